@@ -1,0 +1,876 @@
+# Generated from schema.fbs by generate.py; edit those.
+"""The MLX delegate's IR: a class a table, and a class an op.
+
+A field without a default has to be given. An op inherits the fields of the table
+that it has on the wire; `FIELDS` describes them (see table.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .table import Field, Op, Table, int8, int32, int64, uint8, uint32, uint64, double, string
+
+
+@dataclass(frozen=True)
+class Tid:
+    """Tensor slot. Ids run over constants, inputs, outputs, mutable buffers and
+    temporaries, in this order.
+    """
+
+    idx: int
+
+
+@dataclass(frozen=True)
+class Vid:
+    """Value slot: an int64, a double or a bool that lives on the host."""
+
+    idx: int
+
+
+@dataclass(kw_only=True)
+class IntOrVid(Table):
+    """FlatBuffers has no vectors of unions, so "a literal or a slot" is a table with
+    a discriminator.
+    """
+
+    literal: int64 = 0
+    vid: Vid | None = None
+    is_vid: bool = False
+
+
+@dataclass(kw_only=True)
+class FloatOrVid(Table):
+    literal: double = 0.0
+    vid: Vid | None = None
+    is_vid: bool = False
+
+
+@dataclass(kw_only=True)
+class VidOrTid(Table):
+    vid: Vid | None = None
+    tid: Tid | None = None
+    is_vid: bool = False
+
+
+@dataclass(kw_only=True)
+class IntOrVidOrTid(Table):
+    literal: int64 = 0
+    vid: Vid | None = None
+    tid: Tid | None = None
+    kind: uint8 = 0  # 0 literal, 1 vid, 2 tid
+
+
+@dataclass(kw_only=True)
+class EmptyNode(Table):
+    pass
+
+
+@dataclass(kw_only=True)
+class UnaryNode(Table):
+    x: Tid
+    out: Tid
+
+
+@dataclass(kw_only=True)
+class BinaryNode(Table):
+    a: Tid
+    b: Tid
+    out: Tid
+
+
+@dataclass(kw_only=True)
+class BinaryIntNode(Table):
+    """Integer arithmetic on sizes and offsets, on the host."""
+
+    a: IntOrVid
+    b: IntOrVid
+    out: Vid
+
+
+@dataclass(kw_only=True)
+class ReduceNode(Table):
+    x: Tid
+    out: Tid
+    axes: list[int32] | None = None
+    keepdims: bool = False
+
+
+@dataclass(kw_only=True)
+class VarianceNode(Table):
+    x: Tid
+    out: Tid
+    axes: list[int32] | None = None
+    keepdims: bool = False
+    ddof: int32 = 0
+
+
+@dataclass(kw_only=True)
+class ArgReduceNode(Table):
+    x: Tid
+    out: Tid
+    axis: int32 = 0
+    keepdims: bool = False
+
+
+@dataclass(kw_only=True)
+class AxisNode(Table):
+    x: Tid
+    out: Tid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class KthNode(Table):
+    x: Tid
+    out: Tid
+    kth: IntOrVid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class ShapeNode(Table):
+    x: Tid
+    out: Tid
+    shape: list[IntOrVid]
+
+
+@dataclass(kw_only=True)
+class JoinNode(Table):
+    tensors: list[Tid]
+    out: Tid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class TriangleNode(Table):
+    x: Tid
+    out: Tid
+    k: int32 = 0  # diagonal: 0 main, > 0 above, < 0 below
+
+
+@dataclass(kw_only=True)
+class ClipParams(Table):
+    x: Tid
+    out: Tid
+    a_min: Tid | None = None
+    a_max: Tid | None = None
+
+
+@dataclass(kw_only=True)
+class GeluParams(Table):
+    x: Tid
+    out: Tid
+    approximate: string  # "none" or "tanh"
+
+
+@dataclass(kw_only=True)
+class RoundParams(Table):
+    x: Tid
+    out: Tid
+    decimals: int32 = 0
+
+
+@dataclass(kw_only=True)
+class WhereParams(Table):
+    condition: Tid
+    x: Tid
+    y: Tid
+    out: Tid
+
+
+@dataclass(kw_only=True)
+class AsTypeParams(Table):
+    x: Tid
+    out: Tid
+    scalar_type: int8 = 0
+
+
+@dataclass(kw_only=True)
+class CumsumParams(Table):
+    x: Tid
+    out: Tid
+    axis: int32 = 0
+    reverse: bool = False
+    inclusive: bool = True
+
+
+@dataclass(kw_only=True)
+class SqueezeParams(Table):
+    x: Tid
+    out: Tid
+    dims: list[int32] | None = None
+
+
+@dataclass(kw_only=True)
+class TransposeParams(Table):
+    x: Tid
+    out: Tid
+    perm: list[int32]
+
+
+@dataclass(kw_only=True)
+class FlipParams(Table):
+    x: Tid
+    out: Tid
+    axes: list[int32]
+
+
+@dataclass(kw_only=True)
+class TileParams(Table):
+    x: Tid
+    out: Tid
+    reps: list[IntOrVid]
+
+
+@dataclass(kw_only=True)
+class RepeatParams(Table):
+    x: Tid
+    out: Tid
+    repeats: IntOrVid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class RollParams(Table):
+    x: Tid
+    out: Tid
+    shift: list[IntOrVid]
+    axes: list[int32]
+
+
+@dataclass(kw_only=True)
+class SplitParams(Table):
+    x: Tid
+    outs: list[Tid]
+    sizes: list[IntOrVid]
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class PadParams(Table):
+    x: Tid
+    out: Tid
+    pad_width: list[IntOrVid]  # before, after of every axis in turn
+    mode: string  # "constant" or "edge"
+    constant_value: float = 0.0
+
+
+@dataclass(kw_only=True)
+class AsStridedParams(Table):
+    x: Tid
+    out: Tid
+    shape: list[IntOrVid]
+    strides: list[IntOrVid]  # in elements
+    offset: uint64 = 0  # in elements
+
+
+@dataclass(kw_only=True)
+class TakeParams(Table):
+    x: Tid
+    out: Tid
+    index: IntOrVidOrTid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class TakeAlongAxisParams(Table):
+    x: Tid
+    indices: Tid
+    out: Tid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class GatherParams(Table):
+    x: Tid
+    indices: list[Tid]
+    out: Tid
+    axes: list[int32]
+    slice_sizes: list[int32]
+
+
+@dataclass(kw_only=True)
+class SliceParams(Table):
+    x: Tid
+    out: Tid
+    axis: IntOrVid
+    start: IntOrVid
+    stop: IntOrVid
+    step: int32 = 1
+
+
+@dataclass(kw_only=True)
+class SliceUpdateParams(Table):
+    """`out` may be `dst`: then the update is made in place."""
+
+    dst: Tid
+    update: Tid
+    out: Tid
+    axis: IntOrVid
+    start: IntOrVid
+    stop: IntOrVid
+    step: int32 = 1
+
+
+@dataclass(kw_only=True)
+class IndexCopyParams(Table):
+    """dst[.., indices[i], ..] = update[.., i, ..]; `out` may be `dst`."""
+
+    dst: Tid
+    update: Tid
+    indices: Tid
+    out: Tid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class ScatterAddParams(Table):
+    x: Tid
+    indices: Tid
+    updates: Tid
+    out: Tid
+    axis: int32 = 0
+
+
+@dataclass(kw_only=True)
+class ARangeParams(Table):
+    out: Tid
+    start: IntOrVid
+    stop: IntOrVid
+    step: IntOrVid
+    scalar_type: int8 | None = None
+
+
+@dataclass(kw_only=True)
+class FullParams(Table):
+    out: Tid
+    shape: list[IntOrVid]
+    v: FloatOrVid
+    scalar_type: int8 = 0
+
+
+@dataclass(kw_only=True)
+class FullLikeParams(Table):
+    x: Tid
+    out: Tid
+    v: FloatOrVid
+    scalar_type: int8 | None = None  # absent: that of x
+
+
+@dataclass(kw_only=True)
+class TriParams(Table):
+    out: Tid
+    n: IntOrVid
+    m: IntOrVid
+    k: int32 = 0
+    scalar_type: int8 = 0
+
+
+@dataclass(kw_only=True)
+class ItemIntParams(Table):
+    x: Tid
+    out: Vid
+
+
+@dataclass(kw_only=True)
+class SymSizeParams(Table):
+    a: Tid
+    dim: int32 = 0
+    out: Vid
+
+
+@dataclass(kw_only=True)
+class AddmmParams(Table):
+    """alpha * mat1 @ mat2 + beta * bias"""
+
+    mat1: Tid
+    mat2: Tid
+    out: Tid
+    bias: Tid | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+@dataclass(kw_only=True)
+class GatherMmParams(Table):
+    a: Tid
+    b: Tid
+    out: Tid
+    lhs_indices: Tid | None = None
+    rhs_indices: Tid | None = None
+    sorted_indices: bool = False
+    sorted_indices_flag: IntOrVid | None = None  # where present it wins over sorted_indices
+
+
+@dataclass(kw_only=True)
+class SoftmaxParams(Table):
+    x: Tid
+    out: Tid
+    axis: int32 = 0
+    precise: bool = False  # accumulate in float32
+
+
+@dataclass(kw_only=True)
+class RMSNormParams(Table):
+    x: Tid
+    weight: Tid | None = None
+    out: Tid
+    eps: float = 0.0
+
+
+@dataclass(kw_only=True)
+class LayerNormParams(Table):
+    x: Tid
+    out: Tid
+    weight: Tid | None = None
+    bias: Tid | None = None
+    eps: float = 0.0
+
+
+@dataclass(kw_only=True)
+class RopeParams(Table):
+    x: Tid
+    out: Tid
+    dims: int32 = 0
+    offset: VidOrTid  # position of the first row, or a tensor of them
+    freqs: Tid | None = None
+    traditional: bool = False
+    base: float = 500000.0
+    scale: float = 1.0
+
+
+@dataclass(kw_only=True)
+class SdpaParams(Table):
+    q: Tid
+    k: Tid
+    v: Tid
+    out: Tid
+    scale: float = 0.0
+    mask: Tid | None = None
+    causal: bool = False
+
+
+@dataclass(kw_only=True)
+class UpdateAndAttendParams(Table):
+    """Appends k and v to the runtime's cache of layer `layer_id`, then attends.
+    The three last fields default to null only to tell "absent" from 0; the first
+    two of them have to be there.
+    """
+
+    q: Tid
+    k: Tid
+    v: Tid
+    position: Tid
+    out: Tid
+    layer_id: int32 | None = None
+    scale: float | None = None
+    out_dtype: int8 | None = None
+
+
+@dataclass(kw_only=True)
+class Conv1DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride: int32 = 1
+    padding: int32 = 0
+    dilation: int32 = 1
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class Conv2DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride_h: int32 = 1
+    stride_w: int32 = 1
+    padding_h: int32 = 0
+    padding_w: int32 = 0
+    dilation_h: int32 = 1
+    dilation_w: int32 = 1
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class Conv3DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride_d: int32 = 1
+    stride_h: int32 = 1
+    stride_w: int32 = 1
+    padding_d: int32 = 0
+    padding_h: int32 = 0
+    padding_w: int32 = 0
+    dilation_d: int32 = 1
+    dilation_h: int32 = 1
+    dilation_w: int32 = 1
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class ConvTranspose1DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride: int32 = 1
+    padding: int32 = 0
+    dilation: int32 = 1
+    output_padding: int32 = 0
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class ConvTranspose2DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride_h: int32 = 1
+    stride_w: int32 = 1
+    padding_h: int32 = 0
+    padding_w: int32 = 0
+    dilation_h: int32 = 1
+    dilation_w: int32 = 1
+    output_padding_h: int32 = 0
+    output_padding_w: int32 = 0
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class ConvTranspose3DParams(Table):
+    x: Tid
+    w: Tid
+    out: Tid
+    stride_d: int32 = 1
+    stride_h: int32 = 1
+    stride_w: int32 = 1
+    padding_d: int32 = 0
+    padding_h: int32 = 0
+    padding_w: int32 = 0
+    dilation_d: int32 = 1
+    dilation_h: int32 = 1
+    dilation_w: int32 = 1
+    output_padding_d: int32 = 0
+    output_padding_h: int32 = 0
+    output_padding_w: int32 = 0
+    groups: int32 = 1
+
+
+@dataclass(kw_only=True)
+class DequantizeParams(Table):
+    w: Tid
+    scales: Tid
+    out: Tid
+    biases: Tid | None = None
+    group_size: int32 = 0
+    bits: int32 = 0
+    mode: string
+    global_scale: Tid | None = None
+    dtype: int8 | None = None
+
+
+@dataclass(kw_only=True)
+class QuantizedMatmulParams(Table):
+    x: Tid
+    w: Tid
+    scales: Tid
+    out: Tid
+    biases: Tid | None = None
+    group_size: int32 = 0
+    bits: int32 = 0
+    mode: string
+    transpose: bool = True
+
+
+@dataclass(kw_only=True)
+class GatherQmmParams(Table):
+    x: Tid
+    w: Tid
+    scales: Tid
+    out: Tid
+    mode: string
+    biases: Tid | None = None
+    lhs_indices: Tid | None = None
+    rhs_indices: Tid | None = None
+    transpose: bool = True
+    group_size: int32 = 0
+    bits: int32 = 0
+    sorted_indices: bool = False
+    sorted_indices_flag: IntOrVid | None = None
+
+
+@dataclass(kw_only=True)
+class RandomBitsParams(Table):
+    """Random bits. With `seed` the key is random::key(seed); without it, the next
+    one of MLX's own key sequence.
+    """
+
+    out: Tid
+    shape: list[IntOrVid]
+    seed: Vid | None = None
+    width: int32 = 4  # bytes an element: 1, 2 or 4
+
+
+@dataclass(kw_only=True)
+class ScanParams(Table):
+    """Runs chain `body_chain_idx` once for every index of `scan_axis`: `sliced[i]`
+    is that slice of `originals[i]`, `carry` lives across the steps, and each of
+    `outputs` is stacked along the axis at the end.
+    """
+
+    originals: list[Tid]
+    sliced: list[Tid]
+    outputs: list[Tid]
+    carry: list[Tid]
+    body_chain_idx: int32 = 0
+    scan_axis: int32 = 1
+
+
+@dataclass(kw_only=True)
+class IfParams(Table):
+    """Runs one of two chains; both write the same slots."""
+
+    cond: IntOrVid
+    then_chain_idx: uint32 = 0
+    else_chain_idx: uint32 = 0
+
+
+@dataclass(kw_only=True)
+class MetalKernelParams(Table):
+    """mlx::core::fast::metal_kernel. Output shapes are concatenated in
+    `output_shapes_flat`, their ranks are in `output_shape_lengths`. Template
+    arguments are three parallel lists; kind 0 is an int, 1 a bool, 2 a ScalarType.
+    """
+
+    name: string
+    source: string
+    inputs: list[Tid]
+    outputs: list[Tid]
+    grid: list[IntOrVid]
+    threadgroup: list[IntOrVid]
+    header: string | None = None
+    input_names: list[string] | None = None
+    output_names: list[string] | None = None
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    output_shapes_flat: list[IntOrVid] | None = None
+    output_shape_lengths: list[int32] | None = None
+    output_dtypes: list[int8] | None = None
+    template_arg_names: list[string] | None = None
+    template_arg_kinds: list[int8] | None = None
+    template_arg_values: list[int32] | None = None
+    init_value: float | None = None
+
+
+@dataclass(kw_only=True)
+class Instruction(Table):
+    op: Op
+
+
+@dataclass(kw_only=True)
+class InstructionChain(Table):
+    """Instructions that run one after the other."""
+
+    instructions: list[Instruction]
+
+
+@dataclass(kw_only=True)
+class ShapeDim(Table):
+    value: int32 = -1  # -1: dynamic, within the bounds below
+    min_value: int32 = 0
+    max_value: int32 = -1  # -1: unbounded
+
+
+@dataclass(kw_only=True)
+class TensorMeta(Table):
+    shape: list[ShapeDim]
+    scalar_type: int8 = 0
+    dim_order: list[uint8] | None = None
+
+
+class SlotType(IntEnum):
+    TensorSlot = 0
+    IntValueSlot = 1
+    FloatValueSlot = 2
+    BoolValueSlot = 3
+
+
+@dataclass(kw_only=True)
+class SlotVariant(Table):
+    idx: uint32 = 0
+    slot_type: SlotType = SlotType.TensorSlot
+
+
+@dataclass(kw_only=True)
+class NamedSlot(Table):
+    """Names a slot; for constants and mutable buffers also the key in ExecuTorch's
+    named data map.
+    """
+
+    name: string
+    slot: SlotVariant
+
+
+@dataclass(kw_only=True)
+class MLXGraph(Table):
+    version: string | None = None
+    num_constant_tensors: uint32 = 0
+    num_input_tensors: uint32 = 0
+    num_output_tensors: uint32 = 0
+    num_mutable_buffer_tensors: uint32 = 0
+    num_temp_tensors: uint32 = 0
+    num_values: uint32 = 0
+    instruction_chains: list[InstructionChain]
+    main_chain_idx: uint32 = 0  # runs at every call
+    init_chain_idx: int32 = -1  # runs once at load; -1: none
+    input_map: list[SlotVariant] | None = None
+    output_map: list[SlotVariant] | None = None
+    mutable_buffer_map: list[SlotVariant] | None = None
+    named_slots: list[NamedSlot] | None = None
+    tensor_meta: list[TensorMeta] | None = None  # of every tensor that is not temporary, by id
+
+
+# fmt: off
+class NoopNode(EmptyNode, Op): OP_TYPE = 1
+class IdCopyNode(UnaryNode, Op): OP_TYPE = 2
+class AddmmNode(AddmmParams, Op): OP_TYPE = 3
+class ItemIntNode(ItemIntParams, Op): OP_TYPE = 4
+class ExpandDimsNode(AxisNode, Op): OP_TYPE = 5
+class TileNode(TileParams, Op): OP_TYPE = 6
+class TakeAlongAxisNode(TakeAlongAxisParams, Op): OP_TYPE = 7
+class TakeNode(TakeParams, Op): OP_TYPE = 8
+class RMSNormNode(RMSNormParams, Op): OP_TYPE = 9
+class LayerNormNode(LayerNormParams, Op): OP_TYPE = 10
+class RopeNode(RopeParams, Op): OP_TYPE = 11
+class SdpaNode(SdpaParams, Op): OP_TYPE = 12
+class AddNode(BinaryNode, Op): OP_TYPE = 13
+class AddIntNode(BinaryIntNode, Op): OP_TYPE = 14
+class SubtractIntNode(BinaryIntNode, Op): OP_TYPE = 15
+class MultiplyIntNode(BinaryIntNode, Op): OP_TYPE = 16
+class FloorDivideIntNode(BinaryIntNode, Op): OP_TYPE = 17
+class SymSizeNode(SymSizeParams, Op): OP_TYPE = 18
+class MultiplyNode(BinaryNode, Op): OP_TYPE = 19
+class DivideNode(BinaryNode, Op): OP_TYPE = 20
+class SubtractNode(BinaryNode, Op): OP_TYPE = 21
+class Conv1DNode(Conv1DParams, Op): OP_TYPE = 22
+class Conv2DNode(Conv2DParams, Op): OP_TYPE = 23
+class Conv3DNode(Conv3DParams, Op): OP_TYPE = 24
+class GeluNode(GeluParams, Op): OP_TYPE = 25
+class ARangeNode(ARangeParams, Op): OP_TYPE = 26
+class SiluNode(UnaryNode, Op): OP_TYPE = 27
+class SigmoidNode(UnaryNode, Op): OP_TYPE = 28
+class TanhNode(UnaryNode, Op): OP_TYPE = 29
+class SqueezeNode(SqueezeParams, Op): OP_TYPE = 30
+class SplitNode(SplitParams, Op): OP_TYPE = 31
+class RsqrtNode(UnaryNode, Op): OP_TYPE = 32
+class MaximumNode(BinaryNode, Op): OP_TYPE = 33
+class MinimumNode(BinaryNode, Op): OP_TYPE = 34
+class LogNode(UnaryNode, Op): OP_TYPE = 35
+class SoftmaxNode(SoftmaxParams, Op): OP_TYPE = 36
+class BroadcastToNode(ShapeNode, Op): OP_TYPE = 37
+class PadNode(PadParams, Op): OP_TYPE = 38
+class WhereNode(WhereParams, Op): OP_TYPE = 39
+class ReshapeNode(ShapeNode, Op): OP_TYPE = 40
+class TransposeNode(TransposeParams, Op): OP_TYPE = 41
+class AsStridedNode(AsStridedParams, Op): OP_TYPE = 42
+class ContiguousNode(UnaryNode, Op): OP_TYPE = 43
+class GatherNode(GatherParams, Op): OP_TYPE = 44
+class SliceNode(SliceParams, Op): OP_TYPE = 45
+class AsTypeNode(AsTypeParams, Op): OP_TYPE = 46
+class ConcatenateNode(JoinNode, Op): OP_TYPE = 47
+class FullNode(FullParams, Op): OP_TYPE = 48
+class FullLikeNode(FullLikeParams, Op): OP_TYPE = 49
+class ArgmaxNode(ArgReduceNode, Op): OP_TYPE = 50
+class SliceUpdateNode(SliceUpdateParams, Op): OP_TYPE = 51
+class IndexCopyNode(IndexCopyParams, Op): OP_TYPE = 52
+class DequantizeNode(DequantizeParams, Op): OP_TYPE = 53
+class LessNode(BinaryNode, Op): OP_TYPE = 54
+class LessEqualNode(BinaryNode, Op): OP_TYPE = 55
+class GreaterNode(BinaryNode, Op): OP_TYPE = 56
+class GreaterEqualNode(BinaryNode, Op): OP_TYPE = 57
+class EqualNode(BinaryNode, Op): OP_TYPE = 58
+class NotEqualNode(BinaryNode, Op): OP_TYPE = 59
+class LogicalNotNode(UnaryNode, Op): OP_TYPE = 60
+class LogicalAndNode(BinaryNode, Op): OP_TYPE = 61
+class LogicalOrNode(BinaryNode, Op): OP_TYPE = 62
+class TriNode(TriParams, Op): OP_TYPE = 63
+class TrilNode(TriangleNode, Op): OP_TYPE = 64
+class TriuNode(TriangleNode, Op): OP_TYPE = 65
+class FloorNode(UnaryNode, Op): OP_TYPE = 66
+class CeilNode(UnaryNode, Op): OP_TYPE = 67
+class SquareNode(UnaryNode, Op): OP_TYPE = 68
+class ExpNode(UnaryNode, Op): OP_TYPE = 69
+class SinNode(UnaryNode, Op): OP_TYPE = 70
+class CosNode(UnaryNode, Op): OP_TYPE = 71
+class TanNode(UnaryNode, Op): OP_TYPE = 72
+class ArcsinNode(UnaryNode, Op): OP_TYPE = 73
+class ArccosNode(UnaryNode, Op): OP_TYPE = 74
+class ArctanNode(UnaryNode, Op): OP_TYPE = 75
+class SinhNode(UnaryNode, Op): OP_TYPE = 76
+class CoshNode(UnaryNode, Op): OP_TYPE = 77
+class ArcsinhNode(UnaryNode, Op): OP_TYPE = 78
+class ArccoshNode(UnaryNode, Op): OP_TYPE = 79
+class ArctanhNode(UnaryNode, Op): OP_TYPE = 80
+class Log2Node(UnaryNode, Op): OP_TYPE = 81
+class Log10Node(UnaryNode, Op): OP_TYPE = 82
+class Log1pNode(UnaryNode, Op): OP_TYPE = 83
+class ErfNode(UnaryNode, Op): OP_TYPE = 84
+class Expm1Node(UnaryNode, Op): OP_TYPE = 85
+class RoundNode(RoundParams, Op): OP_TYPE = 86
+class ReciprocalNode(UnaryNode, Op): OP_TYPE = 87
+class SqrtNode(UnaryNode, Op): OP_TYPE = 88
+class AbsNode(UnaryNode, Op): OP_TYPE = 89
+class NegNode(UnaryNode, Op): OP_TYPE = 90
+class Atan2Node(BinaryNode, Op): OP_TYPE = 91
+class LogAddExpNode(BinaryNode, Op): OP_TYPE = 92
+class FloorDivideNode(BinaryNode, Op): OP_TYPE = 93
+class PowerNode(BinaryNode, Op): OP_TYPE = 94
+class LogSumExpNode(ReduceNode, Op): OP_TYPE = 95
+class SumNode(ReduceNode, Op): OP_TYPE = 96
+class MeanNode(ReduceNode, Op): OP_TYPE = 97
+class VarNode(VarianceNode, Op): OP_TYPE = 98
+class StdNode(VarianceNode, Op): OP_TYPE = 99
+class ProdNode(ReduceNode, Op): OP_TYPE = 100
+class MaxNode(ReduceNode, Op): OP_TYPE = 101
+class MinNode(ReduceNode, Op): OP_TYPE = 102
+class ArgminNode(ArgReduceNode, Op): OP_TYPE = 103
+class MedianNode(ReduceNode, Op): OP_TYPE = 104
+class ModIntNode(BinaryIntNode, Op): OP_TYPE = 105
+class RemainderNode(BinaryNode, Op): OP_TYPE = 106
+class ConvTranspose1DNode(ConvTranspose1DParams, Op): OP_TYPE = 107
+class ConvTranspose2DNode(ConvTranspose2DParams, Op): OP_TYPE = 108
+class ConvTranspose3DNode(ConvTranspose3DParams, Op): OP_TYPE = 109
+class ClipNode(ClipParams, Op): OP_TYPE = 110
+class CumsumNode(CumsumParams, Op): OP_TYPE = 111
+class StackNode(JoinNode, Op): OP_TYPE = 112
+class SignNode(UnaryNode, Op): OP_TYPE = 113
+class AnyNode(ReduceNode, Op): OP_TYPE = 114
+class AllNode(ReduceNode, Op): OP_TYPE = 115
+class RepeatNode(RepeatParams, Op): OP_TYPE = 116
+class SortNode(AxisNode, Op): OP_TYPE = 117
+class ArgsortNode(AxisNode, Op): OP_TYPE = 118
+class PartitionNode(KthNode, Op): OP_TYPE = 119
+class ArgPartitionNode(KthNode, Op): OP_TYPE = 120
+class QuantizedMatmulNode(QuantizedMatmulParams, Op): OP_TYPE = 121
+class ScatterAddNode(ScatterAddParams, Op): OP_TYPE = 122
+class GatherMmNode(GatherMmParams, Op): OP_TYPE = 123
+class GatherQmmNode(GatherQmmParams, Op): OP_TYPE = 124
+class ScanNode(ScanParams, Op): OP_TYPE = 125
+class MetalKernelNode(MetalKernelParams, Op): OP_TYPE = 126
+class BitwiseInvertNode(UnaryNode, Op): OP_TYPE = 127
+class RollNode(RollParams, Op): OP_TYPE = 128
+class BitwiseAndNode(BinaryNode, Op): OP_TYPE = 129
+class BitwiseOrNode(BinaryNode, Op): OP_TYPE = 130
+class BitwiseXorNode(BinaryNode, Op): OP_TYPE = 131
+class IfNode(IfParams, Op): OP_TYPE = 132
+class RandomBitsNode(RandomBitsParams, Op): OP_TYPE = 133
+class UpdateAndAttendNode(UpdateAndAttendParams, Op): OP_TYPE = 134
+class TruncNode(UnaryNode, Op): OP_TYPE = 135
+class FlipNode(FlipParams, Op): OP_TYPE = 136
+# fmt: on
+
+OPS: dict[int, type[Op]] = {op.OP_TYPE: op for op in Op.__subclasses__()}
+"""Every op, by its tag in the union."""
