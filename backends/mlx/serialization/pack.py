@@ -1,0 +1,294 @@
+"""Writes a program.
+
+One writer serves every table: it walks `FIELDS`. Strings and operands that are
+equal are written once and shared.
+
+A value that the schema does not allow raises TypeError or ValueError with its
+place in the program:
+
+    MLXGraph.instruction_chains[0].instructions[3].op(SumNode).axes[1]: 2147483648
+    is outside int32 [-2147483648, 2147483647]
+"""
+
+import math
+import struct
+from enum import IntEnum
+from functools import cache
+from typing import Any, Callable, NamedTuple
+
+from flatbuffers import Builder
+
+from . import ir
+
+# A payload is this header, the FlatBuffer, and zeros up to DATA_ALIGNMENT. The
+# header's data segment (offset, size) is empty: constants are in ExecuTorch's
+# named data map.
+HEADER = struct.Struct("<4x4sQQ")
+MAGIC = b"MLX0"
+DATA_ALIGNMENT = 16
+
+
+def pack_payload(graph: ir.MLXGraph) -> bytes:
+    """The delegate payload of a program: header and FlatBuffer."""
+    program = pack(graph)
+    end = HEADER.size + len(program)
+    data_offset = -(-end // DATA_ALIGNMENT) * DATA_ALIGNMENT
+    return HEADER.pack(MAGIC, data_offset, 0) + program + bytes(data_offset - end)
+
+
+def pack(graph: ir.MLXGraph) -> bytes:
+    """The FlatBuffer of a program."""
+    packer = Packer()
+    try:
+        root = _table(ir.MLXGraph).prepare(packer, graph)
+    except (TypeError, ValueError) as error:
+        raise inside(ir.MLXGraph.__name__, error)
+    packer.builder.Finish(root)
+    return bytes(packer.builder.Output())
+
+
+class Packer:
+    def __init__(self):
+        self.builder = Builder(1 << 16)
+        self.shared: dict[Any, int] = {}  # content -> offset
+
+
+class Kind(NamedTuple):
+    """How the values of one schema type are written.
+
+    `prepare` checks a value; what is not inline it writes and returns the offset
+    of. `prepend` puts the result into the table or vector under construction.
+    """
+
+    size: int
+    prepare: Callable[[Packer, Any], Any]
+    prepend: Callable[[Builder, Any], None]
+
+
+def inside(place: str, error: Exception) -> Exception:
+    """The error, one step further out."""
+    error.args = (f"{place}{error}",)
+    return error
+
+
+def _wrong_type(value: Any, expected: str) -> TypeError:
+    return TypeError(f": got {value!r} of type {type(value).__name__}, expected {expected}")
+
+
+# ---------------------------------------------------------------------------
+# Scalars and slots
+# ---------------------------------------------------------------------------
+
+
+def _int(type_: str) -> Kind:
+    bits = int(type_.lstrip("uint"))
+    low, high = (0, 2**bits - 1) if type_[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+    def prepare(_, value):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise _wrong_type(value, type_)
+        if not low <= value <= high:
+            raise ValueError(f": {value} is outside {type_} [{low}, {high}]")
+        return value
+
+    return Kind(bits // 8, prepare, getattr(Builder, f"Prepend{type_.capitalize()}"))
+
+
+def _float(type_: str) -> Kind:
+    code, size, prepend = {
+        "float": ("f", 4, Builder.PrependFloat32),
+        "double": ("d", 8, Builder.PrependFloat64),
+    }[type_]
+
+    def prepare(_, value):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise _wrong_type(value, type_)
+        try:
+            struct.pack(code, value)
+        except OverflowError:
+            raise ValueError(f": {value} is outside {type_}") from None
+        return float(value)
+
+    return Kind(size, prepare, prepend)
+
+
+def _bool() -> Kind:
+    def prepare(_, value):
+        if not isinstance(value, bool):
+            raise _wrong_type(value, "bool")
+        return value
+
+    return Kind(1, prepare, Builder.PrependBool)
+
+
+def _enum(cls: type[IntEnum]) -> Kind:
+    def prepare(_, value):
+        if not isinstance(value, cls):
+            raise _wrong_type(value, cls.__name__)
+        return value
+
+    return Kind(1, prepare, Builder.PrependInt8)
+
+
+def _slot(cls: type) -> Kind:
+    index = _int("uint32")
+
+    def prepare(packer, value):
+        if type(value) is not cls:
+            raise _wrong_type(value, cls.__name__)
+        return index.prepare(packer, value.idx)
+
+    return Kind(4, prepare, index.prepend)
+
+
+# ---------------------------------------------------------------------------
+# References
+# ---------------------------------------------------------------------------
+
+
+def _reference(prepare: Callable[[Packer, Any], int]) -> Kind:
+    return Kind(4, prepare, Builder.PrependUOffsetTRelative)
+
+
+def _string() -> Kind:
+    def prepare(packer, value):
+        if not isinstance(value, str):
+            raise _wrong_type(value, "string")
+        if value not in packer.shared:
+            try:
+                packer.shared[value] = packer.builder.CreateString(value)
+            except UnicodeEncodeError as error:  # a lone surrogate
+                raise ValueError(f": {value!r} is not text: {error.reason}") from None
+        return packer.shared[value]
+
+    return _reference(prepare)
+
+
+def _vector(element: Kind, type_: str) -> Kind:
+    def prepare(packer, values):
+        if not isinstance(values, (list, tuple)):
+            raise _wrong_type(values, type_)
+        prepared = []
+        for i, value in enumerate(values):
+            try:
+                prepared.append(element.prepare(packer, value))
+            except (TypeError, ValueError) as error:
+                raise inside(f"[{i}]", error)
+        builder = packer.builder
+        builder.StartVector(element.size, len(prepared), element.size)
+        for value in reversed(prepared):
+            element.prepend(builder, value)
+        return builder.EndVector()
+
+    return _reference(prepare)
+
+
+class Column(NamedTuple):
+    """A field, ready to be written."""
+
+    name: str
+    id: int
+    default: Any
+    required: bool
+    kind: Kind
+
+
+def _columns(cls: type[ir.Table]) -> list[Column]:
+    columns = []
+    for f in cls.FIELDS:
+        if f.type == "OpNode":
+            columns.append(Column(f.name, f.id - 1, None, f.required, _tag()))
+        columns.append(Column(f.name, f.id, f.default, f.required, _kind(f.type)))
+    # Wide ones first: a buffer is written from its end, so this leaves no holes.
+    return sorted(columns, key=lambda column: -column.kind.size)
+
+
+@cache
+def _table(cls: type[ir.Table]) -> Kind:
+    columns = _columns(cls)
+    width = max((column.id for column in columns), default=-1) + 1
+    # Operands and dimensions repeat. Floats are left out: 0.0 equals -0.0 as a key.
+    shareable = not issubclass(cls, ir.Op) and all(
+        f.type in INLINE and f.type not in ("float", "double") for f in cls.FIELDS
+    )
+
+    def prepare(packer, value):
+        if type(value) is not cls:
+            raise _wrong_type(value, cls.__name__)
+        present = []
+        for name, id_, default, required, kind in columns:
+            item = getattr(value, name)
+            try:
+                if item is None and default is None:
+                    if required:
+                        raise ValueError(": is required")
+                    continue
+                item = kind.prepare(packer, item)
+            except (TypeError, ValueError) as error:
+                raise inside(f".{name}", error)
+            if default is None or not _same(item, default):
+                present.append((id_, item, kind.prepend))
+        if not shareable:
+            return write(packer.builder, present)
+        key = (cls, *((id_, item) for id_, item, _ in present))
+        if key not in packer.shared:
+            packer.shared[key] = write(packer.builder, present)
+        return packer.shared[key]
+
+    def write(builder, present):
+        builder.StartObject(width)
+        for id_, item, prepend in present:
+            prepend(builder, item)
+            builder.Slot(id_)
+        return builder.EndObject()
+
+    return _reference(prepare)
+
+
+def _same(item: Any, default: Any) -> bool:
+    """Whether a reader that finds nothing gets this value, to the sign of zero."""
+    return item == default and (item != 0 or math.copysign(1, item) == math.copysign(1, default))
+
+
+def _op_class(value: Any) -> type[ir.Op]:
+    if ir.OPS.get(getattr(value, "OP_TYPE", None)) is not type(value):
+        raise _wrong_type(value, "an op")
+    return type(value)
+
+
+def _tag() -> Kind:
+    return _int("uint8")._replace(prepare=lambda _, value: _op_class(value).OP_TYPE)
+
+
+def _op() -> Kind:
+    def prepare(packer, value):
+        cls = _op_class(value)
+        try:
+            return _table(cls).prepare(packer, value)
+        except (TypeError, ValueError) as error:
+            raise inside(f"({cls.NAME})", error)
+
+    return _reference(prepare)
+
+
+INLINE: dict[str, Kind] = {
+    **{type_: _int(type_) for type_ in ("int8", "int32", "int64", "uint8", "uint32", "uint64")},
+    **{type_: _float(type_) for type_ in ("float", "double")},
+    "bool": _bool(),
+    "SlotType": _enum(ir.SlotType),
+    "Tid": _slot(ir.Tid),
+    "Vid": _slot(ir.Vid),
+}
+
+
+@cache
+def _kind(type_: str) -> Kind:
+    if type_ in INLINE:
+        return INLINE[type_]
+    if type_ == "string":
+        return _string()
+    if type_ == "OpNode":
+        return _op()
+    if type_.startswith("["):
+        return _vector(_kind(type_.strip("[]")), type_)
+    return _table(getattr(ir, type_))
