@@ -42,7 +42,7 @@ def pack(graph: ir.MLXGraph) -> bytes:
     try:
         root = _table(ir.MLXGraph).prepare(packer, graph)
     except (TypeError, ValueError) as error:
-        raise inside(ir.MLXGraph.__name__, error)
+        raise inside("MLXGraph", error)
     packer.builder.Finish(root)
     return bytes(packer.builder.Output())
 
@@ -272,8 +272,10 @@ def _op() -> Kind:
 
 
 INLINE: dict[str, Kind] = {
-    **{type_: _int(type_) for type_ in ("int8", "int32", "int64", "uint8", "uint32", "uint64")},
-    **{type_: _float(type_) for type_ in ("float", "double")},
+    **{type_: _int(type_) for type_ in ("int8", "int16", "int32", "int64")},
+    **{type_: _int(type_) for type_ in ("uint8", "uint16", "uint32", "uint64")},
+    "float": _float("float"),
+    "double": _float("double"),
     "bool": _bool(),
     "SlotType": _enum(ir.SlotType),
     "Tid": _slot(ir.Tid),

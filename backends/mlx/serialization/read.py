@@ -33,7 +33,7 @@ def read(program: bytes) -> ir.MLXGraph:
     try:
         return _table(ir.MLXGraph).read(Reader(program), 0)
     except ValueError as error:
-        raise inside(ir.MLXGraph.__name__, error)
+        raise inside("MLXGraph", error)
 
 
 class Reader:
@@ -174,12 +174,8 @@ def _op(reader: Reader, tag_at: int) -> Kind:
 
 
 INLINE: dict[str, Kind] = {
-    "int8": _scalar("b"),
-    "int32": _scalar("i"),
-    "int64": _scalar("q"),
-    "uint8": _scalar("B"),
-    "uint32": _scalar("I"),
-    "uint64": _scalar("Q"),
+    **{f"int{8 * size}": _scalar(code) for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))},
+    **{f"uint{8 * size}": _scalar(code) for size, code in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "float": _scalar("f"),
     "double": _scalar("d"),
     "bool": _scalar("?"),
