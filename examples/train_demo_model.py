@@ -235,7 +235,7 @@ Made by this command with Python {python} and torch {torch_version}, which also 
 
     python examples/train_demo_model.py {flags} --output examples/demo_model
 
-What it writes at temperature 0.8, top-k 40, top-p 0.9, until it ends by itself (`>` marks the prompt):
+What it writes at temperature 0.8, top-k 40, top-p 0.9, at most 160 new tokens (`>` marks the prompt):
 
 ```
 {samples}
