@@ -1,0 +1,120 @@
+"""Torch operators that are IR primitives: schema, eager kernel, fake kernel.
+
+Importing this module defines them in the operator library `mlx`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+_LIBRARY = torch.library.Library("mlx", "FRAGMENT")
+
+
+def define(schema: str, eager: Callable, fake: Callable) -> torch._ops.OpOverload:
+    """Define `mlx::<schema>` with its kernels and return its default overload.
+
+    Raises ImportError if somebody else has defined the name in this process.
+    """
+    name = schema[: schema.index("(")]
+    if f"mlx::{name}" in torch._C._dispatch_get_all_op_names():
+        origin = torch._C._dispatch_dump(f"mlx::{name}").partition("debug: ")[2].partition("\n")[0]
+        raise ImportError(
+            f"executorch_mlx: torch operator mlx::{name} already exists ({origin}). Another MLX "
+            "delegate is loaded in this process, probably executorch.backends.mlx of the "
+            "executorch wheel; import only one of the two."
+        )
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mlx::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.mlx, name).default
+
+
+# Random bits ---------------------------------------------------------------------------
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_BITS_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+_unseeded = (secrets.randbits(63) + i for i in itertools.count())
+
+
+def threefry2x32(key0, key1, x0, x1):
+    """Threefry-2x32, 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    SC'11): the two output words of the counters `x0`, `x1` under the key.
+
+    Everything is uint32, whose arithmetic wraps: NumPy arrays, or tensors that are traced
+    (torch itself has no uint32 addition on CPU). `+` joins the halves of a rotation and
+    `//` shifts right, for the IR has no shifts.
+    """
+    keys = (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for group in range(5):
+        for distance in ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = (x1 * (1 << distance) + x1 // (1 << (32 - distance))) ^ x0
+        x0 = x0 + keys[(group + 1) % 3]
+        x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
+    return x0, x1
+
+
+def key_words(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The key of a 64-bit seed: its high and its low word, as uint32 arrays of one element."""
+    return tuple(np.array([word & 0xFFFFFFFF], np.uint32) for word in (seed >> 32, seed))
+
+
+def _random_bits(shape, seed=None, width=4):
+    if width not in _BITS_DTYPE:
+        raise ValueError(f"mlx::random_bits: width is {width}, expected 1, 2 or 4 bytes")
+    if seed is not None and (seed.numel() != 1 or seed.dtype != torch.int64):
+        raise ValueError(
+            f"mlx::random_bits: seed is {seed.dtype} of shape {list(seed.shape)}, "
+            "expected one int64"
+        )
+    count = math.prod(shape)
+    words = (count * width + 3) // 4
+    first = np.arange((words + 1) // 2, dtype=np.uint32)
+    second = first + np.uint32(len(first))
+    if words % 2:
+        second[-1] = 0  # the middle word has no partner: its counters are (words // 2, 0)
+    key = key_words(next(_unseeded) if seed is None else int(seed))
+    low, high = threefry2x32(*key, first, second)
+    drawn = np.concatenate([low, high[: words // 2]]).view(np.uint8)[: count * width]
+    return torch.from_numpy(drawn).view(_BITS_DTYPE[width]).reshape(shape)
+
+
+def _random_bits_fake(shape, seed=None, width=4):
+    return torch.empty(shape, dtype=_BITS_DTYPE[width])
+
+
+# uint8, uint16 or uint32 by `width`: the bits of mlx.core's `random::bits` for the key of
+# `seed`, all 64 bits of it. Without a seed every call draws anew, on the host from a sequence
+# of this process, in a program from MLX's own: those two differ.
+random_bits = define(
+    "random_bits(SymInt[] shape, Tensor? seed=None, int width=4) -> Tensor",
+    _random_bits,
+    _random_bits_fake,
+)
+
+
+# Selection -----------------------------------------------------------------------------
+
+
+def _argpartition(x, kth, axis=-1):
+    return torch.argsort(x, dim=axis)
+
+
+def _argpartition_fake(x, kth, axis=-1):
+    return torch.empty_like(x, dtype=torch.int64)
+
+
+# int64 indices that put the `kth` smallest element of `axis` in its place, nothing larger
+# before and nothing smaller after it. The order within the two parts is not specified.
+argpartition = define(
+    "argpartition(Tensor x, int kth, int axis=-1) -> Tensor",
+    _argpartition,
+    _argpartition_fake,
+)
