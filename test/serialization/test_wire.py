@@ -21,7 +21,7 @@ RANGES = {
     **{f"uint{n}": (0, 2**n - 1) for n in (8, 32, 64)},
 }
 SCALARS = (*RANGES, "bool", "float", "double")
-STRINGS = ("", "affine", "out[i] = x;\n\t", 'a "quoted" \\ text', "Grüße, 世界 🙂", "x\x7f\x01")
+STRINGS = ("", "affine", "out[i] = x;\n", 'a "quoted" \\ text', "Grüße, 世界 🙂", "x\x7f\x01")
 
 
 class Random(random.Random):

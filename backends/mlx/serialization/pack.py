@@ -96,15 +96,15 @@ def _int(type_: str) -> Kind:
 
 def _float(type_: str) -> Kind:
     code, size, prepend = {
-        "float": ("f", 4, Builder.PrependFloat32),
-        "double": ("d", 8, Builder.PrependFloat64),
+        "float": ("<f", 4, Builder.PrependFloat32),
+        "double": ("<d", 8, Builder.PrependFloat64),
     }[type_]
 
     def prepare(_, value):
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise _wrong_type(value, type_)
         try:
-            struct.pack(code, value)
+            struct.pack(code, value)  # little-endian codes check the range, native ones do not
         except OverflowError:
             raise ValueError(f": {value} is outside {type_}") from None
         return float(value)

@@ -1,0 +1,126 @@
+"""The recorded wire and the rule that it only grows.
+
+    python test/serialization/history.py
+
+records today's schema in history.json. It refuses when programs written so far
+would no longer read the same.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from executorch_mlx.serialization import generate
+
+RECORD = Path(__file__).with_name("history.json")
+
+
+def wire(schema: generate.Schema) -> dict[str, dict]:
+    """What a schema puts on the wire, free of comments and of the names of op tables.
+
+    `ops` has the tag first, then the fields; a field's place is its id.
+    """
+    op_tables = {table for _, table in schema.ops.values()}
+    return {
+        "root": {"root": schema.root},
+        "structs": {name: _fields(members) for name, members in schema.structs.items()},
+        "enums": schema.enums,
+        "tables": {
+            name: _fields(members)
+            for name, members in schema.tables.items()
+            if name not in op_tables
+        },
+        "ops": {
+            op: [tag, *_fields(schema.tables[table])] for op, (tag, table) in schema.ops.items()
+        },
+    }
+
+
+def _fields(members: list[generate.Member]) -> list[str]:
+    lines = []
+    for m in members:
+        if m.type in generate.INTS:
+            default = str(int(m.default or 0)) if m.default != "null" else "null"
+        elif m.type in ("float", "double"):
+            default = str(float(m.default or 0)) if m.default != "null" else "null"
+        elif m.type == "bool":
+            default = m.default or "false"
+        else:
+            default = m.default
+        text = f"{m.name}: {m.type}" + (f" = {default}" if default else "")
+        lines.append(text + " (required)" * m.required)
+    return lines
+
+
+def violations(old: dict, schema: generate.Schema) -> list[str]:
+    """Every way in which a schema does more than append to a recorded wire."""
+    new = wire(schema)
+    found = []
+    for kind, entries in old.items():
+        found += [f"{kind}: {name} is gone" for name in entries if name not in new[kind]]
+        for name in entries.keys() & new[kind].keys():
+            found += [f"{name}: {text}" for text in _changes(kind, entries[name], new[kind][name])]
+    shared = Counter(table for _, table in schema.ops.values())
+    for op, (_, table) in schema.ops.items():
+        if shared[table] > 1 and op in old["ops"] and len(new["ops"][op]) > len(old["ops"][op]):
+            found.append(f"{op}: {table} is shared by {shared[table]} ops, so it is frozen")
+    return sorted(found) + _tag_violations(old["ops"], new["ops"])
+
+
+def _changes(kind: str, old, new) -> list[str]:
+    """What is not an addition at the end."""
+    if kind == "root":
+        return [f"was {old}, is {new}"] * (old != new)
+    if kind == "enums":
+        kept = [(key, value, new.get(key)) for key, value in old.items()]
+        added = [(key, value) for key, value in new.items() if key not in old]
+        return [
+            *(f"{key} was {was}, is {now}" for key, was, now in kept if was != now),
+            *(f"{key} = {now} is not at the end" for key, now in added if now <= max(old.values())),
+        ]
+    kept = enumerate(zip(old, new))
+    found = [f"{i}: was {was!r}, is {now!r}" for i, (was, now) in kept if was != now]
+    found += [f"{text!r} is gone" for text in old[len(new) :]]
+    added = new[len(old) :]
+    if kind == "structs":
+        return found + [f"{text!r} is added to a struct" for text in added]
+    return found + [f"{text!r} is added as required" for text in added if "(required)" in text]
+
+
+def _tag_violations(old: dict, new: dict) -> list[str]:
+    own = generate.FIRST_OWN_OP
+    found = []
+    for op in new.keys() - old.keys():
+        tag = new[op][0]
+        taken = [entry[0] for entry in old.values() if (entry[0] >= own) == (tag >= own)]
+        if not max(taken, default=0) < tag < 256:
+            found.append(f"{op}: tag {tag} is not at the end of the union")
+    for tag, count in Counter(entry[0] for entry in new.values()).items():
+        if count > 1:
+            found.append(f"tag {tag} is given to {count} ops")
+    return sorted(found)
+
+
+def dump(record: dict) -> str:
+    """JSON with a line an entry, so that a diff shows what was appended."""
+    kinds = []
+    for kind, entries in record.items():
+        lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+        kinds.append(f'  "{kind}": {{\n' + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def main() -> int:
+    schema = generate.parse(generate.SCHEMA.read_text())
+    if RECORD.exists():
+        found = violations(json.loads(RECORD.read_text()), schema)
+        if found:
+            print(*found, sep="\n", file=sys.stderr)
+            return 1
+    RECORD.write_text(dump(wire(schema)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

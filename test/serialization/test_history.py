@@ -1,0 +1,125 @@
+"""Today's schema extends the recorded one only by appending."""
+
+import json
+import re
+
+import history
+import pytest
+from executorch_mlx.serialization import generate
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return generate.SCHEMA.read_text()
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return json.loads(history.RECORD.read_text())
+
+
+def test_schema_extends_the_record(record, text):
+    assert len(record["ops"]) >= 136
+    assert history.violations(record, generate.parse(text)) == []
+
+
+def test_record_is_up_to_date(text):
+    """An op is under protection from the commit that adds it."""
+    recorded, today = history.RECORD.read_text(), history.dump(history.wire(generate.parse(text)))
+    assert recorded == today, "run python test/serialization/history.py"
+
+
+# what is edited, text before, text after, what the check says (None: allowed)
+EDITS = [
+    ("field appended", "decimals: int32 = 0;", "decimals: int32 = 0; more: int32 = 7;", None),
+    ("field removed", "  decimals: int32 = 0;\n", "", "RoundNode: .*decimals.* is gone"),
+    ("field renamed", "decimals: int32", "digits: int32", "RoundNode: 3: was 'decimals"),
+    ("field retyped", "decimals: int32", "decimals: int64", "RoundNode: 3: was 'decimals: int32"),
+    ("default changed", "decimals: int32 = 0", "decimals: int32 = 1", "RoundNode: 3: was .* = 0'"),
+    ("null default lost", "init_value: float = null", "init_value: float", "MetalKernelNode: "),
+    ("float default changed", "base: float = 500000.0", "base: float = 10000.0", "RopeNode: 7: "),
+    ("required lost", "reps: [IntOrVid] (required)", "reps: [IntOrVid]", "TileNode: 3: "),
+    ("required gained", "freqs: Tid;", "freqs: Tid (required);", "RopeNode: 5: "),
+    ("vector made of one", "bias: Tid;", "bias: [Tid];", "AddmmNode: 4: "),
+    (
+        "fields swapped",
+        "  reverse: bool = false;\n  inclusive: bool = true;",
+        "  inclusive: bool = true;\n  reverse: bool = false;",
+        "CumsumNode: 4: ",
+    ),
+    (
+        "required field appended",
+        "decimals: int32 = 0;",
+        "decimals: int32 = 0; more: Tid (required);",
+        "RoundNode: 'more: Tid .* is added as required",
+    ),
+    (
+        "field inserted",
+        "  decimals: int32 = 0;",
+        "  more: int32; decimals: int32 = 0;",
+        "RoundNode: 3: was 'decimals",
+    ),
+    (
+        "shared table extended",
+        "  keepdims: bool = false;\n  ddof: int32 = 0;",
+        "  keepdims: bool = false;\n  ddof: int32 = 0; more: int32;",
+        "StdNode: VarianceNode is shared by 2 ops, so it is frozen",
+    ),
+    ("struct extended", "struct Vid { idx: uint32; }", "struct Vid { idx: uint64; }", "slot id"),
+    ("program field appended", "tensor_meta: [", "more: string; tensor_meta: [", "MLXGraph: 14: "),
+    ("program table renamed", "ShapeDim", "Dim", "tables: ShapeDim is gone"),
+    ("root changed", "root_type MLXGraph", "root_type NamedSlot", "root: was MLXGraph"),
+    ("enum value appended", "  BoolValueSlot = 3", "  BoolValueSlot = 3, More = 4", None),
+    ("enum value inserted", "IntValueSlot = 1,", "Early = -1, IntValueSlot = 1,", "not at the end"),
+    ("enum value changed", "BoolValueSlot = 3", "BoolValueSlot = 4", "BoolValueSlot was 3, is 4"),
+    ("enum value removed", ",\n  BoolValueSlot = 3", "", "BoolValueSlot was 3, is None"),
+    ("op table renamed", "RoundParams", "RoundNode", None),
+    ("own op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode = 200", None),
+    ("op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode", None),
+    ("op removed", ",\n  FlipNode: FlipParams", "", "ops: FlipNode is gone"),
+    ("op renamed", "FlipNode:", "ReverseNode:", "ops: FlipNode is gone"),
+    ("op inserted", "  TruncNode:", "  My: UnaryNode,\n  TruncNode:", "TruncNode: 0: was 135, is"),
+    ("op renumbered", "FlipParams\n}", "FlipParams = 140\n}", "FlipNode: 0: was 136, is 140"),
+    ("tag taken", "TruncNode: UnaryNode", "TruncNode: UnaryNode = 136", "TruncNode: 0: was 135"),
+    ("op retyped", "TruncNode: UnaryNode", "TruncNode: AxisNode", "TruncNode: AxisNode is shared"),
+    ("tag reused", "FlipParams\n}", "FlipParams, My: UnaryNode = 7\n}", "My: tag 7 is not"),
+    ("tag twice", "FlipParams\n}", "FlipParams, My: UnaryNode = 7\n}", "tag 7 is given to 2 ops"),
+    ("tag too large", "FlipParams\n}", "FlipParams, My: UnaryNode = 256\n}", "My: tag 256 is not"),
+    ("comment changed", "// runs at every call", "// runs", None),
+]
+
+
+@pytest.mark.parametrize("before, after, says", [e[1:] for e in EDITS], ids=[e[0] for e in EDITS])
+def test_edit(before, after, says, record, text):
+    assert before in text
+    try:
+        found = history.violations(record, generate.parse(text.replace(before, after)))
+    except generate.SchemaError as error:  # what the schema may not say at all
+        found = [str(error)]
+    if says is None:
+        assert found == []
+    else:
+        assert [line for line in found if re.search(says, line)], found
+
+
+def test_own_ops_are_numbered_from_200(official_schema, text):
+    official = history.wire(generate.parse(official_schema.read_text()))
+    ours = history.wire(generate.parse(text))
+    assert all(ours["ops"][op][0] >= 200 for op in ours["ops"].keys() - official["ops"].keys())
+
+
+def test_every_official_op_is_the_same_on_the_wire(official_schema, text):
+    official = history.wire(generate.parse(official_schema.read_text()))
+    ours = history.wire(generate.parse(text))
+    assert len(official["ops"]) == 136
+    assert {op: ours["ops"][op] for op in official["ops"]} == official["ops"]
+    assert {op: entry[0] for op, entry in official["ops"].items()} == {
+        op: i for i, op in enumerate(official["ops"], 1)
+    }
+
+
+@pytest.mark.parametrize("kind", ["root", "structs", "enums", "tables"])
+def test_the_rest_is_the_same_on_the_wire(kind, official_schema, text):
+    official = history.wire(generate.parse(official_schema.read_text()))
+    ours = history.wire(generate.parse(text))
+    assert {name: ours[kind][name] for name in official[kind]} == official[kind]
