@@ -147,6 +147,14 @@ def test_equal_strings_are_shared():
     assert pack(graph_of(*[gelu(name)] * 10)).count(name.encode()) == 1
 
 
+def test_equal_operands_are_shared():
+    def size(*literals):
+        shape = [IntOrVid(literal=literal) for literal in literals]
+        return len(pack(graph_of(ir.ReshapeNode(x=T0, out=T1, shape=shape))))
+
+    assert size(*[3] * 10) - size(3) < size(*range(1, 11)) - size(3) - 9 * 8
+
+
 def test_defaults_take_no_space():
     plain = ir.RopeNode(x=T0, out=T1, offset=ir.VidOrTid())
     spelled = ir.RopeNode(
