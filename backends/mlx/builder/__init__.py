@@ -1,0 +1,1 @@
+"""FX graph → MLX program. See `program.ProgramBuilder`."""

@@ -1,0 +1,53 @@
+"""torch dtypes, ExecuTorch's numbers for them, and which of them MLX has everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from .registry import Unsupported
+
+# ExecuTorch's ScalarType (runtime/core/portable_type/scalar_type.h), which is c10's.
+SCALAR_TYPES: dict[torch.dtype, int] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
+}
+
+
+def scalar_type(dtype: torch.dtype) -> int:
+    try:
+        return SCALAR_TYPES[dtype]
+    except KeyError:
+        raise Unsupported(f"{dtype} is not a dtype that MLX has on every device") from None
+
+
+def check_node(node: Node) -> None:
+    """`Unsupported` if a tensor that `node` reads or makes has a dtype that MLX lacks."""
+    operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
+    for leaf in tree_leaves(operands):
+        if isinstance(leaf, torch.Tensor):
+            scalar_type(leaf.dtype)
+
+
+def promote(*operands: Any) -> torch.dtype:
+    """torch's promoted dtype of slots and Python numbers."""
+    samples = [
+        torch.empty([1] * min(len(o.shape or ()), 1), dtype=o.dtype, device="meta")
+        if hasattr(o, "dtype")
+        else o
+        for o in operands
+    ]
+    return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype

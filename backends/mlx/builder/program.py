@@ -1,0 +1,386 @@
+"""The builder: walks an exported program, asks handlers, collects instructions.
+
+The same walk serves the partitioner (`check`, a dry run that reads no constant) and the
+backend (`build`). Slots get their numbers at the very end, in `assemble`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from ..serialization import ir
+from . import dtypes
+from .bind import bind_arguments
+from .registry import REGISTRY, Registry, Unsupported, aten_target
+from .slots import Slot, Space, TensorSlot, ValueSlot, slot_for
+
+
+@dataclass
+class Emitted:
+    """An instruction whose operands are still slots."""
+
+    op: type[ir.Op]
+    fields: dict[str, Any]
+
+
+@dataclass
+class Interface:
+    """The slots a delegate call is wired to, in the order of its arguments."""
+
+    inputs: list[Slot] = field(default_factory=list)
+    outputs: list[Slot] = field(default_factory=list)
+    buffers: list[TensorSlot] = field(default_factory=list)
+
+
+class ProgramBuilder:
+    """Lowers the graph of `program` (edge or ATen dialect).
+
+    Handlers use: `emit`, `constant`, `scalar`, `cast`, `size`, `item`, `trace`, `inline`,
+    `chain`, `in_place`, and `out`, the fake value of the node being lowered.
+    """
+
+    def __init__(self, program: ExportedProgram, registry: Registry = REGISTRY):
+        self.program = program
+        self.registry = registry
+        self.chains: list[list[Emitted]] = [[]]
+        self.interface = Interface()
+        self.reasons: dict[Node, str | None] = {}
+        self._chain = self.chains[0]
+        self._env: dict[Node, Any] = {}
+        self._holders: dict[Slot, list[Node]] = defaultdict(list)
+        self._position: dict[Node, int] = {}
+        self._nodes: list[Node] = []
+        self._dry = False
+        self._scalars: dict[tuple, TensorSlot] = {}
+        self._sizes: dict[tuple, ValueSlot] = {}
+        self._items: dict[tuple, ValueSlot] = {}
+        self._fake_mode = detect_fake_mode(
+            [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+        )
+
+    # -- the two walks --------------------------------------------------------
+
+    def check(self) -> dict[Node, str | None]:
+        """Dry run: for every call in the graph, None if it lowers, else the reason why not."""
+        self._dry = True
+        self._bind_inputs()
+        self._run(self.program.graph_module)
+        return self.reasons
+
+    def lowers_alone(self, node: Node) -> bool:
+        """Dry run of one call, its operands given."""
+        is_operator = isinstance(aten_target(node.target), torch._ops.OpOverload)
+        if not is_operator or self.registry.find(node.target) is None:
+            return False
+        for operand in node.all_input_nodes:
+            self._env[operand] = _external(operand.meta.get("val"))
+        self._dry = True
+        self._lower(node, self._call, [node])
+        return self.reasons[node] is None
+
+    def build(self) -> ProgramBuilder:
+        """Lower every node; `Unsupported` if one of them does not."""
+        self._bind_inputs()
+        self._run(self.program.graph_module)
+        self._bind_outputs()
+        return self
+
+    def _run(self, module: GraphModule) -> None:
+        nodes = list(module.graph.nodes)
+        matches, position = self._match(nodes)
+        self._position |= position
+        claimed = {n: m for m in matches.values() for n in m.nodes}
+        for node in nodes:
+            if node.op == "get_attr":
+                self._set(node, self._attribute(module, node))
+            elif node.op == "call_function" and node in matches:
+                self._lower(node, matches[node].lower, matches[node].nodes)
+            elif node.op == "call_function" and node not in claimed:
+                self._lower(node, self._call, [node])
+            elif node.op == "call_module":
+                raise Unsupported(f"call of module {node.target}")
+
+    def _match(self, nodes: list[Node]) -> tuple[dict[Node, Any], dict[Node, int]]:
+        """Patterns by their last node, and when each node is really read: a node inside a
+        pattern reads its inputs where the pattern's last node stands."""
+        position = {n: i for i, n in enumerate(nodes)}
+        matches, claimed = {}, set()
+        for node in reversed(nodes):
+            if node.op != "call_function" or node in claimed:
+                continue
+            for match in self.registry.patterns:
+                found = match(self, node)
+                if found is not None and claimed.isdisjoint(found.nodes):
+                    matches[node] = found
+                    claimed.update(found.nodes)
+                    position |= {n: position[node] for n in found.nodes}
+                    break
+        return matches, position
+
+    def _lower(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
+        self._nodes.append(node)
+        depth = len(self._nodes)
+        try:
+            for n in covered:
+                dtypes.check_node(n)
+            self._set(node, handler(self, node))
+            reason = None
+        except Unsupported as unsupported:
+            if not self._dry or depth > 1:
+                raise Unsupported(f"{node.target}: {unsupported.reason}") from unsupported
+            reason = unsupported.reason
+            self._set(node, _external(node.meta.get("val")))
+        finally:
+            self._nodes.pop()
+        if depth == 1:
+            self.reasons |= {n: reason for n in covered}
+
+    @staticmethod
+    def _call(P: ProgramBuilder, node: Node) -> Any:
+        handler = P.registry.find(node.target)
+        if handler is None:
+            raise Unsupported("no lowering for this operator")
+        return handler(P, **bind_arguments(node, P._env.__getitem__))
+
+    def _set(self, node: Node, value: Any) -> None:
+        for slot in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(slot, TensorSlot):
+                self._holders[slot].append(node)
+        val = node.meta.get("val")
+        if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
+            value.shape = tuple(val.shape)
+        self._env[node] = value
+
+    # -- inputs and outputs ---------------------------------------------------
+
+    def _bind_inputs(self) -> None:
+        signature = self.program.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        for spec in signature.input_specs:
+            node = placeholders[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):
+                    self._set(node, spec.arg.value)
+                    continue
+                slot = slot_for(node.meta["val"])
+                if isinstance(slot, TensorSlot):
+                    slot.space, slot.name = Space.INPUT, node.name
+                else:
+                    slot.is_input = True
+                self.interface.inputs.append(slot)
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                is_buffer = spec.kind == InputKind.BUFFER and spec.target in mutated
+                slot = slot_for(
+                    node.meta["val"],
+                    space=Space.BUFFER if is_buffer else Space.CONSTANT,
+                    name=spec.target,
+                    data=self._tensor_getter(spec.target),
+                )
+                if is_buffer:
+                    self.interface.buffers.append(slot)
+            else:
+                slot = None  # tokens and custom objects: no value of ours
+            self._set(node, slot)
+
+    def _tensor_getter(self, target: str) -> Callable[[], torch.Tensor]:
+        def get() -> torch.Tensor:
+            for store in (self.program.state_dict, self.program.constants):
+                if target in store:
+                    return store[target]
+            raise KeyError(f"{target} is in neither the state dict nor the constants")
+
+        return get
+
+    def _bind_outputs(self) -> None:
+        signature = self.program.graph_signature
+        values = self.program.graph.output_node().args[0]
+        by_name = {n.name: n for n in values if isinstance(n, Node)}
+        buffers = {b.name: b for b in self.interface.buffers}
+        user_outputs = []
+        for spec in signature.output_specs:
+            if spec.kind == OutputKind.USER_OUTPUT:
+                user_outputs.append(self._env[by_name[spec.arg.name]])
+            elif spec.kind != OutputKind.BUFFER_MUTATION:
+                raise Unsupported(f"output of kind {spec.kind.name}")
+        # Outputs first: an output may be the old value of a buffer that is written below.
+        for slot in user_outputs:
+            if isinstance(slot, TensorSlot):
+                if slot.space != Space.TEMP:
+                    slot = self.emit(ir.IdCopyNode, x=slot)
+                slot.space = Space.OUTPUT
+            self.interface.outputs.append(slot)
+        for spec in signature.output_specs:
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                value, buffer = self._env[by_name[spec.arg.name]], buffers[spec.target]
+                if value is not buffer:
+                    self.emit(ir.IdCopyNode, x=self.cast(value, buffer.dtype), out=buffer)
+
+    def _attribute(self, module: GraphModule, node: Node) -> Any:
+        value = module
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            return self.constant(node.target, lambda: value, like=value)
+        return value  # a branch or a body
+
+    # -- what handlers use ----------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """The node being lowered."""
+        return self._nodes[-1]
+
+    @property
+    def out(self) -> Any:
+        """Its fake value: a tensor, a SymInt, or a list of them."""
+        return self.node.meta["val"]
+
+    def value(self, node: Node) -> Any:
+        """What `node` was lowered to (for patterns)."""
+        return self._env[node]
+
+    def value_or_none(self, node: Any) -> Any:
+        return self._env.get(node) if isinstance(node, Node) else None
+
+    def is_constant(self, node: Node) -> bool:
+        slot = self.value_or_none(node)
+        return isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT
+
+    def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
+        """Append an instruction; returns its `out` slot, a fresh one unless given.
+
+        `dtype` is that of the fresh slot; by default that of the first tensor operand.
+        """
+        kinds = {f.name: f.type for f in op.FIELDS}
+        unknown = set(fields) - set(kinds)
+        if unknown:
+            raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
+        if kinds.get("out") == "Tid" and "out" not in fields:
+            if dtype is None:
+                dtype = next(v.dtype for v in fields.values() if isinstance(v, TensorSlot))
+            fields["out"] = TensorSlot(dtype=dtype)
+        elif kinds.get("out") == "Vid" and "out" not in fields:
+            fields["out"] = ValueSlot(int)
+        self._chain.append(Emitted(op, fields))
+        return fields.get("out", fields.get("outs"))
+
+    def constant(
+        self, name: str, data: Callable[[], torch.Tensor], *, like: torch.Tensor
+    ) -> TensorSlot:
+        """A tensor that travels with the program; `data` runs only at serialization."""
+        return TensorSlot(
+            dtype=like.dtype,
+            shape=tuple(like.shape),
+            space=Space.CONSTANT,
+            name=name,
+            data=data,
+        )
+
+    def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
+        """A 0-d tensor of a number; a number known only at run time is made there."""
+        if isinstance(value, ValueSlot):
+            return self.full([], value, dtype)
+        key = (repr(value), dtype)
+        if key not in self._scalars:
+            tensor = torch.tensor(value, dtype=dtype)
+            name = f"scalar_{len(self._scalars)}"
+            self._scalars[key] = self.constant(name, lambda: tensor, like=tensor)
+        return self._scalars[key]
+
+    def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
+        if isinstance(value, bool):
+            value = int(value)
+        scalar_type = dtypes.scalar_type(dtype)
+        return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
+
+    def fresh(self, val: Any) -> Slot:
+        """A new slot for a value like `val`."""
+        return slot_for(val)
+
+    def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
+        if x.dtype == dtype:
+            return x
+        out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
+        out.shape = x.shape
+        return out
+
+    def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
+        """Extent of a dimension: an int where it is static, else a slot filled at run time."""
+        static = x.shape[dim]
+        if isinstance(static, int):
+            return static
+        dim %= x.ndim
+        # A size taken in one branch is unknown in the other.
+        key = (x, dim, id(self._chain))
+        if key not in self._sizes:
+            self._sizes[key] = self.emit(ir.SymSizeNode, a=x, dim=dim)
+        return self._sizes[key]
+
+    def item(self, x: TensorSlot) -> ValueSlot:
+        """A one-element tensor as an int on the host: waits for it."""
+        key = (x, id(self._chain))
+        if key not in self._items:
+            self._items[key] = self.emit(ir.ItemIntNode, x=x)
+        return self._items[key]
+
+    def in_place(self, x: TensorSlot) -> TensorSlot | None:
+        """`x` itself if it is a mutable buffer that nothing reads after this node."""
+        if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._nodes) > 1:
+            return None
+        now = self._position[self.node]
+        for holder in self._holders[x]:
+            for user in holder.users:
+                if user is not self.node and self._position[user] > now and not (
+                    user.op == "output" and self._only_written_back(holder)
+                ):
+                    return None
+        return x
+
+    def _only_written_back(self, node: Node) -> bool:
+        specs = self.program.graph_signature.output_specs
+        kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
+        return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
+
+    @contextmanager
+    def chain(self) -> Iterator[int]:
+        """Emit into a new instruction chain; yields its index."""
+        outer, self._chain = self._chain, []
+        self.chains.append(self._chain)
+        try:
+            yield len(self.chains) - 1
+        finally:
+            self._chain = outer
+
+    def inline(self, module: GraphModule, arguments: Sequence[Any]) -> list[Any]:
+        """Lower the graph of `module` here, with `arguments` for its placeholders."""
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for node, argument in zip(placeholders, arguments, strict=True):
+            self._set(node, argument)
+        self._run(module)
+        outputs = module.graph.output_node().args[0]
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        return [self._env[n] if isinstance(n, Node) else n for n in outputs]
+
+    def trace(self, text: Callable, *arguments: Any) -> list[Any]:
+        """Lower a torch function: see `trace.trace`."""
+        from .trace import trace
+
+        return self.inline(*trace(self.registry, self._fake_mode, text, arguments))
+
+
+def _external(val: Any) -> Any:
+    """A slot for a value that the delegate will be handed, in a dry run."""
+    if isinstance(val, (list, tuple)):
+        return [_external(v) for v in val]
+    return None if val is None else slot_for(val)

@@ -1,0 +1,76 @@
+"""What lowers to what: `target → handler`, and the patterns that see several nodes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch.export import default_decompositions
+
+
+class Unsupported(Exception):
+    """This node does not lower; `reason` says why. It runs on ExecuTorch's own kernels.
+
+    The one exception by which a handler may turn a node down. Every other one is a bug
+    and surfaces.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+def aten_target(target: Any) -> Any:
+    """The ATen overload behind an edge-dialect one; anything else as it is."""
+    return target._op if isinstance(target, EdgeOpOverload) else target
+
+
+class Registry:
+    """Handlers by ATen overload (or Python operator), patterns in the order they are tried.
+
+    A handler is called as `handler(P, **arguments)` with the arguments of the overload's
+    schema by name, defaults filled in and nodes replaced by their slots; it returns a slot,
+    or a list of them for an operator with several results. An argument that a handler does
+    not name is a `TypeError`, so that no flag is dropped in silence.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: dict[Any, Callable] = {}
+        self.patterns: list[Callable] = []
+
+    def add(self, targets: Any, handler: Callable) -> Callable:
+        for target in targets if isinstance(targets, (list, tuple, set)) else [targets]:
+            if target in self.handlers:
+                raise ValueError(f"registry: {target} is registered twice")
+            self.handlers[target] = handler
+        return handler
+
+    def lower(self, *targets: Any) -> Callable[[Callable], Callable]:
+        return lambda handler: self.add(targets, handler)
+
+    def pattern(self, match: Callable) -> Callable:
+        """`match(P, node)` returns a `patterns.Match` whose last node is `node`, or None."""
+        self.patterns.append(match)
+        return match
+
+    def find(self, target: Any) -> Callable | None:
+        return self.handlers.get(aten_target(target))
+
+    def decomposable(self) -> list[torch._ops.OpOverload]:
+        """Overloads with a handler that export would otherwise take apart. Views are left to
+        export: it has to see through them."""
+        table = default_decompositions()
+        return [
+            t
+            for t in self.handlers
+            if isinstance(t, torch._ops.OpOverload) and t in table and not _is_view(t)
+        ]
+
+
+def _is_view(target: torch._ops.OpOverload) -> bool:
+    return any(r.alias_info is not None for r in target._schema.returns)
+
+
+REGISTRY = Registry()

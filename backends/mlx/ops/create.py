@@ -1,0 +1,100 @@
+"""Tensors made from nothing but numbers and shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder import dtypes
+from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import ValueSlot
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+
+@REGISTRY.lower(aten.full.default)
+def full(P, size, fill_value, dtype):
+    return P.full(size, fill_value, P.out.dtype)
+
+
+@REGISTRY.lower(aten.zeros.default, aten.empty.memory_format)
+def zeros(P, size, dtype):
+    return P.full(size, 0, P.out.dtype)
+
+
+@REGISTRY.lower(aten.ones.default)
+def ones(P, size, dtype):
+    return P.full(size, 1, P.out.dtype)
+
+
+@REGISTRY.lower(torch.ops.dim_order_ops._empty_dim_order.default)
+def empty_dim_order(P, size, dtype):
+    return P.full(size, 0, P.out.dtype)
+
+
+@REGISTRY.lower(aten.scalar_tensor.default)
+def scalar_tensor(P, s, dtype):
+    return P.scalar(s, P.out.dtype)
+
+
+def _full_like(P, x, value):
+    dtype = P.out.dtype
+    number = int(value) if isinstance(value, bool) else value
+    return P.emit(
+        ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype), dtype=dtype
+    )
+
+
+@REGISTRY.lower(aten.full_like.default)
+def full_like(P, self, fill_value, dtype):
+    return _full_like(P, self, fill_value)
+
+
+@REGISTRY.lower(aten.zeros_like.default, aten.empty_like.default)
+def zeros_like(P, self, dtype):
+    return _full_like(P, self, 0)
+
+
+@REGISTRY.lower(aten.ones_like.default)
+def ones_like(P, self, dtype):
+    return _full_like(P, self, 1)
+
+
+@REGISTRY.lower(aten.fill.Scalar)
+def fill(P, self, value):
+    return _full_like(P, self, value)
+
+
+@REGISTRY.lower(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(P, end, start=0, step=1, dtype=None):
+    numbers = (start, end, step)
+    if any(isinstance(v, float) and not v.is_integer() for v in numbers):
+        return _affine_arange(P, start, step)
+    if any(isinstance(v, ValueSlot) and v.kind is float for v in numbers):
+        raise Unsupported("arange over a float known only at run time")
+    out = P.out.dtype
+    start, end, step = (v if isinstance(v, ValueSlot) else int(v) for v in numbers)
+    return P.emit(
+        ir.ARangeNode, start=start, stop=end, step=step,
+        scalar_type=dtypes.scalar_type(out), dtype=out,
+    )
+
+
+def _affine_arange(P, start, step):
+    """start + i * step, for a number of steps that is known."""
+    count, out = P.out.shape[0], P.out.dtype
+    if not isinstance(count, int):
+        raise Unsupported("arange with a fractional step and a dynamic length")
+    data = torch.arange(count, dtype=torch.float64) * step + start
+    data = data.to(out)
+    return P.constant("arange", lambda: data, like=data)
+
+
+@REGISTRY.lower(aten.tril.default)
+def tril(P, self, diagonal):
+    return P.emit(ir.TrilNode, x=self, k=diagonal)
+
+
+@REGISTRY.lower(aten.triu.default)
+def triu(P, self, diagonal):
+    return P.emit(ir.TriuNode, x=self, k=diagonal)

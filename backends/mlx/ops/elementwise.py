@@ -1,0 +1,277 @@
+"""Unary, binary, comparison and logical operators: rows, and the few that are not."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from ..builder import dtypes
+from ..builder.registry import REGISTRY, Unsupported
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+UNARY = {
+    "abs": ir.AbsNode,
+    "acos": ir.ArccosNode,
+    "acosh": ir.ArccoshNode,
+    "asin": ir.ArcsinNode,
+    "asinh": ir.ArcsinhNode,
+    "atan": ir.ArctanNode,
+    "atanh": ir.ArctanhNode,
+    "bitwise_not": ir.BitwiseInvertNode,
+    "ceil": ir.CeilNode,
+    "cos": ir.CosNode,
+    "cosh": ir.CoshNode,
+    "erf": ir.ErfNode,
+    "exp": ir.ExpNode,
+    "expm1": ir.Expm1Node,
+    "floor": ir.FloorNode,
+    "log": ir.LogNode,
+    "log10": ir.Log10Node,
+    "log1p": ir.Log1pNode,
+    "log2": ir.Log2Node,
+    "logical_not": ir.LogicalNotNode,
+    "neg": ir.NegNode,
+    "reciprocal": ir.ReciprocalNode,
+    "round": ir.RoundNode,
+    "rsqrt": ir.RsqrtNode,
+    "sigmoid": ir.SigmoidNode,
+    "sign": ir.SignNode,
+    "silu": ir.SiluNode,
+    "sin": ir.SinNode,
+    "sinh": ir.SinhNode,
+    "sqrt": ir.SqrtNode,
+    "tan": ir.TanNode,
+    "tanh": ir.TanhNode,
+    "trunc": ir.TruncNode,
+}
+
+# Every overload of the name, `.Tensor` and `.Scalar`.
+BINARY = {
+    "mul": ir.MultiplyNode,
+    "remainder": ir.RemainderNode,
+    "maximum": ir.MaximumNode,
+    "minimum": ir.MinimumNode,
+    "floor_divide": ir.FloorDivideNode,
+    "pow": ir.PowerNode,
+    "atan2": ir.Atan2Node,
+    "logaddexp": ir.LogAddExpNode,
+    "bitwise_and": ir.BitwiseAndNode,
+    "bitwise_or": ir.BitwiseOrNode,
+    "bitwise_xor": ir.BitwiseXorNode,
+}
+
+COMPARE = {
+    "eq": ir.EqualNode,
+    "ne": ir.NotEqualNode,
+    "lt": ir.LessNode,
+    "le": ir.LessEqualNode,
+    "gt": ir.GreaterNode,
+    "ge": ir.GreaterEqualNode,
+}
+
+LOGICAL = {
+    "logical_and": ir.LogicalAndNode,
+    "logical_or": ir.LogicalOrNode,
+    "logical_xor": ir.NotEqualNode,
+}
+
+
+def overloads(name: str) -> list[torch._ops.OpOverload]:
+    """The functional overloads of an ATen name that take tensors and numbers."""
+    packet = getattr(aten, name)
+    kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
+             "Scalar_Tensor", "Tensor_Mode", "Scalar_Mode")
+    return [getattr(packet, k) for k in packet.overloads() if k in kinds]
+
+
+def operands(P, dtype: torch.dtype, *values):
+    """Tensors cast to `dtype`; numbers as 0-d constants of it."""
+    return [P.cast(v, dtype) if hasattr(v, "dtype") else P.scalar(v, dtype) for v in values]
+
+
+def _unary(op):
+    def lower(P, self):
+        dtype = P.out.dtype
+        # torch computes in floating point what is not closed over the integers.
+        x = P.cast(self, dtype) if dtype.is_floating_point else self
+        return P.emit(op, x=x, dtype=dtype)
+
+    return lower
+
+
+def _binary(op):
+    def lower(P, **arguments):
+        a, b = operands(P, P.out.dtype, *arguments.values())
+        return P.emit(op, a=a, b=b)
+
+    return lower
+
+
+def _compare(op):
+    def lower(P, **arguments):
+        a, b = operands(P, dtypes.promote(*arguments.values()), *arguments.values())
+        return P.emit(op, a=a, b=b, dtype=torch.bool)
+
+    return lower
+
+
+def _logical(op):
+    def lower(P, **arguments):
+        a, b = (_truth(P, v) for v in arguments.values())
+        return P.emit(op, a=a, b=b, dtype=torch.bool)
+
+    return lower
+
+
+def _truth(P, x):
+    """x != 0, which is what a cast to bool is."""
+    return P.cast(x, torch.bool)
+
+
+for _name, _op in UNARY.items():
+    REGISTRY.add(getattr(aten, _name).default, _unary(_op))
+for _rows, _rule in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logical)):
+    for _name, _op in _rows.items():
+        REGISTRY.add(overloads(_name), _rule(_op))
+
+
+@REGISTRY.lower(aten.round.decimals)
+def round_decimals(P, self, decimals):
+    return P.emit(ir.RoundNode, x=self, decimals=decimals)
+
+
+def _scaled(P, x, alpha, dtype):
+    if alpha == 1:
+        return x
+    a, b = operands(P, dtype, x, alpha)
+    return P.emit(ir.MultiplyNode, a=a, b=b)
+
+
+@REGISTRY.lower(*overloads("add"))
+def add(P, self, other, alpha):
+    dtype = P.out.dtype
+    a, b = operands(P, dtype, self, _scaled(P, other, alpha, dtype))
+    # On bools, torch's sum is the logical one.
+    return P.emit(ir.LogicalOrNode if dtype == torch.bool else ir.AddNode, a=a, b=b)
+
+
+@REGISTRY.lower(*overloads("sub"))
+def sub(P, self, other, alpha):
+    dtype = P.out.dtype
+    a, b = operands(P, dtype, self, _scaled(P, other, alpha, dtype))
+    return P.emit(ir.SubtractNode, a=a, b=b)
+
+
+@REGISTRY.lower(*overloads("rsub"))
+def rsub(P, self, other, alpha):
+    return sub(P, other, self, alpha)
+
+
+@REGISTRY.lower(*overloads("div"))
+def div(P, self, other, rounding_mode=None):
+    dtype = P.out.dtype
+    if rounding_mode == "floor":
+        a, b = operands(P, dtype, self, other)
+        return P.emit(ir.FloorDivideNode, a=a, b=b)
+    if rounding_mode == "trunc" and not dtype.is_floating_point:
+        return P.trace(_truncated_quotient, *operands(P, dtype, self, other))[0]
+    a, b = operands(P, dtype, self, other)
+    quotient = P.emit(ir.DivideNode, a=a, b=b)
+    return P.emit(ir.TruncNode, x=quotient) if rounding_mode == "trunc" else quotient
+
+
+def _truncated_quotient(a, b):
+    """Integers: floor of the magnitudes' quotient, with the sign put back."""
+    return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
+
+
+@REGISTRY.lower(*overloads("fmod"))
+def fmod(P, self, other):
+    a, b = operands(P, P.out.dtype, self, other)
+    return P.trace(_fmod, a, b)[0]
+
+
+def _fmod(a, b):
+    """C's remainder: of the magnitudes, with the sign of the dividend."""
+    magnitude = torch.remainder(torch.abs(a), torch.abs(b))
+    return torch.where(a < 0, -magnitude, magnitude)
+
+
+@REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(P, condition, self, other):
+    x, y = operands(P, P.out.dtype, self, other)
+    return P.emit(ir.WhereNode, condition=_truth(P, condition), x=x, y=y, dtype=x.dtype)
+
+
+@REGISTRY.lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(P, self, mask, value):
+    (x,) = operands(P, P.out.dtype, value)
+    return P.emit(ir.WhereNode, condition=mask, x=x, y=self, dtype=P.out.dtype)
+
+
+@REGISTRY.lower(aten.clamp.default, aten.clamp.Tensor)
+def clamp(P, self, min=None, max=None):
+    dtype = P.out.dtype
+    bounds = {"a_min": min, "a_max": max}
+    bounds = {k: operands(P, dtype, v)[0] for k, v in bounds.items() if v is not None}
+    return P.emit(ir.ClipNode, x=P.cast(self, dtype), **bounds)
+
+
+@REGISTRY.lower(aten.relu.default)
+def relu(P, self):
+    return P.emit(ir.MaximumNode, a=self, b=P.scalar(0, self.dtype))
+
+
+@REGISTRY.lower(aten.gelu.default)
+def gelu(P, self, approximate):
+    return P.emit(ir.GeluNode, x=self, approximate=approximate)
+
+
+@REGISTRY.lower(aten.square.default)
+def square(P, self):
+    return P.emit(ir.SquareNode, x=P.cast(self, P.out.dtype))
+
+
+@REGISTRY.lower(aten.isnan.default)
+def isnan(P, self):
+    return P.emit(ir.NotEqualNode, a=self, b=self, dtype=torch.bool)
+
+
+@REGISTRY.lower(aten.isinf.default)
+def isinf(P, self):
+    if not self.dtype.is_floating_point:
+        return P.cast(P.emit(ir.FullLikeNode, x=self, v=0), torch.bool)
+    infinity = P.scalar(float("inf"), self.dtype)
+    magnitude = P.emit(ir.AbsNode, x=self)
+    return P.emit(ir.EqualNode, a=magnitude, b=infinity, dtype=torch.bool)
+
+
+@REGISTRY.lower(aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)
+def to_copy(P, self, dtype):
+    return P.cast(self, dtype or self.dtype)
+
+
+@REGISTRY.lower(aten.softmax.int, aten._softmax.default)
+def softmax(P, self, dim, dtype=None, half_to_float=False):
+    x = P.cast(self, P.out.dtype)
+    if x.ndim == 0:
+        raise Unsupported("softmax of a 0-d tensor")
+    # torch accumulates half types in float32.
+    return P.emit(ir.SoftmaxNode, x=x, axis=dim, precise=True)
+
+
+@REGISTRY.lower(aten.log_softmax.int, aten._log_softmax.default)
+def log_softmax(P, self, dim, dtype=None, half_to_float=False):
+    x = P.cast(self, P.out.dtype)
+    if x.ndim == 0:
+        raise Unsupported("log_softmax of a 0-d tensor")
+    total = P.emit(ir.LogSumExpNode, x=x, axes=[dim], keepdims=True)
+    return P.emit(ir.SubtractNode, a=x, b=total)
+
+
+@REGISTRY.lower(operator.getitem)
+def getitem(P, a, b):
+    return a[b]

@@ -1,0 +1,140 @@
+"""Reading and writing by index."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+
+
+
+@REGISTRY.lower(aten.embedding.default)
+def embedding(P, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+    return P.emit(ir.TakeNode, x=weight, index=indices, axis=0)
+
+
+@REGISTRY.lower(aten.index_select.default)
+def index_select(P, self, dim, index):
+    if self.ndim == 0:
+        raise Unsupported("index_select of a 0-d tensor")
+    return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
+
+
+@REGISTRY.lower(aten.gather.default)
+def gather(P, self, dim, index, sparse_grad):
+    if self.ndim == 0:
+        raise Unsupported("gather from a 0-d tensor")
+    dim %= self.ndim
+    x = self
+    # torch reads the leading part where `index` is smaller; MLX wants equal extents.
+    for axis in range(self.ndim):
+        if axis != dim and x.shape[axis] != index.shape[axis]:
+            shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
+            x = P.emit(ir.SliceNode, x=x, axis=axis, start=0, stop=P.size(index, axis))
+            x.shape = shape
+    return P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim)
+
+
+@REGISTRY.lower(aten.index.Tensor)
+def index(P, self, indices):
+    used = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if any(i.dtype == torch.bool for _, i in used):
+        raise Unsupported("boolean mask index: the result's shape depends on the data")
+    axes = [axis for axis, _ in used]
+    if len(used) == 1:
+        return P.emit(ir.TakeNode, x=self, index=used[0][1], axis=axes[0])
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        raise Unsupported(f"index tensors on the separate axes {axes}")
+    merged, linear = _merged_axes(P, self, axes, [i for _, i in used])
+    return P.emit(ir.TakeNode, x=merged, index=linear, axis=axes[0])
+
+
+def _merged_axes(P, x, axes, indices):
+    """`x` with the adjacent `axes` as one, and the index into that one."""
+    linear = None
+    for axis, index in zip(axes, indices):
+        extent = P.scalar(P.size(x, axis), torch.int64)
+        i = P.cast(index, torch.int64)
+        negative = P.emit(ir.LessNode, a=i, b=P.scalar(0, torch.int64), dtype=torch.bool)
+        from_end = P.emit(ir.AddNode, a=i, b=extent)
+        i = P.emit(ir.WhereNode, condition=negative, x=from_end, y=i, dtype=torch.int64)
+        if linear is not None:
+            i = P.emit(ir.AddNode, a=P.emit(ir.MultiplyNode, a=linear, b=extent), b=i)
+        linear = i
+    shape = [P.size(x, a) for a in range(x.ndim)]
+    shape[axes[0] : axes[-1] + 1] = [-1]
+    return P.emit(ir.ReshapeNode, x=x, shape=shape), linear
+
+
+@REGISTRY.lower(aten.index_copy.default)
+def index_copy(P, self, dim, index, source):
+    if self.ndim == 0:
+        raise Unsupported("index_copy into a 0-d tensor")
+    return P.emit(
+        ir.IndexCopyNode,
+        dst=self,
+        update=source,
+        indices=index if index.ndim else P.emit(ir.ExpandDimsNode, x=index, axis=0),
+        axis=dim % self.ndim,
+        **_destination(P, self),
+    )
+
+
+@REGISTRY.lower(aten.index_put.default)
+def index_put(P, self, indices, values, accumulate):
+    used = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if accumulate or len(used) != 1 or used[0][1].dtype == torch.bool or used[0][1].ndim != 1:
+        raise Unsupported("index_put other than one 1-d integer index without accumulation")
+    axis, positions = used[0]
+    update = P.cast(values, self.dtype)
+    rows = [*self.shape[:axis], positions.shape[0], *self.shape[axis + 1 :]]
+    if list(update.shape) != rows:
+        extents = [P.size(self, i) for i in range(self.ndim)]
+        extents[axis] = P.size(positions, 0)
+        update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
+    return P.emit(
+        ir.IndexCopyNode, dst=self, update=update, indices=positions, axis=axis,
+        **_destination(P, self),
+    )
+
+
+@REGISTRY.lower(aten.slice_scatter.default)
+def slice_scatter(P, self, src, dim, start, end, step):
+    dim %= self.ndim
+    extent = P.size(self, dim)
+    start = 0 if start is None else start
+    end = extent if end is None or isinstance(end, int) and end > 2**31 - 1 else end
+    return P.emit(
+        ir.SliceUpdateNode, dst=self, update=P.cast(src, self.dtype), axis=dim,
+        start=start, stop=end, step=step, **_destination(P, self),
+    )
+
+
+@REGISTRY.lower(aten.select_scatter.default)
+def select_scatter(P, self, src, dim, index):
+    dim %= self.ndim
+    if not isinstance(index, int) or not isinstance(self.shape[dim], int):
+        raise Unsupported("select_scatter at a dynamic index")
+    start = index % self.shape[dim]
+    update = P.emit(ir.ExpandDimsNode, x=P.cast(src, self.dtype), axis=dim)
+    return P.emit(
+        ir.SliceUpdateNode, dst=self, update=update, axis=dim, start=start, stop=start + 1,
+        **_destination(P, self),
+    )
+
+
+@REGISTRY.lower(aten.scatter_add.default)
+def scatter_add(P, self, dim, index, src):
+    if list(src.shape) != list(index.shape):
+        raise Unsupported("scatter_add with a source larger than its index")
+    return P.emit(ir.ScatterAddNode, x=self, indices=index, updates=src, axis=dim % self.ndim)
+
+
+def _destination(P, buffer) -> dict:
+    """`out` where the update may be made in place."""
+    target = P.in_place(buffer)
+    return {} if target is None else {"out": target}

@@ -1,0 +1,26 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+
+@REGISTRY.lower(aten.mm.default, aten.bmm.default, aten.matmul.default)
+def matmul(P, self, mat2=None, other=None):
+    return P.emit(ir.AddmmNode, mat1=self, mat2=other if mat2 is None else mat2)
+
+
+@REGISTRY.lower(aten.addmm.default)
+def addmm(P, self, mat1, mat2, beta, alpha):
+    return P.emit(ir.AddmmNode, mat1=mat1, mat2=mat2, bias=self, beta=float(beta), alpha=float(alpha))
+
+
+@REGISTRY.lower(aten.linear.default)
+def linear(P, input, weight, bias=None):
+    transposed = P.emit(ir.TransposeNode, x=weight, perm=list(range(weight.ndim))[::-1])
+    return P.emit(ir.AddmmNode, mat1=input, mat2=transposed, bias=bias)

@@ -1,0 +1,105 @@
+"""Reductions over some axes or all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+# torch name: (node, overloads)
+REDUCE = {
+    "sum": (ir.SumNode, ("default", "dim_IntList")),
+    "mean": (ir.MeanNode, ("default", "dim")),
+    "prod": (ir.ProdNode, ("default", "dim_int")),
+    "amax": (ir.MaxNode, ("default",)),
+    "amin": (ir.MinNode, ("default",)),
+    "logsumexp": (ir.LogSumExpNode, ("default",)),
+    "any": (ir.AnyNode, ("default", "dim", "dims")),
+    "all": (ir.AllNode, ("default", "dim", "dims")),
+}
+
+
+def axes_of(dim) -> list[int]:
+    if dim is None:
+        return []
+    return list(dim) if isinstance(dim, (list, tuple)) else [dim]
+
+
+def _reduce(op):
+    def lower(P, self, dim=None, keepdim=False, dtype=None):
+        # Sums of ints and bools are int64 in torch; the accumulator is that of the result.
+        x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
+        axes = axes_of(dim) if x.ndim else []
+        return P.emit(op, x=x, axes=axes, keepdims=keepdim, dtype=P.out.dtype)
+
+    return lower
+
+
+for _name, (_op, _overloads) in REDUCE.items():
+    REGISTRY.add([getattr(getattr(aten, _name), o) for o in _overloads], _reduce(_op))
+
+REGISTRY.add(aten.max.default, _reduce(ir.MaxNode))
+REGISTRY.add(aten.min.default, _reduce(ir.MinNode))
+
+
+def _variance(op):
+    def lower(P, self, dim=None, correction=1, keepdim=False, unbiased=True):
+        ddof = int(unbiased) if correction is None else correction
+        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=ddof)
+
+    return lower
+
+
+def _variance_unbiased(op):
+    def lower(P, self, unbiased, dim=None, keepdim=False):
+        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(unbiased))
+
+    return lower
+
+
+for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):
+    REGISTRY.add(_packet.correction, _variance(_op))
+    REGISTRY.add([_packet.default, _packet.dim], _variance_unbiased(_op))
+
+
+def _arg_reduce(op):
+    def lower(P, self, dim=None, keepdim=False):
+        x = self
+        if dim is None:
+            x, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
+            if keepdim and self.ndim > 1:
+                index = P.emit(op, x=x, axis=dim, keepdims=True, dtype=torch.uint32)
+                index = P.emit(ir.ReshapeNode, x=index, shape=[1] * self.ndim)
+                return P.cast(index, P.out.dtype)
+        index = P.emit(op, x=x, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        return P.cast(index, P.out.dtype)
+
+    return lower
+
+
+REGISTRY.add(aten.argmax.default, _arg_reduce(ir.ArgmaxNode))
+REGISTRY.add(aten.argmin.default, _arg_reduce(ir.ArgminNode))
+
+
+def _extremum(op, arg_op):
+    """max and min along a dimension: values and indices."""
+
+    def lower(P, self, dim, keepdim=False):
+        values = P.emit(op, x=self, axes=[dim], keepdims=keepdim)
+        index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim, dtype=torch.uint32)
+        return [values, P.cast(index, torch.int64)]
+
+    return lower
+
+
+REGISTRY.add(aten.max.dim, _extremum(ir.MaxNode, ir.ArgmaxNode))
+REGISTRY.add(aten.min.dim, _extremum(ir.MinNode, ir.ArgminNode))
+
+
+@REGISTRY.lower(aten.cumsum.default)
+def cumsum(P, self, dim, dtype=None):
+    x = P.cast(self, P.out.dtype)
+    return x if x.ndim == 0 else P.emit(ir.CumsumNode, x=x, axis=dim)

@@ -1,0 +1,84 @@
+"""Sizes and integer arithmetic on the host; assertions, which the host has already checked."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import ValueSlot
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+ARITHMETIC = {
+    operator.add: ir.AddIntNode,
+    operator.sub: ir.SubtractIntNode,
+    operator.mul: ir.MultiplyIntNode,
+    operator.floordiv: ir.FloorDivideIntNode,
+    operator.mod: ir.ModIntNode,
+}
+
+
+def _arithmetic(op):
+    def lower(P, a, b):
+        for value in (a, b):
+            if not isinstance(value, int) and not (isinstance(value, ValueSlot) and value.kind is int):
+                raise Unsupported("arithmetic on a symbolic value that is not an integer")
+        return P.emit(op, a=a, b=b)
+
+    return lower
+
+
+for _target, _op in ARITHMETIC.items():
+    REGISTRY.add(_target, _arithmetic(_op))
+
+
+@REGISTRY.lower(aten.sym_size.int)
+def sym_size(P, self, dim):
+    return P.size(self, dim)
+
+
+@REGISTRY.lower(aten.sym_numel.default)
+def sym_numel(P, self):
+    extents = [P.size(self, i) for i in range(self.ndim)]
+    total = math.prod(e for e in extents if isinstance(e, int))
+    for extent in (e for e in extents if not isinstance(e, int)):
+        total = P.emit(ir.MultiplyIntNode, a=extent, b=total)
+    return total
+
+
+@REGISTRY.lower(aten._local_scalar_dense.default, aten.item.default)
+def local_scalar_dense(P, self):
+    if self.dtype.is_floating_point:
+        raise Unsupported("item of a floating-point tensor")
+    return P.item(self)
+
+
+def _checked(P, **_):
+    return None
+
+
+# ExecuTorch's program keeps none of these once its operands are delegated: bounds were
+# proven at export or are checked against the shapes of the inputs at every call.
+REGISTRY.add(
+    [
+        aten._assert_scalar.default,
+        aten._assert_async.msg,
+        aten._assert_tensor_metadata.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+        torch.sym_not,
+        operator.eq,
+        operator.ne,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+        operator.and_,
+        operator.or_,
+    ],
+    _checked,
+)

@@ -1,0 +1,262 @@
+"""Operators that move elements around without changing them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import ValueSlot
+from ..serialization import ir
+
+aten = torch.ops.aten
+dim_order_ops = torch.ops.dim_order_ops
+
+
+def result_shape(P, requested=None) -> list:
+    """The shape of the result: ints where they are static, else the requested slots, or -1."""
+    shape = []
+    for i, extent in enumerate(P.out.shape):
+        asked = requested[i] if requested is not None else -1
+        shape.append(extent if isinstance(extent, int) else asked)
+    if shape.count(-1) > 1:
+        raise Unsupported("a shape with two dynamic dimensions to infer")
+    return shape
+
+
+def _same(P, self):
+    return self
+
+
+REGISTRY.add(
+    [
+        aten.alias.default,
+        aten.alias_copy.default,
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.detach.default,
+        aten.detach_copy.default,
+        aten.lift_fresh_copy.default,
+        dim_order_ops._clone_dim_order.default,
+    ],
+    _same,
+)
+
+
+@REGISTRY.lower(aten.dropout.default)
+def dropout(P, input, p, train):
+    if train and p > 0:
+        raise Unsupported("dropout in training mode")
+    return input
+
+
+@REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
+def view(P, self, size=None, shape=None):
+    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
+
+
+@REGISTRY.lower(aten.flatten.using_ints)
+def flatten(P, self, start_dim, end_dim):
+    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P))
+
+
+@REGISTRY.lower(aten.unflatten.int)
+def unflatten(P, self, dim, sizes):
+    dim %= self.ndim
+    requested = [P.size(self, i) for i in range(self.ndim)]
+    requested[dim : dim + 1] = sizes
+    return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, requested))
+
+
+@REGISTRY.lower(aten.permute.default, aten.permute_copy.default)
+def permute(P, self, dims):
+    return P.emit(ir.TransposeNode, x=self, perm=[d % max(self.ndim, 1) for d in dims])
+
+
+@REGISTRY.lower(aten.transpose.int, aten.transpose_copy.int)
+def transpose(P, self, dim0, dim1):
+    perm = list(range(self.ndim))
+    if perm:
+        perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
+    return P.emit(ir.TransposeNode, x=self, perm=perm)
+
+
+@REGISTRY.lower(aten.t.default, aten.t_copy.default)
+def t(P, self):
+    return P.emit(ir.TransposeNode, x=self, perm=list(range(self.ndim))[::-1])
+
+
+@REGISTRY.lower(aten.unsqueeze.default, aten.unsqueeze_copy.default)
+def unsqueeze(P, self, dim):
+    return P.emit(ir.ExpandDimsNode, x=self, axis=dim)
+
+
+@REGISTRY.lower(
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+)
+def squeeze(P, self, dim=None):
+    dims = range(self.ndim) if dim is None else dim if isinstance(dim, list) else [dim]
+    ones = [d % self.ndim for d in dims if self.ndim and self.shape[d] == 1]
+    # An empty list means every axis of extent 1 on the wire.
+    return P.emit(ir.SqueezeNode, x=self, dims=ones) if ones else self
+
+
+@REGISTRY.lower(aten.expand.default, aten.expand_copy.default)
+def expand(P, self, size, implicit=False):
+    lead = len(size) - self.ndim
+    shape = [
+        P.size(self, i - lead) if isinstance(extent, int) and extent == -1 else extent
+        for i, extent in enumerate(size)
+    ]
+    return P.emit(ir.BroadcastToNode, x=self, shape=shape)
+
+
+@REGISTRY.lower(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice_(P, self, dim, start, end, step):
+    extent = self.shape[dim]
+    start = 0 if start is None else start
+    end = 2**63 - 1 if end is None else end
+    if isinstance(extent, int):
+        start, end = (_clamped(v, extent) for v in (start, end))
+        if start == 0 and end == extent and step == 1:
+            return self
+    elif isinstance(end, int) and end > 2**31 - 1:
+        end = P.size(self, dim)
+        if isinstance(start, int) and start == 0 and step == 1:
+            return self
+    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=end, step=step)
+
+
+def _clamped(index, extent: int):
+    if isinstance(index, ValueSlot):
+        return index
+    return min(max(index + extent if index < 0 else index, 0), extent)
+
+
+@REGISTRY.lower(aten.narrow.default)
+def narrow(P, self, dim, start, length):
+    stop = start + length if isinstance(start, int) and isinstance(length, int) else (
+        P.emit(ir.AddIntNode, a=start, b=length)
+    )
+    return P.emit(ir.SliceNode, x=self, axis=dim % self.ndim, start=start, stop=stop)
+
+
+@REGISTRY.lower(aten.select.int, aten.select_copy.int)
+def select(P, self, dim, index):
+    return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
+
+
+@REGISTRY.lower(aten.cat.default)
+def cat(P, tensors, dim):
+    # torch lets 1-d empty tensors pass in any concatenation.
+    kept = [t for t in tensors if t.shape != (0,) or P.out.ndim == 1]
+    parts = [P.cast(t, P.out.dtype) for t in kept]
+    return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+
+
+@REGISTRY.lower(aten.stack.default)
+def stack(P, tensors, dim):
+    parts = [P.cast(t, P.out.dtype) for t in tensors]
+    return P.emit(ir.StackNode, tensors=parts, axis=dim, dtype=P.out.dtype)
+
+
+def _split(P, x, sizes, dim):
+    outs = [P.fresh(v) for v in P.out]
+    if len(outs) == 1:
+        return [x]
+    P.emit(ir.SplitNode, x=x, outs=outs, sizes=sizes, axis=dim % x.ndim)
+    return outs
+
+
+@REGISTRY.lower(
+    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes
+)
+def split_with_sizes(P, self, split_sizes=None, split_size=None, dim=0):
+    return _split(P, self, split_sizes or split_size, dim)
+
+
+@REGISTRY.lower(aten.split.Tensor, aten.split_copy.Tensor)
+def split(P, self, split_size, dim):
+    return _split(P, self, _static_sizes(P, dim), dim)
+
+
+@REGISTRY.lower(aten.chunk.default)
+def chunk(P, self, chunks, dim):
+    return _split(P, self, _static_sizes(P, dim), dim)
+
+
+def _static_sizes(P, dim) -> list[int]:
+    sizes = [v.shape[dim] for v in P.out]
+    if not all(isinstance(s, int) for s in sizes):
+        raise Unsupported("split of a dynamic dimension into equal parts")
+    return sizes
+
+
+@REGISTRY.lower(aten.unbind.int, aten.unbind_copy.int)
+def unbind(P, self, dim):
+    return [P.emit(ir.TakeNode, x=self, index=i, axis=dim % self.ndim) for i in range(len(P.out))]
+
+
+@REGISTRY.lower(aten.repeat.default)
+def repeat(P, self, repeats):
+    return P.emit(ir.TileNode, x=self, reps=repeats)
+
+
+@REGISTRY.lower(aten.tile.default)
+def tile(P, self, dims):
+    return P.emit(ir.TileNode, x=self, reps=[1] * (self.ndim - len(dims)) + dims)
+
+
+@REGISTRY.lower(aten.repeat_interleave.self_int)
+def repeat_interleave(P, self, repeats, dim=None, output_size=None):
+    if dim is None:
+        self, dim = P.emit(ir.ReshapeNode, x=self, shape=[-1]), 0
+        return P.emit(ir.RepeatNode, x=self, repeats=repeats, axis=0)
+    return P.emit(ir.RepeatNode, x=self, repeats=repeats, axis=dim % self.ndim)
+
+
+@REGISTRY.lower(aten.flip.default)
+def flip(P, self, dims):
+    return P.emit(ir.FlipNode, x=self, axes=[d % self.ndim for d in dims]) if dims else self
+
+
+@REGISTRY.lower(aten.roll.default)
+def roll(P, self, shifts, dims):
+    if dims:
+        return P.emit(ir.RollNode, x=self, shift=shifts, axes=[d % self.ndim for d in dims])
+    flat = P.emit(ir.ReshapeNode, x=self, shape=[-1])
+    rolled = P.emit(ir.RollNode, x=flat, shift=shifts, axes=[0])
+    return P.emit(ir.ReshapeNode, x=rolled, shape=result_shape(P))
+
+
+@REGISTRY.lower(aten.constant_pad_nd.default)
+def constant_pad_nd(P, self, pad, value):
+    # torch counts pairs from the last dimension, MLX from the first; a negative one cuts.
+    pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)][::-1]
+    pairs = [[0, 0]] * (self.ndim - len(pairs)) + pairs
+    x = self
+    for axis, (before, after) in enumerate(pairs):
+        if any(isinstance(v, int) and v < 0 for v in (before, after)):
+            extent = x.shape[axis]
+            if not isinstance(extent, int):
+                raise Unsupported("negative padding of a dynamic dimension")
+            stop = extent + min(after, 0)
+            x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
+            x.shape = (*self.shape[:axis], stop + min(before, 0), *self.shape[axis + 1 :])
+    widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
+    if not any(widths):
+        return x
+    return P.emit(
+        ir.PadNode, x=x, pad_width=widths, mode="constant", constant_value=float(value)
+    )
+
+
+@REGISTRY.lower(aten.movedim.int)
+def movedim(P, self, source, destination):
+    perm = [d for d in range(self.ndim) if d != source % self.ndim]
+    perm.insert(destination % self.ndim, source % self.ndim)
+    return P.emit(ir.TransposeNode, x=self, perm=perm)

@@ -1,0 +1,52 @@
+"""Sorting and selection. MLX sorts ascending and stably."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+
+@REGISTRY.lower(aten.sort.default, aten.sort.stable)
+def sort(P, self, dim, descending, stable=None):
+    return _sorted(P, self, dim, descending)
+
+
+@REGISTRY.lower(aten.argsort.default, aten.argsort.stable)
+def argsort(P, self, dim, descending, stable=None):
+    return _sorted(P, self, dim, descending)[1]
+
+
+@REGISTRY.lower(aten.topk.default)
+def topk(P, self, k, dim, largest, sorted):
+    if self.ndim == 0:
+        raise Unsupported("topk of a 0-d tensor")
+    values, index = _sorted(P, self, dim, descending=largest)
+    return [_first(P, x, k, dim % self.ndim) for x in (values, index)]
+
+
+def _sorted(P, x, dim, descending):
+    """Values and indices. Descending is the ascending order of the reversed axis, reversed:
+    that keeps equal elements in their order."""
+    if x.ndim == 0:
+        raise Unsupported("sort of a 0-d tensor")
+    dim %= x.ndim
+    if descending:
+        reversed_ = P.emit(ir.FlipNode, x=x, axes=[dim])
+        order = P.emit(ir.ArgsortNode, x=reversed_, axis=dim, dtype=torch.uint32)
+        order = P.cast(P.emit(ir.FlipNode, x=order, axes=[dim]), torch.int64)
+        last = P.size(x, dim)
+        last = last - 1 if isinstance(last, int) else P.emit(ir.SubtractIntNode, a=last, b=1)
+        index = P.emit(ir.SubtractNode, a=P.scalar(last, torch.int64), b=order)
+    else:
+        order = P.emit(ir.ArgsortNode, x=x, axis=dim, dtype=torch.uint32)
+        index = P.cast(order, torch.int64)
+    index.shape = x.shape
+    return [P.emit(ir.TakeAlongAxisNode, x=x, indices=index, axis=dim), index]
+
+
+def _first(P, x, count, dim):
+    return P.emit(ir.SliceNode, x=x, axis=dim, start=0, stop=count)
