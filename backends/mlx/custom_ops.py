@@ -118,3 +118,61 @@ argpartition = define(
     _argpartition,
     _argpartition_fake,
 )
+
+
+# Key-value cache ------------------------------------------------------------------------
+
+
+def _rows(name, cache, length, start):
+    if start.numel() != 1 or start.dtype != torch.int64:
+        raise ValueError(
+            f"mlx::{name}: start is {start.dtype} of shape {list(start.shape)}, expected one int64"
+        )
+    first, capacity = int(start), cache.shape[2]
+    if first < 0 or first + length > capacity:
+        raise ValueError(
+            f"mlx::{name}: rows {first} to {first + length} are outside a cache of {capacity}"
+        )
+    return first, first + length
+
+
+def _kv_cache_update(cache, update, start):
+    first, last = _rows("kv_cache_update", cache, update.shape[2], start)
+    updated = cache.clone()
+    updated[:, :, first:last] = update
+    return updated
+
+
+# `cache` [B, H, C, D] with `update` [B, H, S, D] in its rows `start` to `start + S`. Copied
+# back into the buffer it came from, the update is made in place.
+kv_cache_update = define(
+    "kv_cache_update(Tensor cache, Tensor update, Tensor start) -> Tensor",
+    _kv_cache_update,
+    lambda cache, update, start: torch.empty_like(cache),
+)
+
+
+def _cached_attention(query, keys, values, start, scale):
+    length = query.shape[2]
+    first, last = _rows("cached_attention", keys, length, start)
+    mask = torch.ones(length, last, dtype=torch.bool).tril(diagonal=first)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        keys[:, :, :last].to(query.dtype),
+        values[:, :, :last].to(query.dtype),
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=True,
+    )
+
+
+# Causal attention of `query` [B, H, S, D], which stands at `start`, over the first `start + S`
+# rows of `keys` and `values` [B, G, C, D]; G divides H. Returns [B, H, S, D].
+cached_attention = define(
+    "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale)"
+    " -> Tensor",
+    _cached_attention,
+    lambda query, keys, values, start, scale: torch.empty_like(
+        query, memory_format=torch.contiguous_format
+    ),
+)

@@ -10,6 +10,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
+from .liveness import drop_dead, slots_in
 from .program import Emitted, ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
@@ -32,6 +33,7 @@ class Program:
 
 def assemble(builder: ProgramBuilder) -> Program:
     """Number the slots of a built program and write it down."""
+    drop_dead(builder)
     return _Assembler(builder).program
 
 
@@ -85,7 +87,7 @@ class _Assembler:
         for chain in builder.chains:
             for emitted in chain:
                 for value in emitted.fields.values():
-                    for slot in value if isinstance(value, list) else [value]:
+                    for slot in slots_in(value):
                         self._see(slot, seen)
         return {space: [s for s in seen if s.space == space] for space in Space}
 

@@ -62,8 +62,9 @@ class ProgramBuilder:
         self._nodes: list[Node] = []
         self._dry = False
         self._scalars: dict[tuple, TensorSlot] = {}
-        self._sizes: dict[tuple, ValueSlot] = {}
-        self._items: dict[tuple, ValueSlot] = {}
+        # Instructions already emitted, one table for each open chain: what an outer chain has
+        # computed an inner one may use, but not the other way round.
+        self._known: list[dict[tuple, Any]] = [{}]
         self._fake_mode = detect_fake_mode(
             [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
         )
@@ -260,19 +261,28 @@ class ProgramBuilder:
     def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
         """Append an instruction; returns its `out` slot, a fresh one unless given.
 
-        `dtype` is that of the fresh slot; by default that of the first tensor operand.
+        `dtype` is that of the fresh slot; by default that of the first tensor operand. An
+        instruction that has been emitted before is not emitted again.
         """
         kinds = {f.name: f.type for f in op.FIELDS}
         unknown = set(fields) - set(kinds)
         if unknown:
             raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
-        if kinds.get("out") == "Tid" and "out" not in fields:
-            if dtype is None:
-                dtype = next(v.dtype for v in fields.values() if isinstance(v, TensorSlot))
-            fields["out"] = TensorSlot(dtype=dtype)
-        elif kinds.get("out") == "Vid" and "out" not in fields:
-            fields["out"] = ValueSlot(int)
+        key = None
+        if "out" in kinds and "out" not in fields:
+            key = _expression(op, fields)
+            for known in self._known if key else ():
+                if key in known:
+                    return known[key]
+            if kinds["out"] == "Vid":
+                fields["out"] = ValueSlot(int)
+            else:
+                if dtype is None:
+                    dtype = next(v.dtype for v in fields.values() if isinstance(v, TensorSlot))
+                fields["out"] = TensorSlot(dtype=dtype)
         self._chain.append(Emitted(op, fields))
+        if key is not None:
+            self._known[-1][key] = fields["out"]
         return fields.get("out", fields.get("outs"))
 
     def constant(
@@ -320,19 +330,11 @@ class ProgramBuilder:
         static = x.shape[dim]
         if isinstance(static, int):
             return static
-        dim %= x.ndim
-        # A size taken in one branch is unknown in the other.
-        key = (x, dim, id(self._chain))
-        if key not in self._sizes:
-            self._sizes[key] = self.emit(ir.SymSizeNode, a=x, dim=dim)
-        return self._sizes[key]
+        return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
 
     def item(self, x: TensorSlot) -> ValueSlot:
         """A one-element tensor as an int on the host: waits for it."""
-        key = (x, id(self._chain))
-        if key not in self._items:
-            self._items[key] = self.emit(ir.ItemIntNode, x=x)
-        return self._items[key]
+        return self.emit(ir.ItemIntNode, x=x)
 
     def in_place(self, x: TensorSlot) -> TensorSlot | None:
         """`x` itself if it is a mutable buffer that nothing reads after this node."""
@@ -357,9 +359,11 @@ class ProgramBuilder:
         """Emit into a new instruction chain; yields its index."""
         outer, self._chain = self._chain, []
         self.chains.append(self._chain)
+        self._known.append({})
         try:
             yield len(self.chains) - 1
         finally:
+            self._known.pop()
             self._chain = outer
 
     def inline(self, module: GraphModule, arguments: Sequence[Any]) -> list[Any]:
@@ -384,3 +388,17 @@ def _external(val: Any) -> Any:
     if isinstance(val, (list, tuple)):
         return [_external(v) for v in val]
     return None if val is None else slot_for(val)
+
+
+def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
+    """What names the value of an instruction, or None if running it twice may differ."""
+    if op is ir.RandomBitsNode and fields.get("seed") is None:
+        return None
+    frozen = []
+    for name, value in sorted(fields.items()):
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(v, TensorSlot) and v.space == Space.BUFFER for v in values):
+            return None
+        # 1, 1.0 and True are one key of a dict.
+        frozen.append((name, tuple(v if isinstance(v, Slot) else repr(v) for v in values)))
+    return op, tuple(frozen)

@@ -1,0 +1,5 @@
+"""Language models: the sampling head."""
+
+from .sampling import SamplingHead
+
+__all__ = ["SamplingHead"]
