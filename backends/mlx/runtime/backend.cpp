@@ -1,0 +1,255 @@
+// The backend as ExecuTorch sees it. No exception leaves this file.
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "context.h"
+#include "io.h"
+#include "program.h"
+#include "state.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+namespace et = executorch::runtime;
+
+constexpr char kBackendName[] = "MLXBackend";
+constexpr char kVersion[] = "0.1.0";
+
+// Below this the first call keeps the mutable buffers until it has succeeded.
+constexpr size_t kSmallBuffers = 64 << 20;
+
+struct Handle {
+  Handle(Program program, std::vector<uint64_t> copy, mx::Stream stream)
+      : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
+
+  std::vector<uint64_t> copy;  // of a payload that came unaligned
+  Program program;
+  State state;
+  mx::Stream stream;
+  std::mutex mutex;
+  bool has_succeeded = false;
+  bool is_lost = false;
+};
+
+// Runs `body`, turning what it throws into one line of log and an Error.
+template <typename Body>
+Error guarded(const char* what, Body&& body) {
+  try {
+    body();
+    return Error::Ok;
+  } catch (const Failure& failure) {
+    ET_LOG(Error, "MLX %s: %s", what, failure.what());
+    return failure.code;
+  } catch (const std::bad_alloc&) {
+    ET_LOG(Error, "MLX %s: out of memory", what);
+    return Error::MemoryAllocationFailed;
+  } catch (const std::exception& error) {
+    ET_LOG(Error, "MLX %s: %s", what, error.what());
+    return Error::Internal;
+  } catch (...) {
+    ET_LOG(Error, "MLX %s: an exception of unknown type", what);
+    return Error::Internal;
+  }
+}
+
+size_t buffer_bytes(const Handle& handle) {
+  size_t bytes = 0;
+  const auto& layout = handle.program.layout;
+  for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
+    bytes += handle.state.tensors[i]->nbytes();
+  }
+  return bytes;
+}
+
+void run_init_chain(Handle& handle) {
+  const int32_t init = handle.program.graph->init_chain_idx();
+  if (init >= 0) {
+    Context context(handle.program, handle.state, handle.stream);
+    context.run(static_cast<uint32_t>(init));
+    std::vector<mx::array> arrays;
+    for (const auto& slot : handle.state.tensors) {
+      if (slot) {
+        arrays.push_back(*slot);
+      }
+    }
+    evaluate(std::move(arrays), handle.stream);
+  }
+  handle.state.keep();
+}
+
+// Builds the graph of one call and evaluates it. Until state.commit() whatever
+// goes wrong leaves the mutable buffers as they were.
+void execute_call(Handle& handle, Arguments args) {
+  auto& state = handle.state;
+  check_argument(!handle.is_lost, "execute: the mutable buffers were lost in a failed evaluation, load the program again");
+  std::vector<mx::array> outputs;
+  std::vector<mx::array> pending;
+  std::vector<std::optional<mx::array>> safety;
+  state.begin();
+  try {
+    bind_inputs(handle.program, args, state, handle.stream);
+    Context(handle.program, state, handle.stream).run(handle.program.graph->main_chain_idx());
+    outputs = collect_outputs(handle.program, args, state);
+    write_values(handle.program, args, state);
+    pending = state.replaced();
+  } catch (...) {
+    state.rollback();
+    throw;
+  }
+
+  // A buffer that no output depends on has to be evaluated too, or its graph
+  // would grow with every call. Temporaries go first: who holds a second
+  // reference to a buffer keeps it from being updated in place.
+  const bool replaces = !pending.empty();
+  pending.insert(pending.end(), outputs.begin(), outputs.end());
+  state.release_temporaries();
+  // Kernels that MLX lacks show at the first evaluation: that one can be undone.
+  const bool undoable = !replaces || (!handle.has_succeeded && buffer_bytes(handle) <= kSmallBuffers);
+  if (!undoable) {
+    state.commit();
+  }
+  try {
+    evaluate(std::move(pending), handle.stream);
+  } catch (...) {
+    if (undoable) {
+      state.rollback();
+    }
+    handle.is_lost = !undoable;
+    throw;
+  }
+  state.commit();
+  handle.has_succeeded = true;
+  write_outputs(handle.program, args, outputs);
+}
+
+class Backend final : public et::BackendInterface {
+ public:
+  bool is_available() const override {
+    return true;
+  }
+
+  et::Result<et::DelegateHandle*> init(
+      et::BackendInitContext& context,
+      et::FreeableBuffer* processed,
+      et::ArrayRef<et::CompileSpec>) const override {
+    std::unique_ptr<Handle> handle;
+    const Error error = guarded("init", [&] { handle = load(context, *processed); });
+    if (error != Error::Ok) {
+      return error;
+    }
+    return handle.release();
+  }
+
+  Error execute(et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<EValue*> args)
+      const override {
+    auto* handle = static_cast<Handle*>(opaque);
+    if (handle == nullptr) {
+      return Error::DelegateInvalidHandle;
+    }
+    std::lock_guard lock(handle->mutex);
+    return guarded("execute", [&] { execute_call(*handle, args); });
+  }
+
+  void destroy(et::DelegateHandle* handle) const override {
+    delete static_cast<Handle*>(handle);
+  }
+
+  Error set_option(et::BackendOptionContext&, const et::Span<et::BackendOption>& options) override {
+    return guarded("set_option", [&] {
+      for (const auto& option : options) {
+        if (std::strcmp(option.key, "device") == 0) {
+          const auto* text = std::get_if<std::array<char, et::kMaxOptionValueLength>>(&option.value);
+          check_argument(text != nullptr, "device: a text was expected");
+          find_device(text->data());
+          std::lock_guard lock(mutex_);
+          device_ = text->data();
+        } else {
+          fail(Error::InvalidArgument, "option \"", option.key, "\" is unknown, \"device\" was expected");
+        }
+      }
+    });
+  }
+
+  Error get_option(et::BackendOptionContext&, et::Span<et::BackendOption>& options) override {
+    return guarded("get_option", [&] {
+      for (auto& option : options) {
+        check_argument(
+            std::strcmp(option.key, "device") == 0, "option \"", option.key, "\" is unknown, \"device\" was expected");
+        std::array<char, et::kMaxOptionValueLength> text{};
+        std::strncpy(text.data(), name(default_device()), text.size() - 1);
+        option.value = text;
+      }
+    });
+  }
+
+ private:
+  // MLX's default, unless the environment or set_option say otherwise.
+  mx::Device default_device() const {
+    std::lock_guard lock(mutex_);
+    if (!device_.empty()) {
+      return find_device(device_);
+    }
+    const char* environment = std::getenv("EXECUTORCH_MLX_DEVICE");
+    return find_device(environment == nullptr ? "" : environment);
+  }
+
+  std::unique_ptr<Handle> load(et::BackendInitContext& context, const et::FreeableBuffer& processed) const {
+    const auto option = context.get_runtime_spec<const char*>("device");
+    check_argument(option.ok() || option.error() == Error::NotFound, "option \"device\": a text was expected");
+    const mx::Device device = option.ok() ? find_device(*option) : default_device();
+    const auto metal = context.get_runtime_spec<bool>("metal_kernels");
+    check_argument(metal.ok() || metal.error() == Error::NotFound, "option \"metal_kernels\": a bool was expected");
+#if EXECUTORCH_MLX_METAL_KERNELS
+    const bool allow_metal_kernels = metal.ok() && *metal && device == mx::Device::gpu;
+#else
+    const bool allow_metal_kernels = false;
+#endif
+
+    const void* data = processed.data();
+    std::vector<uint64_t> copy;
+    if (reinterpret_cast<uintptr_t>(data) % alignof(uint64_t) != 0) {
+      copy.resize((processed.size() + 7) / 8);
+      std::memcpy(copy.data(), data, processed.size());
+      data = copy.data();
+    }
+    auto program = load_program(data, processed.size(), allow_metal_kernels);
+    auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
+    load_constants(handle->program, context.get_named_data_map(), handle->state);
+    run_init_chain(*handle);
+    return handle;
+  }
+
+  mutable std::mutex mutex_;
+  std::string device_;
+};
+
+} // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) const char* executorch_mlx_version() {
+  return kVersion;
+}
+
+// 0: registered, now or by an earlier call. 1: the process has another
+// MLXBackend, which stays. Otherwise the number of an ExecuTorch Error.
+__attribute__((visibility("default"))) int executorch_mlx_register() {
+  static Backend* backend = new Backend();  // the registry never lets go of it
+  auto* registered = et::get_backend_class(kBackendName);
+  if (registered != nullptr) {
+    return registered == backend ? 0 : 1;
+  }
+  const Error error = et::register_backend({kBackendName, backend});
+  return error == Error::Ok ? 0 : static_cast<int>(error);
+}
+
+} // extern "C"
+
+} // namespace executorch_mlx

@@ -1,0 +1,47 @@
+#include "device.h"
+
+#include <map>
+
+#include "error.h"
+
+namespace executorch_mlx {
+
+mx::Device find_device(const std::string& name) {
+  if (name.empty()) {
+    return mx::default_device();
+  }
+  check_argument(name == "cpu" || name == "gpu", "device: \"", name, "\" came, \"cpu\" or \"gpu\" was expected");
+  const mx::Device device(name == "cpu" ? mx::Device::cpu : mx::Device::gpu);
+  if (!mx::is_available(device)) {
+    fail(Error::NotSupported, "device: this build of MLX has no ", name);
+  }
+  return device;
+}
+
+const char* name(mx::Device device) {
+  return device.type == mx::Device::cpu ? "cpu" : "gpu";
+}
+
+mx::Stream shared_stream(mx::Device device) {
+  static std::mutex mutex;
+  static std::map<mx::Device, mx::Stream> streams;
+  std::lock_guard lock(mutex);
+  auto found = streams.find(device);
+  if (found == streams.end()) {
+    found = streams.emplace(device, mx::new_thread_unsafe_stream(device)).first;
+  }
+  return found->second;
+}
+
+void evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  try {
+    mx::eval(std::move(arrays));
+  } catch (...) {
+    mx::synchronize(stream);
+    throw;
+  }
+}
+
+} // namespace executorch_mlx

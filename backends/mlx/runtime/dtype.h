@@ -1,0 +1,114 @@
+// ScalarType, as programs and ExecuTorch tensors have it, and MLX's Dtype.
+#pragma once
+
+#include <executorch/runtime/core/portable_type/scalar_type.h>
+#include <mlx/mlx.h>
+
+#include <optional>
+#include <string>
+
+#include "error.h"
+
+namespace executorch_mlx {
+
+namespace mx = mlx::core;
+using ScalarType = executorch::runtime::etensor::ScalarType;
+
+inline std::optional<mx::Dtype> find_dtype(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool:
+      return mx::bool_;
+    case ScalarType::Byte:
+      return mx::uint8;
+    case ScalarType::Char:
+      return mx::int8;
+    case ScalarType::Short:
+      return mx::int16;
+    case ScalarType::Int:
+      return mx::int32;
+    case ScalarType::Long:
+      return mx::int64;
+    case ScalarType::UInt16:
+      return mx::uint16;
+    case ScalarType::UInt32:
+      return mx::uint32;
+    case ScalarType::UInt64:
+      return mx::uint64;
+    case ScalarType::Half:
+      return mx::float16;
+    case ScalarType::BFloat16:
+      return mx::bfloat16;
+    case ScalarType::Float:
+      return mx::float32;
+    case ScalarType::Double:
+      return mx::float64;
+    case ScalarType::ComplexFloat:
+      return mx::complex64;
+    default:
+      return std::nullopt;
+  }
+}
+
+inline mx::Dtype dtype_of(int8_t scalar_type) {
+  const auto dtype = find_dtype(static_cast<ScalarType>(scalar_type));
+  check_program(dtype.has_value(), "scalar_type ", int{scalar_type}, " is none that MLX has");
+  return *dtype;
+}
+
+inline const char* name(mx::Dtype dtype) {
+  switch (dtype.val()) {
+    case mx::Dtype::Val::bool_:
+      return "bool";
+    case mx::Dtype::Val::uint8:
+      return "uint8";
+    case mx::Dtype::Val::uint16:
+      return "uint16";
+    case mx::Dtype::Val::uint32:
+      return "uint32";
+    case mx::Dtype::Val::uint64:
+      return "uint64";
+    case mx::Dtype::Val::int8:
+      return "int8";
+    case mx::Dtype::Val::int16:
+      return "int16";
+    case mx::Dtype::Val::int32:
+      return "int32";
+    case mx::Dtype::Val::int64:
+      return "int64";
+    case mx::Dtype::Val::float16:
+      return "float16";
+    case mx::Dtype::Val::float32:
+      return "float32";
+    case mx::Dtype::Val::float64:
+      return "float64";
+    case mx::Dtype::Val::bfloat16:
+      return "bfloat16";
+    case mx::Dtype::Val::complex64:
+      return "complex64";
+  }
+  return "?";
+}
+
+inline std::string name(ScalarType type) {
+  const auto dtype = find_dtype(type);
+  return dtype ? name(*dtype) : str("ScalarType ", static_cast<int>(type));
+}
+
+template <typename Dims>
+std::string dims(const Dims& shape) {
+  std::string result = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i != 0) {
+      result += ',';
+    }
+    result += std::to_string(shape[i]);
+  }
+  result += ']';
+  return result;
+}
+
+inline std::string describe(const mx::array& x) {
+  return name(x.dtype()) + dims(x.shape());
+}
+
+} // namespace executorch_mlx

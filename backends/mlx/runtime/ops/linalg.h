@@ -1,0 +1,77 @@
+#pragma once
+
+#include "ops/index.h"
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+// On a CPU MLX has some kernels in float32 only, or slow and inaccurate ones in
+// half precision: those compute in float32 and cast back.
+inline bool wants_float32(const mx::array& x, const Context& c) {
+  return c.stream.device == mx::Device::cpu && is_half(x.dtype());
+}
+
+inline mx::array to_float32(const mx::array& x, const Context& c) {
+  return is_float(x.dtype()) ? mx::astype(x, mx::float32, c.stream) : x;
+}
+
+// Number of matrices that a batched operand holds.
+inline int batch_size(const mx::array& x) {
+  int size = 1;
+  for (int i = 0; i + 2 < static_cast<int>(x.ndim()); ++i) {
+    size *= x.shape(i);
+  }
+  return size;
+}
+
+inline void check_matrix(const mx::array& x, const char* what, size_t lowest = 2) {
+  check_argument(x.ndim() >= lowest, what, " has ", x.ndim(), " axes, at least ", lowest, " were expected");
+}
+
+inline void addmm(const fb::AddmmParams& n, Context& c) {
+  const auto& a = c.in(n.mat1());
+  const auto& b = c.in(n.mat2());
+  check_matrix(a, "mat1", 1);
+  check_matrix(b, "mat2", 1);
+  if (n.bias() != nullptr) {
+    return c.set(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream));
+  }
+  auto y = mx::matmul(a, b, c.stream);
+  c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, number(n.alpha(), y), c.stream));
+}
+
+// Indices of matrices in a flattened batch; MLX does not look where they lead.
+inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& batch, Context& c) {
+  if (tid == nullptr) {
+    return std::nullopt;
+  }
+  return mx::astype(checked_indices(c.in(tid), batch_size(batch), c, false), mx::uint32, c.stream);
+}
+
+template <typename Node>
+bool sorted_indices(const Node& n, Context& c) {
+  return n.sorted_indices_flag() == nullptr ? n.sorted_indices() : c.integer(n.sorted_indices_flag()) != 0;
+}
+
+inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
+  auto a = c.in(n.a());
+  auto b = c.in(n.b());
+  check_matrix(a, "a");
+  check_matrix(b, "b");
+  const auto dtype = a.dtype();
+  if (wants_float32(a, c) || wants_float32(b, c)) {
+    a = to_float32(a, c);
+    b = to_float32(b, c);
+  }
+  const auto lhs = batch_indices(n.lhs_indices(), a, c);
+  const auto rhs = batch_indices(n.rhs_indices(), b, c);
+  const auto y = mx::gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
+  c.set(n.out(), mx::astype(y, dtype, c.stream));
+}
+
+constexpr Row kLinalgRows[] = {
+    MLX_ROW(AddmmNode, addmm),
+    MLX_ROW(GatherMmNode, gather_mm),
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* what) {
+  check_argument(x.ndim() >= 1, "x has no axis to normalize");
+  check_argument(
+      !weight || weight->shape() == mx::Shape{x.shape(-1)},
+      what, " is of shape ", weight ? dims(weight->shape()) : "", ", [", x.shape(-1), "] was expected");
+}
+
+inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto weight = c.optional(n.weight());
+  check_norm(x, weight, "weight");
+  c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
+}
+
+inline void layer_norm(const fb::LayerNormParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto weight = c.optional(n.weight());
+  const auto bias = c.optional(n.bias());
+  check_norm(x, weight, "weight");
+  check_norm(x, bias, "bias");
+  c.set(n.out(), x.size() == 0 ? x : mx::fast::layer_norm(x, weight, bias, n.eps(), c.stream));
+}
+
+inline void softmax(const fb::SoftmaxParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if (x.ndim() == 0) {
+    checked_axis(n.axis(), 1);
+    return c.set(n.out(), mx::ones_like(x, c.stream));
+  }
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  c.set(n.out(), x.size() == 0 ? x : mx::softmax(x, std::vector<int>{axis}, n.precise(), c.stream));
+}
+
+constexpr Row kNormRows[] = {
+    MLX_ROW(LayerNormNode, layer_norm),
+    MLX_ROW(RMSNormNode, rms_norm),
+    MLX_ROW(SoftmaxNode, softmax),
+};
+
+} // namespace executorch_mlx

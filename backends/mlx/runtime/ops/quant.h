@@ -1,0 +1,88 @@
+#pragma once
+
+#include "ops/linalg.h"
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+// What describes quantized weights in every one of these nodes.
+struct Quantized {
+  mx::array w;
+  mx::array scales;
+  std::optional<mx::array> biases;
+};
+
+template <typename Node>
+Quantized quantized(const Node& n, Context& c) {
+  check_program(
+      n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8,
+      "group_size ", n.group_size(), " and bits ", n.bits(), " describe no quantization");
+  Quantized q{c.in(n.w()), c.in(n.scales()), c.optional(n.biases())};
+  check_argument(
+      q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(),
+      "w is ", describe(q.w), " and scales ", describe(q.scales), ", packed uint32 and as many axes were expected");
+  // MLX divides the rows of w by these without looking.
+  const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
+  auto expected = q.w.shape();
+  expected.back() = static_cast<int>(columns / n.group_size());
+  check_argument(
+      columns % n.group_size() == 0 && q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
+      "scales are ", describe(q.scales), ", shape ", dims(expected), " was expected for them and biases");
+  return q;
+}
+
+inline Quantized to_float32(Quantized q, const Context& c) {
+  q.scales = to_float32(q.scales, c);
+  if (q.biases) {
+    q.biases = to_float32(*q.biases, c);
+  }
+  return q;
+}
+
+inline void dequantize(const fb::DequantizeParams& n, Context& c) {
+  const auto q = quantized(n, c);
+  const auto dtype = n.dtype() ? std::optional(dtype_of(*n.dtype())) : std::nullopt;
+  c.set(
+      n.out(),
+      mx::dequantize(
+          q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(), c.optional(n.global_scale()), dtype, c.stream));
+}
+
+inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
+  auto x = c.in(n.x());
+  auto q = quantized(n, c);
+  check_matrix(x, "x", 1);
+  const auto dtype = x.dtype();
+  if (wants_float32(x, c)) {
+    x = to_float32(x, c);
+    q = to_float32(std::move(q), c);
+  }
+  const auto y = mx::quantized_matmul(
+      x, q.w, q.scales, q.biases, n.transpose(), n.group_size(), n.bits(), n.mode()->str(), c.stream);
+  c.set(n.out(), mx::astype(y, dtype, c.stream));
+}
+
+inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
+  auto x = c.in(n.x());
+  auto q = quantized(n, c);
+  check_matrix(x, "x");
+  const auto dtype = x.dtype();
+  if (wants_float32(x, c)) {
+    x = to_float32(x, c);
+    q = to_float32(std::move(q), c);
+  }
+  const auto lhs = batch_indices(n.lhs_indices(), x, c);
+  const auto rhs = batch_indices(n.rhs_indices(), q.w, c);
+  const auto y = mx::gather_qmm(
+      x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
+      /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
+  c.set(n.out(), mx::astype(y, dtype, c.stream));
+}
+
+constexpr Row kQuantRows[] = {
+    MLX_ROW(DequantizeNode, dequantize),
+    MLX_ROW(GatherQmmNode, gather_qmm),
+    MLX_ROW(QuantizedMatmulNode, quantized_matmul),
+};
+
+} // namespace executorch_mlx

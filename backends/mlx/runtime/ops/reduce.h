@@ -1,0 +1,106 @@
+#pragma once
+
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+using ReduceOp =
+    mx::array (*)(const mx::array&, const std::vector<int>&, bool, mx::StreamOrDevice);
+using VarianceOp =
+    mx::array (*)(const mx::array&, const std::vector<int>&, bool, int, mx::StreamOrDevice);
+using ArgReduceOp = mx::array (*)(const mx::array&, int, bool, mx::StreamOrDevice);
+using SortOp = mx::array (*)(const mx::array&, int, mx::StreamOrDevice);
+using PartitionOp = mx::array (*)(const mx::array&, int, int, mx::StreamOrDevice);
+
+template <ReduceOp Op>
+void reduce(const fb::ReduceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
+  c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
+}
+
+// Of nothing there is no median, maximum or minimum.
+template <ReduceOp Op>
+void reduce_some(const fb::ReduceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  for (const int axis : checked_axes(n.axes(), static_cast<int>(x.ndim()))) {
+    check_argument(x.shape(axis) > 0, "x: axis ", axis, " is empty");
+  }
+  reduce<Op>(n, c);
+}
+
+template <VarianceOp Op>
+void variance(const fb::VarianceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
+  c.set(n.out(), Op(x, axes, n.keepdims(), n.ddof(), c.stream));
+}
+
+template <ArgReduceOp Op>
+void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if (x.ndim() == 0) {  // torch counts a number as a row of one
+    checked_axis(n.axis(), 1);
+    return c.set(n.out(), mx::zeros({}, mx::uint32, c.stream));
+  }
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  check_argument(x.shape(axis) > 0, "x: axis ", axis, " is empty");
+  c.set(n.out(), Op(x, axis, n.keepdims(), c.stream));
+}
+
+// MLX divides by the length of the axis.
+template <SortOp Op, bool kIndices>
+void sort(const fb::AxisNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(n.axis(), std::max<int>(1, x.ndim()));
+  if (x.size() == 0 || x.ndim() == 0) {
+    return c.set(n.out(), kIndices ? mx::zeros(x.shape(), mx::uint32, c.stream) : x);
+  }
+  c.set(n.out(), Op(x, axis, c.stream));
+}
+
+template <PartitionOp Op>
+void partition(const fb::KthNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  const int kth = c.size("kth", n.kth());
+  const int length = x.shape(axis);
+  check_argument(kth >= -length && kth < length, "kth ", kth, " is outside [", -length, ", ", length, ")");
+  c.set(n.out(), x.size() == 0 ? x : Op(x, kth, axis, c.stream));
+}
+
+inline void cumsum(const fb::CumsumParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(n.axis(), std::max<int>(1, x.ndim()));
+  if (x.size() == 0 || x.ndim() == 0) {
+    return c.set(n.out(), n.inclusive() ? x : mx::zeros_like(x, c.stream));
+  }
+  c.set(n.out(), mx::cumsum(x, axis, n.reverse(), n.inclusive(), c.stream));
+}
+
+constexpr Row kReduceRows[] = {
+    MLX_ROW(AllNode, reduce<mx::all>),
+    MLX_ROW(AnyNode, reduce<mx::any>),
+    MLX_ROW(LogSumExpNode, reduce<mx::logsumexp>),
+    MLX_ROW(MaxNode, reduce_some<mx::max>),
+    MLX_ROW(MeanNode, reduce<mx::mean>),
+    MLX_ROW(MedianNode, reduce_some<mx::median>),
+    MLX_ROW(MinNode, reduce_some<mx::min>),
+    MLX_ROW(ProdNode, reduce<mx::prod>),
+    MLX_ROW(SumNode, reduce<mx::sum>),
+
+    MLX_ROW(StdNode, variance<mx::std>),
+    MLX_ROW(VarNode, variance<mx::var>),
+
+    MLX_ROW(ArgmaxNode, arg_reduce<mx::argmax>),
+    MLX_ROW(ArgminNode, arg_reduce<mx::argmin>),
+
+    MLX_ROW(ArgPartitionNode, partition<mx::argpartition>),
+    MLX_ROW(ArgsortNode, sort<mx::argsort, true>),
+    MLX_ROW(PartitionNode, partition<mx::partition>),
+    MLX_ROW(SortNode, sort<mx::sort, false>),
+
+    MLX_ROW(CumsumNode, cumsum),
+};
+
+} // namespace executorch_mlx

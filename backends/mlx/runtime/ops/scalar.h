@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cmath>
+
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+using IntegerOp = int64_t (*)(int64_t, int64_t);
+
+// Division as in Python: towards minus infinity, the remainder with b's sign.
+inline int64_t floor_divide(int64_t a, int64_t b) {
+  check_argument(b != 0, "integer division by zero");
+  check_argument(b != -1 || a != std::numeric_limits<int64_t>::min(), a, " / -1 overflows 64 bits");
+  return a / b - (a % b != 0 && (a % b < 0) != (b < 0));
+}
+
+inline int64_t modulo(int64_t a, int64_t b) {
+  check_argument(b != 0, "integer division by zero");
+  return b == -1 ? 0 : a - floor_divide(a, b) * b;
+}
+
+inline int64_t add(int64_t a, int64_t b) {
+  int64_t result;
+  check_argument(!__builtin_add_overflow(a, b, &result), a, " + ", b, " overflows 64 bits");
+  return result;
+}
+
+inline int64_t subtract(int64_t a, int64_t b) {
+  int64_t result;
+  check_argument(!__builtin_sub_overflow(a, b, &result), a, " - ", b, " overflows 64 bits");
+  return result;
+}
+
+inline int64_t multiply(int64_t a, int64_t b) {
+  int64_t result;
+  check_argument(!__builtin_mul_overflow(a, b, &result), a, " * ", b, " overflows 64 bits");
+  return result;
+}
+
+template <IntegerOp Op>
+void integers(const fb::BinaryIntNode& n, Context& c) {
+  c.set(n.out(), Op(c.integer(n.a()), c.integer(n.b())));
+}
+
+// Brings one number to the host. Only one that is computed has to be waited for.
+inline void item_int(const fb::ItemIntParams& n, Context& c) {
+  mx::array x = c.in(n.x());
+  check_argument(x.size() == 1, "x has ", x.size(), " elements, 1 was expected");
+  if (!is_on_host(x)) {
+    c.evaluate_now(x);
+  }
+  if (x.dtype() == mx::int64) {
+    return c.set(n.out(), *x.data<int64_t>());
+  }
+  if (!mx::issubdtype(x.dtype(), mx::inexact)) {
+    int64_t value = 0;
+    for_each_integer(x, [&](int64_t element) { value = element; });
+    check_argument(
+        x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(), "x does not fit in 64 bits");
+    return c.set(n.out(), value);
+  }
+  const auto wide = mx::astype(x, mx::float32, c.stream);
+  c.evaluate_now(wide);
+  const double value = *wide.data<float>();
+  check_argument(std::abs(value) < 0x1p63, "x is ", value, ", which is no integer");
+  c.set(n.out(), static_cast<int64_t>(value));
+}
+
+inline void sym_size(const fb::SymSizeParams& n, Context& c) {
+  const auto& a = c.in(n.a());
+  c.set(n.out(), int64_t{a.shape(checked_axis(n.dim(), static_cast<int>(a.ndim()), "dim"))});
+}
+
+constexpr Row kScalarRows[] = {
+    MLX_ROW(AddIntNode, integers<add>),
+    MLX_ROW(FloorDivideIntNode, integers<floor_divide>),
+    MLX_ROW(ModIntNode, integers<modulo>),
+    MLX_ROW(MultiplyIntNode, integers<multiply>),
+    MLX_ROW(SubtractIntNode, integers<subtract>),
+
+    MLX_ROW(ItemIntNode, item_int),
+    MLX_ROW(SymSizeNode, sym_size),
+};
+
+} // namespace executorch_mlx

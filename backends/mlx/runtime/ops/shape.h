@@ -1,0 +1,238 @@
+#pragma once
+
+#include "ops/row.h"
+
+namespace executorch_mlx {
+
+inline void noop(const fb::EmptyNode&, Context&) {}
+
+inline void id_copy(const fb::UnaryNode& n, Context& c) {
+  c.set(n.out(), c.in(n.x()));
+}
+
+inline void contiguous(const fb::UnaryNode& n, Context& c) {
+  c.set(n.out(), mx::contiguous(c.in(n.x()), /*allow_col_major=*/false, c.stream));
+}
+
+inline void expand_dims(const fb::AxisNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  c.set(n.out(), mx::expand_dims(x, checked_axis(n.axis(), static_cast<int>(x.ndim()) + 1), c.stream));
+}
+
+inline void squeeze(const fb::SqueezeParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if (n.dims() == nullptr || n.dims()->size() == 0) {
+    return c.set(n.out(), mx::squeeze(x, c.stream));
+  }
+  c.set(n.out(), mx::squeeze(x, checked_axes(n.dims(), static_cast<int>(x.ndim())), c.stream));
+}
+
+inline void reshape(const fb::ShapeNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  auto shape = c.sizes("shape", *n.shape(), -1);
+  int64_t known = 1;
+  int* unknown = nullptr;
+  for (int& size : shape) {
+    if (size == -1) {
+      check_program(unknown == nullptr, "shape ", dims(shape), " leaves more than one size open");
+      unknown = &size;
+    } else {
+      check_argument(!__builtin_mul_overflow(known, size, &known), "shape ", dims(shape), " is too large");
+    }
+  }
+  const auto total = static_cast<int64_t>(x.size());
+  if (unknown != nullptr) {
+    check_argument(known != 0 && total % known == 0, "x of ", total, " elements does not fit shape ", dims(shape));
+    *unknown = c.size("shape", total / known);
+    known = total;
+  }
+  check_argument(known == total, "x of ", total, " elements does not fit shape ", dims(shape));
+  c.set(n.out(), mx::reshape(x, std::move(shape), c.stream));
+}
+
+// A size of -1 keeps that of x, as in torch's expand.
+inline void broadcast_to(const fb::ShapeNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  auto shape = c.sizes("shape", *n.shape(), -1);
+  const int added = static_cast<int>(shape.size()) - static_cast<int>(x.ndim());
+  check_argument(added >= 0, "shape ", dims(shape), " has fewer axes than x");
+  for (int i = 0; i < static_cast<int>(shape.size()); ++i) {
+    if (shape[i] == -1) {
+      check_argument(i >= added, "shape ", dims(shape), ": x has no size for axis ", i);
+      shape[i] = x.shape(i - added);
+    }
+  }
+  Context::check_size(shape, x.dtype());
+  c.set(n.out(), mx::broadcast_to(x, shape, c.stream));
+}
+
+inline void transpose(const fb::TransposeParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  check_program(n.perm()->size() == x.ndim(), "perm has ", n.perm()->size(), " axes, x has ", x.ndim());
+  if (x.ndim() == 0) {
+    return c.set(n.out(), x);
+  }
+  c.set(n.out(), mx::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream));
+}
+
+inline void flip(const fb::FlipParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if (n.axes()->size() == 0) {
+    return c.set(n.out(), x);
+  }
+  c.set(n.out(), mx::flip(x, checked_axes(n.axes(), static_cast<int>(x.ndim())), c.stream));
+}
+
+inline void tile(const fb::TileParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto reps = c.sizes("reps", *n.reps());
+  mx::Shape shape(std::max(reps.size(), x.ndim()), 1);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const int64_t size = i < x.ndim() ? x.shape(-1 - static_cast<int>(i)) : 1;
+    const int64_t rep = i < reps.size() ? reps[reps.size() - 1 - i] : 1;
+    shape[shape.size() - 1 - i] = c.size("a tiled size", size * rep);
+  }
+  Context::check_size(shape, x.dtype());
+  c.set(n.out(), mx::tile(x, std::vector<int>(reps.begin(), reps.end()), c.stream));
+}
+
+inline void repeat(const fb::RepeatParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  const int repeats = c.size("repeats", n.repeats());
+  check_argument(repeats >= 0, "repeats ", repeats, " is negative");
+  auto shape = x.shape();
+  shape[axis] = c.size("a repeated size", int64_t{shape[axis]} * repeats);
+  Context::check_size(shape, x.dtype());
+  c.set(n.out(), mx::repeat(x, repeats, axis, c.stream));
+}
+
+inline void roll(const fb::RollParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  std::vector<int64_t> shifts;
+  for (const auto* shift : *n.shift()) {
+    shifts.push_back(c.integer(shift));
+  }
+  if (x.size() == 0) {
+    return c.set(n.out(), x);
+  }
+  if (n.axes()->size() == 0) {
+    check_program(shifts.size() == 1, shifts.size(), " shifts came for no axes, 1 was expected");
+    const auto shift = static_cast<int>(shifts[0] % static_cast<int64_t>(x.size()));
+    return c.set(n.out(), mx::roll(x, shift, c.stream));
+  }
+  check_program(
+      shifts.size() == n.axes()->size(), shifts.size(), " shifts came for ", n.axes()->size(), " axes");
+  mx::array y = x;
+  for (size_t i = 0; i < shifts.size(); ++i) {
+    const int axis = checked_axis(n.axes()->Get(i), static_cast<int>(x.ndim()));
+    y = mx::roll(y, static_cast<int>(shifts[i] % x.shape(axis)), axis, c.stream);
+  }
+  c.set(n.out(), y);
+}
+
+inline void split(const fb::SplitParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
+  const auto sizes = c.sizes("sizes", *n.sizes());
+  check_program(sizes.size() == n.outs()->size(), sizes.size(), " sizes came for ", n.outs()->size(), " outs");
+  mx::Shape ends;
+  int64_t end = 0;
+  for (const int size : sizes) {
+    end += size;
+    ends.push_back(c.size("sizes add up to", end));
+  }
+  check_argument(end == x.shape(axis), "sizes add up to ", end, ", axis ", axis, " has ", x.shape(axis));
+  if (sizes.size() == 1) {
+    return c.set(n.outs()->Get(0), x);
+  }
+  ends.pop_back();
+  auto parts = mx::split(x, ends, axis, c.stream);
+  for (uint32_t i = 0; i < parts.size(); ++i) {
+    c.set(n.outs()->Get(i), std::move(parts[i]));
+  }
+}
+
+inline void pad(const fb::PadParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto widths = c.sizes("pad_width", *n.pad_width());
+  const std::string mode = n.mode()->str();
+  check_program(mode == "constant" || mode == "edge", "mode is \"", mode, "\", \"constant\" or \"edge\" was expected");
+  check_program(widths.size() == 2 * x.ndim(), widths.size(), " widths came, ", 2 * x.ndim(), " were expected");
+  if (x.ndim() == 0) {
+    return c.set(n.out(), x);
+  }
+  std::vector<std::pair<int, int>> pairs;
+  auto shape = x.shape();
+  for (size_t i = 0; i < x.ndim(); ++i) {
+    pairs.emplace_back(widths[2 * i], widths[2 * i + 1]);
+    shape[i] = c.size("a padded size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
+    check_argument(
+        mode == "constant" || x.shape(static_cast<int>(i)) > 0 || shape[i] == 0,
+        "axis ", i, " is empty and has no edge to pad with");
+  }
+  Context::check_size(shape, x.dtype());
+  c.set(n.out(), mx::pad(x, pairs, mx::array(n.constant_value(), x.dtype()), mode, c.stream));
+}
+
+// MLX reads wherever the strides lead.
+inline void as_strided(const fb::AsStridedParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto shape = c.sizes("shape", *n.shape());
+  check_program(
+      n.strides()->size() == shape.size(), n.strides()->size(), " strides came for ", shape.size(), " sizes");
+  Context::check_size(shape, x.dtype());
+  mx::Strides strides;
+  __int128 lowest = n.offset();
+  __int128 highest = n.offset();
+  bool empty = false;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    strides.push_back(c.integer(n.strides()->Get(i)));
+    const __int128 reach = __int128{strides.back()} * (shape[i] - 1);
+    (reach < 0 ? lowest : highest) += reach;
+    empty |= shape[i] == 0;
+  }
+  check_argument(
+      empty || (lowest >= 0 && highest < static_cast<__int128>(x.size())),
+      "shape ", dims(shape), ", strides ", dims(strides), " and offset ", n.offset(), " leave the ", x.size(), " elements of x");
+  if (empty) {
+    return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
+  }
+  c.set(n.out(), mx::as_strided(x, shape, strides, n.offset(), c.stream));
+}
+
+inline void concatenate(const fb::JoinNode& n, Context& c) {
+  auto arrays = c.list(*n.tensors());
+  check_program(!arrays.empty(), "no tensors came");
+  const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()));
+  c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
+}
+
+inline void stack(const fb::JoinNode& n, Context& c) {
+  const auto arrays = c.list(*n.tensors());
+  check_program(!arrays.empty(), "no tensors came");
+  const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()) + 1);
+  c.set(n.out(), mx::stack(arrays, axis, c.stream));
+}
+
+constexpr Row kShapeRows[] = {
+    MLX_ROW(AsStridedNode, as_strided),
+    MLX_ROW(BroadcastToNode, broadcast_to),
+    MLX_ROW(ConcatenateNode, concatenate),
+    MLX_ROW(ContiguousNode, contiguous),
+    MLX_ROW(ExpandDimsNode, expand_dims),
+    MLX_ROW(FlipNode, flip),
+    MLX_ROW(IdCopyNode, id_copy),
+    MLX_ROW(NoopNode, noop),
+    MLX_ROW(PadNode, pad),
+    MLX_ROW(RepeatNode, repeat),
+    MLX_ROW(ReshapeNode, reshape),
+    MLX_ROW(RollNode, roll),
+    MLX_ROW(SplitNode, split),
+    MLX_ROW(SqueezeNode, squeeze),
+    MLX_ROW(StackNode, stack),
+    MLX_ROW(TileNode, tile),
+    MLX_ROW(TransposeNode, transpose),
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,31 @@
+# Finds the executorch and mlx wheels: executorch::runtime and friends, and mlx.
+if(NOT EXECUTORCH_MLX_WHEELS)
+  find_package(Python 3.10 COMPONENTS Interpreter)
+  if(NOT Python_Interpreter_FOUND)
+    message(FATAL_ERROR
+      "no Python 3.10 or newer: pass -DPython_EXECUTABLE=<python with the wheels> "
+      "or -DEXECUTORCH_MLX_WHEELS=<its site-packages>")
+  endif()
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c
+            "import importlib.util as u, os; print(os.path.dirname(os.path.dirname(u.find_spec('executorch.runtime').submodule_search_locations[0])))"
+    OUTPUT_VARIABLE EXECUTORCH_MLX_WHEELS OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_QUIET RESULT_VARIABLE _status)
+  if(NOT _status EQUAL 0)
+    message(FATAL_ERROR
+      "${Python_EXECUTABLE} cannot import executorch: pip install executorch==1.5.1 mlx[cpu]==0.32.4, "
+      "or pass -DEXECUTORCH_MLX_WHEELS=<site-packages>")
+  endif()
+endif()
+
+foreach(_wheel executorch/share/cmake/executorch-config.cmake mlx/share/cmake/MLX/MLXConfig.cmake)
+  if(NOT EXISTS "${EXECUTORCH_MLX_WHEELS}/${_wheel}")
+    message(FATAL_ERROR "${EXECUTORCH_MLX_WHEELS}/${_wheel} is missing: install both the executorch and the mlx wheel there")
+  endif()
+endforeach()
+
+find_package(executorch REQUIRED NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/executorch/share/cmake")
+find_package(MLX REQUIRED CONFIG NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/mlx/share/cmake/MLX")
+if(NOT TARGET executorch::runtime)
+  message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} ships no libexecutorch: 1.5.1 or newer is needed")
+endif()
