@@ -1,0 +1,54 @@
+# make demo, make test: each sets up what it needs first, once.
+.DEFAULT_GOAL := help
+.PHONY: help demo test build clean distclean same-python
+
+VENV := .venv
+PY   := $(VENV)/bin/python
+N    ?= 2# test processes
+ARGS ?=
+export CXX MLX TORCH
+
+help:
+	@echo "make demo       export the demo model and print text sampled by the C++ runner"
+	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
+	@echo "make build      set up .venv and build the delegate in build/"
+	@echo "make clean      remove what was built; make distclean removes .venv too"
+	@echo
+	@echo "PYTHON=python3.12   the interpreter of .venv   CXX=clang++        the C++ compiler"
+	@echo "MLX=cuda13          mlx's backend on Linux     TORCH=torch==...   another build of torch"
+
+demo: build
+	@$(PY) examples/demo.py
+
+test: build
+	@$(PY) -m pytest -n $(N) $(ARGS) test
+
+# Ninja knows the C++ sources and the CMake files.
+build: build/.configured
+	@$(PY) -m cmake --build build
+
+build/.configured: $(VENV)/.installed
+	@tools/setup.sh native
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml setup.py $(PY)
+	@tools/setup.sh install
+	@touch $@
+
+$(PY):
+	@tools/setup.sh venv
+
+# A PYTHON that is asked for is what one gets.
+ifdef PYTHON
+export PYTHON
+$(VENV)/.installed: | same-python
+same-python: $(PY)
+	@tools/setup.sh same
+endif
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
