@@ -207,4 +207,7 @@ def _shape_dim(dim: int | torch.SymInt) -> ir.ShapeDim:
         return ir.ShapeDim(value=dim)
     bounds = dim.node.shape_env.bound_sympy(dim.node.expr)
     upper = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < 2**31 - 1 else -1
-    return ir.ShapeDim(value=-1, min_value=max(int(bounds.lower), 0), max_value=upper)
+    # torch reasons about dynamic extents of 2 and more whatever lower bound it was given below
+    # that; the bound itself does not reach us.
+    lower = int(bounds.lower) if bounds.lower > 2 else 0
+    return ir.ShapeDim(value=-1, min_value=lower, max_value=upper)

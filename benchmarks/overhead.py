@@ -1,0 +1,116 @@
+"""What the interpreter costs: our programs against the same arithmetic without them.
+
+    python benchmarks/overhead.py
+
+1. A program of about 200 instructions, called from C++ through ExecuTorch, over the same graph
+   built by hand with mlx::core in the same process.
+2. A program of one instruction, called from Python through ExecuTorch, over MLX from Python,
+   data in and out of torch tensors for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner, load_delegate
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, layers: int):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        for _ in range(self.layers):
+            x = torch.tanh(x * 0.5 + 0.25)
+        return x
+
+
+class Exp(torch.nn.Module):
+    def forward(self, x):
+        return torch.exp(x)
+
+
+def lower(module: torch.nn.Module, x: torch.Tensor):
+    program = torch.export.export(module, (x,))
+    return to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()]).to_executorch()
+
+
+def from_cpp(layers: int, calls: int, rows: int, columns: int) -> tuple[float, float]:
+    build = ROOT / "build"
+    cmake = ["cmake", "-S", str(ROOT), "-B", str(build), "-DEXECUTORCH_MLX_BENCHMARKS=ON"]
+    for command in (cmake, ["cmake", "--build", str(build), "--target", "overhead_benchmark"]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "layers.pte"
+        path.write_bytes(lower(Layers(layers), torch.zeros(rows, columns)).buffer)
+        arguments = map(str, (path, rows, columns, layers, calls))
+        binary = build / "benchmarks/overhead/overhead_benchmark"
+        printed = subprocess.run([binary, *arguments], check=True, capture_output=True, text=True)
+    ours, hand = map(float, printed.stdout.split())
+    return ours, hand
+
+
+def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
+    from executorch.runtime import Runtime
+
+    load_delegate()
+    import mlx.core as mx
+
+    x = torch.rand(rows, columns)
+    program = Runtime.get().load_program(lower(Exp(), x).buffer)
+    method = program.load_method("forward")
+
+    def through_executorch():
+        return method.execute([x])[0]
+
+    def through_mlx():
+        y = mx.exp(mx.array(x.numpy()))
+        mx.eval(y)
+        return torch.from_numpy(memoryview_array(y))
+
+    times: dict = {through_executorch: [], through_mlx: []}
+    for _ in range(calls):
+        for call, spent in times.items():
+            start = time.perf_counter()
+            result = call()
+            spent.append((time.perf_counter() - start) * 1e6)
+            torch.testing.assert_close(result, x.exp())
+    return tuple(statistics.median(spent) for spent in times.values())
+
+
+def memoryview_array(y):
+    import numpy as np
+
+    return np.array(y)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=67, help="of three instructions each")
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--columns", type=int, default=16)
+    options = parser.parse_args()
+    size = (options.calls, options.rows, options.columns)
+
+    ours, hand = from_cpp(options.layers, *size)
+    instructions = 3 * options.layers
+    print(f"{instructions} instructions, C++: ours {ours:.1f} us, by hand {hand:.1f} us")
+    print(f"  ratio {ours / hand:.2f}   (bar 1.10)")
+    ours, mlx = from_python(*size)
+    print(f"1 instruction, Python: ours {ours:.1f} us, mlx {mlx:.1f} us")
+    print(f"  ratio {ours / mlx:.2f}   (bar 2.00)")
+
+
+if __name__ == "__main__":
+    main()

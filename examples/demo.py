@@ -1,0 +1,75 @@
+"""The main job, end to end: a small Llama is exported with its cache and the sampling head,
+and the C++ runner prints text sampled inside the model.
+
+    make demo        or        .venv/bin/python examples/demo.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.generate import LLMProgram
+from transformers import AutoTokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "examples" / "demo_model"
+
+SETTINGS = {
+    "temperature 0": {"temperature": 0.0},
+    "temperature 0.8, top-k 40, top-p 0.95": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "temperature 1.5": {"temperature": 1.5},
+}
+
+
+def run(runner: Path, program: Path, prompt: list[int], tokens: int, settings: dict) -> str:
+    """What the C++ runner prints."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    ids = ",".join(map(str, prompt))
+    command = [runner, program, "--prompt-ids", ids, "--max-new-tokens", str(tokens), *flags]
+    finished = subprocess.run(command, capture_output=True, check=False)
+    if finished.returncode:
+        raise SystemExit(finished.stderr.decode())
+    return finished.stdout.decode().removesuffix("\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--prompt", default="Return the")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--max-new-tokens", type=int, default=60)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "demo.pte")
+    parser.add_argument(
+        "--runner", type=Path, default=ROOT / "build/backends/mlx/runner/mlx_llm_runner"
+    )
+    options = parser.parse_args()
+
+    print(f"exporting {MODEL.relative_to(ROOT)} ...")
+    exported = export_llm(MODEL)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    size = exported.save(options.output)
+    print(f"{options.output}: {size / 1e6:.1f} MB, {exported.report}\n")
+
+    prompt = AutoTokenizer.from_pretrained(MODEL)(options.prompt)["input_ids"]
+    program = LLMProgram(options.output)
+    for title, settings in SETTINGS.items():
+        settings = settings | {"seed": options.seed}
+        arguments = (options.runner, options.output, prompt, options.max_new_tokens, settings)
+        text = run(*arguments)
+        print(f"--- {title}, seed {options.seed}\n{options.prompt}{text}")
+        tokens = program.generate(prompt, max_new_tokens=options.max_new_tokens, **settings)
+        from_python = program.text(list(tokens))
+        print(f"    the same seed again: {_same(run(*arguments), text)}", end="; ")
+        print(f"in Python: {_same(from_python, text)}\n")
+
+
+def _same(other: str, text: str) -> str:
+    if other != text:
+        raise SystemExit(f"a different text:\n{other}")
+    return "the same text"
+
+
+if __name__ == "__main__":
+    main()
