@@ -1,0 +1,34 @@
+// The command line of mlx_llm_runner.
+#pragma once
+
+#include <executorch_mlx/llm_runner.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace executorch_mlx {
+
+struct Arguments {
+  bool help = false;
+  std::string model;
+  std::string device; // cpu, gpu or empty: see LlmRunner
+  std::vector<int64_t> prompt;
+  GenerateConfig config;
+  bool ids = false; // ids out instead of text
+  int64_t repeat = 1;
+};
+
+// A command line that cannot be meant; the message says why.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Reads files and stdin for --prompt-ids @FILE and -.
+Arguments parse_arguments(int argc, char** argv);
+
+std::string usage();
+
+} // namespace executorch_mlx
