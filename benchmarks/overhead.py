@@ -65,6 +65,7 @@ def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
 
     load_delegate()
     import mlx.core as mx
+    import numpy as np
 
     x = torch.rand(rows, columns)
     program = Runtime.get().load_program(lower(Exp(), x).buffer)
@@ -76,7 +77,7 @@ def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
     def through_mlx():
         y = mx.exp(mx.array(x.numpy()))
         mx.eval(y)
-        return torch.from_numpy(memoryview_array(y))
+        return torch.from_numpy(np.array(y))
 
     times: dict = {through_executorch: [], through_mlx: []}
     for _ in range(calls):
@@ -88,10 +89,6 @@ def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
     return tuple(statistics.median(spent) for spent in times.values())
 
 
-def memoryview_array(y):
-    import numpy as np
-
-    return np.array(y)
 
 
 def main() -> None:

@@ -252,4 +252,11 @@ __attribute__((visibility("default"))) int executorch_mlx_register() {
 
 } // extern "C"
 
+namespace {
+
+// Loading the library is enough; a caller that wants to know how it went asks again.
+[[maybe_unused]] const int registered_at_load = executorch_mlx_register();
+
+} // namespace
+
 } // namespace executorch_mlx
