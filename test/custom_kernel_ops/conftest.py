@@ -1,0 +1,113 @@
+"""`draw`: mlx::sample, eager or exported and run by the delegate. `plain`: its specification."""
+
+import functools
+
+import pytest
+import torch
+
+import executorch_mlx
+from executorch_mlx.custom_kernel_ops.sample import sample
+
+DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
+DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
+LARGEST = torch.finfo(torch.float32).max
+
+
+class Sample(torch.nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def forward(self, logits, *values):
+        given = dict(zip(self.names, values, strict=True))
+        return sample(logits, given.pop("temperature"), given.pop("top_p"), **given)
+
+
+def lower(model, arguments, **options):
+    from executorch.exir import to_edge_transform_and_lower
+
+    program = torch.export.export(model, arguments, **options)
+    return to_edge_transform_and_lower(
+        program, partitioner=[executorch_mlx.MLXPartitioner()]
+    ).to_executorch()
+
+
+@functools.cache
+def load(shape, dtype, names):
+    """A method of the runtime that draws; it holds the program that it belongs to."""
+    from executorch.runtime import Runtime
+
+    executorch_mlx.load_delegate()
+    values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
+    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values)).buffer
+    program = Runtime.get().load_program(buffer)
+    method = program.load_method("forward")
+    return lambda arguments, program=program: method.execute(arguments)[0].clone()
+
+
+def _draw(how, logits, temperature=1.0, top_p=1.0, **given):
+    given = {"temperature": temperature, "top_p": top_p} | given
+    given = {n: torch.tensor(v, dtype=DTYPES[n]) for n, v in given.items() if v is not None}
+    if how == "eager":
+        return Sample(tuple(given))(logits, *given.values())
+    return load(tuple(logits.shape), logits.dtype, tuple(given))([logits, *given.values()])
+
+
+def _draws(how):
+    if how == "runtime" and not hasattr(executorch_mlx, "load_delegate"):
+        pytest.skip("the delegate is not part of this checkout")
+    return functools.partial(_draw, how)
+
+
+@pytest.fixture(params=["eager", "runtime"])
+def draw(request):
+    return _draws(request.param)
+
+
+@pytest.fixture
+def draw_both():
+    return {how: _draws(how) for how in ("eager", "runtime")}
+
+
+def kept(logits, temperature, top_p, top_k=None, min_p=None):
+    """bool `[B, V]`: the tokens that every filter keeps, by their definition, in float64."""
+    x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf).double()
+    p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST)) / temperature, -1)
+    order = torch.sort(x, dim=-1, descending=True, stable=True).indices
+    mass = p.gather(-1, order).cumsum(-1)
+    keep = torch.ones_like(x, dtype=torch.bool)
+    for row in range(len(x)):
+        limits = []
+        if top_p < 1:
+            limits.append(int((mass[row] < top_p).sum()))
+        if top_k is not None and 0 < top_k < x.shape[1]:
+            limits.append(top_k - 1)
+        for place in limits:
+            keep[row] &= x[row] >= x[row, order[row, min(place, x.shape[1] - 1)]]
+        if min_p is not None and min_p > 0:
+            keep[row] &= p[row] >= min(min_p, 1) * p[row].max() * (1 - 1e-9)
+    return keep
+
+
+@pytest.fixture(name="kept")
+def _kept():
+    return kept
+
+
+@pytest.fixture
+def plain():
+    """The token by the definition: Gumbel noise for all tokens, argmax over those kept."""
+
+    def specification(logits, temperature=1.0, top_p=1.0, seed=0, top_k=None, min_p=None):
+        x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf)
+        if not temperature > 0:
+            return x.argmax(-1)
+        bits = torch.ops.mlx.random_bits(list(x.shape), torch.tensor(seed))
+        uniform = (bits.to(torch.float32) / 0xFFFFFFFF).clamp(max=1 - 2**-24)
+        gumbel = -torch.log(-torch.log(uniform))
+        drop = x.amax(-1, keepdim=True).clamp(min=-LARGEST) - x
+        score = gumbel - drop / torch.tensor(temperature, dtype=torch.float32)
+        keep = kept(logits, temperature, top_p, top_k, min_p)
+        return torch.where(keep, score, -torch.inf).argmax(-1)
+
+    return specification
