@@ -15,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kReserved = 1 << 16; // tokens; an answer without an end may be wanted
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -175,7 +177,7 @@ GenerateResult LlmRunner::generate(
   Timings& timings = result.timings;
   result.seed = start(config.sampling);
   const int64_t room = meta.max_context_len - state.position - static_cast<int64_t>(prompt.size()) + 1;
-  result.tokens.reserve(std::min(config.max_new_tokens, room));
+  result.tokens.reserve(std::min({config.max_new_tokens, room, kReserved}));
 
   const int64_t position = state.position;
   const auto prefill_begin = Clock::now();
