@@ -1,0 +1,275 @@
+"""Hand-made programs, run by the stock ExecuTorch runtime through the delegate.
+
+    g = Graph()
+    x, y = g.input((2, 3)), g.output((2, 3))
+    g.emit(ir.ExpNode(x=x, out=y))
+    (result,) = g.run(torch.ones(2, 3))
+"""
+
+import dataclasses
+from typing import Any, Sequence
+
+import torch
+from executorch.exir import schema as et
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
+from executorch.exir.scalar_type import ScalarType
+from executorch.runtime import Runtime
+
+from executorch_mlx._load import load_delegate
+from executorch_mlx.serialization import ir
+from executorch_mlx.serialization.pack import pack_payload
+
+SCALAR_TYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4,
+    torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bool: 11,
+    torch.bfloat16: 15, torch.uint16: 27, torch.uint32: 28, torch.uint64: 29,
+}  # fmt: skip
+
+# Until finish() a slot's number is its space times this, plus its place there.
+SPACE = 1 << 16
+CONSTANT, INPUT, OUTPUT, BUFFER, TEMP = range(5)
+
+Dim = int | tuple[int, int]
+
+
+def lit(x: int) -> ir.IntOrVid:
+    return ir.IntOrVid(literal=x)
+
+
+def lits(*xs: int) -> list[ir.IntOrVid]:
+    return [lit(x) for x in xs]
+
+
+def var(vid: ir.Vid) -> ir.IntOrVid:
+    return ir.IntOrVid(vid=vid, is_vid=True)
+
+
+def number(x: float) -> ir.FloatOrVid:
+    return ir.FloatOrVid(literal=x)
+
+
+class Graph:
+    """One program under construction. A dimension (low, high) is dynamic."""
+
+    def __init__(self):
+        self.sizes = [0] * 5
+        self.meta: dict[int, ir.TensorMeta] = {}
+        self.names: dict[int, str] = {}
+        self.data: dict[str, torch.Tensor] = {}
+        self.inputs: list[tuple[Any, ...]] = []
+        self.outputs: list[tuple[Any, ...]] = []
+        self.chains: list[list[ir.Op]] = [[]]
+        self.num_values = 0
+        self.init_chain = -1
+
+    def _slot(self, space: int, shape: Sequence[Dim] = (), dtype=torch.float32) -> ir.Tid:
+        tid = ir.Tid(space * SPACE + self.sizes[space])
+        self.sizes[space] += 1
+        if space != TEMP:
+            self.meta[tid.idx] = ir.TensorMeta(
+                shape=[
+                    ir.ShapeDim(value=-1, min_value=d[0], max_value=d[1])
+                    if isinstance(d, tuple)
+                    else ir.ShapeDim(value=d)
+                    for d in shape
+                ],
+                scalar_type=SCALAR_TYPES[dtype],
+                dim_order=list(range(len(shape))),
+            )
+        return tid
+
+    def constant(self, tensor: torch.Tensor) -> ir.Tid:
+        tid = self._slot(CONSTANT, tensor.shape, tensor.dtype)
+        self.names[tid.idx] = f"c{self.sizes[CONSTANT]}"
+        self.data[self.names[tid.idx]] = tensor
+        return tid
+
+    def input(self, shape: Sequence[Dim], dtype=torch.float32) -> ir.Tid:
+        tid = self._slot(INPUT, shape, dtype)
+        self.names[tid.idx] = f"x{self.sizes[INPUT]}"
+        self.inputs.append((tid, tuple(shape), dtype))
+        return tid
+
+    def input_value(self, kind: ir.SlotType = ir.SlotType.IntValueSlot) -> ir.Vid:
+        vid = self.value()
+        self.inputs.append((vid, kind))
+        return vid
+
+    def output(self, shape: Sequence[Dim], dtype=torch.float32) -> ir.Tid:
+        tid = self._slot(OUTPUT, shape, dtype)
+        self.outputs.append((tid, tuple(shape), dtype))
+        return tid
+
+    def output_value(self, vid: ir.Vid, kind: ir.SlotType = ir.SlotType.IntValueSlot) -> None:
+        self.outputs.append((vid, kind))
+
+    def buffer(self, shape: Sequence[int], dtype=torch.float32, initial=None) -> ir.Tid:
+        tid = self._slot(BUFFER, shape, dtype)
+        self.names[tid.idx] = f"b{self.sizes[BUFFER]}"
+        if initial is not None:
+            self.data[self.names[tid.idx]] = initial
+        return tid
+
+    def temp(self) -> ir.Tid:
+        return self._slot(TEMP)
+
+    def value(self) -> ir.Vid:
+        self.num_values += 1
+        return ir.Vid(self.num_values - 1)
+
+    def chain(self, *ops: ir.Op) -> int:
+        self.chains.append(list(ops))
+        return len(self.chains) - 1
+
+    def emit(self, *ops: ir.Op) -> None:
+        self.chains[0].extend(ops)
+
+    # -- writing ---------------------------------------------------------------
+
+    def _number(self, provisional: int) -> int:
+        space, place = divmod(provisional, SPACE)
+        return sum(self.sizes[:space]) + place
+
+    def _renumbered(self, x: Any) -> Any:
+        if isinstance(x, ir.Tid):
+            return ir.Tid(self._number(x.idx))
+        if isinstance(x, list):
+            return [self._renumbered(item) for item in x]
+        if dataclasses.is_dataclass(x) and not isinstance(x, ir.Vid):
+            fields = {f.name: self._renumbered(getattr(x, f.name)) for f in dataclasses.fields(x)}
+            return dataclasses.replace(x, **fields)
+        return x
+
+    def _variant(self, slot) -> ir.SlotVariant:
+        if isinstance(slot[0], ir.Tid):
+            return ir.SlotVariant(idx=self._number(slot[0].idx))
+        return ir.SlotVariant(idx=slot[0].idx, slot_type=slot[1])
+
+    def graph(self) -> ir.MLXGraph:
+        meta = {self._number(i): m for i, m in self.meta.items()}
+        return ir.MLXGraph(
+            version="1",
+            num_constant_tensors=self.sizes[CONSTANT],
+            num_input_tensors=self.sizes[INPUT],
+            num_output_tensors=self.sizes[OUTPUT],
+            num_mutable_buffer_tensors=self.sizes[BUFFER],
+            num_temp_tensors=self.sizes[TEMP],
+            num_values=self.num_values,
+            instruction_chains=[
+                ir.InstructionChain(
+                    instructions=[ir.Instruction(op=self._renumbered(op)) for op in chain]
+                )
+                for chain in self.chains
+            ],
+            init_chain_idx=self.init_chain,
+            input_map=[self._variant(slot) for slot in self.inputs],
+            output_map=[self._variant(slot) for slot in self.outputs],
+            mutable_buffer_map=[
+                ir.SlotVariant(idx=self._number(BUFFER * SPACE + i))
+                for i in range(self.sizes[BUFFER])
+            ],
+            named_slots=[
+                ir.NamedSlot(name=name, slot=ir.SlotVariant(idx=self._number(i)))
+                for i, name in self.names.items()
+            ],
+            tensor_meta=[meta[i] for i in sorted(meta)],
+        )
+
+    def payload(self) -> bytes:
+        return pack_payload(self.graph())
+
+    def pte(self, payload: bytes | None = None) -> bytes:
+        """The .pte around a payload, by default this program's own."""
+        store = NamedDataStore()
+        for name, tensor in self.data.items():
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            store.add_named_data(name, raw, alignment=16)
+        values, memory = [], 0
+        for slot in self.inputs + self.outputs:
+            value, memory = _evalue(slot, memory)
+            values.append(value)
+        indices = list(range(len(values)))
+        plan = et.ExecutionPlan(
+            name="forward",
+            container_meta_type=et.ContainerMetadata("", ""),
+            values=values,
+            inputs=indices[: len(self.inputs)],
+            outputs=indices[len(self.inputs) :],
+            chains=[
+                et.Chain([], [], [et.Instruction(et.DelegateCall(0, indices))], stacktrace=None)
+            ],
+            operators=[],
+            delegates=[
+                et.BackendDelegate(
+                    "MLXBackend",
+                    et.BackendDelegateDataReference(et.DataLocation.INLINE, 0),
+                    [],
+                )
+            ],
+            non_const_buffer_sizes=[0, memory],
+        )
+        program = et.Program(
+            version=0,
+            execution_plan=[plan],
+            constant_buffer=[et.Buffer(b"")],
+            backend_delegate_data=[
+                et.BackendDelegateInlineData(self.payload() if payload is None else payload)
+            ],
+            segments=[],
+            constant_segment=et.SubsegmentOffsets(0, []),
+        )
+        named = store.get_named_data_store_output()
+        cord = serialize_pte_binary(
+            PTEFile(program, named_data=named), extract_delegate_segments=True
+        )
+        return bytes(cord)
+
+    def load(self, payload: bytes | None = None) -> "Model":
+        return Model(self.pte(payload))
+
+    def run(self, *args):
+        return self.load()(*args)
+
+
+def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
+    if isinstance(slot[0], ir.Vid):
+        kind = slot[1]
+        if kind == ir.SlotType.IntValueSlot:
+            return et.EValue(et.Int(0)), memory
+        if kind == ir.SlotType.BoolValueSlot:
+            return et.EValue(et.Bool(False)), memory
+        return et.EValue(et.Double(0.0)), memory
+    _, shape, dtype = slot
+    sizes = [d[1] if isinstance(d, tuple) else d for d in shape]
+    size = dtype.itemsize
+    for d in sizes:
+        size *= d
+    dynamic = any(isinstance(d, tuple) for d in shape)
+    tensor = et.Tensor(
+        scalar_type=ScalarType(SCALAR_TYPES[dtype]),
+        storage_offset=0,
+        sizes=sizes,
+        dim_order=list(range(len(sizes))),
+        requires_grad=False,
+        layout=0,
+        data_buffer_idx=0,
+        allocation_info=et.AllocationDetails(1, memory, 0),
+        shape_dynamism=(
+            et.TensorShapeDynamism.DYNAMIC_BOUND if dynamic else et.TensorShapeDynamism.STATIC
+        ),
+    )
+    return et.EValue(tensor), memory + -(-max(size, 1) // 16) * 16
+
+
+class Model:
+    """A loaded program; calling it returns the list of outputs."""
+
+    def __init__(self, pte: bytes):
+        load_delegate()
+        # A method does not keep its program alive.
+        self.program = Runtime.get().load_program(pte)
+        self.method = self.program.load_method("forward")
+
+    def __call__(self, *args) -> list[Any]:
+        return self.method.execute(args)

@@ -1,0 +1,37 @@
+"""Every node of the IR has a test that runs it, but for the two that cannot run here."""
+
+import pytest
+import test_elementwise
+import test_index
+import test_nn
+import test_reduce
+import test_shape
+from harness import Graph, ir, lits
+
+REFUSED = {ir.MetalKernelNode, ir.UpdateAndAttendNode}
+
+# In test_program.py, where a row would not say enough.
+IN_PROGRAMS = {
+    ir.ARangeNode, ir.FullNode, ir.FullLikeNode, ir.TriNode, ir.TrilNode, ir.TriuNode,
+    ir.AddIntNode, ir.SubtractIntNode, ir.MultiplyIntNode, ir.FloorDivideIntNode, ir.ModIntNode,
+    ir.ItemIntNode, ir.SymSizeNode, ir.RandomBitsNode, ir.IfNode, ir.ScanNode,
+}  # fmt: skip
+
+
+def test_every_node_is_run():
+    tested = set(IN_PROGRAMS)
+    for module in (test_elementwise, test_reduce, test_shape, test_index, test_nn):
+        tested |= {row.node for row in module.ROWS} | getattr(module, "COVERED", set())
+    assert set(ir.OPS.values()) - tested == REFUSED
+
+
+def test_metal_kernels_are_refused(capfd):
+    g = Graph()
+    g.emit(
+        ir.MetalKernelNode(
+            name="k", source="", inputs=[], outputs=[g.output((1,))], grid=lits(1), threadgroup=lits(1)
+        )
+    )
+    with pytest.raises(RuntimeError, match="0x:?10"):
+        g.load()
+    assert "instruction 0 (MetalKernelNode)" in capfd.readouterr().err
