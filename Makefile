@@ -6,7 +6,6 @@ VENV := .venv
 PY   := $(VENV)/bin/python
 N    ?= 2# test processes
 ARGS ?=
-export CXX MLX TORCH
 
 help:
 	@echo "make demo       export the demo model and print text sampled by the C++ runner"
@@ -14,14 +13,14 @@ help:
 	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make clean      remove what was built; make distclean removes .venv too"
 	@echo
-	@echo "PYTHON=python3.12   the interpreter of .venv   CXX=clang++        the C++ compiler"
-	@echo "MLX=cuda13          mlx's backend on Linux     TORCH=torch==...   another build of torch"
+	@echo "The first set-up of .venv and build/ listens to PYTHON=python3.12, CXX=clang++ (the C++"
+	@echo "compiler), MLX=cuda13 (mlx's backend on Linux) and TORCH=torch==2.13.0 (another build of it)."
 
 demo: build
 	@$(PY) examples/demo.py
 
 test: build
-	@$(PY) -m pytest -n $(N) $(ARGS) test
+	@$(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
 
 # Ninja knows the C++ sources and the CMake files.
 build: build/.configured
@@ -40,7 +39,6 @@ $(PY):
 
 # A PYTHON that is asked for is what one gets.
 ifdef PYTHON
-export PYTHON
 $(VENV)/.installed: | same-python
 same-python: $(PY)
 	@tools/setup.sh same

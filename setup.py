@@ -1,7 +1,7 @@
 """Finds the packages and drives CMake; the rest of the distribution is in pyproject.toml.
 
-A wheel gets what `cmake --install` lays down: executorch_mlx/lib and, with the runner, executorch_mlx/bin.
-An editable install leaves the library in build/, where the next `cmake --build build` renews it.
+A wheel gets what `cmake --install` lays down below executorch_mlx: the library in lib/, the runner in bin/.
+An editable install leaves them in build/, where the next `cmake --build build` renews them.
 
 EXECUTORCH_MLX_SKIP_CMAKE=1 installs the Python side alone; tools/setup.sh uses it to have the wheels
 in place before the first compilation.
@@ -36,6 +36,8 @@ class BuildPython(build_py):
 
 
 class BuildNative(build_ext):
+    installed: list[str] = []
+
     def run(self) -> None:
         if os.environ.get("EXECUTORCH_MLX_SKIP_CMAKE") == "1":
             return
@@ -53,12 +55,10 @@ class BuildNative(build_ext):
         cmake("--build", build)
         if not in_place:
             cmake("--install", build, "--prefix", Path(self.build_lib).resolve() / PACKAGE, "--strip")
+            self.installed = (build / "install_manifest.txt").read_text().splitlines()
 
     def get_outputs(self) -> list[str]:
-        if self.editable_mode or self.inplace:
-            return []
-        package = Path(self.build_lib) / PACKAGE
-        return [str(file) for folder in ("lib", "bin") for file in package.glob(f"{folder}/*")]
+        return [os.path.relpath(file) for file in self.installed]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

@@ -29,3 +29,15 @@ find_package(MLX REQUIRED CONFIG NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}
 if(NOT TARGET executorch::runtime)
   message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} ships no libexecutorch: 1.5.1 or newer is needed")
 endif()
+
+# executorch's targets hand the linker this machine's path to the wheel, ahead of any INSTALL_RPATH.
+# CMake itself does that for what runs in <build>; what is installed must not come back here.
+get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+list(FILTER _targets INCLUDE REGEX "^executorch::")
+foreach(_target ${_targets})
+  get_target_property(_options ${_target} INTERFACE_LINK_OPTIONS)
+  if(_options)
+    list(FILTER _options EXCLUDE REGEX "^LINKER:-rpath,/")
+    set_target_properties(${_target} PROPERTIES INTERFACE_LINK_OPTIONS "${_options}")
+  endif()
+endforeach()

@@ -36,6 +36,7 @@ find_python() {
 
 make_venv() {
   find_python
+  check_compiler # now, not after minutes of downloads
   if ! "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null; then # Debian packages them apart
     package=python$(version_of "$PYTHON")-venv
     system_install "$package" >/dev/null 2>&1 ||
@@ -112,11 +113,12 @@ check_compiler() {
 }
 
 get_flatbuffers() {
-  if command -v flatc >/dev/null; then return; fi
+  if command -v flatc >/dev/null && echo '#include <flatbuffers/flatbuffers.h>' | $compiler -std=c++20 -x c++ -fsyntax-only - 2>/dev/null
+  then return; fi
   say "installing FlatBuffers"
   if system_install libflatbuffers-dev flatbuffers-compiler >/dev/null 2>&1; then return; fi
   if command -v brew >/dev/null && brew install --quiet flatbuffers; then return; fi
-  say "no system package of FlatBuffers without root: CMake fetches the sources"
+  say "no system package of FlatBuffers (that takes root or sudo without a password): CMake fetches its sources"
 }
 
 build_native() {
