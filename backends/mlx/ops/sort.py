@@ -50,3 +50,9 @@ def _sorted(P, x, dim, descending):
 
 def _first(P, x, count, dim):
     return P.emit(ir.SliceNode, x=x, axis=dim, start=0, stop=count)
+
+
+@REGISTRY.lower(torch.ops.mlx.argpartition.default)
+def argpartition(P, x, kth, axis):
+    order = P.emit(ir.ArgPartitionNode, x=x, kth=kth, axis=axis, dtype=torch.uint32)
+    return P.cast(order, torch.int64)
