@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from .registry import aten_target
@@ -56,10 +55,8 @@ class Matcher:
         if isinstance(value, (int, float)):
             return value
         slot = self.P.value_or_none(value)
-        if isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT and slot.data:
-            tensor = slot.data()
-            if tensor.numel() == 1 and not isinstance(tensor, torch._subclasses.FakeTensor):
-                return tensor.item()
+        if isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT and slot.shape == ():
+            return slot.data().item()
         raise NoMatch
 
     def finish(self, last: Node, lower: Callable[[Any, Node], Any]) -> Match:

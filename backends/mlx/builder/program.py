@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
@@ -180,6 +181,10 @@ class ProgramBuilder:
                 else:
                     slot.is_input = True
                 self.interface.inputs.append(slot)
+            elif spec.kind == InputKind.CONSTANT_TENSOR and node.meta["val"].ndim == 0:
+                # A number of the source text.
+                value = self.program.constants[spec.target].item()
+                slot = self.scalar(value, node.meta["val"].dtype)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 is_buffer = spec.kind == InputKind.BUFFER and spec.target in mutated
                 slot = slot_for(
@@ -232,6 +237,8 @@ class ProgramBuilder:
         for part in node.target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
+            if value.ndim == 0 and not isinstance(value, FakeTensor):
+                return self.scalar(value.item(), value.dtype)
             return self.constant(node.target, lambda: value, like=value)
         return value  # a branch or a body
 
@@ -321,6 +328,8 @@ class ProgramBuilder:
     def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
         if x.dtype == dtype:
             return x
+        if x.space == Space.CONSTANT and x.shape == ():
+            return self.scalar(x.data().to(dtype).item(), dtype)
         out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
         out.shape = x.shape
         return out
