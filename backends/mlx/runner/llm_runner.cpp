@@ -63,7 +63,8 @@ struct LlmRunner::Impl {
     const int64_t vocab_size = program.metadata().vocab_size;
     for (const int64_t id : ids) {
       check_argument(
-          0 <= id && id < vocab_size, what, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
+          0 <= id && id < vocab_size,
+          what, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
     }
   }
 
@@ -163,7 +164,9 @@ GenerateResult LlmRunner::generate(
   const LlmMetadata& meta = metadata();
   state.cancelled.store(false, std::memory_order_relaxed);
 
-  check_argument(config.max_new_tokens >= 1, "max_new_tokens: ", config.max_new_tokens, ", expected at least 1");
+  check_argument(
+      config.max_new_tokens >= 1,
+      "max_new_tokens: ", config.max_new_tokens, ", expected at least 1");
   state.check_ids("stop_ids", config.stop_ids);
   state.check_prompt(prompt);
   const auto stops = [&](int64_t token) {
@@ -176,7 +179,8 @@ GenerateResult LlmRunner::generate(
   GenerateResult result;
   Timings& timings = result.timings;
   result.seed = start(config.sampling);
-  const int64_t room = meta.max_context_len - state.position - static_cast<int64_t>(prompt.size()) + 1;
+  const auto prompt_size = static_cast<int64_t>(prompt.size());
+  const int64_t room = meta.max_context_len - state.position - prompt_size + 1;
   result.tokens.reserve(std::min({config.max_new_tokens, room, kReserved}));
 
   const int64_t position = state.position;

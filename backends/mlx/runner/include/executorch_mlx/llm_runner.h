@@ -124,7 +124,9 @@ class LlmRunner {
   // yet: a next turn that keeps the conversation begins with it.
   // Throws LlmArgumentError before anything ran, LlmError if a step fails.
   GenerateResult generate(
-      std::span<const int64_t> prompt, const GenerateConfig& config, const TokenCallback& on_token = {});
+      std::span<const int64_t> prompt,
+      const GenerateConfig& config,
+      const TokenCallback& on_token = {});
 
   // Ends a running generate() before its next step; without one, does nothing.
   // For another thread or a signal handler.

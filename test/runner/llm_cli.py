@@ -1,0 +1,46 @@
+"""mlx_llm_runner as a user starts it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).resolve().parents[2] / "build"
+
+
+def find_program(name: str) -> Path:
+    """A program of the build folder."""
+    path = BUILD / name
+    if not path.exists():
+        pytest.fail(f"{path} is not built: cmake --build {BUILD}")
+    return path
+
+
+class Run:
+    """A finished run of mlx_llm_runner."""
+
+    def __init__(self, *arguments: object, stdin: str | None = None):
+        command = [find_program("mlx_llm_runner"), *arguments]
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, timeout=120, input=stdin and stdin.encode()
+        )
+        self.code = done.returncode
+        self.stdout = done.stdout.decode()
+        self.stderr = done.stderr.decode()
+
+    @property
+    def ids(self) -> list[int]:
+        assert self.code == 0, self.stderr
+        return [int(line) for line in self.stdout.split()]
+
+    @property
+    def text(self) -> str:
+        """Text out, without the line end that closes it."""
+        assert self.code == 0, self.stderr
+        assert self.stdout.endswith("\n")
+        return self.stdout[:-1]
+
+    @property
+    def finish(self) -> str:
+        return re.search(r"^finish: (.*)$", self.stderr, re.MULTILINE)[1]

@@ -1,0 +1,49 @@
+"""The demo model through MLX: the same tokens as Python's loop over the same program."""
+
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model"
+PROMPT = [0, 354, 264]
+OPTIONS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "seed": 2**40 + 5}
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory) -> Path:
+    from executorch_mlx.llm.export import export_llm
+
+    path = tmp_path_factory.mktemp("demo") / "demo.pte"
+    export_llm(MODEL).save(path)
+    return path
+
+
+def _arguments(demo: Path, options: dict, *more: str) -> list[str]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return [str(demo), "--prompt-ids", ",".join(map(str, PROMPT)), *flags, *more]
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS, {"temperature": 1.5, "seed": 3}], ids=str)
+def test_same_tokens_as_python(run, demo, options):
+    from executorch_mlx.llm.generate import LLMProgram
+
+    python = LLMProgram(demo)
+    # The defaults of both sides are greedy; a seed is of no effect then.
+    expected = list(python.generate(PROMPT, max_new_tokens=60, **options))
+    arguments = _arguments(demo, options, "--max-new-tokens", "60")
+    assert run(*arguments, "--ids").ids == expected
+    assert run(*arguments).text == python.text(expected)
+
+
+def test_same_seed_same_text(run, demo):
+    first = run(*_arguments(demo, OPTIONS))
+    assert first.text == run(*_arguments(demo, OPTIONS)).text
+    assert first.text != run(*_arguments(demo, OPTIONS | {"seed": 1})).text
+
+
+def test_repeat_after_a_full_context(run, demo):
+    """What an earlier answer left in the KV cache does not show in the next."""
+    done = run(*_arguments(demo, OPTIONS, "--max-new-tokens=600", "--ignore-eos", "--ids", "--repeat=2"))
+    half = len(done.ids) // 2
+    assert half == 512 - len(PROMPT) + 1
+    assert done.ids[:half] == done.ids[half:]
