@@ -35,7 +35,6 @@ struct Handle {
   mx::Stream stream;
   std::mutex mutex;
   bool has_succeeded = false;
-  bool is_lost = false;
 };
 
 // Runs `body`, turning what it throws into one line of log and an Error.
@@ -84,44 +83,27 @@ void run_init_chain(Handle& handle) {
   handle.state.keep();
 }
 
-// Builds the graph of one call and evaluates it. Until state.commit() whatever
-// goes wrong leaves the mutable buffers as they were.
+// Builds the graph of one call and evaluates it.
 void execute_call(Handle& handle, Arguments args) {
   auto& state = handle.state;
-  check_argument(!handle.is_lost, "execute: the mutable buffers were lost in a failed evaluation, load the program again");
+  check_argument(!state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation, load the program again");
+  // Kernels that MLX lacks show in the first call: that one can be undone.
+  state.begin(!handle.has_succeeded && buffer_bytes(handle) <= kSmallBuffers);
   std::vector<mx::array> outputs;
-  std::vector<mx::array> pending;
-  std::vector<std::optional<mx::array>> safety;
-  state.begin();
   try {
     bind_inputs(handle.program, args, state, handle.stream);
     Context(handle.program, state, handle.stream).run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state);
     write_values(handle.program, args, state);
-    pending = state.replaced();
+    // A buffer that no output depends on has to be evaluated too, or its graph
+    // would grow with every call. Temporaries go first: who holds a second
+    // reference to a buffer keeps it from being updated in place.
+    std::vector<mx::array> pending = state.pending();
+    pending.insert(pending.end(), outputs.begin(), outputs.end());
+    state.release_temporaries();
+    state.evaluate(std::move(pending), handle.stream);
   } catch (...) {
     state.rollback();
-    throw;
-  }
-
-  // A buffer that no output depends on has to be evaluated too, or its graph
-  // would grow with every call. Temporaries go first: who holds a second
-  // reference to a buffer keeps it from being updated in place.
-  const bool replaces = !pending.empty();
-  pending.insert(pending.end(), outputs.begin(), outputs.end());
-  state.release_temporaries();
-  // Kernels that MLX lacks show at the first evaluation: that one can be undone.
-  const bool undoable = !replaces || (!handle.has_succeeded && buffer_bytes(handle) <= kSmallBuffers);
-  if (!undoable) {
-    state.commit();
-  }
-  try {
-    evaluate(std::move(pending), handle.stream);
-  } catch (...) {
-    if (undoable) {
-      state.rollback();
-    }
-    handle.is_lost = !undoable;
     throw;
   }
   state.commit();

@@ -109,8 +109,8 @@ class Context {
   void run(uint32_t chain);
 
   // The only synchronization in the middle of a program.
-  void evaluate_now(const mx::array& x) const {
-    evaluate({x}, stream);
+  void evaluate_now(const mx::array& x) {
+    state_.evaluate({x}, stream);
   }
 
   static void check_size(const mx::Shape& shape, mx::Dtype dtype);

@@ -1,5 +1,7 @@
 #include "state.h"
 
+#include "device.h"
+
 namespace executorch_mlx {
 
 State::State(const Layout& layout)
@@ -14,7 +16,8 @@ void State::keep() {
   kept_values_ = values;
 }
 
-void State::begin() {
+void State::begin(bool undoable) {
+  is_undoable_ = undoable;
   for (const auto& [slot, array] : kept_tensors_) {
     tensors[slot] = array;
   }
@@ -28,6 +31,7 @@ void State::commit() {
 }
 
 void State::rollback() {
+  // Empty after a commit: then the buffers keep what the call has made of them.
   std::copy(
       buffers_before_.begin(), buffers_before_.end(), tensors.begin() + layout_.buffers_begin());
   buffers_before_.clear();
@@ -43,15 +47,27 @@ void State::release_temporaries() {
   }
 }
 
-std::vector<mx::array> State::replaced() const {
+std::vector<mx::array> State::pending() const {
   std::vector<mx::array> result;
-  for (size_t i = 0; i < buffers_before_.size(); ++i) {
-    const auto& now = tensors[layout_.buffers_begin() + i];
-    if (now && (!buffers_before_[i] || now->id() != buffers_before_[i]->id())) {
-      result.push_back(*now);
+  for (uint32_t i = layout_.buffers_begin(); i < layout_.temps_begin(); ++i) {
+    if (tensors[i] && !tensors[i]->is_available()) {
+      result.push_back(*tensors[i]);
     }
   }
   return result;
+}
+
+void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
+  const bool risks_buffers = !is_undoable_ && !pending().empty();
+  if (!is_undoable_) {
+    commit();
+  }
+  try {
+    executorch_mlx::evaluate(std::move(arrays), stream);
+  } catch (...) {
+    is_lost_ = risks_buffers;
+    throw;
+  }
 }
 
 } // namespace executorch_mlx

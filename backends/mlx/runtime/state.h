@@ -26,23 +26,37 @@ class State {
   // What is in the slots now is what every call starts from.
   void keep();
 
-  // A call is begin(), instructions, and then either commit() once nothing but
-  // the evaluation can fail, or rollback(). Until commit() the mutable buffers
-  // of before the call are held: that is what makes a failed call harmless, and
-  // why MLX updates them in place only in the evaluation after it.
-  void begin();
-  void commit();
+  // A call is begin(), instructions and evaluate(), and rollback() if it fails.
+  //
+  // The mutable buffers of before the call are held until the first evaluation of
+  // the call: until then a failed call is harmless. From there on MLX has to be
+  // their only owner, or it would copy them instead of updating them in place. A
+  // call that is `undoable` holds them to its end, at the price of that copy.
+  void begin(bool undoable);
   void rollback();
+
+  // Evaluates, in the middle of a call or at its end.
+  void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
+
+  // Drops the buffers of before the call, which has succeeded.
+  void commit();
+
+  // An evaluation failed that could not be undone.
+  bool is_lost() const {
+    return is_lost_;
+  }
 
   // Empties what does not outlive the call.
   void release_temporaries();
 
-  // Mutable buffers that this call has replaced.
-  std::vector<mx::array> replaced() const;
+  // Mutable buffers that have not been evaluated yet.
+  std::vector<mx::array> pending() const;
 
  private:
   Layout layout_;
   std::vector<std::optional<mx::array>> buffers_before_;
+  bool is_undoable_ = true;
+  bool is_lost_ = false;
   // Temporaries and values that the init chain left behind; mostly empty.
   std::vector<std::pair<uint32_t, mx::array>> kept_tensors_;
   std::vector<Value> kept_values_;
