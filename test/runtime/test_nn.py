@@ -277,7 +277,7 @@ def test_rope(how, dtype):
         (ir.Conv2DNode, {"x": (1, 4, 4, 3), "w": (2, 3, 3, 3)}, {"stride_h": 0}, "axis 0 has stride 0"),
         (ir.Conv2DNode, {"x": (1, 2, 2, 3), "w": (2, 3, 3, 3)}, {}, "axis 0 of the result would have 0"),
         (ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2}, "does not make 2 groups"),
-        (ir.RMSNormNode, {"x": (2, 4), "weight": (3,)}, {"eps": 1e-5}, "weight is of shape [3], [4] was expected"),
+        (ir.RMSNormNode, {"x": (2, 4), "weight": (3,)}, {"eps": 1e-5}, "weight is float32[3], shape [4] was expected"),
         (ir.SdpaNode, {"q": (2, 4), "k": (2, 4), "v": (2, 4)}, {"scale": 1.0}, "4 axes were expected"),
         (ir.SoftmaxNode, {"x": (2, 4)}, {"axis": 2}, "axis 2 is outside [-2, 2)"),
         (ir.AddmmNode, {"mat1": (2, 4), "mat2": (3, 4)}, {}, "%0 float32[2,4]"),

@@ -202,7 +202,8 @@ class FieldPrinter {
 
   void tensor(const fb::Tid* tid) const {
     const auto& slot = state_.tensors[tid->idx()];
-    text_ += str("%", tid->idx(), " ", slot ? executorch_mlx::describe(*slot) : "(empty)");
+    text_ += str("%", tid->idx(), " ");
+    text_ += slot ? str(executorch_mlx::describe(*slot)) : "(empty)";
   }
 
   void value(const fb::Vid* vid) const {

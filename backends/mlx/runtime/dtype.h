@@ -94,21 +94,35 @@ inline std::string name(ScalarType type) {
   return dtype ? name(*dtype) : str("ScalarType ", static_cast<int>(type));
 }
 
-template <typename Dims>
-std::string dims(const Dims& shape) {
-  std::string result = "[";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (i != 0) {
-      result += ',';
+// For messages: nothing is put into words before a message is made.
+template <typename Sizes>
+struct Dims {
+  const Sizes& sizes;
+
+  friend std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+    out << '[';
+    for (size_t i = 0; i < dims.sizes.size(); ++i) {
+      out << (i == 0 ? "" : ",") << dims.sizes[i];
     }
-    result += std::to_string(shape[i]);
+    return out << ']';
   }
-  result += ']';
-  return result;
+};
+
+template <typename Sizes>
+Dims<Sizes> dims(const Sizes& sizes) {
+  return {sizes};
 }
 
-inline std::string describe(const mx::array& x) {
-  return name(x.dtype()) + dims(x.shape());
+struct Described {
+  const mx::array& x;
+
+  friend std::ostream& operator<<(std::ostream& out, const Described& described) {
+    return out << name(described.x.dtype()) << dims(described.x.shape());
+  }
+};
+
+inline Described describe(const mx::array& x) {
+  return {x};
 }
 
 } // namespace executorch_mlx

@@ -26,11 +26,20 @@ uint32_t count(const flatbuffers::Vector<flatbuffers::Offset<fb::SlotVariant>>* 
   return map == nullptr ? 0 : map->size();
 }
 
-std::string slot_label(const Program& program, const char* kind, uint32_t i, const fb::SlotVariant& slot) {
-  const char* name =
-      slot.slot_type() == fb::SlotType::TensorSlot ? program.tensor_names[slot.idx()] : nullptr;
-  return name ? str(kind, " ", i, " \"", name, "\"") : str(kind, " ", i);
-}
+// Names an argument of the call; put into words only for a message.
+struct Label {
+  const Program& program;
+  const char* kind;
+  uint32_t index;
+  const fb::SlotVariant& slot;
+
+  friend std::ostream& operator<<(std::ostream& out, const Label& label) {
+    out << label.kind << " " << label.index;
+    const bool is_tensor = label.slot.slot_type() == fb::SlotType::TensorSlot;
+    const char* name = is_tensor ? label.program.tensor_names[label.slot.idx()] : nullptr;
+    return name ? out << " \"" << name << "\"" : out;
+  }
+};
 
 mx::Shape static_shape(const fb::TensorMeta& meta) {
   mx::Shape shape;
@@ -53,7 +62,7 @@ std::string describe(const fb::TensorMeta& meta) {
 }
 
 std::string describe(const Tensor& tensor) {
-  return name(tensor.scalar_type()) + dims(tensor.sizes());
+  return str(name(tensor.scalar_type()), dims(tensor.sizes()));
 }
 
 // The order of axes in memory; absent means the plain one.
@@ -70,21 +79,23 @@ bool is_plain(const std::vector<int>& order) {
   return std::is_sorted(order.begin(), order.end());
 }
 
-void check_memory_order(const Tensor& tensor, const std::vector<int>& order, const std::string& label) {
+void check_memory_order(const Tensor& tensor, const std::vector<int>& order, const Label& label) {
   const auto& actual = tensor.dim_order();
   int64_t stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
     const int axis = order[i];
     const bool flat = tensor.sizes()[axis] == 1 || tensor.strides()[axis] == stride;
-    check_argument(
-        flat || tensor.numel() == 0,
-        label, ": strides ", dims(tensor.strides()), " for sizes ", dims(tensor.sizes()),
-        " and dim_order ", dims(std::vector<int>(actual.begin(), actual.end())), ", dim_order ", dims(order), " was expected");
+    if (!flat && tensor.numel() != 0) {
+      fail(
+          Error::InvalidArgument,
+          label, ": strides ", dims(tensor.strides()), " for sizes ", dims(tensor.sizes()),
+          " and dim_order ", dims(std::vector<int>(actual.begin(), actual.end())), ", dim_order ", dims(order), " was expected");
+    }
     stride *= tensor.sizes()[axis];
   }
 }
 
-void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const std::string& label) {
+void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& label) {
   bool fits = static_cast<int>(tensor.scalar_type()) == meta.scalar_type() &&
       tensor.dim() == static_cast<ssize_t>(meta.shape()->size());
   for (uint32_t i = 0; fits && i < meta.shape()->size(); ++i) {
@@ -93,7 +104,9 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const std::st
     fits = dim.value() >= 0 ? size == dim.value()
                             : size >= dim.min_value() && (dim.max_value() < 0 || size <= dim.max_value());
   }
-  check_argument(fits, label, ": ", describe(tensor), " came, ", describe(meta), " was expected");
+  if (!fits) {
+    fail(Error::InvalidArgument, label, ": ", describe(tensor), " came, ", describe(meta), " was expected");
+  }
   check_memory_order(tensor, memory_order(meta), label);
   check_argument(
       tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, label, ": the tensor has no data");
@@ -119,7 +132,7 @@ mx::array read_tensor(const Tensor& tensor, const fb::TensorMeta& meta, mx::Stre
   return mx::transpose(array, axes, stream);
 }
 
-Value read_value(const EValue& value, fb::SlotType type, const std::string& label) {
+Value read_value(const EValue& value, fb::SlotType type, const Label& label) {
   if (type == fb::SlotType::IntValueSlot && value.isInt()) {
     return value.toInt();
   }
@@ -134,7 +147,7 @@ Value read_value(const EValue& value, fb::SlotType type, const std::string& labe
       fb::EnumNameSlotType(type), " was expected");
 }
 
-const Tensor& tensor_of(const EValue& value, const std::string& label) {
+const Tensor& tensor_of(const EValue& value, const Label& label) {
   check_argument(value.isTensor(), label, ": a value of tag ", static_cast<int>(value.tag), " came, a tensor was expected");
   return value.toTensor();
 }
@@ -236,11 +249,8 @@ void bind_inputs(const Program& program, Arguments args, State& state, mx::Strea
   for (uint32_t i = 0; i < count(inputs); ++i) {
     const auto& slot = *inputs->Get(i);
     if (slot.slot_type() == fb::SlotType::TensorSlot) {
-      const auto label = [&] { return slot_label(program, "input", i, slot); };
-      if (!args[i]->isTensor()) {
-        tensor_of(*args[i], label());
-      }
-      check_input(args[i]->toTensor(), program.meta(slot.idx()), label());
+      const Label label{program, "input", i, slot};
+      check_input(tensor_of(*args[i], label), program.meta(slot.idx()), label);
     }
   }
   for (uint32_t i = 0; i < count(inputs); ++i) {
@@ -249,7 +259,7 @@ void bind_inputs(const Program& program, Arguments args, State& state, mx::Strea
       state.tensors[slot.idx()] = read_tensor(args[i]->toTensor(), program.meta(slot.idx()), stream);
     } else {
       state.values[slot.idx()] =
-          read_value(*args[i], slot.slot_type(), slot_label(program, "input", i, slot));
+          read_value(*args[i], slot.slot_type(), Label{program, "input", i, slot});
     }
   }
 }
@@ -263,14 +273,16 @@ std::vector<mx::array> collect_outputs(const Program& program, Arguments args, c
     if (slot.slot_type() != fb::SlotType::TensorSlot) {
       continue;
     }
-    const auto label = slot_label(program, "output", i, slot);
+    const Label label{program, "output", i, slot};
     const auto& array = state.tensors[slot.idx()];
     check_program(array.has_value(), label, ": the program has not written it");
     auto tensor = tensor_of(*args[first + i], label);
     const auto dtype = find_dtype(tensor.scalar_type());
-    check_program(
-        dtype && *dtype == array->dtype(),
-        label, ": the program made ", executorch_mlx::describe(*array), ", ", describe(tensor), " was expected");
+    if (!dtype || *dtype != array->dtype()) {
+      fail(
+          Error::InvalidProgram,
+          label, ": the program made ", executorch_mlx::describe(*array), ", ", describe(tensor), " was expected");
+    }
     std::vector<executorch::aten::SizesType> sizes(array->shape().begin(), array->shape().end());
     const auto error =
         executorch::runtime::resize_tensor(tensor, executorch::aten::ArrayRef<executorch::aten::SizesType>(sizes.data(), sizes.size()));
@@ -318,7 +330,7 @@ void write_values(const Program& program, Arguments args, const State& state) {
     }
     const auto write = [&]<typename T>(const T& value) {
       if constexpr (std::is_same_v<T, std::monostate>) {
-        fail(Error::InvalidProgram, slot_label(program, "output", i, slot), ": the program has not written it");
+        fail(Error::InvalidProgram, Label{program, "output", i, slot}, ": the program has not written it");
       } else {
         *args[first + i] = EValue(value);
       }

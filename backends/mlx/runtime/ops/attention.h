@@ -12,8 +12,8 @@ inline void rope(const fb::RopeParams& n, Context& c) {
       "dims ", n.dims(), " is no even number in (0, ", x.shape(-1), "]");
   const auto freqs = c.optional(n.freqs());
   check_argument(
-      !freqs || freqs->shape() == mx::Shape{n.dims() / 2},
-      "freqs is of shape ", freqs ? dims(freqs->shape()) : "", ", [", n.dims() / 2, "] was expected");
+      !freqs || (freqs->ndim() == 1 && freqs->shape(0) == n.dims() / 2),
+      "freqs is ", describe(freqs.value_or(x)), ", shape [", n.dims() / 2, "] was expected");
   const auto base = freqs ? std::nullopt : std::optional<float>(n.base());
   if (x.size() == 0) {
     return c.set(n.out(), x);

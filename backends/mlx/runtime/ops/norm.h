@@ -7,8 +7,8 @@ namespace executorch_mlx {
 inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* what) {
   check_argument(x.ndim() >= 1, "x has no axis to normalize");
   check_argument(
-      !weight || weight->shape() == mx::Shape{x.shape(-1)},
-      what, " is of shape ", weight ? dims(weight->shape()) : "", ", [", x.shape(-1), "] was expected");
+      !weight || (weight->ndim() == 1 && weight->shape(0) == x.shape(-1)),
+      what, " is ", describe(weight.value_or(x)), ", shape [", x.shape(-1), "] was expected");
 }
 
 inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
