@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=60)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "demo.pte")
     parser.add_argument(
-        "--runner", type=Path, default=ROOT / "build/backends/mlx/runner/mlx_llm_runner"
+        "--runner", type=Path, default=ROOT / "build" / "mlx_llm_runner"
     )
     options = parser.parse_args()
 
