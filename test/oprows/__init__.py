@@ -1,0 +1,32 @@
+"""Rows: an operator test in one line.
+
+    row("exp", floats(2, 3))
+    row("sum.dim_IntList", floats(2, 3, 4), [-1, 0], True)
+    row("mul.Tensor/broadcast", lambda x, y: x * y, floats(2, 3), floats(3), dtypes=[f32])
+
+pytest runs rows in this process (`tests`); `run_all_tests.py` runs the same rows in the
+C++ program `op_test_runner`.
+"""
+
+from .check import Failure, compare, run_in_process, tests  # noqa: F401
+from .inputs import (  # noqa: F401
+    FLOATS,
+    INTS,
+    Dyn,
+    bools,
+    bf16,
+    data,
+    edge_column,
+    edge_row,
+    edges,
+    f16,
+    f32,
+    floats,
+    i32,
+    i64,
+    indices,
+    ints,
+    spread,
+)
+from .lowering import Lowered, lower  # noqa: F401
+from .row import Row, row  # noqa: F401

@@ -1,0 +1,134 @@
+"""Recipes for input tensors: shape, range and, unless the row says it, dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+i64, i32 = torch.int64, torch.int32
+
+FLOATS = (f32, f16, bf16)
+INTS = (i64, i32, torch.int16, torch.int8, torch.uint8)
+
+_FLOAT_EDGES = (
+    "nan", "inf", "-inf", "0", "-0", "1", "-1", "0.5", "-0.5", "1.5", "-1.5", "2.5", "-2.5",
+    "3", "-3", "7", "-7.25", "100", "-100", "0.001",
+)
+_INT_EDGES = (-7, -3, -2, -1, 0, 1, 2, 3, 7)
+
+
+@dataclass(frozen=True)
+class Dyn:
+    """A dynamic extent: `size` at export, then `also` at further calls."""
+
+    name: str
+    size: int
+    also: tuple[int, ...] = (1, 7)
+    min: int = 1
+    max: int = 16
+
+    @property
+    def dim(self) -> torch.export.Dim:
+        return torch.export.Dim(self.name, min=self.min, max=self.max)
+
+    def at(self, call: int) -> int:
+        """The extent at the `call`-th call."""
+        return (self.size, *self.also)[call] if call <= len(self.also) else self.size
+
+
+@dataclass(frozen=True)
+class Input:
+    """`make(shape, dtype, generator)` fills a tensor; a `dtype` of None is the row's."""
+
+    shape: tuple[int | Dyn, ...]
+    dtype: torch.dtype | None
+    fill: Callable[[list[int], torch.dtype, torch.Generator], torch.Tensor]
+
+    def make(self, row_dtype: torch.dtype, call: int, generator: torch.Generator) -> torch.Tensor:
+        shape = [e.at(call) if isinstance(e, Dyn) else e for e in self.shape]
+        dtype = self.dtype or row_dtype
+        return self.fill(shape, dtype, generator).to(dtype)
+
+    @property
+    def dynamic(self) -> dict[int, Dyn]:
+        return {axis: e for axis, e in enumerate(self.shape) if isinstance(e, Dyn)}
+
+
+def floats(*shape: int | Dyn, low: float = -3, high: float = 3, dtype=None) -> Input:
+    """Uniform in [low, high); whole numbers where the dtype is an integer one."""
+
+    def fill(shape, dtype, generator):
+        if dtype == torch.bool:
+            return torch.rand(shape, generator=generator) < 0.5
+        if dtype.is_floating_point:
+            return low + (high - low) * torch.rand(shape, generator=generator)
+        bottom = max(low, torch.iinfo(dtype).min)
+        return torch.randint(int(bottom), int(high), shape, generator=generator)
+
+    return Input(shape, dtype, fill)
+
+
+def ints(*shape: int | Dyn, low: int = -9, high: int = 9, dtype=i64) -> Input:
+    return floats(*shape, low=low, high=high, dtype=dtype)
+
+
+def indices(*shape: int | Dyn, below: int, low: int = 0) -> Input:
+    """int64 in [low, below)."""
+    return ints(*shape, low=low, high=below)
+
+
+def bools(*shape: int | Dyn) -> Input:
+    return floats(*shape, dtype=torch.bool)
+
+
+def spread(*shape: int, dtype=None) -> Input:
+    """Distinct values in no order: nothing ties, in any dtype of up to 128 elements."""
+
+    def fill(shape, dtype, generator):
+        count = torch.Size(shape).numel()
+        return (torch.randperm(count, generator=generator) - count // 4).reshape(shape)
+
+    return Input(shape, dtype, fill)
+
+
+def data(values, dtype=None) -> Input:
+    """Just these values."""
+    shape = tuple(torch.tensor(values).shape)
+    return Input(shape, dtype, lambda shape, dtype, generator: torch.tensor(values, dtype=dtype))
+
+
+def edges(*, dtype=None, zeros: bool = True) -> Input:
+    """NaN, infinities, both zeros, halves; small whole numbers of both signs for integers."""
+
+    def fill(shape, dtype, generator):
+        if dtype == torch.bool:
+            values = [False, True]
+        elif dtype.is_floating_point:
+            values = [float(v) for v in _FLOAT_EDGES]
+        else:
+            values = [v for v in _INT_EDGES if v >= torch.iinfo(dtype).min]
+        if not zeros:
+            values = [v for v in values if v != 0]
+        tensor = torch.tensor(values, dtype=dtype)
+        return tensor if not shape else tensor.reshape(shape)
+
+    return Input((), dtype, fill)
+
+
+def edge_column(**options) -> Input:
+    """`edges` as [n, 1]: with `edge_row`, every pair of edge values, broadcast."""
+    return _reshaped(edges(**options), (-1, 1))
+
+
+def edge_row(**options) -> Input:
+    return _reshaped(edges(**options), (1, -1))
+
+
+def _reshaped(source: Input, shape: tuple[int, int]) -> Input:
+    return Input(
+        (), source.dtype,
+        lambda _, dtype, generator: source.fill([], dtype, generator).reshape(shape),
+    )

@@ -1,0 +1,52 @@
+"""Tensors made from nothing but numbers and shapes."""
+
+import torch
+from oprows import FLOATS, Dyn, f16, f32, floats, i32, i64, row, tests
+
+N = Dyn("n", 3, also=(1, 7))
+ONE = (f32,)
+INF = float("inf")
+aten = torch.ops.aten
+
+
+def beside(*made):
+    """A program needs an input: everything made, and x + 1."""
+    return lambda x: (*[m(x) for m in made], x + 1)
+
+
+ROWS = [
+    row("full", beside(
+        lambda x: torch.full([2, 3], 1.5), lambda x: torch.full([2], 7), lambda x: torch.full([], True),
+        lambda x: torch.full([2], -INF, dtype=f16), lambda x: torch.full([0, 2], 1, dtype=i32),
+        lambda x: torch.full([x.shape[0], 2], 0.1)), floats(N), dtypes=ONE),
+    row("zeros", beside(lambda x: aten.zeros([2, 3]), lambda x: aten.zeros([x.shape[0]], dtype=i64)),
+        floats(N), dtypes=ONE, traced=True),
+    row("ones", beside(lambda x: aten.ones([2, 3]), lambda x: aten.ones([2], dtype=torch.bool)),
+        floats(N), dtypes=ONE, traced=True),
+    row("scalar_tensor", beside(lambda x: aten.scalar_tensor(2.5), lambda x: aten.scalar_tensor(3, dtype=i64)),
+        floats(2), dtypes=ONE),
+    row("full_like", lambda x: (torch.full_like(x, 2), torch.full_like(x, 3, dtype=i32), torch.full_like(x, True)),
+        cases=[(floats(N, 2),), (floats(),)], dtypes=FLOATS + (i32,)),
+    row("zeros_like", torch.zeros_like, floats(N, 2), dtypes=ONE, traced=True),
+    row("ones_like", lambda x: torch.ones_like(x, dtype=i64), floats(N, 2), dtypes=ONE, traced=True),
+    # What is in an empty tensor is nobody's business, its shape is.
+    row("empty.memory_format", lambda x: torch.empty([2, 3]) * 0 + x, floats(3), dtypes=ONE, traced=True),
+    row("empty_like", lambda x: torch.empty_like(x).fill_(2) + x, floats(3), dtypes=ONE, traced=True),
+    row("dim_order_ops::_empty_dim_order", lambda x: torch.empty([2, 3]).fill_(1) + x, floats(3), dtypes=ONE),
+    row("fill.Scalar", lambda x: aten.fill.Scalar(x, 4), floats(2, 3), dtypes=FLOATS, traced=True),
+    row("arange", beside(lambda x: aten.arange(5), lambda x: aten.arange(2.5), lambda x: aten.arange(3, dtype=f32)),
+        floats(2), dtypes=ONE, traced=True),
+    row("arange.start", beside(lambda x: aten.arange.start(2, 5), lambda x: aten.arange.start(-1.5, 2)),
+        floats(2), dtypes=ONE, traced=True),
+    row("arange.start_step", beside(
+        lambda x: torch.arange(5), lambda x: torch.arange(2, 9, 3), lambda x: torch.arange(5, 0, -2),
+        lambda x: torch.arange(0, 1, 0.25), lambda x: torch.arange(3, dtype=f16),
+        lambda x: torch.arange(x.shape[0]), lambda x: torch.arange(1, x.shape[0] + 3, 2),
+        lambda x: torch.arange(x.shape[0], dtype=f32), lambda x: torch.arange(0, 4, dtype=i32)),
+        floats(N), dtypes=ONE),
+    row("tril", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
+    row("triu", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
+    row("tril/dynamic", lambda x: torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).tril(), floats(N), dtypes=ONE),
+]
+
+test_row = tests(ROWS)

@@ -1,0 +1,168 @@
+"""Unary, binary, comparison and logical operators."""
+
+import torch
+from oprows import (
+    FLOATS, INTS, bools, bf16, data, edge_column, edge_row, edges, f16, f32, floats, i32, i64,
+    ints, row, tests,
+)
+
+BOOL = (torch.bool,)
+NUMBERS = FLOATS + (i32,)
+ALL = NUMBERS + BOOL
+SHAPES = [(floats(),), (floats(0, 3),)]
+PAIR = (edge_column(), edge_row())
+SHAPE_PAIRS = [(floats(2, 1, 3), floats(4, 1)), (floats(), floats(2)), (floats(0, 3), floats(3))]
+# A divisor of 0 is an error in torch's integers.
+DIVISION = (edge_column(), edge_row(zeros=False))
+
+# Where MLX's own polynomials end.
+LOOSE = {"erf": 2e-5, "expm1": 2e-5, "sinh": 2e-5, "tan": 1e-4, "acosh": 2e-5}
+
+UNARY = [
+    row(name, cases=[(edges(),)], once=SHAPES, dtypes=ALL, tolerance=LOOSE.get(name))
+    for name in (
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1",
+        "log", "log10", "log1p", "log2", "logical_not", "reciprocal", "rsqrt", "sigmoid", "sin",
+        "sinh", "sqrt", "tan", "tanh", "isnan", "isinf",
+    )
+] + [
+    row(name, cases=[(edges(),)], once=SHAPES, dtypes=FLOATS + INTS)
+    for name in ("abs", "ceil", "floor", "neg", "round", "sign", "square", "trunc", "relu")
+] + [
+    row("bitwise_not", cases=[(edges(),)], once=SHAPES, dtypes=INTS + BOOL),
+    row("sign/bool", torch.sign, bools(2, 3)),
+    row("silu", cases=[(edges(),)], once=SHAPES),
+    row("gelu", cases=[(floats(2, 3),), (edges(),), (floats(0, 3),)], tolerance=2e-5),
+    row("gelu/tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        cases=[(floats(2, 3),), (floats(),)], tolerance=2e-5),
+    row("round.decimals", cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1)],
+        dtypes=[f32]),
+]
+
+BINARY = [
+    row(name, cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL) for name in ("add.Tensor", "mul.Tensor", "maximum", "minimum")
+] + [
+    row("sub.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + INTS),
+    row("div.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL),
+    row("atan2", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + (i32,)),
+    row("logaddexp", cases=[PAIR], once=SHAPE_PAIRS, signed_zero=False),
+    row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, tolerance=5e-5),
+    row("pow.Tensor_Tensor/int", cases=[(edge_column(), ints(1, 5, low=0, high=4, dtype=None))],
+        dtypes=INTS),
+    row("remainder.Tensor", cases=[DIVISION], dtypes=FLOATS + INTS),
+    row("remainder.Tensor/zero", cases=[(edge_column(), edge_row())]),
+    row("fmod.Tensor", cases=[DIVISION], dtypes=FLOATS + INTS),
+    row("fmod.Tensor/zero", cases=[(edge_column(), edge_row())]),
+    row("floor_divide", cases=[DIVISION], dtypes=FLOATS + INTS),
+    row("floor_divide/zero", cases=[(edge_column(), edge_row())]),
+    row("div.Tensor_mode/floor", lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        cases=[DIVISION], dtypes=FLOATS + INTS),
+    row("div.Tensor_mode/trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        cases=[DIVISION], dtypes=FLOATS + INTS),
+] + [
+    row(f"{name}.Tensor", cases=[(edge_column(), edge_row())], dtypes=INTS + BOOL)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+]
+
+COMPARE = [
+    row(f"{name}.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+] + [
+    row(name, cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL) for name in ("logical_and", "logical_or", "logical_xor")
+]
+
+# Python numbers: they take part in promotion by their kind, not as a dtype.
+SCALAR = [
+    row(f"{name}.Scalar", cases=[(edges(), -3)],
+        once=[(ints(3, dtype=i32), 2.5)], dtypes=NUMBERS)
+    for name in ("mul", "add", "sub", "rsub", "div", "eq", "ne", "lt", "le", "gt", "ge")
+] + [
+    row(f"{name}.Scalar", cases=[(edges(), -3)], dtypes=NUMBERS)
+    for name in ("remainder", "fmod", "floor_divide")
+] + [
+    row("remainder.Scalar_Tensor", cases=[(7, edges(zeros=False)), (-7, edges(zeros=False))],
+        dtypes=FLOATS + (i32, i64)),
+    row("div.Scalar_mode/floor",
+        lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="floor"),
+        edges(), dtypes=FLOATS + (i32,)),
+    row("div.Scalar_mode/trunc",
+        lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="trunc"),
+        edges(), dtypes=FLOATS + (i32,)),
+    row("pow.Tensor_Scalar", cases=[(edges(), e) for e in (0, 1, 2, 3, 0.5, -1, -2, -0.5, 2.5)],
+        tolerance=5e-5),
+    row("pow.Tensor_Scalar/int", cases=[(edges(), e) for e in (0, 1, 2, 3, 2.0, 0.5)],
+        dtypes=INTS, tolerance=5e-5),
+    row("pow.Scalar", cases=[(2, floats(2, 3)), (0.5, edges()), (-2.0, edges())], tolerance=5e-5),
+] + [
+    row(f"{name}.Scalar", ints(2, 3), 5) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+] + [
+    row(f"{name}.Scalar_Tensor", 5, ints(2, 3))
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+]
+
+MIXED = [
+    row("add.Tensor/promotion", torch.add, cases=[
+        (floats(2, 3, dtype=a), floats(2, 3, dtype=b))
+        for a, b in [(f32, f16), (f16, bf16), (i32, f16), (torch.uint8, torch.int8), (torch.bool, i32),
+                     (i64, f32), (torch.bool, bf16)]
+    ] + [(floats(2, dtype=f16), floats(dtype=f32)), (floats(2, dtype=i32), floats(dtype=i64)),
+         (floats(2, dtype=i32), floats(dtype=f32)), (floats(2, dtype=torch.bool), 1),
+         (floats(2, dtype=torch.uint8), 1.5), (floats(2, dtype=torch.bool), True)]),
+    row("lt.Tensor/promotion", torch.lt, cases=[
+        (floats(2, 3, dtype=a), floats(2, 3, dtype=b))
+        for a, b in [(f32, f16), (i64, f32), (torch.uint8, torch.int8), (torch.bool, i32)]
+    ] + [(floats(3, dtype=i32), 0.5), (floats(3, dtype=torch.bool), 0.5), (floats(3, dtype=f16), 0.1)]),
+    row("add.Tensor/alpha", lambda x, y: torch.add(x, y, alpha=3), floats(2, 3), floats(3),
+        dtypes=FLOATS + (i32,)),
+    row("sub.Tensor/alpha", lambda x, y: torch.sub(x, y, alpha=-2), floats(2, 3), floats(3),
+        dtypes=FLOATS + (i32,)),
+    row("rsub.Tensor", floats(2, 3), floats(3), dtypes=FLOATS + (i32,)),
+    row("add.Tensor/number first", lambda x: 2.5 + x, floats(2, 3), dtypes=FLOATS),
+]
+
+SELECT = [
+    row("where.self", cases=[(bools(2, 3), floats(2, 3), floats(3)), (bools(), edges(), floats()),
+                             (bools(0, 3), floats(0, 3), floats())], dtypes=ALL),
+    row("where.self/promotion", bools(2, 3), floats(2, 3, dtype=f16), ints(3)),
+    row("where.ScalarOther", torch.where, bools(2, 3), floats(2, 3), 1.5, traced=True),
+    row("where.ScalarSelf", torch.where, bools(2, 3), 1.5, floats(2, 3), traced=True),
+    row("where.Scalar", torch.where, bools(2, 3), 1.5, 2, traced=True),
+    row("masked_fill.Scalar", cases=[(floats(2, 3), bools(3), -float("inf")), (floats(2, 3), bools(2, 1), 0)],
+        dtypes=FLOATS),
+    row("masked_fill.Scalar/int", torch.masked_fill, ints(2, 3), bools(2, 3), 4),
+    row("masked_fill.Tensor", floats(2, 3), bools(3), floats()),
+    row("clamp", cases=[(edges(), -1, 2), (edges(), None, 0.5), (edges(), 0.5, None), (edges(), 2, 1)],
+        dtypes=FLOATS),
+    row("clamp/int", torch.clamp, cases=[(edges(), 0, 2), (edges(), None, 1), (edges(), 0.5, None)],
+        dtypes=INTS),
+    row("clamp.Tensor", cases=[(edges(), data(-1.0), data(2.0)), (floats(2, 3), floats(3), None)]),
+]
+
+CASTS = [
+    row("_to_copy/" + str(dtype).removeprefix("torch."), lambda x, dtype=dtype: x.to(dtype) * 1,
+        cases=[(floats(2, 3),), (floats(),)], dtypes=ALL, traced=True)
+    for dtype in (f32, f16, bf16, i64, i32, torch.int16, torch.int8)
+] + [
+    row("dim_order_ops::_to_dim_order_copy", lambda x, dtype=dtype: x.to(dtype),
+        cases=[(floats(2, 3, low=0),), (data([0.0, 1.0, 2.75]),)], dtypes=ALL)
+    for dtype in ALL[:1]
+] + [
+    row("_to_copy/bool", lambda x: x.to(torch.bool), edges(), dtypes=FLOATS + INTS, traced=True),
+    row("_to_copy/uint8", lambda x: x.to(torch.uint8), floats(2, 3, low=0, high=250),
+        dtypes=FLOATS + (i32,), traced=True),
+]
+
+SOFTMAX = [
+    row("_softmax", lambda x: torch.softmax(x, -1), cases=[(floats(2, 3),), (floats(2, 0),), (data(
+        [[1.0, -float("inf")], [float("inf"), 1.0], [float("nan"), 1.0],
+         [-float("inf"), -float("inf")], [1e4, 1e4]]),)]),
+    row("_softmax/axis", lambda x: torch.softmax(x, 0, dtype=f32), floats(4, 2, 3)),
+    row("softmax.int", torch.softmax, cases=[(floats(2, 3, 4), 1), (floats(2, 3, 4), -3)], traced=True),
+    row("_log_softmax", lambda x: torch.log_softmax(x, -1), cases=[(floats(2, 3),), (data(
+        [[1.0, -float("inf")], [float("nan"), 1.0], [1e4, 1e4]]),)], tolerance=2e-5),
+    row("log_softmax.int", torch.log_softmax, floats(2, 3, 4), 1, traced=True, tolerance=2e-5),
+]
+
+ROWS = [*UNARY, *BINARY, *COMPARE, *SCALAR, *MIXED, *SELECT, *CASTS, *SOFTMAX,
+        row("operator.getitem", lambda x: x.split(2)[1], floats(4, 3))]
+
+test_row = tests(ROWS)

@@ -1,0 +1,34 @@
+"""Random bits. `test_random_bits.py` holds them against libmlx itself."""
+
+import torch
+from executorch.runtime import Runtime
+from executorch_mlx import custom_kernel_ops
+from oprows import Dyn, data, f32, floats, ints, lower, row, tests
+
+random_bits = torch.ops.mlx.random_bits
+SEEDS = data([0, 1, 2**31 - 1, 2**31, 2**32 + 5, -1, 2**63 - 1])
+
+
+def drawn(seeds, shape, width):
+    return [random_bits(shape, seed, width).to(torch.int64) for seed in seeds.unbind()]
+
+
+ROWS = [
+    row("mlx::random_bits", lambda s: drawn(s, [3, 5], 4), SEEDS),
+    row("mlx::random_bits/odd widths", lambda s: (drawn(s, [7], 1), drawn(s, [3], 2), drawn(s, [1], 4)), data([3, 2**40])),
+    row("mlx::random_bits/dynamic", lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
+        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints()),
+]
+
+test_row = tests(ROWS)
+
+
+def test_unseeded_draws_differ(delegate):
+    """Within a program and from call to call."""
+    both = row("mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints())
+    lowered = lower(both)
+    program = Runtime.get().load_program(lowered.pte)
+    method = program.load_method("forward")
+    x = torch.zeros((), dtype=torch.int64)
+    draws = [t.tolist() for _ in range(3) for t in method.execute([x])]
+    assert len({tuple(d) for d in draws}) == 6

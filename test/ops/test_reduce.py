@@ -1,0 +1,68 @@
+"""Reductions over some axes or all of them."""
+
+import torch
+from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, row, spread, tests
+
+NAN = float("nan")
+INF = float("inf")
+GRID = data([[1.0, NAN, 3.0, -2.0], [INF, 1.0, -INF, 0.5], [2.0, 2.0, -1.0, 2.0], [-INF, NAN, INF, NAN]])
+NUMBERS = FLOATS + (i32,)
+AXES = [(floats(2, 3, 4), [0]), (floats(2, 3, 4), [-1, 0], True)]
+ONCE = [(GRID, [1]), (floats(), [0]), (floats(3), [])]
+
+ROWS = [
+    row("sum", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),), (bools(4),)],
+        dtypes=NUMBERS, tolerance=4e-3),
+    row("sum/dtype", lambda x: torch.sum(x, dtype=f32), floats(40), dtypes=FLOATS),
+    row("sum.dim_IntList", cases=AXES, once=[*ONCE, (floats(0, 3), [0]), (bools(3, 4), [1])],
+        dtypes=NUMBERS, tolerance=4e-3),
+    row("mean", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),)]),
+    row("mean.dim", cases=AXES, once=[*ONCE, (floats(0, 3), [0])]),
+    row("prod", cases=[(floats(2, 3),)], once=[(floats(0),), (bools(4),)], dtypes=NUMBERS),
+    row("prod.dim_int", cases=[(floats(2, 3), 0), (floats(2, 3), -1, True)],
+        once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1)], dtypes=NUMBERS),
+    row("amax", cases=AXES, once=[*ONCE, (GRID, []), (bools(3, 4), [1])], dtypes=NUMBERS),
+    row("amin", cases=AXES, once=[*ONCE, (GRID, []), (bools(3, 4), [1])], dtypes=NUMBERS),
+    row("max", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (bools(4),)], dtypes=NUMBERS),
+    row("min", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (bools(4),)], dtypes=NUMBERS),
+    row("logsumexp", cases=[(floats(2, 3, 4), [1]), (floats(2, 3), [0, 1], True)],
+        once=[(GRID, [1]), (data([[-INF, -INF], [1e4, 1e4]]), [1]), (floats(0, 3), [0])]),
+    row("any", cases=[(edges(),)], once=[(floats(0),), (data([0.0, NAN]),), (bools(3),)], dtypes=NUMBERS),
+    row("all", cases=[(edges(),)], once=[(floats(0),), (data([1.0, NAN]),), (bools(3),)], dtypes=NUMBERS),
+    row("any.dim", cases=[(floats(2, 3), -1), (floats(2, 3), 0, True)], once=[(floats(0, 3), 0), (floats(), 0)],
+        dtypes=NUMBERS),
+    row("all.dim", cases=[(floats(2, 3), -1), (floats(2, 3), 0, True)], once=[(floats(0, 3), 0), (floats(), 0)],
+        dtypes=NUMBERS),
+    row("any.dims", cases=[(ints(2, 3, 4, low=0, high=2), [0, -1]), (bools(2, 3), [0], True), (bools(2, 3), None)]),
+    row("all.dims", cases=[(ints(2, 3, 4, low=0, high=2), [0, -1]), (bools(2, 3), [0], True), (bools(2, 3), None)]),
+    row("argmax", cases=[(floats(2, 3, low=-9, high=9),), (spread(2, 3), -1), (spread(2, 3), 0, True)],
+        once=[(GRID, 1), (GRID,), (floats(),), (floats(), 0), (data([1.0, 3.0, 3.0, 0.0]), 0),
+              (spread(2, 3), None, True)], dtypes=NUMBERS),
+    row("argmin", cases=[(spread(2, 3),), (spread(2, 3), -1), (spread(2, 3), 0, True)],
+        once=[(GRID, 1), (GRID,), (floats(),), (floats(), 0), (data([1.0, 0.0, 3.0, 0.0]), 0),
+              (spread(2, 3), None, True)], dtypes=NUMBERS),
+    row("max.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
+        dtypes=NUMBERS),
+    row("min.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
+        dtypes=NUMBERS),
+    row("cumsum", cases=[(floats(2, 3), 0), (floats(2, 3), -1)],
+        once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1), (bools(4), 0)], dtypes=NUMBERS, tolerance=4e-3),
+] + [
+    row(f"{name}.correction", lambda x, dim, op=op, **k: op(x, dim, **k), floats(3, 4), [1],
+        cases=[], dtypes=FLOATS)
+    for name, op in (("var", torch.var), ("std", torch.std))
+] + [
+    row(f"{name}.correction/options", lambda x, op=op: (
+        op(x, [0, 2]), op(x, -1, keepdim=True), op(x, 1, correction=0), op(x, correction=2), op(x)),
+        floats(2, 3, 4))
+    for name, op in (("var", torch.var), ("std", torch.std))
+] + [
+    row(f"{name}{overload}", fn, floats(2, 3, 4), traced=True, dtypes=[f32])
+    for name, op in (("var", torch.ops.aten.var), ("std", torch.ops.aten.std))
+    for overload, fn in (
+        (".dim", lambda x, op=op: op.dim(x, [1], False, True)),
+        (".default", lambda x, op=op: op.default(x, True)),
+    )
+]
+
+test_row = tests(ROWS)

@@ -1,0 +1,46 @@
+"""Sizes, integers on the host, and assertions."""
+
+import torch
+from oprows import Dyn, bools, data, f32, floats, ints, row, tests
+
+N, M = Dyn("n", 4, also=(1, 7, 5)), Dyn("m", 3, also=(5, 2, 1))
+ONE = (f32,)
+aten = torch.ops.aten
+
+
+def made(size):
+    """What a number on the host is seen by: a shape."""
+    return lambda x, y: torch.full([size(x.shape[0], y.shape[0])], 1.0) + x.sum()
+
+
+def arithmetic(name, size):
+    return row(f"operator.{name}", made(size), floats(N), floats(M), dtypes=ONE, tolerance=1e-4)
+
+
+def item_slice(x, at):
+    start = at.item()
+    torch._check(start >= 0)
+    torch._check(start <= 3)
+    return x.narrow(0, start, 2)
+
+
+def asserted(x, at):
+    torch.ops.aten._assert_async.msg(at >= 0, "negative")
+    return x + at
+
+
+ROWS = [
+    arithmetic("add", lambda n, m: n + m),
+    arithmetic("sub", lambda n, m: n - 1 + 2 * m),
+    arithmetic("mul", lambda n, m: n * m + 3 * n),
+    arithmetic("floordiv", lambda n, m: (n * m) // 3 + 1),
+    arithmetic("mod", lambda n, m: n % 3 + 1),
+    row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
+        floats(N, 6), floats(M), dtypes=ONE),
+    row("sym_numel", lambda x: x.reshape(torch.ops.aten.sym_numel(x)) + 1, floats(N, 3, M), dtypes=ONE),
+    row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=ONE, calls=4),
+    row("item", lambda x, at: x * torch.ops.aten.item(at), floats(3), ints(), dtypes=ONE, traced=True),
+    row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=ONE),
+]
+
+test_row = tests(ROWS)

@@ -1,0 +1,106 @@
+"""Operators that move elements around without changing them."""
+
+import torch
+from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, ints, row, tests
+
+N = Dyn("n", 4)
+M = Dyn("m", 3, also=(5, 2))
+ONE = (f32,)
+aten = torch.ops.aten
+dim_order = torch.ops.dim_order_ops
+
+# Views: export makes copies of them; composites are traced with the views themselves.
+VIEWS = {
+    "permute": [(floats(2, 3, 4), [2, 0, -2]), (floats(), [])],
+    "transpose.int": [(floats(2, 3, 4), 0, -1), (floats(3), 0, 0)],
+    "t": [(floats(2, 3),), (floats(3),), (floats(),)],
+    "unsqueeze": [(floats(2, 3), 0), (floats(2, 3), -1), (floats(), 0)],
+    "squeeze": [(floats(1, 2, 1),), (floats(2, 3),), (floats(1),)],
+    "squeeze.dim": [(floats(1, 2, 1), -1), (floats(2, 3), 1), (floats(), 0)],
+    "squeeze.dims": [(floats(1, 2, 1), [0, -1]), (floats(1, 2, 1), [0, 1])],
+    "expand": [(floats(2, 1, 3), [4, 2, 5, -1]), (floats(), [2, 3]), (floats(1, 3), [-1, 3])],
+    "slice.Tensor": [
+        (floats(5, 3), 0, 1, 3), (floats(5, 3), 0, -3, -1), (floats(3, 5), -1, 0, 100, 2),
+        (floats(5), 0, 4, 2), (floats(5), 0, None, None, 3), (floats(5, 3), 1),
+    ],
+    "select.int": [(floats(5, 3), 0, -1), (floats(2, 3), 1, 0), (floats(3), 0, 2)],
+    "view": [(floats(2, 3, 4), [4, -1]), (floats(6), [3, 2]), (floats(1), []), (floats(0, 3), [3, 0])],
+    "split.Tensor": [(floats(5, 2), 2), (floats(2, 4), 2, -1), (floats(3), 3)],
+    "split_with_sizes": [(floats(5, 2), [1, 0, 4]), (floats(2, 4), [3, 1], -1), (floats(3), [3])],
+    "unbind.int": [(floats(2, 3),), (floats(2, 3), -1)],
+}
+COPIES = [
+    row(("split_with_sizes_copy" if name == "split.Tensor" else
+         "split_with_sizes_copy/sizes" if name == "split_with_sizes" else
+         name.replace(".", "_copy.", 1) if "." in name else f"{name}_copy"),
+        _overload, cases=cases, dtypes=FLOATS + (torch.bool,))
+    for name, cases in VIEWS.items()
+    for packet, _, kind in [name.partition(".")]
+    for _overload in [getattr(getattr(aten, packet), kind or "default")]
+    if name != "unbind.int"
+] + [row("select_copy.int/unbind", torch.unbind, cases=VIEWS["unbind.int"])]
+TRACED = [row(name, cases=cases, dtypes=ONE, traced=True) for name, cases in VIEWS.items()] + [
+    row(name, cases=VIEWS[view], dtypes=ONE, traced=True)
+    for name, view in (
+        ("split_copy.Tensor", "split.Tensor"), ("unbind_copy.int", "unbind.int"), ("split.sizes", "split_with_sizes"),
+        ("reshape", "view"), ("_unsafe_view", "view"),
+    )
+] + [
+    row("flatten.using_ints", cases=[(floats(2, 3, 4), 1), (floats(2, 3), 0, -1), (floats(),)],
+        dtypes=ONE, traced=True),
+    row("unflatten.int", cases=[(floats(6, 2), 0, [2, 3]), (floats(2, 6), -1, [3, -1])], dtypes=ONE, traced=True),
+    row("narrow", cases=[(floats(5, 3), 0, 1, 3), (floats(5, 3), -1, 1, 2)], dtypes=ONE, traced=True),
+    row("chunk", cases=[(floats(5, 3), 2), (floats(2, 7), 3, -1)], dtypes=ONE, traced=True),
+    row("movedim.int", cases=[(floats(2, 3, 4), 0, 2), (floats(2, 3, 4), -1, 0)], dtypes=ONE, traced=True),
+    row("detach", floats(2, 3), dtypes=ONE, traced=True),
+    row("alias", floats(2, 3), dtypes=ONE, traced=True),
+    row("clone", floats(2, 3), dtypes=ONE, traced=True),
+    row("contiguous", floats(2, 3), dtypes=ONE, traced=True),
+    row("dropout", floats(2, 3), 0.5, False, dtypes=ONE, traced=True),
+    row("lift_fresh_copy", floats(2, 3), dtypes=ONE, traced=True),
+    row("detach_copy", floats(2, 3), dtypes=ONE, traced=True),
+    row("stack", cases=[([floats(2, 3), floats(2, 3)], 0), ([floats(2, 3), ints(2, 3, dtype=i32)], -1)],
+        dtypes=ONE, traced=True),
+    row("tile", cases=[(floats(2, 3), [2]), (floats(2), [2, 3])], dtypes=ONE, traced=True),
+]
+
+MOVES = [
+    row("cat", cases=[([floats(2, 3), floats(1, 3)], 0), ([floats(2, 3), floats(2, 2)], -1)],
+        once=[([floats(2, 3), floats(0), floats(1, 3)],), ([floats(0, 3), floats(2, 3)],),
+              ([floats(2), floats(0)],)], dtypes=FLOATS + (i32, torch.bool)),
+    row("cat/promotion", torch.cat, [floats(2, dtype=torch.float16), ints(2, dtype=i32)],
+        cases=[([floats(2), ints(3)],), ([bools(2), ints(3)],)]),
+    row("repeat", cases=[(floats(2, 3), [2, 1, 3]), (floats(), [2]), (floats(2), [0])], dtypes=ONE),
+    row("repeat_interleave.self_int", cases=[(floats(2, 3), 2, 1), (floats(2, 3), 2), (floats(2, 3), 3, -2)],
+        dtypes=ONE),
+    row("flip", cases=[(floats(2, 3), [0]), (floats(2, 3), [-1, 0]), (floats(0, 3), [0])], dtypes=ONE),
+    row("roll", cases=[(floats(2, 3), [1], [0]), (floats(2, 3), [-2, 1], [1, 0]), (floats(2, 3), [4])], dtypes=ONE),
+    row("constant_pad_nd", cases=[
+        (floats(2, 3), [1, 2]), (floats(2, 3), [1, 2, 0, 1], 1.5), (floats(2, 3), [-1, 1]),
+        (floats(2, 3, 2), [0, 0, -1, -1, 1, 0], -float("inf")), (floats(2, 3), [0, 0])],
+        dtypes=FLOATS),
+    row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7),
+    row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=ONE),
+    row("alias_copy", lambda x: aten.alias_copy(x) + 1, floats(2, 3), dtypes=ONE),
+]
+
+DYNAMIC = [
+    row("view_copy/dynamic", lambda x: x.reshape(x.shape[0] * 2, -1).reshape(-1), floats(N, 6), dtypes=ONE),
+    row("view_copy/two dynamic", lambda x: x.reshape(x.shape[0], x.shape[1], 2, 2), floats(N, M, 4), dtypes=ONE),
+    row("expand_copy/dynamic", lambda x, y: x.expand(y.shape[0], -1) + y, floats(1, 3), floats(N, 3), dtypes=ONE),
+    row("slice_copy.Tensor/dynamic", lambda x: (x[1:], x[:-1], x[: x.shape[0] // 2 + 1], x[:, -2:]),
+        floats(Dyn("n", 4, also=(2, 9), min=2), 3), dtypes=ONE),
+    row("slice_copy.Tensor/other's size", lambda x, y: x[: y.shape[0]] * y, floats(16, 2), floats(N, 2), dtypes=ONE),
+    row("cat/dynamic", lambda x, y: torch.cat([x, y, x], 0), floats(N, 2), floats(M, 2), dtypes=ONE),
+    row("split_with_sizes_copy/dynamic other axis", lambda x: x.split([1, 2], -1), floats(N, 3), dtypes=ONE),
+    row("permute_copy/dynamic", lambda x: x.permute(2, 0, 1).reshape(-1, x.shape[0]), floats(N, 3, M), dtypes=ONE),
+    row("constant_pad_nd/dynamic", lambda x: torch.nn.functional.pad(x, (1, 2)), floats(3, N), dtypes=ONE),
+    row("repeat/dynamic", lambda x: x.repeat(2, 3), floats(N, 2), dtypes=ONE),
+    row("flip/dynamic", lambda x: x.flip(0), floats(N, 2), dtypes=ONE),
+    row("roll/dynamic", lambda x: x.roll(2, 0), floats(N, 2), dtypes=ONE),
+    row("select_copy.int/dynamic", lambda x: x[-1], floats(N, 2), dtypes=ONE),
+]
+
+ROWS = [*COPIES, *TRACED, *MOVES, *DYNAMIC]
+
+test_row = tests(ROWS)

@@ -1,0 +1,29 @@
+"""Sorting and selection."""
+
+import torch
+from oprows import FLOATS, Dyn, data, f32, floats, i32, row, spread, tests
+
+N = Dyn("n", 4, also=(1, 7))
+ONE = (f32,)
+NUMBERS = FLOATS + (i32,)
+NAN, INF = float("nan"), float("inf")
+SPECIAL = data([1.0, NAN, -INF, INF, 0.0, NAN, -3.0])
+TIES = data([2.0, 1.0, 2.0, 1.0, 2.0])
+
+ROWS = [
+    row("sort", cases=[(spread(3, 5),), (spread(3, 5), 0, True)], once=[(SPECIAL,), (SPECIAL, 0, True), (floats(0, 3), 0)],
+        dtypes=NUMBERS),
+    row("sort.stable", lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)),
+        cases=[(TIES,)], once=[(spread(3, 5),)], dtypes=ONE),
+    row("argsort", lambda x: (torch.argsort(x), torch.argsort(x, 0, True)), spread(3, 5), dtypes=ONE, traced=True),
+    row("argsort.stable", lambda x: torch.argsort(x, stable=True, descending=True), TIES, dtypes=ONE, traced=True),
+    row("topk", cases=[(spread(3, 5), 2), (spread(3, 5), 2, 0, False)], once=[(SPECIAL, 4), (SPECIAL, 4, 0, False), (spread(4), 4),
+        (floats(3, 2), 0)], dtypes=NUMBERS),
+    row("sort/dynamic", lambda x: torch.sort(x, 0, descending=True), floats(N), dtypes=ONE),
+    row("topk/dynamic", lambda x: torch.topk(x, 1), floats(2, N), dtypes=ONE),
+    # The order within the parts is free: what is selected is not.
+    row("mlx::argpartition", lambda x: x.gather(-1, torch.ops.mlx.argpartition(x, 4))[:, 4], spread(3, 9),
+        dtypes=FLOATS),
+]
+
+test_row = tests(ROWS)
