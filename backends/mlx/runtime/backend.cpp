@@ -37,6 +37,16 @@ struct Handle {
   bool has_succeeded = false;
 };
 
+// Names come from the program as they are, and the log's reader may be a Python
+// that stops the process at what is no UTF-8.
+std::string printable(const char* text) {
+  std::string result = text;
+  for (char& c : result) {
+    c = c >= ' ' && c <= '~' ? c : '?';
+  }
+  return result;
+}
+
 // Runs `body`, turning what it throws into one line of log and an Error.
 template <typename Body>
 Error guarded(const char* what, Body&& body) {
@@ -44,13 +54,13 @@ Error guarded(const char* what, Body&& body) {
     body();
     return Error::Ok;
   } catch (const Failure& failure) {
-    ET_LOG(Error, "MLX %s: %s", what, failure.what());
+    ET_LOG(Error, "MLX %s: %s", what, printable(failure.what()).c_str());
     return failure.code;
   } catch (const std::bad_alloc&) {
     ET_LOG(Error, "MLX %s: out of memory", what);
     return Error::MemoryAllocationFailed;
   } catch (const std::exception& error) {
-    ET_LOG(Error, "MLX %s: %s", what, error.what());
+    ET_LOG(Error, "MLX %s: %s", what, printable(error.what()).c_str());
     return Error::Internal;
   } catch (...) {
     ET_LOG(Error, "MLX %s: an exception of unknown type", what);
