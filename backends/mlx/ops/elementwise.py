@@ -54,8 +54,6 @@ BINARY = {
     "remainder": ir.RemainderNode,
     "maximum": ir.MaximumNode,
     "minimum": ir.MinimumNode,
-    "floor_divide": ir.FloorDivideNode,
-    "pow": ir.PowerNode,
     "atan2": ir.Atan2Node,
     "logaddexp": ir.LogAddExpNode,
     "bitwise_and": ir.BitwiseAndNode,
@@ -83,7 +81,7 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     """The functional overloads of an ATen name that take tensors and numbers."""
     packet = getattr(aten, name)
     kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
-             "Scalar_Tensor", "Tensor_Mode", "Scalar_Mode")
+             "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
     return [getattr(packet, k) for k in packet.overloads() if k in kinds]
 
 
@@ -173,19 +171,64 @@ def rsub(P, self, other, alpha):
 @REGISTRY.lower(*overloads("div"))
 def div(P, self, other, rounding_mode=None):
     dtype = P.out.dtype
-    if rounding_mode == "floor":
-        a, b = operands(P, dtype, self, other)
-        return P.emit(ir.FloorDivideNode, a=a, b=b)
-    if rounding_mode == "trunc" and not dtype.is_floating_point:
-        return P.trace(_truncated_quotient, *operands(P, dtype, self, other))[0]
     a, b = operands(P, dtype, self, other)
+    if rounding_mode == "floor":
+        return _floor_divide(P, a, b)
+    if rounding_mode == "trunc" and not dtype.is_floating_point:
+        return P.trace(_truncated_quotient, a, b)[0]
     quotient = P.emit(ir.DivideNode, a=a, b=b)
     return P.emit(ir.TruncNode, x=quotient) if rounding_mode == "trunc" else quotient
+
+
+@REGISTRY.lower(*overloads("floor_divide"))
+def floor_divide(P, self, other):
+    return _floor_divide(P, *operands(P, P.out.dtype, self, other))
+
+
+def _floor_divide(P, a, b):
+    if a.dtype.is_floating_point:
+        return P.trace(_floored_quotient, a, b)[0]
+    return P.emit(ir.FloorDivideNode, a=a, b=b)
+
+
+def _floored_quotient(a, b):
+    """Python's rule, which torch follows: the quotient that goes with the remainder, not the
+    floor of the rounded quotient. inf // 1 is NaN, and 1 // 0.1 is 9."""
+    x, y = a.float(), b.float()
+    remainder = torch.fmod(x, y)
+    quotient = (x - remainder) / y
+    behind = (remainder != 0) & ((y < 0) != (remainder < 0))
+    quotient = torch.where(behind, quotient - 1, quotient)
+    floored = torch.floor(quotient)
+    floored = torch.where(quotient - floored > 0.5, floored + 1, floored)
+    floored = torch.where(quotient == 0, 0 * (x / y), floored)
+    return torch.where(y == 0, x / y, floored).to(a.dtype)
 
 
 def _truncated_quotient(a, b):
     """Integers: floor of the magnitudes' quotient, with the sign put back."""
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
+
+
+# Exponents that torch does not take through a power: at -inf and -0 the results differ.
+_EXACT_POWERS = {
+    0.5: torch.sqrt,
+    2: torch.square,
+    3: lambda x: x * x * x,
+    -0.5: torch.rsqrt,
+    -1: torch.reciprocal,
+    -2: lambda x: torch.reciprocal(torch.square(x)),
+}
+
+
+@REGISTRY.lower(*overloads("pow"))
+def pow(P, self, exponent):
+    a, b = operands(P, P.out.dtype, self, exponent)
+    if isinstance(exponent, (int, float)) and a.dtype.is_floating_point:
+        exact = _EXACT_POWERS.get(exponent)
+        if exact is not None:
+            return P.trace(exact, a)[0]
+    return P.emit(ir.PowerNode, a=a, b=b)
 
 
 @REGISTRY.lower(*overloads("fmod"))
