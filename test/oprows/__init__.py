@@ -13,6 +13,7 @@ from .inputs import (  # noqa: F401
     FLOATS,
     INTS,
     Dyn,
+    Input,
     bools,
     bf16,
     data,

@@ -56,10 +56,11 @@ def _difference(row: Row, a: torch.Tensor, e: torch.Tensor) -> str | None:
     if a.dtype != e.dtype or a.shape != e.shape:
         return f"{a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
     a, e = _comparable(a), _comparable(e)
-    tolerance = row.tolerance_of(e.dtype)
-    close = torch.isclose(a, e, rtol=tolerance, atol=tolerance, equal_nan=True) if (
-        e.is_floating_point()
-    ) else a == e
+    if e.is_floating_point():
+        tolerance = row.tolerance_of(e.dtype)
+        close = torch.isclose(a, e, rtol=tolerance, atol=tolerance, equal_nan=True)
+    else:
+        close = a == e
     if not close.all():
         wrong = (~close).nonzero()[:5].tolist()
         return f"{int((~close).sum())} of {e.numel()} elements differ, at {wrong}"

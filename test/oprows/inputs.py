@@ -95,8 +95,11 @@ def spread(*shape: int, dtype=None) -> Input:
 
 
 def data(values, dtype=None) -> Input:
-    """Just these values."""
-    shape = tuple(torch.tensor(values).shape)
+    """Just these values; whole numbers are int64, truth values bool."""
+    kind = torch.tensor(values)
+    shape = tuple(kind.shape)
+    if dtype is None and not kind.is_floating_point():
+        dtype = kind.dtype
     return Input(shape, dtype, lambda shape, dtype, generator: torch.tensor(values, dtype=dtype))
 
 

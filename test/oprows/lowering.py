@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from executorch.exir import to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
@@ -67,7 +67,11 @@ def _lower(module: torch.nn.Module, row: Row):
     with torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
     partitioner = MLXPartitioner()
-    return to_edge_transform_and_lower(program, partitioner=[partitioner]), partitioner
+    config = EdgeCompileConfig(_check_ir_validity=row.verified)
+    manager = to_edge_transform_and_lower(
+        program, partitioner=[partitioner], compile_config=config
+    )
+    return manager, partitioner
 
 
 def host_calls(manager) -> list[str]:

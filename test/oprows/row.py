@@ -29,10 +29,11 @@ class Row:
     cases: tuple[tuple, ...]
     once: tuple[tuple, ...]
     dtypes: tuple[torch.dtype, ...]
-    tolerance: float | None
+    loose: float
     calls: int
     traced: bool
     host: str | None
+    verified: bool
     signed_zero: bool
     fused: tuple[str, ...]
 
@@ -86,8 +87,8 @@ class Row:
         return Cases(self)
 
     def tolerance_of(self, dtype: torch.dtype) -> float:
-        known = TOLERANCE.get(dtype, 0)
-        return known if self.tolerance is None else max(known, self.tolerance)
+        """Relative and absolute."""
+        return self.loose * TOLERANCE[dtype]
 
 
 class Cases(torch.nn.Module):
@@ -120,10 +121,11 @@ def row(
     cases: Sequence[tuple] = (),
     once: Sequence[tuple] = (),
     dtypes: Sequence[torch.dtype] = FLOATS,
-    tolerance: float | None = None,
+    loose: float = 1,
     calls: int | None = None,
     traced: bool = False,
     host: str | None = None,
+    verified: bool = True,
     signed_zero: bool = True,
     fused: Sequence[str] = (),
 ) -> Row:
@@ -132,9 +134,11 @@ def row(
 
     `arguments`: the function, if it is not the overload itself, then its arguments; an
     `Input` stands for a tensor. `cases` are further tuples of arguments, `once` those
-    for the first dtype only. `calls`: how often
+    for the first dtype only. `loose` multiplies the tolerance. `calls`: how often
     one loaded program is run. `traced`: reach the target through the builder's tracing of a
     composite, for export itself would rewrite it. `host`: why something stays undelegated.
+    `verified`: let ExecuTorch's verifier of the edge dialect look; it knows no unsigned
+    integers and no operators that promote.
     `fused`: IR nodes that the program must have.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):
@@ -148,7 +152,8 @@ def row(
     if calls is None:
         calls = 1 + max((len(d.also) for i in used for d in i.dynamic.values()), default=0)
     return Row(
-        name, fn, all_cases, tuple(once), tuple(dtypes), tolerance, calls, traced, host, signed_zero,
+        name, fn, all_cases, tuple(once), tuple(dtypes), loose, calls, traced, host, verified,
+        signed_zero,
         tuple(fused),
     )
 

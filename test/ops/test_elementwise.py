@@ -16,51 +16,56 @@ SHAPE_PAIRS = [(floats(2, 1, 3), floats(4, 1)), (floats(), floats(2)), (floats(0
 DIVISION = (edge_column(), edge_row(zeros=False))
 
 # Where MLX's own polynomials end.
-LOOSE = {"erf": 2e-5, "expm1": 2e-5, "sinh": 2e-5, "tan": 1e-4, "acosh": 2e-5}
+LOOSE = {"erf": 2, "expm1": 2, "sinh": 2, "tan": 10, "acosh": 2}
 
 UNARY = [
-    row(name, cases=[(edges(),)], once=SHAPES, dtypes=ALL, tolerance=LOOSE.get(name))
+    row(name, cases=[(edges(),)], once=SHAPES, dtypes=ALL, loose=LOOSE.get(name, 1),
+        signed_zero=name not in ("erf", "sin"))
     for name in (
         "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1",
         "log", "log10", "log1p", "log2", "logical_not", "reciprocal", "rsqrt", "sigmoid", "sin",
         "sinh", "sqrt", "tan", "tanh", "isnan", "isinf",
     )
 ] + [
-    row(name, cases=[(edges(),)], once=SHAPES, dtypes=FLOATS + INTS)
+    row(name, cases=[(edges(),)], once=SHAPES, dtypes=FLOATS + INTS, signed_zero=name != "relu")
     for name in ("abs", "ceil", "floor", "neg", "round", "sign", "square", "trunc", "relu")
 ] + [
     row("bitwise_not", cases=[(edges(),)], once=SHAPES, dtypes=INTS + BOOL),
     row("sign/bool", torch.sign, bools(2, 3)),
     row("silu", cases=[(edges(),)], once=SHAPES),
-    row("gelu", cases=[(floats(2, 3),), (edges(),), (floats(0, 3),)], tolerance=2e-5),
+    # Not at infinity: torch's vectorized kernel says NaN there, its scalar one does not.
+    row("gelu", cases=[(floats(40, low=-9, high=9),)], once=[(floats(),), (floats(0, 3),)], loose=2),
     row("gelu/tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        cases=[(floats(2, 3),), (floats(),)], tolerance=2e-5),
-    row("round.decimals", cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1)],
+        cases=[(floats(2, 3),), (floats(),)], loose=2),
+    row("round.decimals", lambda x, n: torch.round(x, decimals=n), verified=False, cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1)],
         dtypes=[f32]),
 ]
 
 BINARY = [
-    row(name, cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL) for name in ("add.Tensor", "mul.Tensor", "maximum", "minimum")
+    row(name, cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL) for name in ("add.Tensor", "mul.Tensor")
+] + [
+    row(name, cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL, signed_zero=False)
+    for name in ("maximum", "minimum")
 ] + [
     row("sub.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + INTS),
     row("div.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL),
     row("atan2", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + (i32,)),
     row("logaddexp", cases=[PAIR], once=SHAPE_PAIRS, signed_zero=False),
-    row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, tolerance=5e-5),
+    row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, loose=5),
     row("pow.Tensor_Tensor/int", cases=[(edge_column(), ints(1, 5, low=0, high=4, dtype=None))],
         dtypes=INTS),
     row("remainder.Tensor", cases=[DIVISION], dtypes=FLOATS + INTS),
-    row("remainder.Tensor/zero", cases=[(edge_column(), edge_row())]),
-    row("fmod.Tensor", cases=[DIVISION], dtypes=FLOATS + INTS),
-    row("fmod.Tensor/zero", cases=[(edge_column(), edge_row())]),
+    row("remainder.Tensor/zero", cases=[PAIR]),
+    row("fmod.Tensor", cases=[DIVISION], dtypes=FLOATS + INTS, signed_zero=False),
+    row("fmod.Tensor/zero", cases=[PAIR], signed_zero=False),
     row("floor_divide", cases=[DIVISION], dtypes=FLOATS + INTS),
-    row("floor_divide/zero", cases=[(edge_column(), edge_row())]),
+    row("floor_divide/zero", cases=[PAIR]),
     row("div.Tensor_mode/floor", lambda x, y: torch.div(x, y, rounding_mode="floor"),
         cases=[DIVISION], dtypes=FLOATS + INTS),
     row("div.Tensor_mode/trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc"),
         cases=[DIVISION], dtypes=FLOATS + INTS),
 ] + [
-    row(f"{name}.Tensor", cases=[(edge_column(), edge_row())], dtypes=INTS + BOOL)
+    row(f"{name}.Tensor", cases=[PAIR], dtypes=INTS + BOOL)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
 ]
 
@@ -76,11 +81,11 @@ SCALAR = [
         once=[(ints(3, dtype=i32), 2.5)], dtypes=NUMBERS)
     for name in ("mul", "add", "sub", "rsub", "div", "eq", "ne", "lt", "le", "gt", "ge")
 ] + [
-    row(f"{name}.Scalar", cases=[(edges(), -3)], dtypes=NUMBERS)
+    row(f"{name}.Scalar", cases=[(edges(), -3)], dtypes=NUMBERS, signed_zero=name != "fmod")
     for name in ("remainder", "fmod", "floor_divide")
 ] + [
     row("remainder.Scalar_Tensor", cases=[(7, edges(zeros=False)), (-7, edges(zeros=False))],
-        dtypes=FLOATS + (i32, i64)),
+        dtypes=NUMBERS, traced=True),
     row("div.Scalar_mode/floor",
         lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="floor"),
         edges(), dtypes=FLOATS + (i32,)),
@@ -88,14 +93,14 @@ SCALAR = [
         lambda x: torch.ops.aten.div.Scalar_mode(x, -3, rounding_mode="trunc"),
         edges(), dtypes=FLOATS + (i32,)),
     row("pow.Tensor_Scalar", cases=[(edges(), e) for e in (0, 1, 2, 3, 0.5, -1, -2, -0.5, 2.5)],
-        tolerance=5e-5),
+        loose=5),
     row("pow.Tensor_Scalar/int", cases=[(edges(), e) for e in (0, 1, 2, 3, 2.0, 0.5)],
-        dtypes=INTS, tolerance=5e-5),
-    row("pow.Scalar", cases=[(2, floats(2, 3)), (0.5, edges()), (-2.0, edges())], tolerance=5e-5),
+        dtypes=INTS, loose=5),
+    row("pow.Scalar", cases=[(2, floats(2, 3)), (0.5, edges()), (-2.0, edges())], loose=5),
 ] + [
     row(f"{name}.Scalar", ints(2, 3), 5) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
 ] + [
-    row(f"{name}.Scalar_Tensor", 5, ints(2, 3))
+    row(f"{name}.Scalar_Tensor", 5, ints(2, 3), traced=True)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
 ]
 
@@ -123,9 +128,9 @@ SELECT = [
     row("where.self", cases=[(bools(2, 3), floats(2, 3), floats(3)), (bools(), edges(), floats()),
                              (bools(0, 3), floats(0, 3), floats())], dtypes=ALL),
     row("where.self/promotion", bools(2, 3), floats(2, 3, dtype=f16), ints(3)),
-    row("where.ScalarOther", torch.where, bools(2, 3), floats(2, 3), 1.5, traced=True),
-    row("where.ScalarSelf", torch.where, bools(2, 3), 1.5, floats(2, 3), traced=True),
-    row("where.Scalar", torch.where, bools(2, 3), 1.5, 2, traced=True),
+    row("where.ScalarOther", torch.where, bools(2, 3), floats(2, 3), 1.5),
+    row("where.ScalarSelf", torch.where, bools(2, 3), 1.5, floats(2, 3)),
+    row("where.Scalar", torch.where, bools(2, 3), 1.5, 2),
     row("masked_fill.Scalar", cases=[(floats(2, 3), bools(3), -float("inf")), (floats(2, 3), bools(2, 1), 0)],
         dtypes=FLOATS),
     row("masked_fill.Scalar/int", torch.masked_fill, ints(2, 3), bools(2, 3), 4),
@@ -152,14 +157,14 @@ CASTS = [
 ]
 
 SOFTMAX = [
-    row("_softmax", lambda x: torch.softmax(x, -1), cases=[(floats(2, 3),), (floats(2, 0),), (data(
+    row("softmax.int", lambda x: torch.softmax(x, -1), cases=[(floats(2, 3),), (floats(2, 0),), (data(
         [[1.0, -float("inf")], [float("inf"), 1.0], [float("nan"), 1.0],
          [-float("inf"), -float("inf")], [1e4, 1e4]]),)]),
-    row("_softmax/axis", lambda x: torch.softmax(x, 0, dtype=f32), floats(4, 2, 3)),
-    row("softmax.int", torch.softmax, cases=[(floats(2, 3, 4), 1), (floats(2, 3, 4), -3)], traced=True),
-    row("_log_softmax", lambda x: torch.log_softmax(x, -1), cases=[(floats(2, 3),), (data(
-        [[1.0, -float("inf")], [float("nan"), 1.0], [1e4, 1e4]]),)], tolerance=2e-5),
-    row("log_softmax.int", torch.log_softmax, floats(2, 3, 4), 1, traced=True, tolerance=2e-5),
+    row("softmax.int/dtype", lambda x: torch.softmax(x, 0, dtype=f32), floats(4, 2, 3)),
+    row("_softmax", torch.softmax, cases=[(floats(2, 3, 4), 1), (floats(2, 3, 4), -3)], traced=True),
+    row("log_softmax.int", lambda x: torch.log_softmax(x, -1), cases=[(floats(2, 3),), (data(
+        [[1.0, -float("inf")], [float("nan"), 1.0], [1e4, 1e4]]),)], loose=2),
+    row("_log_softmax", torch.log_softmax, floats(2, 3, 4), 1, traced=True, loose=2),
 ]
 
 ROWS = [*UNARY, *BINARY, *COMPARE, *SCALAR, *MIXED, *SELECT, *CASTS, *SOFTMAX,

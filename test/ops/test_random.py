@@ -14,10 +14,10 @@ def drawn(seeds, shape, width):
 
 
 ROWS = [
-    row("mlx::random_bits", lambda s: drawn(s, [3, 5], 4), SEEDS),
-    row("mlx::random_bits/odd widths", lambda s: (drawn(s, [7], 1), drawn(s, [3], 2), drawn(s, [1], 4)), data([3, 2**40])),
+    row("mlx::random_bits", lambda s: drawn(s, [3, 5], 4), SEEDS, verified=False),
+    row("mlx::random_bits/odd widths", lambda s: (drawn(s, [7], 1), drawn(s, [3], 2), drawn(s, [1], 4)), data([3, 2**40]), verified=False),
     row("mlx::random_bits/dynamic", lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
-        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints()),
+        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), verified=False),
 ]
 
 test_row = tests(ROWS)
@@ -25,7 +25,7 @@ test_row = tests(ROWS)
 
 def test_unseeded_draws_differ(delegate):
     """Within a program and from call to call."""
-    both = row("mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints())
+    both = row("mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(), verified=False)
     lowered = lower(both)
     program = Runtime.get().load_program(lowered.pte)
     method = program.load_method("forward")

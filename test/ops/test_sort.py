@@ -16,7 +16,6 @@ ROWS = [
     row("sort.stable", lambda x: (torch.sort(x, stable=True), torch.sort(x, stable=True, descending=True)),
         cases=[(TIES,)], once=[(spread(3, 5),)], dtypes=ONE),
     row("argsort", lambda x: (torch.argsort(x), torch.argsort(x, 0, True)), spread(3, 5), dtypes=ONE, traced=True),
-    row("argsort.stable", lambda x: torch.argsort(x, stable=True, descending=True), TIES, dtypes=ONE, traced=True),
     row("topk", cases=[(spread(3, 5), 2), (spread(3, 5), 2, 0, False)], once=[(SPECIAL, 4), (SPECIAL, 4, 0, False), (spread(4), 4),
         (floats(3, 2), 0)], dtypes=NUMBERS),
     row("sort/dynamic", lambda x: torch.sort(x, 0, descending=True), floats(N), dtypes=ONE),
