@@ -24,6 +24,7 @@ from . import dtypes
 from .bind import bind_arguments
 from .registry import REGISTRY, Registry, Unsupported, aten_target
 from .slots import Slot, Space, TensorSlot, ValueSlot, slot_for
+from .trace import trace
 
 
 @dataclass
@@ -223,7 +224,8 @@ class ProgramBuilder:
         for slot in user_outputs:
             if isinstance(slot, TensorSlot):
                 if slot.space != Space.TEMP:
-                    slot = self.emit(ir.IdCopyNode, x=slot)
+                    shape = slot.shape
+                    slot = self.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, shape))
                 slot.space = Space.OUTPUT
             self.interface.outputs.append(slot)
         for spec in signature.output_specs:
@@ -385,11 +387,9 @@ class ProgramBuilder:
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         return [self._env[n] if isinstance(n, Node) else n for n in outputs]
 
-    def trace(self, text: Callable, *arguments: Any) -> list[Any]:
+    def trace(self, text: Callable, *args: Any, **kwargs: Any) -> list[Any]:
         """Lower a torch function: see `trace.trace`."""
-        from .trace import trace
-
-        return self.inline(*trace(self.registry, self._fake_mode, text, arguments))
+        return self.inline(*trace(self.registry, self._fake_mode, text, args, kwargs))
 
 
 def _external(val: Any) -> Any:

@@ -9,24 +9,30 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .registry import Registry
 from .slots import TensorSlot
 
 
 def trace(
-    registry: Registry, fake_mode: Any, text: Callable, arguments: Sequence[Any]
+    registry: Registry, fake_mode: Any, text: Callable, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[GraphModule, list[TensorSlot]]:
-    """The ATen graph of `text(*arguments)`, and the slots for its placeholders.
+    """The ATen graph of `text(*args, **kwargs)`, and the slots for its placeholders.
 
-    Tensor slots are traced as fake tensors of their shape and dtype; everything else is
-    passed to `text` as it is. Operators without a handler are decomposed on the way.
+    Tensor slots, also those within lists, are traced as fake tensors of their shape and dtype;
+    everything else is passed to `text` as it is. Operators without a handler are decomposed on
+    the way.
     """
-    slots = [a for a in arguments if isinstance(a, TensorSlot)]
+    leaves, spec = tree_flatten((list(args), kwargs))
+    slots = [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
 
     def positional(*tensors: torch.Tensor) -> Any:
         rest = iter(tensors)
-        return text(*[next(rest) if isinstance(a, TensorSlot) else a for a in arguments])
+        filled = [next(rest) if isinstance(leaf, TensorSlot) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(filled, spec)
+        results = text(*args, **kwargs)
+        return tuple(results) if isinstance(results, (list, tuple)) else results
 
     with fake_mode:
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]

@@ -1,17 +1,49 @@
-"""Composite operators: every text in `custom_kernel_ops` lowers by being traced."""
+"""Operators that lower by being traced: our own texts, and torch's decompositions.
+
+ExecuTorch keeps the latter whole because it has kernels for them. Each entry costs nothing but
+its name; one that deserves an MLX node of its own moves to its family.
+"""
 
 from __future__ import annotations
+
+import torch
+from torch._decomp import decomposition_table
 
 from .. import custom_kernel_ops
 from ..builder.registry import REGISTRY
 
+aten = torch.ops.aten
 
-def _traced(text):
+DECOMPOSED = [
+    aten._native_batch_norm_legit.no_stats,
+    aten.addmv.default,
+    aten.elu.default,
+    aten.grid_sampler_2d.default,
+    aten.hardtanh.default,
+    aten.hypot.default,
+    aten.leaky_relu.default,
+    aten.native_layer_norm.default,
+    aten.upsample_bilinear2d.default,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_nearest2d.vec,
+]
+
+
+def _traced(target, text):
+    schema = target._schema
+    keywords = {a.name for a in schema.arguments if a.kwarg_only}
+
     def lower(P, **arguments):
-        return P.trace(text, *arguments.values())[0]
+        # By position: decompositions have names of their own for their parameters.
+        args = [v for name, v in arguments.items() if name not in keywords]
+        kwargs = {name: v for name, v in arguments.items() if name in keywords}
+        results = P.trace(text, *args, **kwargs)
+        return results if len(schema.returns) > 1 else results[0]
 
     return lower
 
 
 for _target, _text in custom_kernel_ops.COMPOSITES.items():
-    REGISTRY.add(_target, _traced(_text))
+    REGISTRY.add(_target, _traced(_target, _text))
+for _target in DECOMPOSED:
+    REGISTRY.add(_target, _traced(_target, decomposition_table[_target]))

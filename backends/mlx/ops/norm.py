@@ -26,3 +26,66 @@ def rms_norm(P, input, normalized_shape, weight=None, eps=None):
 def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     _last_axis("layer_norm", normalized_shape)
     return P.emit(ir.LayerNormNode, x=input, weight=weight, bias=bias, eps=eps)
+
+
+def _batch_norm(x, weight, bias, mean, variance, eps):
+    """Channels are the second axis."""
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * scale.reshape(shape) + shift.reshape(shape)
+
+
+@REGISTRY.lower(aten._native_batch_norm_legit_no_training.default)
+def batch_norm(P, input, weight, bias, running_mean, running_var, momentum, eps):
+    (out,) = P.trace(_batch_norm, input, weight, bias, running_mean, running_var, eps)
+    # The saved statistics are for training; here they are empty.
+    return [P.cast(out, input.dtype), *(P.full([0], 0, v.dtype) for v in P.out[1:])]
+
+
+def _group_norm(x, weight, bias, batch, channels, group, eps):
+    grouped = x.reshape(batch, group, -1).float()
+    variance, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+    scale = torch.rsqrt(variance + eps)
+    out = ((grouped - mean) * scale).reshape(x.shape)
+    shape = [1, channels] + [1] * (x.dim() - 2)
+    out = out if weight is None else out * weight.reshape(shape)
+    out = out if bias is None else out + bias.reshape(shape)
+    return out.to(x.dtype), mean.squeeze(-1).to(x.dtype), scale.squeeze(-1).to(x.dtype)
+
+
+@REGISTRY.lower(aten.native_group_norm.default)
+def group_norm(P, input, weight, bias, N, C, HxW, group, eps):
+    return P.trace(_group_norm, input, weight, bias, input.shape[0], C, group, eps)
+
+
+def _vector_norm(x, ord, axes, keepdim, dtype):
+    x = x.to(dtype).abs()
+    if ord == torch.inf:
+        return x.amax(axes, keepdim)
+    if ord == -torch.inf:
+        return x.amin(axes, keepdim)
+    if ord == 0:
+        return (x != 0).to(dtype).sum(axes, keepdim)
+    if ord == 1:
+        return x.sum(axes, keepdim)
+    if ord == 2:
+        return (x * x).sum(axes, keepdim).sqrt()
+    return x.pow(ord).sum(axes, keepdim).pow(1 / ord)
+
+
+@REGISTRY.lower(aten.linalg_vector_norm.default)
+def linalg_vector_norm(P, self, ord, dim=None, keepdim=False, dtype=None):
+    axes = list(range(self.ndim)) if dim is None else dim
+    return P.trace(_vector_norm, self, ord, axes, keepdim, P.out.dtype)[0]
+
+
+def _cdist(x1, x2, p):
+    difference = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+    return torch.linalg.vector_norm(difference, p, -1)
+
+
+@REGISTRY.lower(aten._cdist_forward.default)
+def cdist_forward(P, x1, x2, p, compute_mode=None):
+    return P.trace(_cdist, x1, x2, p)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.registry import REGISTRY
+from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -16,7 +16,6 @@ REDUCE = {
     "prod": (ir.ProdNode, ("default", "dim_int")),
     "amax": (ir.MaxNode, ("default",)),
     "amin": (ir.MinNode, ("default",)),
-    "logsumexp": (ir.LogSumExpNode, ("default",)),
     "any": (ir.AnyNode, ("default", "dim", "dims")),
     "all": (ir.AllNode, ("default", "dim", "dims")),
 }
@@ -40,6 +39,17 @@ def _reduce(op):
 
 for _name, (_op, _overloads) in REDUCE.items():
     REGISTRY.add([getattr(getattr(aten, _name), o) for o in _overloads], _reduce(_op))
+
+
+
+@REGISTRY.lower(aten.logsumexp.default)
+def logsumexp(P, self, dim, keepdim):
+    if 0 in self.shape:  # of nothing; MLX refuses to say
+        if not all(isinstance(extent, int) for extent in P.out.shape):
+            raise Unsupported("logsumexp of an empty tensor with a dynamic dimension")
+        return P.full(list(P.out.shape), float("-inf"), P.out.dtype)
+    return _reduce(ir.LogSumExpNode)(P, self, dim, keepdim)
+
 
 REGISTRY.add(aten.max.default, _reduce(ir.MaxNode))
 REGISTRY.add(aten.min.default, _reduce(ir.MinNode))
@@ -65,6 +75,20 @@ for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):
     REGISTRY.add([_packet.default, _packet.dim], _variance_unbiased(_op))
 
 
+def _with_mean(op):
+    variance = _variance(op)
+
+    def lower(P, self, dim=None, correction=1, keepdim=False):
+        mean = P.emit(ir.MeanNode, x=self, axes=axes_of(dim), keepdims=keepdim)
+        return [variance(P, self, dim, correction, keepdim), mean]
+
+    return lower
+
+
+REGISTRY.add(aten.var_mean.correction, _with_mean(ir.VarNode))
+REGISTRY.add(aten.std_mean.correction, _with_mean(ir.StdNode))
+
+
 def _arg_reduce(op):
     def lower(P, self, dim=None, keepdim=False):
         x = self
@@ -88,7 +112,7 @@ def _extremum(op, arg_op):
     """max and min along a dimension: values and indices."""
 
     def lower(P, self, dim, keepdim=False):
-        values = P.emit(op, x=self, axes=[dim], keepdims=keepdim)
+        values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)
         index = P.emit(arg_op, x=self, axis=dim, keepdims=keepdim, dtype=torch.uint32)
         return [values, P.cast(index, torch.int64)]
 

@@ -260,3 +260,12 @@ def movedim(P, self, source, destination):
     perm = [d for d in range(self.ndim) if d != source % self.ndim]
     perm.insert(destination % self.ndim, source % self.ndim)
     return P.emit(ir.TransposeNode, x=self, perm=perm)
+
+
+@REGISTRY.lower(aten.copy.default)
+def copy(P, self, src):
+    source = P.cast(src, self.dtype)
+    if list(src.shape) == list(self.shape):
+        return source
+    extents = [P.size(self, i) for i in range(self.ndim)]
+    return P.emit(ir.BroadcastToNode, x=source, shape=extents)
