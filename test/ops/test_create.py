@@ -27,8 +27,8 @@ ROWS = [
         floats(2), dtypes=ONE),
     row("full_like", lambda x: (torch.full_like(x, 2), torch.full_like(x, 3, dtype=i32), torch.full_like(x, True)),
         cases=[(floats(N, 2),), (floats(),)], dtypes=FLOATS + (i32,)),
-    row("zeros_like", torch.zeros_like, floats(4, 2), dtypes=ONE, traced=True),
-    row("ones_like", lambda x: torch.ones_like(x, dtype=i64), floats(4, 2), dtypes=ONE, traced=True),
+    row("zeros_like", torch.zeros_like, floats(N, 2), dtypes=ONE, traced=True),
+    row("ones_like", lambda x: torch.ones_like(x, dtype=i64), floats(N, 2), dtypes=ONE, traced=True),
     # What is in an empty tensor is nobody's business, its shape is.
     row("empty.memory_format", lambda x: torch.empty([2, 3]) * 0 + x, floats(3), dtypes=ONE, traced=True),
     row("empty_like", lambda x: torch.empty_like(x) * 0 + x, floats(3), dtypes=ONE, traced=True),

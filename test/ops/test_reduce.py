@@ -49,7 +49,7 @@ ROWS = [
         once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1), (bools(4), 0)], dtypes=NUMBERS, loose=2),
 ] + [
     row(f"{name}.correction", lambda x, op=op: (
-        op(x, [0, 2], correction=1), op(x, -1, keepdim=True, correction=0.5), op(x, correction=2)),
+        op(x, [0, 2], correction=1), op(x, -1, keepdim=True, correction=0), op(x, correction=2)),
         floats(2, 3, 4))
     for name, op in (("var", torch.var), ("std", torch.std))
 ] + [

@@ -41,7 +41,6 @@ for _name, (_op, _overloads) in REDUCE.items():
     REGISTRY.add([getattr(getattr(aten, _name), o) for o in _overloads], _reduce(_op))
 
 
-
 @REGISTRY.lower(aten.logsumexp.default)
 def logsumexp(P, self, dim, keepdim):
     if 0 in self.shape:  # of nothing; MLX refuses to say
@@ -58,7 +57,9 @@ REGISTRY.add(aten.min.default, _reduce(ir.MinNode))
 def _variance(op):
     def lower(P, self, dim=None, correction=1, keepdim=False, unbiased=True):
         ddof = int(unbiased) if correction is None else correction
-        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=ddof)
+        if ddof != int(ddof):
+            raise Unsupported(f"correction {ddof} is not a whole number")
+        return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(ddof))
 
     return lower
 
