@@ -23,6 +23,7 @@ RULES = {
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess"},
     "llm": {"custom_ops", "custom_kernel_ops", "_load", "partitioner"},  # never builder or ops
+    "cli": {"serialization", "_load", "partitioner"},
     "__init__": {"_load", "llm", "partitioner", "preprocess"},
 }
 

@@ -1,0 +1,1 @@
+"""The command `executorch-mlx`: look into a program, look over an installation."""

@@ -1,0 +1,55 @@
+"""Files to look into: small modules, exported once for the session."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+        self.register_buffer("steps", torch.zeros(4))
+
+    def forward(self, x):
+        y = torch.nn.functional.gelu(self.linear(x))
+        self.steps.add_(1)
+        return torch.softmax(y, -1) + self.steps
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: torch.exp(x) * 2, lambda x: torch.sin(x), (x,)) + 1
+
+
+def export(path: Path, methods: dict, **kwargs) -> Path:
+    edge = to_edge_transform_and_lower(methods, **kwargs)
+    path.write_bytes(edge.to_executorch().buffer)
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("pte")
+
+
+@pytest.fixture(scope="session")
+def net(folder) -> Path:
+    """Two methods; the batch of `forward` is dynamic, 0 to 16."""
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", max=16)
+    methods = {
+        "forward": torch.export.export(Net(), (torch.randn(3, 8),), dynamic_shapes=({0: batch},)),
+        "branches": torch.export.export(Branches(), (torch.randn(2, 2),)),
+    }
+    partitioner = {name: [MLXPartitioner()] for name in methods}
+    return export(folder / "net.pte", methods, partitioner=partitioner)
+
+
+@pytest.fixture(scope="session")
+def portable(folder) -> Path:
+    """No MLX in it."""
+    return export(folder / "portable.pte", {"forward": torch.export.export(Branches(), (torch.randn(2, 2),))})
