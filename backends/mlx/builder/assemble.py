@@ -10,7 +10,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
-from .liveness import drop_dead, slots_in
+from .liveness import drop_dead, lifetimes, recycle, slots_in
 from .program import Emitted, ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
@@ -31,14 +31,17 @@ class Program:
     constants: dict[str, torch.Tensor]
 
 
-def assemble(builder: ProgramBuilder) -> Program:
-    """Number the slots of a built program and write it down."""
+def assemble(builder: ProgramBuilder, *, recycled: bool = True) -> Program:
+    """Number the slots of a built program and write it down.
+
+    Temporaries that do not live at the same time share a number, unless `recycled` is False.
+    """
     drop_dead(builder)
-    return _Assembler(builder).program
+    return _Assembler(builder, recycled).program
 
 
 class _Assembler:
-    def __init__(self, builder: ProgramBuilder):
+    def __init__(self, builder: ProgramBuilder, recycled: bool):
         self.tids: dict[TensorSlot, int] = {}
         self.vids: dict[ValueSlot, int] = {}
         self.constants: dict[str, torch.Tensor] = {}
@@ -46,10 +49,13 @@ class _Assembler:
         spaces = self._slots_by_space(builder)
         representative = self._store_constants(spaces[Space.CONSTANT])
         spaces[Space.CONSTANT] = list(dict.fromkeys(representative.values()))
-        tensors = [slot for space in Space for slot in spaces[space]]
-        self.tids = {slot: i for i, slot in enumerate(tensors)}
+        persistent = [slot for space in Space if space != Space.TEMP for slot in spaces[space]]
+        self.tids = {slot: i for i, slot in enumerate(persistent)}
         self.tids |= {slot: self.tids[rep] for slot, rep in representative.items()}
-        persistent = tensors[: len(tensors) - len(spaces[Space.TEMP])]
+        temporaries = {slot: i for i, slot in enumerate(spaces[Space.TEMP])}
+        if recycled:
+            temporaries = recycle(lifetimes(builder))
+        self.tids |= {slot: len(persistent) + i for slot, i in temporaries.items()}
 
         chains = [
             ir.InstructionChain(
@@ -64,7 +70,7 @@ class _Assembler:
                 num_input_tensors=len(spaces[Space.INPUT]),
                 num_output_tensors=len(spaces[Space.OUTPUT]),
                 num_mutable_buffer_tensors=len(spaces[Space.BUFFER]),
-                num_temp_tensors=len(spaces[Space.TEMP]),
+                num_temp_tensors=len(set(temporaries.values())),
                 num_values=len(self.vids),
                 instruction_chains=chains,
                 main_chain_idx=0,

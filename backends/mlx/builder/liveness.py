@@ -1,7 +1,8 @@
-"""Which instructions somebody reads."""
+"""Which instructions somebody reads, and which temporaries live when."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from .slots import Slot, Space, TensorSlot
 
 _RESULTS = ("out", "outs")
 _CONTROL = (ir.IfNode, ir.ScanNode)
+_CHAINS = ("then_chain_idx", "else_chain_idx", "body_chain_idx")
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
@@ -45,3 +47,44 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
         s not in needed and not (isinstance(s, TensorSlot) and s.space != Space.TEMP)
         for s in results
     )
+
+
+def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
+    """Temporary → the first and the last instruction of the main chain that touch it.
+
+    What a chain below touches, the instruction that runs the chain touches: a scan's body comes
+    round again, so that its slots are in use from the scan's begin to its end.
+    """
+    lives: dict[TensorSlot, tuple[int, int]] = {}
+
+    def touch(chain: list[Emitted], at: int | None) -> None:
+        for i, emitted in enumerate(chain):
+            now = i if at is None else at
+            for name, value in emitted.fields.items():
+                if name in _CHAINS:
+                    touch(builder.chains[value], now)
+                    continue
+                for slot in slots_in(value):
+                    if isinstance(slot, TensorSlot) and slot.space == Space.TEMP:
+                        first, last = lives.get(slot, (now, now))
+                        lives[slot] = min(first, now), max(last, now)
+
+    touch(builder.chains[0], None)
+    return lives
+
+
+def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
+    """Temporary → its number, which temporaries that do not live at the same time share.
+
+    A result never gets the number of an operand of the same instruction: ops write their results
+    one by one while they read, and an update whose `out` is its `dst` is one in place.
+    """
+    numbers: dict[TensorSlot, int] = {}
+    free: list[int] = []
+    live: list[tuple[int, int]] = []  # (last, number)
+    for slot, (first, last) in sorted(lives.items(), key=lambda item: item[1][0]):
+        while live and live[0][0] < first:
+            heapq.heappush(free, heapq.heappop(live)[1])
+        numbers[slot] = heapq.heappop(free) if free else len(live)
+        heapq.heappush(live, (last, numbers[slot]))
+    return numbers
