@@ -1,0 +1,87 @@
+"""Convolutions. torch keeps channels first, MLX keeps them last."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import Space
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+CONV = {1: ir.Conv1DNode, 2: ir.Conv2DNode, 3: ir.Conv3DNode}
+TRANSPOSED = {1: ir.ConvTranspose1DNode, 2: ir.ConvTranspose2DNode, 3: ir.ConvTranspose3DNode}
+
+# What the fields of a node call the axes of its window.
+_SUFFIXES = {1: ("",), 2: ("_h", "_w"), 3: ("_d", "_h", "_w")}
+
+
+@REGISTRY.lower(aten.convolution.default)
+def convolution(
+    P, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+):
+    rank = input.ndim - 2
+    if rank not in CONV:
+        raise Unsupported(f"convolution over {rank} axes: MLX has them over 1, 2 and 3")
+    if not input.dtype.is_floating_point:
+        raise Unsupported(f"convolution of {input.dtype}: MLX has it in floating point only")
+    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    if transposed:
+        window["output_padding"] = output_padding
+    fields = {
+        name + suffix: value
+        for name, values in window.items()
+        for suffix, value in zip(_SUFFIXES[rank], _of_every_axis(values, rank))
+    }
+    op = (TRANSPOSED if transposed else CONV)[rank]
+    x = P.emit(ir.TransposeNode, x=input, perm=[0, *range(2, rank + 2), 1])
+    w = _filters(P, weight, transposed, groups)
+    if rank == 3 and groups > 1:
+        out = _group_by_group(P, op, x, w, input.shape[1] // groups, groups, fields)
+    else:
+        out = P.emit(op, x=x, w=w, groups=groups, **fields)
+    if bias is not None:
+        out = P.emit(ir.AddNode, a=out, b=bias)
+    return P.emit(ir.TransposeNode, x=out, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def _group_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
+    """MLX has no groups over 3 axes."""
+    filters = w.shape[0] // groups
+    outs = [
+        P.emit(
+            op,
+            x=P.emit(ir.SliceNode, x=x, axis=4, start=i * channels, stop=(i + 1) * channels),
+            w=P.emit(ir.SliceNode, x=w, axis=0, start=i * filters, stop=(i + 1) * filters),
+            **fields,
+        )
+        for i in range(groups)
+    ]
+    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4)
+
+
+def _of_every_axis(values: list[int], rank: int) -> list[int]:
+    return values * rank if len(values) == 1 else values
+
+
+def _filters(P, weight, transposed: bool, groups: int):
+    """[O, ..., C / groups]. What is known now is laid out now, not at every call."""
+    layout = _transposed_layout if transposed else _layout
+    if weight.space != Space.CONSTANT:
+        return P.trace(layout, weight, groups)[0]
+    with torch.device("meta"):
+        like = layout(torch.empty(weight.shape, dtype=weight.dtype), groups)
+    name = f"{weight.name}.channels_last"
+    return P.constant(name, lambda: layout(weight.data(), groups).contiguous(), like=like)
+
+
+def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:
+    return w.movedim(1, -1)
+
+
+def _transposed_layout(w: torch.Tensor, groups: int) -> torch.Tensor:
+    """From torch's [C, O / groups, ...]."""
+    inputs, outputs, *kernel = w.shape
+    grouped = w.reshape(groups, inputs // groups, outputs, *kernel)
+    return grouped.movedim(1, -1).reshape(groups * outputs, *kernel, inputs // groups)
