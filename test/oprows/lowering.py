@@ -49,7 +49,7 @@ def lower(row: Row) -> Lowered:
         with lowered_targets() as seen:
             manager, partitioner = _lower(module, row)
     _check_delegation(row, manager, partitioner)
-    if row.target not in seen:
+    if row.target is not None and row.target not in seen:
         raise Failure(f"{row.target} was not lowered; these were: {', '.join(sorted(seen))}")
     program = manager.to_executorch()
     graphs = [
@@ -125,8 +125,10 @@ def lowered_targets() -> Iterator[set[str]]:
 
 
 def target_name(target) -> str:
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+    if isinstance(target, torch._ops.OpOverload):
         return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target}"
     return f"{target.__module__.lstrip('_')}.{target.__name__}"
 
 

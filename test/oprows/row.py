@@ -38,12 +38,15 @@ class Row:
     fused: tuple[str, ...]
 
     @property
-    def target(self) -> str:
-        """The registry's spelling of what the row is about: `aten.exp.default`."""
+    def target(self) -> str | None:
+        """The registry's spelling of what the row is about: `aten.exp.default`.
+        None where the name begins with `program/`."""
         name = self.name.split("/")[0]
+        if name == "program":
+            return None
         if "::" in name:
             library, name = name.split("::")
-        elif name.startswith("operator."):
+        elif name.startswith(("operator.", "higher_order.")):
             return name
         else:
             library = "aten"
@@ -130,7 +133,7 @@ def row(
     fused: Sequence[str] = (),
 ) -> Row:
     """A row about the overload `name` of ATen (`exp` is `exp.default`), of another library
-    (`mlx::rope`) or of `operator`; what follows a `/` tells rows of one target apart.
+    (`mlx::sample`), of `operator` or of `higher_order`; what follows a `/` tells rows of one target apart.
 
     `arguments`: the function, if it is not the overload itself, then its arguments; an
     `Input` stands for a tensor. `cases` are further tuples of arguments, `once` those

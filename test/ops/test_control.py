@@ -57,13 +57,13 @@ class Counting(torch.nn.Module):
 
 # Both flags: every input is drawn anew for every call.
 ROWS = [
-    row("higher_order::cond", Cond(), bools(), floats(3), dtypes=ONE, calls=6),
-    row("higher_order::cond/nested", nested, bools(), bools(), floats(2, 3), dtypes=ONE, calls=8),
-    row("higher_order::cond/on a value, two results, dynamic", by_shape_and_value,
+    row("higher_order.cond", Cond(), bools(), floats(3), dtypes=ONE, calls=6),
+    row("higher_order.cond/nested", nested, bools(), bools(), floats(2, 3), dtypes=ONE, calls=8),
+    row("higher_order.cond/on a value, two results, dynamic", by_shape_and_value,
         floats(Dyn("n", 3, also=(1, 5, 2, 4)), 2), dtypes=ONE),
-    row("higher_order::cond/same work", same_work_twice, bools(), floats(3), dtypes=ONE, calls=6),
-    row("higher_order::cond/passed through", passed_through, bools(), floats(3), floats(3), dtypes=ONE, calls=6),
-    row("higher_order::cond/buffer", Counting(), bools(), floats(2), dtypes=ONE, calls=6),
+    row("higher_order.cond/same work", same_work_twice, bools(), floats(3), dtypes=ONE, calls=6),
+    row("higher_order.cond/passed through", passed_through, bools(), floats(3), floats(3), dtypes=ONE, calls=6),
+    row("higher_order.cond/buffer", Counting(), bools(), floats(2), dtypes=ONE, calls=6),
 ]
 
 test_row = tests(ROWS)

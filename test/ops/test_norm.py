@@ -15,6 +15,13 @@ ROWS = [
         (floats(2, 3, 8), [8], floats(8), floats(8)), (floats(3, 8), [8]), (floats(3, 8), [8], floats(8))],
         loose=2),
     row("layer_norm/parameters", torch.nn.LayerNorm(8), floats(2, N, 8), dtypes=ONE, loose=2),
+    row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=ONE, loose=2),
+    row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=ONE, loose=2),
+    row("linalg_vector_norm", torch.linalg.vector_norm,
+        cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]), (floats(2, 3), 3, [1])],
+        dtypes=ONE, loose=2),
+    row("_cdist_forward", torch.cdist, cases=[(floats(3, 4), floats(5, 4)), (floats(2, 3, 4), floats(2, 5, 4), 1.0)],
+        dtypes=ONE, loose=10),
 ]
 
 test_row = tests(ROWS)

@@ -56,6 +56,9 @@ ROWS = [
     row(f"{name}{overload}", floats(2, 3, 4), *arguments)
     for name in ("var", "std")
     for overload, arguments in ((".dim", ([1, -1], False, True)), (".default", (True,)))
+] + [
+    row(f"{name}.correction", lambda x, op=op: (op(x, [0, 2], keepdim=True), op(x, -1, correction=0)), floats(2, 3, 4))
+    for name, op in (("var_mean", torch.var_mean), ("std_mean", torch.std_mean))
 ]
 
 test_row = tests(ROWS)

@@ -56,6 +56,7 @@ TRACED = [row(name, cases=cases, dtypes=ONE, traced=True) for name, cases in VIE
     row("clone", floats(2, 3), dtypes=ONE, traced=True),
     row("lift_fresh_copy", floats(2, 3), dtypes=ONE, traced=True),
     row("detach_copy", floats(2, 3), dtypes=ONE, traced=True),
+    row("copy", floats(2, 3), floats(3, dtype=torch.float16), dtypes=ONE, traced=True),
     row("stack", cases=[([floats(2, 3), floats(2, 3)], 0), ([floats(2, 3), ints(2, 3, dtype=i32)], -1)],
         dtypes=ONE, traced=True),
 ]

@@ -78,11 +78,14 @@ LOGICAL = {
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """The functional overloads of an ATen name that take tensors and numbers."""
+    """The functional overloads of an ATen name that take a tensor, and maybe numbers."""
     packet = getattr(aten, name)
     kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
              "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
-    return [getattr(packet, k) for k in packet.overloads() if k in kinds]
+    found = [getattr(packet, k) for k in packet.overloads() if k in kinds]
+    return [
+        o for o in found if any(isinstance(a.type, torch.TensorType) for a in o._schema.arguments)
+    ]
 
 
 def operands(P, dtype: torch.dtype, *values):
@@ -212,22 +215,24 @@ def _truncated_quotient(a, b):
 
 # Exponents that torch does not take through a power: at -inf and -0 the results differ.
 _EXACT_POWERS = {
-    0.5: torch.sqrt,
-    2: torch.square,
-    3: lambda x: x * x * x,
-    -0.5: torch.rsqrt,
-    -1: torch.reciprocal,
-    -2: lambda x: torch.reciprocal(torch.square(x)),
+    0.5: [ir.SqrtNode],
+    2: [ir.SquareNode],
+    -0.5: [ir.RsqrtNode],
+    -1: [ir.ReciprocalNode],
+    -2: [ir.SquareNode, ir.ReciprocalNode],
 }
 
 
 @REGISTRY.lower(*overloads("pow"))
 def pow(P, self, exponent):
     a, b = operands(P, P.out.dtype, self, exponent)
-    if isinstance(exponent, (int, float)) and a.dtype.is_floating_point:
-        exact = _EXACT_POWERS.get(exponent)
-        if exact is not None:
-            return P.trace(exact, a)[0]
+    is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
+    if is_number and exponent == 3:
+        return P.emit(ir.MultiplyNode, a=P.emit(ir.SquareNode, x=a), b=a)
+    if is_number and exponent in _EXACT_POWERS:
+        for op in _EXACT_POWERS[exponent]:
+            a = P.emit(op, x=a)
+        return a
     return P.emit(ir.PowerNode, a=a, b=b)
 
 

@@ -21,6 +21,8 @@ def embedding(P, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 def index_select(P, self, dim, index):
     if self.ndim == 0:
         raise Unsupported("index_select of a 0-d tensor")
+    if index.ndim == 0:  # counts as one index, and keeps the axis
+        index = P.emit(ir.ExpandDimsNode, x=index, axis=0)
     return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
 
 
@@ -48,7 +50,11 @@ def index(P, self, indices):
     if len(used) == 1:
         return P.emit(ir.TakeNode, x=self, index=used[0][1], axis=axes[0])
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise Unsupported(f"index tensors on the separate axes {axes}")
+        # torch puts the axes of the index in front.
+        perm = axes + [a for a in range(self.ndim) if a not in axes]
+        shape = tuple(self.shape[a] for a in perm)
+        self, axes = P.emit(ir.TransposeNode, x=self, perm=perm), list(range(len(axes)))
+        self.shape = shape
     merged, linear = _merged_axes(P, self, axes, [i for _, i in used])
     return P.emit(ir.TakeNode, x=merged, index=linear, axis=axes[0])
 
@@ -84,24 +90,6 @@ def index_copy(P, self, dim, index, source):
     )
 
 
-@REGISTRY.lower(aten.index_put.default)
-def index_put(P, self, indices, values, accumulate):
-    used = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    if accumulate or len(used) != 1 or used[0][1].dtype == torch.bool or used[0][1].ndim != 1:
-        raise Unsupported("index_put other than one 1-d integer index without accumulation")
-    axis, positions = used[0]
-    update = P.cast(values, self.dtype)
-    rows = [*self.shape[:axis], positions.shape[0], *self.shape[axis + 1 :]]
-    if list(update.shape) != rows:
-        extents = [P.size(self, i) for i in range(self.ndim)]
-        extents[axis] = P.size(positions, 0)
-        update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
-    return P.emit(
-        ir.IndexCopyNode, dst=self, update=update, indices=positions, axis=axis,
-        **_destination(P, self),
-    )
-
-
 @REGISTRY.lower(aten.slice_scatter.default)
 def slice_scatter(P, self, src, dim, start, end, step):
     dim %= self.ndim
@@ -125,13 +113,6 @@ def select_scatter(P, self, src, dim, index):
         ir.SliceUpdateNode, dst=self, update=update, axis=dim, start=start, stop=start + 1,
         **_destination(P, self),
     )
-
-
-@REGISTRY.lower(aten.scatter_add.default)
-def scatter_add(P, self, dim, index, src):
-    if list(src.shape) != list(index.shape):
-        raise Unsupported("scatter_add with a source larger than its index")
-    return P.emit(ir.ScatterAddNode, x=self, indices=index, updates=src, axis=dim % self.ndim)
 
 
 def _destination(P, buffer) -> dict:

@@ -1,0 +1,89 @@
+"""Writing at places that a tensor names, and sums over them."""
+
+import torch
+from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, indices, ints, row, tests
+from torch.nn import functional as F
+
+ONE = (f32,)
+N = Dyn("n", 3, also=(1, 5))
+aten = torch.ops.aten
+
+
+def put(x, *rest):
+    return x.clone().index_put_(*rest)
+
+
+PUT = [
+    row("index_put/several indices", torch.index_put, cases=[
+        (floats(5, 4), [data([3, 0]), data([-1, 2])], floats(2)),
+        (floats(5, 4, 3), [data([3, 0]), data([1, 2])], floats(3)),
+        (floats(5, 4, 3), [None, data([[3, 0]]), data([[1], [2]])], floats(2, 2)),
+        (floats(5, 4, 3), [data([3, 0]), None, data([1, 2])], floats(2, 4)),
+        (floats(5, 4), [data([[3, 0], [1, 2]])], floats(2, 2, 4)),
+        (floats(5, 4), [data(2)], floats(4))], dtypes=FLOATS),
+    row("index_put/accumulated", torch.index_put, cases=[
+        (floats(5, 4), [data([3, 0, 3])], floats(4), True), (floats(5), [data([-1, 4, 4])], floats(3), True),
+        (floats(5, 4), [data([3, 3]), data([1, 1])], floats(), True),
+        (floats(2, 5, 2), [None, data([3, 3])], floats(2, 2, 2), True)], dtypes=(f32, i32)),
+    row("index_put/mask", lambda x, m: (put(x, [m], torch.tensor(2.5)), put(x, [m[:, 0]], torch.tensor(1.0), True)),
+        floats(3, 4), bools(3, 4), dtypes=ONE),
+    row("index_put/assignment", lambda x, i, y: put(x, [i[:, None], torch.arange(3)], y), floats(5, 3), data([4, 1]),
+        floats(2, 3), dtypes=ONE),
+    row("index_put/mask of several", lambda x, m, y: put(x, [m], y), floats(3), data([True, False, True]), floats(2),
+        dtypes=ONE, host="several values under a mask"),
+]
+
+SCATTER = [
+    row("scatter.src", cases=[
+        (floats(3, 5), 0, data([[0, 1, 2, 0, 0], [1, 2, 0, 1, 2]]), floats(2, 5)),
+        (floats(3, 5), -1, data([[4, 0], [2, 1]]), floats(3, 3)), (floats(4), 0, data([2]), floats(1)),
+        (floats(2, 3, 2), 1, data([[[2, 1]], [[0, 2]]]), floats(2, 1, 2)), (floats(4), 0, indices(0, below=2), floats(0))],
+        dtypes=FLOATS + (i32,)),
+    row("scatter.value", cases=[
+        (floats(3, 5), 1, data([[0, 4], [1, 3]]), 7.5), (floats(4), 0, data([1, 1]), -1)], dtypes=FLOATS),
+    row("scatter.value/one hot", lambda i: F.one_hot(i, 5) if False else torch.zeros(3, 5).scatter(1, i[:, None], 1.0),
+        indices(3, below=5)),
+    row("scatter_add/larger source", torch.scatter_add, cases=[
+        (floats(3, 5), 0, indices(2, 3, below=3), floats(4, 4)), (floats(), 0, data(0), floats())], dtypes=ONE),
+    row("scatter_reduce.two", cases=[
+        (floats(4, 3), 0, indices(5, 3, below=4), floats(5, 3), "sum"),
+        (floats(4, 3), 0, indices(5, 3, below=4), floats(5, 3), "mean"),
+        (floats(4, 3), 1, indices(4, 2, below=3), floats(4, 3), "sum", ),
+        (floats(4), 0, indices(3, below=4), floats(3), "mean")], dtypes=ONE),
+    row("scatter_reduce.two/without self", lambda x, i, y: (
+        x.scatter_reduce(0, i, y, "sum", include_self=False), x.scatter_reduce(0, i, y, "mean", include_self=False)),
+        floats(5, 2), indices(3, 2, below=5), floats(3, 2), dtypes=ONE),
+    row("scatter_reduce.two/maximum", lambda x, i, y: x.scatter_reduce(0, i, y, "amax"), floats(5), indices(3, below=5),
+        floats(3), dtypes=ONE, host="only sums are scattered"),
+    row("index_add", cases=[
+        (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))], dtypes=(f32, i32)),
+    row("index_add/alpha", lambda x, i, y: x.index_add(0, i, y, alpha=2), floats(5, N), data([1, 1]), floats(2, N), dtypes=ONE),
+    row("index.Tensor/separate axes", lambda x, i, j: (x[i, :, j], x[:, i, :, j], x[i[:, None], :, j]),
+        floats(4, 4, 5, 4), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=ONE),
+]
+
+
+class Bag(torch.nn.Module):
+    def __init__(self, mode, include_last_offset=False, padding_idx=None):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(
+            7, 4, mode=mode, include_last_offset=include_last_offset, padding_idx=padding_idx)
+
+    def forward(self, *arguments):
+        return self.bag(*arguments)
+
+
+BAGS = [
+    row("_embedding_bag_forward_only/sum", Bag("sum"), indices(6, below=7), data([0, 2, 2, 5]), dtypes=FLOATS),
+    row("_embedding_bag_forward_only/mean", Bag("mean", padding_idx=2), indices(6, below=7), data([0, 2, 2, 5]), dtypes=ONE),
+    row("_embedding_bag_forward_only/max", Bag("max", True), indices(6, below=7), data([0, 2, 2, 6]), dtypes=ONE),
+    row("_embedding_bag_forward_only/rows", Bag("mean"), indices(3, 2, below=7), dtypes=ONE),
+    row("_embedding_bag_forward_only/factors", lambda w, i, o, f: F.embedding_bag(
+        i, w, o, mode="sum", per_sample_weights=f), floats(7, 4), indices(5, below=7), data([0, 3]), floats(5), dtypes=ONE),
+    row("_embedding_bag", lambda w, i, o: aten._embedding_bag(w, i, o, False, 1)[0], floats(7, 4), indices(5, below=7),
+        data([0, 3]), dtypes=ONE),
+]
+
+ROWS = [*PUT, *SCATTER, *BAGS]
+
+test_row = tests(ROWS)

@@ -1,0 +1,152 @@
+"""What is not lowered runs on ExecuTorch's own kernels, and `explain()` says why."""
+
+import pytest
+import torch
+from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+from executorch.runtime import Runtime
+from executorch_mlx import MLXPartitioner
+
+
+class Program:
+    """A module lowered as far as it goes."""
+
+    def __init__(self, module, inputs, dynamic_shapes=None):
+        self.eager = module
+        exported = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+        self.partitioner = MLXPartitioner()
+        manager = to_edge_transform_and_lower(exported, partitioner=[self.partitioner])
+        self.delegates = sum(
+            n.target is torch.ops.higher_order.executorch_call_delegate
+            for n in manager.exported_program().graph.nodes
+        )
+        buffers = [name for name, _ in module.named_buffers()]
+        # Without this pass ExecuTorch starts the buffers that stay with it at zero.
+        passes = [InitializedMutableBufferPass(buffers)] if buffers else []
+        self.buffer = manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer
+
+    def check(self, *calls):
+        """Equal to eager torch at every one of successive calls."""
+        program = Runtime.get().load_program(self.buffer)
+        method = program.load_method("forward")
+        for inputs in calls:
+            with torch.no_grad():
+                expected = self.eager(*inputs)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            torch.testing.assert_close(tuple(method.execute(list(inputs))), expected, equal_nan=True)
+
+    @property
+    def refused(self):
+        return {d.target: d.reason for d in self.partitioner.explain().refused}
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *inputs):
+        return self.fn(*inputs)
+
+
+def lowered(fn, *inputs, **options):
+    return Program(Wrapped(fn), inputs, **options)
+
+
+def test_an_unsupported_node_in_the_middle(delegate):
+    """float64 is no dtype of MLX's: two delegates with a piece of ExecuTorch between them."""
+    x = torch.randn(2, 3)
+    program = lowered(lambda x: torch.exp((torch.sin(x).double() * 2).float()) + 1, x)
+    assert program.delegates == 2
+    assert any("float64" in reason for reason in program.refused.values())
+    program.check((x,), (x * 2,))
+
+
+def test_unsupported_first_and_last(delegate):
+    x = torch.randn(5)
+    program = lowered(lambda x: ((x.double() + 1).float() * 2).double(), x)
+    assert program.delegates == 1
+    program.check((x,))
+
+
+def test_nothing_supported(delegate):
+    x = torch.randn(5, dtype=torch.float64)
+    program = lowered(lambda x: x * 2 + 1, x)
+    assert program.delegates == 0
+    program.check((x,))
+
+
+def test_a_boolean_index_stays(delegate):
+    x, mask = torch.randn(5), torch.tensor([True, False, True, True, False])
+    program = lowered(lambda x, mask: (x + 1)[mask] * 2, x, mask)
+    assert program.refused
+
+
+def test_independent_branches(delegate):
+    """One branch stays: the delegate before it and the one after it may not become a cycle."""
+    x, y = torch.randn(4), torch.randn(4)
+    program = lowered(
+        lambda x, y: ((x.exp().double() * 2).float() + y.exp(), (y * 2).sum() + x), x, y
+    )
+    program.check((x, y), (y, x))
+
+
+def test_a_dynamic_dimension_across_the_border(delegate):
+    n = torch.export.Dim("n", min=1, max=16)
+    x = torch.randn(4, 3)
+    program = lowered(
+        lambda x: (x.exp().double() * 2).float().reshape(-1) + 1, x, dynamic_shapes=(({0: n},),)
+    )
+    program.check((x,), (torch.randn(1, 3),), (torch.randn(9, 3),))
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.full((3,), 2.0))
+
+    def forward(self, x):
+        self.count.add_(x)
+        return (self.count.double() * 2).float() + 1
+
+
+def test_a_buffer_that_both_sides_read(delegate):
+    """Written by one side and read by the other: it stays with ExecuTorch."""
+    x = torch.ones(3)
+    program = Program(Counter(), (x,))
+    program.check((x,), (x * 2,), (x * 3,))
+
+
+class TwoReaders(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return (x * self.weight).double().float() + self.weight.double().float() + self.weight * 2
+
+
+def test_a_parameter_that_both_sides_read(delegate):
+    x = torch.randn(3)
+    Program(TwoReaders(), (x,)).check((x,))
+
+
+def test_a_flag_without_a_lowering_is_refused(delegate):
+    x = torch.randn(3, 4)
+    program = lowered(lambda x: torch.var(x, 1, correction=0.5) + 1, x)
+    assert "0.5" in program.refused.get("aten.var.correction", "")
+
+
+def test_explain_names_node_target_and_reason(delegate):
+    x = torch.randn(3)
+    program = lowered(lambda x: (x.sin().double() + 1).float(), x)
+    report = program.partitioner.explain()
+    assert report.delegated >= 1 and report.refused
+    first = report.refused[0]
+    assert first.node in str(report) and first.target in str(report) and first.reason in str(report)
+    assert str(report).startswith(f"{report.delegated} of {len(report.decisions)} nodes")
+
+
+def test_explain_before_partitioning():
+    with pytest.raises(RuntimeError, match="not partitioned"):
+        MLXPartitioner().explain()
