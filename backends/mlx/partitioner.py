@@ -131,8 +131,9 @@ def _tag_submodules(program: ExportedProgram) -> None:
 def _tag_owned_data(program: ExportedProgram) -> None:
     """Parameters, constants and buffers belong to the delegate that alone uses them.
 
-    A buffer that is written must also be written by that delegate; one that is not stays
-    with ExecuTorch and travels as an argument.
+    A buffer that is written must also be written by that delegate, and its new value read by
+    nobody else, nor returned as it is; one for which this does not hold stays with ExecuTorch
+    and travels as an argument.
     """
     signature = program.graph_signature
     data = {
@@ -149,6 +150,9 @@ def _tag_owned_data(program: ExportedProgram) -> None:
         writer = written_by.get(signature.inputs_to_buffers.get(node.name))
         if writer is not None:
             tags.add(nodes[writer].meta.get("delegation_tag"))
+            readers = (user for user in nodes[writer].users if user.op != "output")
+            tags |= {user.meta.get("delegation_tag") for user in readers}
+            tags |= {None} if writer in signature.user_outputs else set()
             tags |= {None for user in node.users if user.op == "output"}
         if len(tags) == 1 and None not in tags:
             node.meta["delegation_tag"] = tags.pop()

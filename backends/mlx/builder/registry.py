@@ -61,12 +61,16 @@ class Registry:
 
     def decomposable(self) -> list[torch._ops.OpOverload]:
         """Overloads with a handler that export would otherwise take apart. Views are left to
-        export: it has to see through them."""
+        export: it has to see through them. Operators of the edge dialect's own are not its
+        business: they come later, in place of others."""
         table = _decomposed()
         return [
             t
             for t in self.handlers
-            if isinstance(t, torch._ops.OpOverload) and t in table and not _is_view(t)
+            if isinstance(t, torch._ops.OpOverload)
+            and t in table
+            and t.namespace != "dim_order_ops"
+            and not _is_view(t)
         ]
 
 
