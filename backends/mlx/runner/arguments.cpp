@@ -133,6 +133,8 @@ constexpr Option kOptions[] = {
      [](Arguments& a, std::string_view, const std::string& t) { a.device = t; }},
     {"--repeat", "N", "run N times from an empty context, each with the same seed (1)",
      [](Arguments& a, std::string_view f, const std::string& t) { a.repeat = integer(f, t, 1, kMax); }},
+    {"--profile", "FILE", "time every instruction, for ExecuTorch's Inspector; slower",
+     [](Arguments& a, std::string_view, const std::string& t) { a.profile = t; }},
     {"--help", "", "print this",
      [](Arguments& a, std::string_view, const std::string&) { a.help = true; }},
 };

@@ -18,6 +18,7 @@ struct Arguments {
   GenerateConfig config;
   bool ids = false; // ids out instead of text
   int64_t repeat = 1;
+  std::string profile; // where to write it; empty: none
 };
 
 // A command line that cannot be meant; the message says why.

@@ -65,7 +65,9 @@ std::vector<Expected> expected_inputs(const LlmMetadata& metadata) {
 
 } // namespace
 
-LlmProgram::LlmProgram(const std::string& path, const std::string& device) : path_(path) {
+LlmProgram::LlmProgram(
+    const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
+    : path_(path) {
   executorch::runtime::runtime_init();
   const int registered = executorch_mlx_register();
   check(
@@ -75,6 +77,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device) : pat
   read_metadata();
   read_token_table();
   check_forward();
+  load_forward(tracer);
   bind_inputs();
 }
 
@@ -198,7 +201,10 @@ void LlmProgram::check_forward() {
         executorch::runtime::get_backend_class(name) != nullptr,
         path_, ": forward needs the backend ", name, ", which this process has not");
   }
-  const Error error = module_->load_method("forward");
+}
+
+void LlmProgram::load_forward(executorch::runtime::EventTracer* tracer) {
+  const Error error = module_->load_method("forward", nullptr, tracer);
   check(error == Error::Ok, path_, ": forward cannot be loaded: ", because(error));
 }
 

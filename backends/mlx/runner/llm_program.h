@@ -15,7 +15,7 @@ namespace executorch_mlx {
 
 class LlmProgram {
  public:
-  LlmProgram(const std::string& path, const std::string& device);
+  LlmProgram(const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer);
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
 
@@ -46,6 +46,7 @@ class LlmProgram {
   void read_metadata();
   void read_token_table();
   void check_forward();
+  void load_forward(executorch::runtime::EventTracer* tracer);
   void bind_inputs();
 
   // Constant methods, by name.

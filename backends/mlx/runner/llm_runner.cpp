@@ -57,7 +57,8 @@ double Timings::decode_tokens_per_second() const {
 }
 
 struct LlmRunner::Impl {
-  Impl(const std::string& path, const std::string& device) : program(path, device) {}
+  Impl(const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
+      : program(path, device, tracer) {}
 
   void check_ids(const char* what, std::span<const int64_t> ids) const {
     const int64_t vocab_size = program.metadata().vocab_size;
@@ -104,9 +105,10 @@ struct LlmRunner::Impl {
   static_assert(std::atomic<bool>::is_always_lock_free);
 };
 
-LlmRunner::LlmRunner(const std::string& path, const std::string& device) {
+LlmRunner::LlmRunner(
+    const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer) {
   const auto begin = Clock::now();
-  impl_ = std::make_unique<Impl>(path, device);
+  impl_ = std::make_unique<Impl>(path, device, tracer);
   start({});
   impl_->load_seconds = seconds_since(begin);
 }

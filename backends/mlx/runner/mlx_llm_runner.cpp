@@ -8,6 +8,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "profile.h"
 
 namespace executorch_mlx {
 
@@ -66,7 +67,11 @@ void generate_once(LlmRunner& runner, const Arguments& arguments) {
 }
 
 int run(const Arguments& arguments) {
-  LlmRunner runner(arguments.model, arguments.device);
+  std::optional<executorch::etdump::ETDumpGen> tracer;
+  if (!arguments.profile.empty()) {
+    tracer.emplace();
+  }
+  LlmRunner runner(arguments.model, arguments.device, tracer ? &*tracer : nullptr);
   if (!arguments.ids && !runner.metadata().has_tokens) {
     throw LlmArgumentError(arguments.model + ": carries no bytes of its tokens, use --ids");
   }
@@ -85,6 +90,9 @@ int run(const Arguments& arguments) {
   }
   std::signal(SIGINT, SIG_DFL);
   running = nullptr;
+  if (tracer) {
+    write_profile(*tracer, arguments.profile);
+  }
   return interrupted ? kInterrupted : kOk;
 }
 

@@ -1,8 +1,9 @@
-// op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME]
+// op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME] [--profile FILE.etdp]
 //
 // Runs a method of one loaded program once for every --inputs, in order, so that
 // what the program keeps in buffers is carried on. The k-th call, counted from 0,
-// reads DIR/0.tensor, DIR/1.tensor, ... and writes OUTPUTS/k/0.tensor, ....
+// reads DIR/0.tensor, DIR/1.tensor, ... and writes OUTPUTS/k/0.tensor, .... With
+// --profile every instruction is timed, for ExecuTorch's Inspector to read.
 //
 // A .tensor file, all little-endian:
 //
@@ -31,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "profile.h"
 #include "text.h"
 
 namespace executorch_mlx {
@@ -49,7 +51,8 @@ constexpr std::array<char, 8> kMagic = {'M', 'L', 'X', 'T', 'N', 'S', 'R', '\0'}
 constexpr int32_t kMaxRank = 16;
 
 constexpr const char* kUsage =
-    "usage: op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME]\n";
+    "usage: op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME]\n"
+    "       [--profile FILE.etdp]\n";
 
 class UsageError : public std::runtime_error {
  public:
@@ -61,6 +64,7 @@ struct Arguments {
   std::vector<fs::path> inputs;
   fs::path outputs;
   std::string method = "forward";
+  std::string profile;
 };
 
 template <typename... Parts>
@@ -79,7 +83,7 @@ Arguments parse(int argc, char** argv) {
       arguments.model = word;
       continue;
     }
-    if (word != "--inputs" && word != "--outputs" && word != "--method") {
+    if (word != "--inputs" && word != "--outputs" && word != "--method" && word != "--profile") {
       throw UsageError(str("there is no option ", word));
     }
     if (++i == argc) {
@@ -89,6 +93,8 @@ Arguments parse(int argc, char** argv) {
       arguments.inputs.emplace_back(argv[i]);
     } else if (word == "--outputs") {
       arguments.outputs = argv[i];
+    } else if (word == "--profile") {
+      arguments.profile = argv[i];
     } else {
       arguments.method = argv[i];
     }
@@ -182,7 +188,12 @@ void run(const Arguments& arguments) {
   if (registered != 0) {
     fail("MLXBackend cannot be registered: error ", registered);
   }
-  Module module(arguments.model);
+  std::unique_ptr<executorch::etdump::ETDumpGen> tracer;
+  if (!arguments.profile.empty()) {
+    tracer = std::make_unique<executorch::etdump::ETDumpGen>();
+  }
+  auto* profile = tracer.get();
+  Module module(arguments.model, Module::LoadMode::File, std::move(tracer));
   for (size_t call = 0; call < arguments.inputs.size(); ++call) {
     const auto tensors = read_inputs(arguments.inputs[call]);
     const std::vector<EValue> values(tensors.begin(), tensors.end());
@@ -200,6 +211,9 @@ void run(const Arguments& arguments) {
       }
       write_tensor(folder / str(i, ".tensor"), value.toTensor());
     }
+  }
+  if (profile != nullptr) {
+    write_profile(*profile, arguments.profile);
   }
 }
 

@@ -93,8 +93,16 @@ void run_init_chain(Handle& handle) {
   handle.state.keep();
 }
 
+// A tracer that wants the times of methods alone is none to us.
+et::EventTracer* tracer_of(et::BackendExecutionContext& context) {
+  et::EventTracer* tracer = context.event_tracer();
+  const bool wants_all = tracer != nullptr &&
+      tracer->event_tracer_profiling_level() == et::EventTracerProfilingLevel::kProfileAllEvents;
+  return wants_all ? tracer : nullptr;
+}
+
 // Builds the graph of one call and evaluates it.
-void execute_call(Handle& handle, Arguments args) {
+void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   auto& state = handle.state;
   check_argument(!state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation, load the program again");
   // Kernels that MLX lacks show in the first call: that one can be undone.
@@ -102,7 +110,7 @@ void execute_call(Handle& handle, Arguments args) {
   std::vector<mx::array> outputs;
   try {
     bind_inputs(handle.program, args, state, handle.stream);
-    Context(handle.program, state, handle.stream).run(handle.program.graph->main_chain_idx());
+    Context(handle.program, state, handle.stream, tracer).run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state);
     write_values(handle.program, args, state);
     // A buffer that no output depends on has to be evaluated too, or its graph
@@ -139,14 +147,14 @@ class Backend final : public et::BackendInterface {
     return handle.release();
   }
 
-  Error execute(et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<EValue*> args)
+  Error execute(et::BackendExecutionContext& context, et::DelegateHandle* opaque, et::Span<EValue*> args)
       const override {
     auto* handle = static_cast<Handle*>(opaque);
     if (handle == nullptr) {
       return Error::DelegateInvalidHandle;
     }
     std::lock_guard lock(handle->mutex);
-    return guarded("execute", [&] { execute_call(*handle, args); });
+    return guarded("execute", [&] { execute_call(*handle, args, tracer_of(context)); });
   }
 
   void destroy(et::DelegateHandle* handle) const override {

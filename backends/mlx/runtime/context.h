@@ -16,12 +16,21 @@
 #include "program.h"
 #include "state.h"
 
+namespace executorch::runtime {
+class EventTracer;
+}
+
 namespace executorch_mlx {
 
 class Context {
  public:
-  Context(const Program& program, State& state, mx::Stream stream)
-      : program(program), stream(stream), state_(state) {}
+  // With a tracer every instruction is timed, and evaluated: see profile.cpp.
+  Context(
+      const Program& program,
+      State& state,
+      mx::Stream stream,
+      executorch::runtime::EventTracer* tracer = nullptr)
+      : program(program), stream(stream), state_(state), tracer_(tracer) {}
 
   const Program& program;
   const mx::Stream stream;
@@ -118,7 +127,10 @@ class Context {
   std::string describe(const fb::Instruction& instruction) const;
 
  private:
+  void run_traced(uint32_t chain, size_t instruction);
+
   State& state_;
+  executorch::runtime::EventTracer* tracer_;
   uint64_t executed_ = 0;
 };
 

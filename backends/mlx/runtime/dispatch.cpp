@@ -81,7 +81,11 @@ void Context::run(uint32_t index) {
       if (++executed_ > kMaxExecuted) [[unlikely]] {
         fail(Error::InvalidProgram, "more than ", kMaxExecuted, " instructions in one call");
       }
-      chain.steps[i].handler(chain.steps[i].payload, *this);
+      if (tracer_ != nullptr) [[unlikely]] {
+        run_traced(index, i);
+      } else {
+        chain.steps[i].handler(chain.steps[i].payload, *this);
+      }
     }
   } catch (const LocatedFailure&) {
     throw;

@@ -22,6 +22,10 @@
 #include <string_view>
 #include <vector>
 
+namespace executorch::runtime {
+class EventTracer;
+}
+
 namespace executorch_mlx {
 
 // The program cannot be loaded, is not one of ours, or failed while it ran.
@@ -106,8 +110,13 @@ class LlmRunner {
  public:
   // Loads the program and its method `forward`. `device` is where MLX runs: "cpu",
   // "gpu", or "" for the environment's EXECUTORCH_MLX_DEVICE, else MLX's default.
-  // Throws LlmError, LlmArgumentError if there is no such file or device.
-  explicit LlmRunner(const std::string& path, const std::string& device = "");
+  // `tracer`, which has to outlive the runner, gets to see every instruction and
+  // makes them slower. Throws LlmError, LlmArgumentError if there is no such file
+  // or device.
+  explicit LlmRunner(
+      const std::string& path,
+      const std::string& device = "",
+      executorch::runtime::EventTracer* tracer = nullptr);
   ~LlmRunner();
   LlmRunner(const LlmRunner&) = delete;
   LlmRunner& operator=(const LlmRunner&) = delete;

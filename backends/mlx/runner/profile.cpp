@@ -1,0 +1,23 @@
+#include "profile.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+
+namespace executorch_mlx {
+
+void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& path) {
+  const auto dump = tracer.get_etdump_data();
+  const std::unique_ptr<void, decltype(&std::free)> buffer(dump.buf, &std::free);
+  if (dump.buf == nullptr || dump.size == 0) {
+    throw std::runtime_error(path + ": there is nothing to write, no method ran");
+  }
+  std::ofstream file(path, std::ios::binary);
+  file.write(static_cast<const char*>(dump.buf), static_cast<std::streamsize>(dump.size));
+  if (!file.flush()) {
+    throw std::runtime_error(path + ": cannot be written");
+  }
+}
+
+} // namespace executorch_mlx
