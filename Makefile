@@ -1,6 +1,6 @@
 # make demo, make test: each sets up what it needs first, once.
 .DEFAULT_GOAL := help
-.PHONY: help demo test build clean distclean same-python
+.PHONY: help demo test test-suite build clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -10,6 +10,7 @@ ARGS ?=
 help:
 	@echo "make demo       export the demo model and print text sampled by the C++ runner"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
+	@echo "make test-suite run ExecuTorch's backend test suite, ours beside XNNPACK [N=processes]"
 	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make clean      remove what was built; make distclean removes .venv too"
 	@echo
@@ -21,6 +22,9 @@ demo: build
 
 test: build
 	@$(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
+
+test-suite: build
+	@$(PY) test/suite/run.py -n $(N) $(ARGS)
 
 # Ninja knows the C++ sources and the CMake files.
 build: build/.configured

@@ -7,10 +7,10 @@ N = Dyn("n", 3, also=(1, 5))
 
 ROWS = [
     row("median", cases=[(floats(5),), (floats(3, 4),), (floats(),)], once=[(edges(),), (floats(4, dtype=i32),)],
-        dtypes=FLOATS),
+        dtypes=FLOATS, verified=False),
     row("median.dim", cases=[(spread(3, 4), 0), (spread(3, 5), -1, True), (spread(2, 3, 4), 1), (floats(), 0)],
-        once=[(data([[1.0, NAN, 0.0], [3.0, 1.0, 2.0]]), 1)], dtypes=FLOATS),
-    row("median.dim/dynamic", lambda x: x.median(1), spread(5, 4), dtypes=(f32,)),
+        once=[(data([[1.0, NAN, 0.0], [3.0, 1.0, 2.0]]), 1)], dtypes=FLOATS, verified=False),
+    row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), verified=False),
 ]
 
 test_row = tests(ROWS)

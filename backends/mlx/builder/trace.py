@@ -37,5 +37,6 @@ def trace(
     with fake_mode:
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
     table = {t: d for t, d in core_aten_decompositions().items() if registry.find(t) is None}
-    with torch.no_grad():
+    # In fake mode too what `text` makes out of nothing is fake, and may have dynamic extents.
+    with torch.no_grad(), fake_mode:
         return make_fx(positional, decomposition_table=table)(*fakes), slots

@@ -12,11 +12,13 @@ from . import (  # noqa: F401
     elementwise,
     index,
     linalg,
+    median,
     norm,
     pool,
     random,
     reduce,
     scalar,
+    scatter,
     shape,
     sort,
 )

@@ -58,7 +58,7 @@ def _group_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
         )
         for i in range(groups)
     ]
-    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4)
+    return P.emit(ir.ConcatenateNode, tensors=outs, axis=4, dtype=x.dtype)
 
 
 def _of_every_axis(values: list[int], rank: int) -> list[int]:

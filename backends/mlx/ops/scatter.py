@@ -1,0 +1,214 @@
+"""Writing at places that a tensor names, and sums over them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..serialization import ir
+
+aten = torch.ops.aten
+
+
+# -- index_put ----------------------------------------------------------------
+
+
+@REGISTRY.lower(aten.index_put.default)
+def index_put(P, self, indices, values, accumulate):
+    axes = [axis for axis, i in enumerate(indices) if i is not None]
+    used = [indices[axis] for axis in axes]
+    if not used:
+        raise Unsupported("index_put without an index")
+    if any(i.dtype in (torch.bool, torch.uint8) for i in used):
+        return _masked_put(P, self, axes, used, values, accumulate)
+    if len(used) == 1 and used[0].ndim == 1 and not accumulate:
+        return _put_rows(P, self, axes[0], used[0], values)
+    return P.trace(_index_put, self, axes, used, values, accumulate)[0]
+
+
+def _put_rows(P, x, axis, positions, values):
+    update = P.cast(values, x.dtype)
+    rows = [*x.shape[:axis], positions.shape[0], *x.shape[axis + 1 :]]
+    if list(update.shape) != rows:
+        extents = [P.size(x, i) for i in range(x.ndim)]
+        extents[axis] = P.size(positions, 0)
+        update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
+    target = P.in_place(x)
+    return P.emit(
+        ir.IndexCopyNode, dst=x, update=update, indices=positions, axis=axis,
+        **({} if target is None else {"out": target}),
+    )
+
+
+def _masked_put(P, x, axes, masks, values, accumulate):
+    """One number where a mask over the leading axes is set: no position has to be found."""
+    if len(masks) != 1 or axes != [0] or masks[0].dtype != torch.bool:
+        raise Unsupported("index_put with a mask among other indices: how many it names is data")
+    if math.prod(values.shape) != 1:
+        raise Unsupported("index_put of several values under a mask: which goes where is data")
+    return P.trace(_mask, x, masks[0], values, accumulate)[0]
+
+
+def _mask(x, mask, value, accumulate):
+    mask = mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim()))
+    value = value.reshape(()).to(x.dtype)
+    return torch.where(mask, x + value if accumulate else value, x)
+
+
+def _index_put(x, axes, indices, values, accumulate):
+    """The indexed axes go in front as one, and so does what is written there."""
+    others = [a for a in range(x.dim()) if a not in axes]
+    shape = torch.broadcast_shapes(*(i.shape for i in indices))
+    linear = _linear(indices, [x.shape[a] for a in axes]).expand(shape)
+    kept = [x.shape[a] for a in others]
+    # Where torch puts the axes of the index: in place of adjacent ones, else in front.
+    first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    values = values.to(x.dtype).expand(*kept[:first], *shape, *kept[first:])
+    values = values.movedim(list(range(first, first + len(shape))), list(range(len(shape))))
+    moved = x.permute(*axes, *others)
+    flat = moved.reshape(math.prod(x.shape[a] for a in axes), math.prod(kept))
+    linear, values = linear.reshape(-1), values.reshape(-1, math.prod(kept))
+    if accumulate:
+        flat = flat.scatter_add(0, linear.unsqueeze(-1).expand(values.shape), values)
+    else:
+        flat = flat.index_copy(0, linear, values)
+    back = [0] * x.dim()
+    for position, axis in enumerate((*axes, *others)):
+        back[axis] = position
+    return flat.reshape(moved.shape).permute(back)
+
+
+def _linear(indices, extents):
+    """One index into the axes of `extents`, flattened; negative ones count from the end."""
+    linear = 0
+    for index, extent in zip(indices, extents):
+        index = index.to(torch.int64)
+        linear = linear * extent + torch.where(index < 0, index + extent, index)
+    return linear
+
+
+# -- scatter ------------------------------------------------------------------
+
+
+@REGISTRY.lower(aten.scatter_add.default)
+def scatter_add(P, self, dim, index, src):
+    if self.ndim == 0:
+        return P.trace(_scatter_add_0d, self, index, src)[0]
+    x, updates = self, P.cast(src, self.dtype)
+    if list(src.shape) != list(index.shape):
+        updates = P.trace(_corner, updates, index)[0]
+    return P.emit(ir.ScatterAddNode, x=x, indices=index, updates=updates, axis=dim % self.ndim)
+
+
+def _scatter_add_0d(x, index, src):
+    return x + src.sum().to(x.dtype) if index.numel() else x
+
+
+def _corner(src, index):
+    """The part of `src` that `index` speaks of."""
+    for axis, extent in enumerate(index.shape):
+        src = src.narrow(axis, 0, extent)
+    return src
+
+
+@REGISTRY.lower(aten.scatter.src, aten.scatter.value)
+def scatter(P, self, dim, index, src=None, value=None):
+    if self.ndim == 0:
+        raise Unsupported("scatter into a 0-d tensor")
+    if 0 in index.shape:
+        return self
+    return P.trace(_scatter, self, dim % self.ndim, index, value if src is None else src)[0]
+
+
+def _scatter(x, dim, index, src):
+    if isinstance(src, torch.Tensor):
+        src = _corner(src, index).to(x.dtype)
+    else:
+        src = torch.full((), src, dtype=x.dtype, device=x.device)
+    linear = 0
+    for axis, extent in enumerate(x.shape):
+        if axis == dim:
+            position = torch.where(index < 0, index + extent, index)
+        else:
+            shape = [-1 if a == axis else 1 for a in range(x.dim())]
+            position = torch.arange(index.shape[axis], device=x.device).reshape(shape)
+        linear = linear * extent + position
+    src = src.expand(index.shape).reshape(-1)
+    return x.reshape(-1).index_copy(0, linear.reshape(-1), src).reshape(x.shape)
+
+
+@REGISTRY.lower(aten.scatter_reduce.two)
+def scatter_reduce(P, self, dim, index, src, reduce, include_self):
+    if reduce not in ("sum", "mean"):
+        raise Unsupported(f"scatter_reduce by {reduce}: MLX's IR scatters sums only")
+    if reduce == "mean" and not self.dtype.is_floating_point:
+        raise Unsupported("scatter_reduce by mean over integers")
+    if self.ndim == 0:
+        raise Unsupported("scatter_reduce of a 0-d tensor")
+    return P.trace(_scatter_sum, self, dim % self.ndim, index, src, reduce == "mean", include_self)[0]
+
+
+def _scatter_sum(x, dim, index, src, mean, include_self):
+    src = _corner(src, index)
+    hits = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
+    kept = x if include_self else torch.where(hits > 0, torch.zeros_like(x), x)
+    total = kept.scatter_add(dim, index, src)
+    if not mean:
+        return total
+    return total / (hits + 1 if include_self else torch.clamp(hits, min=1))
+
+
+@REGISTRY.lower(aten.index_add.default)
+def index_add(P, self, dim, index, source, alpha):
+    if self.ndim == 0:
+        raise Unsupported("index_add to a 0-d tensor")
+    return P.trace(_index_add, self, dim % self.ndim, index, source, alpha)[0]
+
+
+def _index_add(x, dim, index, source, alpha):
+    shape = [-1 if a == dim else 1 for a in range(x.dim())]
+    source = source if alpha == 1 else source * alpha
+    return x.scatter_add(dim, index.to(torch.int64).reshape(shape).expand(source.shape), source)
+
+
+# -- embedding_bag ------------------------------------------------------------
+
+
+@REGISTRY.lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    P, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
+    per_sample_weights, include_last_offset, padding_idx,
+):
+    """The pooled rows; the three other results serve the gradient."""
+    for user in P.node.users:
+        if user.args[1] != 0:
+            raise Unsupported("embedding_bag: only its first result lowers")
+    (out,) = P.trace(
+        _embedding_bag, weight, indices, offsets, mode, per_sample_weights,
+        include_last_offset, padding_idx,
+    )
+    return [out, None, None, None]
+
+
+def _embedding_bag(weight, indices, offsets, mode, factors, include_last_offset, padding_idx):
+    # [bags, indices]: which of them belong to which bag.
+    at = torch.arange(indices.shape[0], device=weight.device)
+    begun = at.unsqueeze(0) >= offsets.unsqueeze(1)
+    if not include_last_offset:
+        begun = torch.cat([begun, torch.zeros_like(begun[:1])])
+    member = begun[:-1] & ~begun[1:]
+    if padding_idx >= 0:
+        member = member & (indices != padding_idx).unsqueeze(0)
+    rows = weight[indices].float()
+    count = member.sum(1, keepdim=True)
+    if mode == 2:
+        inside = member.unsqueeze(-1)
+        out = torch.where(inside, rows.unsqueeze(0), float("-inf")).amax(1)
+        out = torch.where(count > 0, out, torch.zeros_like(out))
+    else:
+        rows = rows if factors is None else rows * factors.float().unsqueeze(-1)
+        out = torch.where(member.unsqueeze(-1), rows.unsqueeze(0), 0.0).sum(1)
+        out = out / torch.clamp(count, min=1) if mode == 1 else out
+    return out.to(weight.dtype)
