@@ -111,7 +111,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   try {
     bind_inputs(handle.program, args, state, handle.stream);
     Context(handle.program, state, handle.stream, tracer).run(handle.program.graph->main_chain_idx());
-    outputs = collect_outputs(handle.program, args, state);
+    outputs = collect_outputs(handle.program, args, state, handle.stream);
     write_values(handle.program, args, state);
     // A buffer that no output depends on has to be evaluated too, or its graph
     // would grow with every call. Temporaries go first: who holds a second

@@ -264,7 +264,11 @@ void bind_inputs(const Program& program, Arguments args, State& state, mx::Strea
   }
 }
 
-std::vector<mx::array> collect_outputs(const Program& program, Arguments args, const State& state) {
+std::vector<mx::array> collect_outputs(
+    const Program& program,
+    Arguments args,
+    const State& state,
+    mx::Stream stream) {
   std::vector<mx::array> arrays;
   const auto* outputs = program.graph->output_map();
   const uint32_t first = count(program.graph->input_map());
@@ -274,10 +278,14 @@ std::vector<mx::array> collect_outputs(const Program& program, Arguments args, c
       continue;
     }
     const Label label{program, "output", i, slot};
-    const auto& array = state.tensors[slot.idx()];
+    auto array = state.tensors[slot.idx()];
     check_program(array.has_value(), label, ": the program has not written it");
     auto tensor = tensor_of(*args[first + i], label);
     const auto dtype = find_dtype(tensor.scalar_type());
+    // MLX's indices are uint32. Other compilers than ours leave it to the output to be int64.
+    if (dtype == mx::int64 && array->dtype() == mx::uint32) {
+      array = mx::astype(*array, mx::int64, stream);
+    }
     if (!dtype || *dtype != array->dtype()) {
       fail(
           Error::InvalidProgram,

@@ -23,7 +23,11 @@ void bind_inputs(const Program& program, Arguments args, State& state, mx::Strea
 
 // The arrays that go to the outputs, checked and with the ExecuTorch tensors
 // resized to them. Nothing is evaluated yet.
-std::vector<mx::array> collect_outputs(const Program& program, Arguments args, const State& state);
+std::vector<mx::array> collect_outputs(
+    const Program& program,
+    Arguments args,
+    const State& state,
+    mx::Stream stream);
 
 // Copies evaluated outputs, from collect_outputs, into the ExecuTorch tensors.
 void write_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);

@@ -77,7 +77,9 @@ bool is_written(const Field& field) {
 // Verifies the slots that one instruction names.
 class SlotVerifier {
  public:
-  SlotVerifier(const Layout& layout, const std::string& where) : layout_(layout), where_(where) {}
+  // Tensors from `writable` on may be written.
+  SlotVerifier(const Layout& layout, uint32_t writable, const std::string& where)
+      : layout_(layout), writable_(writable), where_(where) {}
 
   void operator()(const Field& field) const {
     if (field.value == nullptr) {
@@ -158,7 +160,7 @@ class SlotVerifier {
         tid.idx() < layout_.num_tensors(),
         where_, field.name, " is tensor slot ", tid.idx(), ", there are ", layout_.num_tensors());
     check_program(
-        !is_written(field) || tid.idx() >= layout_.outputs_begin(),
+        !is_written(field) || tid.idx() >= writable_,
         where_, field.name, " writes tensor slot ", tid.idx(),
         tid.idx() < layout_.constants ? ", a constant" : ", an input");
   }
@@ -171,6 +173,7 @@ class SlotVerifier {
   }
 
   const Layout& layout_;
+  uint32_t writable_;
   const std::string& where_;
 };
 
@@ -228,6 +231,10 @@ class ChainVerifier {
     chain.source = &source;
     chain.steps.reserve(source.instructions()->size());
     total_ += source.instructions()->size();
+    // The init chain may rewrite constants: it runs once, before anybody reads them.
+    const auto& graph = *program_.graph;
+    const bool is_init = int64_t{graph.init_chain_idx()} == index && graph.main_chain_idx() != index;
+    const uint32_t writable = is_init ? 0 : program_.layout.outputs_begin();
     check_program(total_ <= kMaxInstructions, "program: more than ", kMaxInstructions, " instructions");
     for (uint32_t i = 0; i < source.instructions()->size(); ++i) {
       const auto& instruction = *source.instructions()->Get(i);
@@ -240,7 +247,7 @@ class ChainVerifier {
       for_each_field(
           *static_cast<const flatbuffers::Table*>(instruction.op()),
           type_of(instruction.op_type()),
-          SlotVerifier(program_.layout, where));
+          SlotVerifier(program_.layout, writable, where));
       check_supported(instruction, where, allow_metal_kernels_);
       for (const int64_t callee : callees(instruction)) {
         check_program(
