@@ -47,3 +47,15 @@ def test_repeat_after_a_full_context(run, demo):
     half = len(done.ids) // 2
     assert half == 512 - len(PROMPT) + 1
     assert done.ids[:half] == done.ids[half:]
+
+
+def test_a_profile_has_every_step(run, demo, tmp_path):
+    from executorch.devtools import Inspector
+
+    arguments = [*_arguments(demo, OPTIONS), "--ids", "--max-new-tokens", "5"]
+    profiled = run(*arguments, "--profile", str(tmp_path / "answer.etdp"))
+    assert profiled.ids == run(*arguments).ids
+    blocks = Inspector(etdump_path=str(tmp_path / "answer.etdp")).event_blocks
+    norms = [e for b in blocks for e in b.events if e.is_delegated_op and "RMSNormNode" in e.name]
+    # 4 layers of 2 norms and the last one; one call for the prompt, 4 for the steps.
+    assert sum(len(e.perf_data.raw) for e in norms) == 5 * (4 * 2 + 1)

@@ -59,7 +59,9 @@ def build(row: Row, inputs: dict[str, Any], wants: list[torch.Tensor]) -> Graph:
     return g
 
 
-def check(row: Row, dtype: torch.dtype) -> None:
+def inputs_and_wants(row: Row, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """A row's inputs in `dtype`, and the outputs that torch makes of them."""
+
     def cast(value):
         if isinstance(value, list):
             return [cast(item) for item in value]
@@ -67,7 +69,11 @@ def check(row: Row, dtype: torch.dtype) -> None:
 
     inputs = {name: cast(value) for name, value in row.inputs.items()}
     wants = row.want(**inputs)
-    wants = list(wants) if isinstance(wants, (list, tuple)) else [wants]
+    return inputs, list(wants) if isinstance(wants, (list, tuple)) else [wants]
+
+
+def check(row: Row, dtype: torch.dtype) -> None:
+    inputs, wants = inputs_and_wants(row, dtype)
     flat = []
     for value in inputs.values():
         flat.extend(value if isinstance(value, list) else [value])

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 
 #include "device.h"
@@ -131,6 +132,7 @@ class Context {
 
   State& state_;
   executorch::runtime::EventTracer* tracer_;
+  std::unordered_map<const void*, uint32_t> rounds_;  // of what a traced call repeats
   uint64_t executed_ = 0;
 };
 

@@ -65,7 +65,11 @@ void Context::run_traced(uint32_t index, size_t i) {
     const auto& x = state_.tensors[slot];
     text += str(" %", slot, " ") + (x ? str(executorch_mlx::describe(*x)) : "(empty)");
   }
-  const std::string name = str(index, ".", i, " ", find_row(size_t(instruction.op_type()))->name);
+  // The Inspector takes events of one name in one call for one event.
+  std::string name = str(index, ".", i, " ", find_row(size_t(instruction.op_type()))->name);
+  if (const uint32_t round = rounds_[&instruction]++; round > 0) {
+    name += str(" #", round);
+  }
   tracer_->log_profiling_delegate(
       name.c_str(), et::kUnsetDelegateDebugIntId, start, end, text.data(), text.size());
 }
