@@ -10,6 +10,7 @@ from executorch_mlx.custom_kernel_ops.sample import sample
 
 DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
 DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
+NOISE_KEY = 0x1E3779B97F4A7C15
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -69,6 +70,10 @@ def draw_both():
     return {how: _draws(how) for how in ("eager", "runtime")}
 
 
+def random_bits(batch, count, seed):
+    return torch.ops.mlx.random_bits([batch, count], torch.tensor(seed))
+
+
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
     """bool `[B, V]`: the tokens that every filter keeps, by their definition, in float64."""
     x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf).double()
@@ -102,12 +107,22 @@ def plain():
         x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf)
         if not temperature > 0:
             return x.argmax(-1)
-        bits = torch.ops.mlx.random_bits(list(x.shape), torch.tensor(seed))
-        uniform = (bits.to(torch.float32) / 0xFFFFFFFF).clamp(max=1 - 2**-24)
+        keep = kept(logits, temperature, top_p, top_k, min_p)
+        batch, vocabulary = x.shape
+        off = not top_p < 1 and not (top_k and 0 < top_k < vocabulary) and not (min_p or 0) > 0
+        if off:  # word [b, v] is that of token v
+            words = random_bits(batch, vocabulary, seed).float()
+        else:  # word [b, i] is that of the i-th most likely token
+            near = random_bits(batch, 256, seed)
+            middle = random_bits(batch, 2048 - 256, seed ^ NOISE_KEY)
+            far = random_bits(batch, max(vocabulary - 2048, 1), seed ^ (2 * NOISE_KEY))
+            words = torch.cat([w.float() for w in (near, middle, far)], -1)
+            rank = torch.sort(x, dim=-1, descending=True, stable=True).indices.argsort(-1)
+            words = words.gather(1, rank)
+        uniform = (words / 0xFFFFFFFF).clamp(max=1 - 2**-24)
         gumbel = -torch.log(-torch.log(uniform))
         drop = x.amax(-1, keepdim=True).clamp(min=-LARGEST) - x
         score = gumbel - drop / torch.tensor(temperature, dtype=torch.float32)
-        keep = kept(logits, temperature, top_p, top_k, min_p)
         return torch.where(keep, score, -torch.inf).argmax(-1)
 
     return specification

@@ -3,6 +3,6 @@
 `COMPOSITES` maps each operator to its text, a function of the operator's arguments.
 """
 
-from . import random_bits_at, sample
+from . import sample
 
-COMPOSITES = {**random_bits_at.COMPOSITES, **sample.COMPOSITES}
+COMPOSITES = {**sample.COMPOSITES}

@@ -12,7 +12,10 @@ which is argmax(logits / temperature + gumbel), with gumbel = -log(-log(uniform)
 A row of 128k logits is never sorted where it can be helped. Every path first works on a few
 candidates and gives UNSURE where its token may not be that of the whole row; only then (flat
 logits, a large top_k, NaN) does a second path, plain and slow, run over everything. Both give
-one token for one seed: the noise of a token depends on its index alone.
+one token for one seed, for the noise does not depend on the path: where no filter is on, token
+v of row b takes word [b, v] of `random_bits([B, V], seed)`; where one is, the i-th most likely
+token (equal ones in the order of the vocabulary) takes word [b, i] of `_words_of_ranks`. So a
+token on the edge of the nucleus, where two devices may round apart, changes only its own luck.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ BELOW_ONE = 1 - 2.0**-24
 TIERS = ((256, 32), (2048, 16))
 TIERS_WITH_TOP_K = ((64, 64), (1024, 16))
 FAR = 1 << 62
+NOISE_PARTS = (256, 2048)  # the last not below the candidates of any tier
+NOISE_KEY = 0x1E3779B97F4A7C15  # the golden ratio: far from the seeds that people count
 UNSURE = -1
 DRAW_COLUMNS = 128  # columns looked into where every token may win
 SHORT = 8192  # a row this short is cheaper to sort than to search
@@ -70,7 +75,7 @@ def _sure_or(otherwise, tokens, *operands):
     The test reads the tokens themselves: waiting for it, the host has them too.
     """
     return _if(
-        (tokens != UNSURE).all(),
+        (tokens >= 0).all(),
         lambda tokens, *_: tokens.clone(),
         lambda _, *rest: otherwise(*rest),
         tokens, *operands,
@@ -81,12 +86,23 @@ def _sure_or(otherwise, tokens, *operands):
 
 
 def _greedy(logits, temperature, top_p, seed, top_k, min_p):
+    """Exact argmax: the first row of the one column with the largest maximum."""
+    columns = _columns(logits, 64)
+    maxima = columns.amax(1)
+    column = maxima.argmax(-1, keepdim=True)
+    tokens = _pick(columns, column).argmax(-1) * columns.shape[2] + column.squeeze(1)
+    # Several columns if the maximum is tied, none if there is a NaN.
+    ways = (maxima == maxima.amax(-1, keepdim=True)).to(torch.int64).sum(-1)
+    return _sure_or(_greedy_tied, torch.where(ways == 1, tokens, UNSURE), logits)
+
+
+def _greedy_tied(logits):
     """Exact argmax: that of the first block with the largest maximum."""
-    rows = _blocks(logits, 64)
-    maxima = rows.amax(-1)
-    block = maxima.argmax(-1, keepdim=True)
-    row = rows.gather(1, block.unsqueeze(-1).expand(-1, 1, rows.shape[2])).squeeze(1)
-    tokens = block.squeeze(1) * rows.shape[2] + row.argmax(-1)
+    blocks = _blocks(logits, 64)
+    maxima = blocks.amax(-1)
+    block = maxima.argmax(-1)
+    row = blocks.gather(1, block.reshape(-1, 1, 1).expand(-1, 1, blocks.shape[2])).squeeze(1)
+    tokens = block * blocks.shape[2] + row.argmax(-1)
     tokens = torch.where((maxima == maxima).all(-1), tokens, UNSURE)  # a NaN in the row
     return _sure_or(lambda logits: _clean(logits).argmax(-1), tokens, logits)
 
@@ -224,72 +240,75 @@ def _filtered_candidates(count, size, reach, logits, temperature, top_p, seed, t
     If the last of them is dropped, so is everything outside. A NaN anywhere among the
     distances makes the last of them NaN, and nothing is sure.
     """
-    batch, vocabulary = logits.shape
     logits = _columns(logits, size)
     maxima = logits.amax(1)
     columns = _largest(maxima, count)
     picked = _pick(logits, columns)
     best = _largest(picked, count)
-    drop = maxima.amax(-1, keepdim=True) - picked.gather(1, best)
-    nearest = torch.sort(drop, -1).values
-    last = nearest[:, count - 1 :]
-    limit = _limit(nearest, reach, temperature, top_k)
-    most = _most(min_p)
-
-    token = _token_of_columns(columns, logits).gather(1, best)
-    index = token
-    if logits.shape[1] * logits.shape[2] > vocabulary:  # what `_columns` padded has no bits
-        index = torch.clamp(index, max=vocabulary - 1)
-    if batch > 1:
-        index = index + vocabulary * torch.arange(batch).unsqueeze(1)
-    words = torch.ops.mlx.random_bits_at(index, batch * vocabulary, seed).to(torch.float32)
-    steps = drop / temperature
-    kept = _kept(drop, steps, limit, most)
-    cost = torch.where(kept, steps + _minus_gumbel(words), torch.inf)
-    winner = _lowest(token, cost == cost.amin(-1, keepdim=True))
-    sure = last > limit
-    if most is not None:
-        sure = sure | (last / temperature > most)
-    return torch.where(sure.squeeze(1), winner, UNSURE)
+    token, order = torch.sort(_token_of_columns(columns, logits).gather(1, best), -1)
+    drop = maxima.amax(-1, keepdim=True) - picked.gather(1, best.gather(1, order))
+    drop, order = torch.sort(drop, dim=-1, stable=True)
+    place, sure = _draw_of_ranks(drop, reach, temperature, seed, top_k, min_p)
+    token = token.gather(1, order.gather(1, place))
+    return torch.where(sure, token, UNSURE).squeeze(1)
 
 
 def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
     logits = _clean(logits)
     drop = _top(logits) - logits
-    nearest = torch.sort(drop, -1).values
     mass = _weight(drop, temperature).sum(-1, keepdim=True)
     reach = torch.where(top_p < 1, top_p * mass, torch.inf)
-    limit = _limit(nearest, reach, temperature, top_k)
-    words = torch.ops.mlx.random_bits(list(logits.shape), seed).to(torch.float32)
+    drop, token = torch.sort(drop, dim=-1, stable=True)
+    place, _ = _draw_of_ranks(drop, reach, temperature, seed, top_k, min_p)
+    return token.gather(1, place).squeeze(1)
+
+
+def _draw_of_ranks(drop, reach, temperature, seed, top_k, min_p):
+    """The place of the winner in the ascending `drop`, and whether its last one is dropped."""
+    limit = _limit(drop, reach, temperature, top_k)
     steps = drop / temperature
-    kept = _kept(drop, steps, limit, _most(min_p))
-    return torch.where(kept, steps + _minus_gumbel(words), torch.inf).argmin(-1)
+    kept = drop <= limit
+    if min_p is not None:
+        kept = kept & (steps <= _most(min_p))
+    words = _words_of_ranks(*drop.shape, seed)
+    place = torch.where(kept, steps + _minus_gumbel(words), torch.inf).argmin(-1, keepdim=True)
+    last = drop.shape[1] - 1
+    sure = ~kept[:, last:] & (drop[:, last:] == drop[:, last:])
+    return place, sure
 
 
-def _limit(nearest, reach, temperature, top_k):
-    """The distance of the last token that top_p and top_k keep, `[B, 1]`; infinite if both
-    are off or it is not in `nearest`, which holds the smallest distances in ascending order.
+def _words_of_ranks(batch, count, seed):
+    """The noise of the `count` most likely tokens, `[B, count]`, as float32.
+
+    The words come in parts, each with a key of its own, so that few tokens need few words.
     """
-    mass = torch.cumsum(_weight(nearest, temperature), -1)
+    parts, start = [], 0
+    for part, end in enumerate((*NOISE_PARTS, max(count, NOISE_PARTS[-1] + 1))):
+        if start < count:
+            key = torch.bitwise_xor(seed, part * NOISE_KEY) if part else seed
+            words = torch.ops.mlx.random_bits([batch, end - start], key).to(torch.float32)
+            parts.append(words[:, : count - start])
+        start = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _limit(drop, reach, temperature, top_k):
+    """The distance of the last token that top_p and top_k keep, `[B, 1]`; infinite if both
+    are off or it is not in `drop`, which holds the smallest distances in ascending order.
+    """
+    mass = torch.cumsum(_weight(drop, temperature), -1)
     place = (mass < reach).to(torch.int64).sum(-1, keepdim=True)
     if top_k is not None:
         place = torch.minimum(place, torch.where(top_k > 0, top_k - 1, FAR))
-    end = nearest.shape[1] - 1
-    found = nearest.gather(1, torch.clamp(place, max=end))
+    end = drop.shape[1] - 1
+    found = drop.gather(1, torch.clamp(place, max=end))
     return torch.where(place <= end, found, torch.inf)
 
 
 def _most(min_p):
     """-log(min_p), the most that drop / temperature may be. min_p above 1 counts as 1, or it
     would drop the most likely token too."""
-    if min_p is None:
-        return None
     return torch.where(min_p > 0, -torch.log(torch.clamp(min_p, max=1)), torch.inf)
-
-
-def _kept(drop, steps, limit, most):
-    kept = drop <= limit
-    return kept if most is None else kept & (steps <= most)
 
 
 def _weight(drop, temperature):
@@ -357,7 +376,9 @@ def _check(logits, temperature, top_p, seed, top_k, min_p):
 
 def _eager(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
     _check(logits, temperature, top_p, seed, top_k, min_p)
-    return sample_reference(logits, temperature, top_p, seed, top_k, min_p)
+    # A token has no gradient, and `cond` would trace one for logits that ask for it.
+    with torch.no_grad():
+        return sample_reference(logits, temperature, top_p, seed, top_k, min_p)
 
 
 def _fake(logits, temperature, top_p, seed=None, top_k=None, min_p=None):

@@ -78,7 +78,7 @@ def _scalar(name: str, value, dtype: torch.dtype, optional: bool = False):
             )
         right = not value.is_complex() and value.dtype != torch.bool
         if right and not (whole and value.is_floating_point()):
-            return value.reshape(()).to(dtype)
+            return (value.reshape(()) if value.dim() else value).to(dtype)
         received = value.dtype
     else:
         kinds = (int, torch.SymInt) if whole else (int, float, torch.SymInt, torch.SymFloat)

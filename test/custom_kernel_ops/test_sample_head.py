@@ -1,0 +1,155 @@
+"""SamplingHead, and mlx::sample as a node of exported and lowered programs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import Sample, lower
+
+from executorch_mlx import SamplingHead
+
+
+def scalar(value, dtype=torch.float32):
+    return torch.tensor(value, dtype=dtype)
+
+
+class Decoder(torch.nn.Module):
+    """Logits of every position, in the form that a model may give them."""
+
+    def __init__(self, form="tensor", vocabulary=300):
+        super().__init__()
+        torch.manual_seed(0)
+        self.form = form
+        self.embedding = torch.nn.Embedding(vocabulary, 16)
+
+    def forward(self, tokens, scale=1.0):
+        logits = scale * self.embedding(tokens) @ self.embedding.weight.T
+        return {
+            "tensor": lambda: logits,
+            "last": lambda: logits[:, -1],
+            "tuple": lambda: (logits, None),
+            "dict": lambda: {"logits": logits},
+            "output": lambda: SimpleNamespace(logits=logits),
+            "text": lambda: "logits",
+            "flat": lambda: logits[0, 0],
+        }[self.form]()
+
+
+TOKENS = torch.tensor([[3, 1, 4], [1, 5, 9]])
+
+
+@pytest.mark.parametrize("form", ["tensor", "last", "tuple", "dict", "output"])
+def test_takes_the_last_position(form):
+    expected = Decoder()(TOKENS)[:, -1]
+    head = SamplingHead(Decoder(form))
+    assert head(TOKENS, temperature=0.0).equal(expected.argmax(-1))
+    drawn = head(TOKENS, temperature=1.0, seed=3, top_k=9, top_p=0.9, min_p=0.01)
+    given = [scalar(1.0), scalar(0.9), scalar(3, torch.int64), scalar(9, torch.int64), scalar(0.01)]
+    assert drawn.equal(torch.ops.mlx.sample(expected, *given))
+
+
+def test_passes_arguments_on():
+    head = SamplingHead(Decoder())
+    assert head(TOKENS, scale=-1.0, temperature=0).equal((-Decoder()(TOKENS)[:, -1]).argmax(-1))
+
+
+def test_numbers_and_tensors_mean_the_same():
+    head = SamplingHead(Decoder())
+    numbers = {"temperature": 2, "top_k": 40, "top_p": 1, "seed": 2**64 - 5, "min_p": 0.01}
+    tensors = {
+        "temperature": torch.tensor([2]), "top_k": torch.tensor(40, dtype=torch.int32),
+        "top_p": torch.tensor(1.0, dtype=torch.float64), "seed": torch.tensor([-5]),
+        "min_p": torch.tensor([[0.01]]),
+    }  # fmt: skip
+    assert head(TOKENS, **numbers).equal(head(TOKENS, **tensors))
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ({"temperature": None}, TypeError, "temperature is NoneType, expected a number"),
+        ({"temperature": "1"}, TypeError, "temperature is str"),
+        ({"temperature": torch.ones(2)}, ValueError, r"temperature has shape \[2\], expected one"),
+        ({"temperature": True}, TypeError, "temperature is bool"),
+        ({"top_k": 4.0}, TypeError, "top_k is float, expected an integer"),
+        ({"top_k": torch.tensor(4.0)}, TypeError, "top_k is torch.float32, expected an integer"),
+        ({"top_k": 2**63}, ValueError, "top_k is 9223372036854775808, expected 64 bits"),
+        ({"seed": 2**64}, ValueError, "seed is 18446744073709551616"),
+        ({"top_p": None}, TypeError, "top_p is NoneType"),
+    ],
+    ids=str,
+)
+def test_refuses_other_parameters(given, error, message):
+    with pytest.raises(error, match=message):
+        SamplingHead(Decoder())(TOKENS, **{"temperature": 1.0} | given)
+
+
+def test_refuses_other_outputs():
+    with pytest.raises(TypeError, match="the model returned str, expected a tensor of logits"):
+        SamplingHead(Decoder("text"))(TOKENS, temperature=1.0)
+    with pytest.raises(ValueError, match=r"logits have shape \[300\], expected \[B, S, V\]"):
+        SamplingHead(Decoder("flat"))(TOKENS, temperature=1.0)
+
+
+class Step(torch.nn.Module):
+    def __init__(self, form="tensor", **fixed):
+        super().__init__()
+        self.head, self.fixed = SamplingHead(Decoder(form)), fixed
+
+    def forward(self, tokens, temperature, top_p, seed):
+        return self.head(tokens, temperature=temperature, top_p=top_p, seed=seed, **self.fixed)
+
+
+ARGUMENTS = (TOKENS, scalar(1.0), scalar(0.9), scalar(5, torch.int64))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("fixed", [{}, {"top_k": 40, "min_p": 0.1}], ids=str)
+def test_export_keeps_the_operator_whole(strict, fixed):
+    program = torch.export.export(Step(**fixed), ARGUMENTS, strict=strict)
+    targets = [n.target for n in program.graph.nodes]
+    assert targets.count(torch.ops.mlx.sample.default) == 1
+    assert torch.ops.mlx.random_bits.default not in targets
+    program = program.run_decompositions()
+    assert torch.ops.mlx.sample.default in [n.target for n in program.graph.nodes]
+    assert program.module()(*ARGUMENTS).equal(Step(**fixed)(*ARGUMENTS))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("form", ["tensor", "last"])
+def test_one_delegate_call_draws_the_token(strict, form):
+    program = lower(Step(form, top_k=40), ARGUMENTS, strict=strict)
+    calls = [n for n in program.exported_program().graph.nodes if n.op == "call_function"]
+    names = [str(n.target) for n in calls]
+    assert names[0] == "executorch_call_delegate" and len(names) == 2, names
+
+
+def test_one_program_many_settings():
+    from executorch.runtime import Runtime
+
+    import executorch_mlx
+
+    executorch_mlx.load_delegate()
+    step = Step(top_k=40)
+    program = Runtime.get().load_program(lower(step, ARGUMENTS).buffer)
+    method = program.load_method("forward")
+    seen = set()
+    for temperature in (0.0, 0.5, 1.0, 3.0):
+        for top_p in (0.2, 0.9, 1.0):
+            for seed in range(6):
+                given = [TOKENS, scalar(temperature), scalar(top_p), scalar(seed, torch.int64)]
+                token = method.execute(given)[0].clone()
+                assert token.equal(step(*given)), (temperature, top_p, seed)
+                seen.add(tuple(token.tolist()))
+    assert len(seen) > 5
+
+
+def test_filters_that_are_none_emit_nothing():
+    sizes = [
+        len(lower(Sample(names), (torch.zeros(1, 32000), *values)).buffer)
+        for names, values in [
+            (("temperature", "top_p", "seed"), ARGUMENTS[1:]),
+            (("temperature", "top_p", "seed", "min_p"), (*ARGUMENTS[1:], scalar(0.1))),
+        ]
+    ]
+    assert sizes[0] < sizes[1]
