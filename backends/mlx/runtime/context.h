@@ -75,6 +75,10 @@ class Context {
     state_.tensors[tid->idx()] = std::move(x);
   }
 
+  KvLayer& cache(int layer) {
+    return state_.caches[layer];
+  }
+
   // -- values ----------------------------------------------------------------
 
   int64_t integer(const fb::Vid* vid) const;

@@ -193,8 +193,10 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
     fail(Error::NotSupported, where, "Metal source inside a program runs only in a build for Apple GPUs ",
          "with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true");
   }
-  if (instruction.op_type() == fb::OpNode::UpdateAndAttendNode) {
-    fail(Error::NotSupported, where, "this build has no runtime cache of keys and values");
+  if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
+    if (!node->layer_id() || *node->layer_id() < 0 || !node->scale()) {
+      fail(Error::InvalidProgram, where, "layer_id or scale is absent, or layer_id below 0");
+    }
   }
 }
 

@@ -24,10 +24,12 @@ void State::begin(bool undoable) {
   values = kept_values_;
   buffers_before_.assign(
       tensors.begin() + layout_.buffers_begin(), tensors.begin() + layout_.temps_begin());
+  caches_before_ = caches;
 }
 
 void State::commit() {
   buffers_before_.clear();
+  caches_before_.reset();
 }
 
 void State::rollback() {
@@ -35,6 +37,10 @@ void State::rollback() {
   std::copy(
       buffers_before_.begin(), buffers_before_.end(), tensors.begin() + layout_.buffers_begin());
   buffers_before_.clear();
+  if (caches_before_) {
+    caches = std::move(*caches_before_);
+    caches_before_.reset();
+  }
   release_temporaries();
 }
 
@@ -52,6 +58,13 @@ std::vector<mx::array> State::pending() const {
   for (uint32_t i = layout_.buffers_begin(); i < layout_.temps_begin(); ++i) {
     if (tensors[i] && !tensors[i]->is_available()) {
       result.push_back(*tensors[i]);
+    }
+  }
+  for (const auto& [layer, cache] : caches) {
+    for (const auto* cells : {&cache.keys, &cache.values}) {
+      if (*cells && !(*cells)->is_available()) {
+        result.push_back(**cells);
+      }
     }
   }
   return result;

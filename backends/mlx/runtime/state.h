@@ -4,10 +4,12 @@
 #include <mlx/mlx.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <variant>
 #include <vector>
 
+#include "kv_cache.h"
 #include "program.h"
 
 namespace executorch_mlx {
@@ -22,6 +24,7 @@ class State {
 
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
+  std::map<int, KvLayer> caches;  // by layer; mutable buffers that no slot names
 
   // What is in the slots now is what every call starts from.
   void keep();
@@ -55,6 +58,7 @@ class State {
  private:
   Layout layout_;
   std::vector<std::optional<mx::array>> buffers_before_;
+  std::optional<std::map<int, KvLayer>> caches_before_;
   bool is_undoable_ = true;
   bool is_lost_ = false;
   // Temporaries and values that the init chain left behind; mostly empty.

@@ -49,9 +49,49 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
           q, k, v, n.scale(), n.causal() ? "causal" : "", mask, std::nullopt, /*force_fused=*/false, c.stream));
 }
 
-// The verifier refuses the node while the runtime has no cache for it.
-inline void update_and_attend(const fb::UpdateAndAttendParams&, Context&) {
-  fail(Error::NotSupported, "this build has no runtime cache of keys and values");
+// The first of `tokens` positions [tokens, 1], which have to follow one another.
+// A flat cache has to know them when the instruction is met.
+inline int first_position(const mx::array& position, int tokens, Context& c) {
+  check_argument(
+      position.ndim() == 2 && position.shape(0) == tokens && position.shape(1) == 1 && is_integral(position.dtype()),
+      "position is ", describe(position), ", integers of shape [", tokens, ",1] were expected");
+  mx::array on_host = position;
+  if (!is_on_host(on_host)) {
+    on_host = mx::contiguous(on_host, /*allow_col_major=*/false, c.stream);
+    c.evaluate_now(on_host);
+  }
+  int64_t first = 0;
+  int64_t count = 0;
+  for_each_integer(on_host, [&](int64_t p) {
+    first = count == 0 ? p : first;
+    check_argument(p >= 0 && p - first == count, "position ", p, " is number ", count, " after ", first);
+    ++count;
+  });
+  return c.size("position", first);
+}
+
+// k and v go into the runtime's cache, and each query attends to all positions up
+// to its own. Cells have the dtype of k and v, attention that of q.
+inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
+  const auto& q = c.in(n.q());
+  const auto& k = c.in(n.k());
+  const auto& v = c.in(n.v());
+  for (const auto* x : {&q, &k, &v}) {
+    check_argument(x->ndim() == 4, "an operand is ", describe(*x), ", 4 axes were expected");
+  }
+  const int tokens = q.shape(2);
+  check_argument(
+      q.size() > 0 && v.size() > 0 && k.shape(2) == tokens && v.shape(2) == tokens && k.shape(0) == q.shape(0) &&
+          v.shape(0) == q.shape(0) && v.shape(1) == k.shape(1) && k.shape(3) == q.shape(3) &&
+          q.shape(1) % k.shape(1) == 0,
+      "q is ", describe(q), ", k ", describe(k), " and v ", describe(v), ", which do not go together");
+  auto& cache = c.cache(*n.layer_id());
+  cache.append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
+  const auto attended = mx::fast::scaled_dot_product_attention(
+      q, mx::astype(cache.held(*cache.keys, c.stream), q.dtype(), c.stream),
+      mx::astype(cache.held(*cache.values, c.stream), q.dtype(), c.stream), *n.scale(),
+      tokens > 1 ? "causal" : "", std::nullopt, std::nullopt, /*force_fused=*/false, c.stream);
+  c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 
 constexpr Row kAttentionRows[] = {

@@ -1,0 +1,136 @@
+"""UpdateAndAttendNode: the runtime's own cache, against attention over the whole history in torch."""
+
+import pytest
+import torch
+from harness import Graph, ir
+
+HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
+SCALE = DIM**-0.5
+
+
+def program(layers=(0,), dtype=torch.float32, cells=None, out_dtype=None, computed=False):
+    """Outputs of every layer over the same q, k, v; a layer's k and v are `layer + 1` times those."""
+    cells = cells or dtype
+    g = Graph()
+    q, k = g.input((2, HEADS, (1, 200), DIM), dtype), g.input((2, KV_HEADS, (1, 200), DIM), cells)
+    v, position = g.input((2, KV_HEADS, (1, 200), V_DIM), cells), g.input(((1, 200), 1), torch.int32)
+    if computed:  # then it has to be waited for
+        g.emit(ir.AddNode(a=position, b=g.constant(torch.tensor(0, dtype=torch.int32)), out=(p := g.temp())))
+        position = p
+    for layer in layers:
+        times = g.constant(torch.tensor(layer + 1.0).to(cells))
+        scaled = g.temp(), g.temp()
+        for x, y in zip((k, v), scaled):
+            g.emit(ir.MultiplyNode(a=x, b=times, out=y))
+        out = g.output((2, HEADS, (1, 200), V_DIM), out_dtype or dtype)
+        number = None if out_dtype is None else {torch.float16: 5, torch.float32: 6}[out_dtype]
+        fields = {"position": position, "layer_id": layer, "scale": SCALE, "out_dtype": number}
+        g.emit(ir.UpdateAndAttendNode(q=q, k=scaled[0], v=scaled[1], out=out, **fields))
+    return g
+
+
+class Reference:
+    """Keeps all keys and values; each query sees the positions up to its own."""
+
+    def __init__(self):
+        self.k = self.v = None
+
+    def __call__(self, q, k, v, position):
+        start = int(position[0])
+        self.k = k if start == 0 else torch.cat([self.k[:, :, :start], k], 2)
+        self.v = v if start == 0 else torch.cat([self.v[:, :, :start], v], 2)
+        repeat = q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(repeat, 1).float() for x in (self.k, self.v))
+        scores = q.float() @ keys.transpose(-1, -2) * SCALE
+        seen = torch.arange(keys.shape[2]) <= position
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+
+
+def step(start, tokens, dtype=torch.float32, cells=None, batch=2):
+    cells = cells or dtype
+    position = torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1)
+    k, v = torch.randn(batch, KV_HEADS, tokens, DIM), torch.randn(batch, KV_HEADS, tokens, V_DIM)
+    return [torch.randn(batch, HEADS, tokens, DIM).to(dtype), k.to(cells), v.to(cells), position]
+
+
+# Prefill, steps, a piece that makes it grow, steps, back to 5, back to the begin.
+STEPS = [(0, 3), (3, 1), (4, 1), (5, 70), (75, 1), (76, 2), (5, 1), (6, 3), (0, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_conversation(delegate, computed):
+    torch.manual_seed(0)
+    model, reference = program(computed=computed).load(), Reference()
+    for start, tokens in STEPS:
+        call = step(start, tokens)
+        torch.testing.assert_close(model(*call)[0], reference(*call), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_are_apart(delegate):
+    torch.manual_seed(1)
+    model, references = program(layers=(0, 1, 7)).load(), [(layer, Reference()) for layer in (0, 1, 7)]
+    for start, tokens in STEPS:
+        q, k, v, position = step(start, tokens)
+        for result, (layer, reference) in zip(model(q, k, v, position), references, strict=True):
+            want = reference(q, k * (layer + 1), v * (layer + 1), position)
+            torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype, cells, out_dtype",
+    [
+        (torch.float16, None, None),
+        (torch.bfloat16, None, None),
+        (torch.float32, torch.float16, None),
+        (torch.float32, None, torch.float16),
+    ],
+    ids=str,
+)
+def test_dtypes(delegate, dtype, cells, out_dtype):
+    torch.manual_seed(2)
+    model, reference = program(dtype=dtype, cells=cells, out_dtype=out_dtype).load(), Reference()
+    for start, tokens in STEPS[:5]:
+        call = step(start, tokens, dtype, cells)
+        (result,) = model(*call)
+        assert result.dtype == (out_dtype or dtype)
+        torch.testing.assert_close(result.float(), reference(*call), rtol=2e-2, atol=2e-2)
+
+
+def test_loaded_twice_two_caches(delegate):
+    torch.manual_seed(3)
+    pair = [(program().load(), Reference()) for _ in range(2)]
+    for start, tokens in STEPS[:4]:
+        for model, reference in pair:
+            call = step(start, tokens)
+            torch.testing.assert_close(model(*call)[0], reference(*call), rtol=1e-5, atol=1e-5)
+
+
+def refused(model, capfd, call) -> str:
+    capfd.readouterr()
+    with pytest.raises(RuntimeError):
+        model(*call)
+    return capfd.readouterr().err
+
+
+def test_what_is_refused_changes_nothing(delegate, capfd):
+    torch.manual_seed(4)
+    model, reference = program().load(), Reference()
+    for start, tokens in ((0, 3), (3, 1)):
+        call = step(start, tokens)
+        torch.testing.assert_close(model(*call)[0], reference(*call))
+        assert "position 9 leaves a hole" in refused(model, capfd, step(9, 1))
+        q, k, v, position = step(4, 2)
+        assert "UpdateAndAttendNode" in refused(model, capfd, [q, k, v, position.flip(0)])
+        assert "position -1" in refused(model, capfd, step(-1, 1))
+        assert "position" in refused(model, capfd, [q, k, v, position[:1]])
+    call = step(4, 1)
+    torch.testing.assert_close(model(*call)[0], reference(*call))
+
+
+def test_what_the_node_needs(delegate, capfd):
+    for missing in ("layer_id", "scale"):
+        g = program()
+        setattr(g.chains[0][-1], missing, None)
+        with pytest.raises(RuntimeError):
+            g.load()
+        assert "layer_id or scale is absent" in capfd.readouterr().err
