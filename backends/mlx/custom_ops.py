@@ -46,16 +46,14 @@ def threefry2x32(key0, key1, x0, x1):
     """Threefry-2x32, 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
     SC'11): the two output words of the counters `x0`, `x1` under the key.
 
-    Everything is uint32, whose arithmetic wraps: NumPy arrays, or tensors that are traced
-    (torch itself has no uint32 addition on CPU). `+` joins the halves of a rotation and
-    `//` shifts right, for the IR has no shifts.
+    All are uint32 arrays of NumPy, whose arithmetic wraps; torch has no uint32 addition on CPU.
     """
     keys = (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
         for distance in ROTATIONS[group % 2]:
             x0 = x0 + x1
-            x1 = (x1 * (1 << distance) + x1 // (1 << (32 - distance))) ^ x0
+            x1 = (x1 << distance | x1 >> (32 - distance)) ^ x0
         x0 = x0 + keys[(group + 1) % 3]
         x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
     return x0, x1
