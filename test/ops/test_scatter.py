@@ -3,7 +3,7 @@
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, indices, row, tests
+from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, indices, row, checks
 from torch.nn import functional as F
 
 ONE = (f32,)
@@ -77,6 +77,7 @@ BAGS = [
     row("_embedding_bag/sum", Bag("sum"), indices(6, below=7), data([0, 2, 2, 5]), dtypes=FLOATS),
     row("_embedding_bag/mean", Bag("mean", padding_idx=2), indices(6, below=7), data([0, 2, 2, 5]), dtypes=ONE),
     row("_embedding_bag/max", Bag("max", True), indices(6, below=7), data([0, 2, 2, 6]), dtypes=ONE),
+    row("_embedding_bag/last offset before the end", Bag("mean", True), indices(6, below=7), data([0, 2, 4]), dtypes=ONE),
     row("_embedding_bag/rows", Bag("mean"), indices(3, 2, below=7), dtypes=ONE),
     row("_embedding_bag/factors", lambda w, i, o, f: F.embedding_bag(
         i, w, o, mode="sum", per_sample_weights=f), floats(7, 4), indices(5, below=7), data([0, 3]), floats(5), dtypes=ONE),
@@ -86,7 +87,7 @@ BAGS = [
 
 ROWS = [*PUT, *SCATTER, *BAGS]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)
 
 
 def test_only_sums_are_scattered():

@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     elementwise,
     index,
     linalg,
+    loop,
     median,
     norm,
     pool,

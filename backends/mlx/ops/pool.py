@@ -124,8 +124,8 @@ def _avg_pool(x, tables, counts, divisor):
     for axis, (table, count) in zip(range(-len(tables), 0), zip(tables, counts)):
         if table is not None:
             # One zero behind the end, for positions in the padding.
-            end = [0, 0] * (-axis - 1) + [0, 1]
-            total = torch.nn.functional.pad(total, end)
+            zero = torch.zeros_like(total.narrow(axis, 0, 1))
+            total = torch.cat([total, zero], axis)
         total = _windows(total, axis, table, count).sum(axis)
     return (total / divisor).to(x.dtype)
 

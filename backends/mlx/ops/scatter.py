@@ -196,13 +196,16 @@ def _embedding_bag(weight, indices, offsets, mode, factors, include_last_offset,
     # [bags, indices]: which of them belong to which bag.
     at = torch.arange(indices.shape[0], device=weight.device)
     begun = at.unsqueeze(0) >= offsets.unsqueeze(1)
-    if not include_last_offset:
-        begun = torch.cat([begun, torch.zeros_like(begun[:1])])
-    member = begun[:-1] & ~begun[1:]
+    never = torch.zeros_like(begun[:1])
+    begun, ended = (begun[:-1], begun[-1:]) if include_last_offset else (begun, never)
+    member = begun & ~torch.cat([begun[1:], ended])
+    # A mean is over the last bag up to the end of the indices, wherever the last offset is.
+    counted = begun & ~torch.cat([begun[1:], never]) if mode == 1 else member
     if padding_idx >= 0:
-        member = member & (indices != padding_idx).unsqueeze(0)
+        present = (indices != padding_idx).unsqueeze(0)
+        member, counted = member & present, counted & present
     rows = weight[indices].float()
-    count = member.sum(1, keepdim=True)
+    count = counted.sum(1, keepdim=True)
     if mode == 2:
         inside = member.unsqueeze(-1)
         out = torch.where(inside, rows.unsqueeze(0), float("-inf")).amax(1)

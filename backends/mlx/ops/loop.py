@@ -1,0 +1,45 @@
+"""Loops. MLX's IR has the scan, whose length is that of its inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import TensorSlot, ValueSlot
+from ..serialization import ir
+
+
+@REGISTRY.lower(torch.ops.higher_order.scan)
+def scan(P, arguments):
+    """Over the first axis of `xs`; the results are the last carry, then what was stacked."""
+    body, init, xs, additional = arguments
+    if not xs:
+        raise Unsupported("scan over nothing: the number of its steps is that of its inputs")
+    inputs = [n.meta["val"] for n in body.graph.nodes if n.op == "placeholder"]
+    if any(isinstance(a, ValueSlot) for a in (*init, *xs)):
+        raise Unsupported("scan over numbers")
+    carry = [P.fresh(v) for v in P.out[: len(init)]]
+    for slot, value in zip(carry, init, strict=True):
+        P.emit(ir.IdCopyNode, x=P.cast(value, slot.dtype), out=slot)
+    sliced = [P.fresh(v) for v in inputs[len(init) : len(init) + len(xs)]]
+    stacked = [P.fresh(v) for v in P.out[len(init) :]]
+    with P.chain() as index:
+        results = P.inline(body, [*carry, *sliced, *additional])
+        # Read all of the old carry before any of it is written.
+        results = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
+        for result, slot in zip(results, [*carry, *stacked], strict=True):
+            _copy(P, result, slot)
+    P.emit(
+        ir.ScanNode, originals=xs, sliced=sliced, outputs=stacked, carry=carry,
+        body_chain_idx=index, scan_axis=0,
+    )
+    return [*carry, *stacked]
+
+
+def _copy(P, value, slot):
+    return P.emit(ir.IdCopyNode, x=value, out=slot)
+
+
+@REGISTRY.lower(torch.ops.higher_order.while_loop)
+def while_loop(P, arguments):
+    raise Unsupported("while_loop: MLX's IR has no loop that ends by what it computes")
