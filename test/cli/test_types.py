@@ -14,7 +14,8 @@ import test_nn
 import test_reduce
 import test_shape
 from executorch_mlx.cli.listing import row as listed
-from executorch_mlx.cli.types import RULES, Env, Type
+from executorch_mlx.cli.rules import RULES
+from executorch_mlx.cli.types import Env, Type
 from executorch_mlx.cli.walk import persistent_type
 from executorch_mlx.serialization import ir
 from rows import build, inputs_and_wants

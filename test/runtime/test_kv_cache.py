@@ -134,3 +134,24 @@ def test_what_the_node_needs(delegate, capfd):
         with pytest.raises(RuntimeError):
             g.load()
         assert "layer_id or scale is absent" in capfd.readouterr().err
+
+
+def test_a_step_is_made_in_place(delegate):
+    """What a step takes beside the cache does not grow with the cache, here of 8 MB."""
+    import mlx.core as mx
+
+    wide = 8192
+    g = Graph()
+    q, k = (g.input((1, 1, (1, 200), DIM)) for _ in range(2))
+    v, position = g.input((1, 1, (1, 200), wide)), g.input(((1, 200), 1), torch.int32)
+    out = g.output((1, 1, (1, 200), wide))
+    g.emit(ir.UpdateAndAttendNode(q=q, k=k, v=v, position=position, out=out, layer_id=0, scale=SCALE))
+    model = g.load()
+    for start, tokens in ((0, 200), (200, 1), (201, 1), (202, 1)):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        q, k, v = (torch.randn(1, 1, tokens, n) for n in (DIM, DIM, wide))
+        model(q, k, v, torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1))
+        if start > 0:
+            assert mx.get_peak_memory() - before < 1 << 20
+    assert mx.get_active_memory() >= 256 * wide * 4

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ..serialization import ir
 from .listing import Row, rows, spaces
-from .types import RULES, VIEWS, Env, Type, Unknown, dtype_name
+from .rules import RULES, VIEWS
+from .types import Env, Type, Unknown, dtype_name
 
 _INTEGERS = {
     "AddInt": lambda a, b: a + b,
