@@ -1,7 +1,9 @@
 """Scans; loops that stay with ExecuTorch."""
 
 import torch
-from oprows import Dyn, data, f32, floats, row, checks
+from executorch.exir import to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner
+from oprows import checks, f32, floats, row
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 

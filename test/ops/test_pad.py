@@ -1,6 +1,6 @@
 """Padding by what is there: mirrored and repeated."""
 
-from oprows import FLOATS, Dyn, f32, floats, row, tests
+from oprows import FLOATS, Dyn, f32, floats, row, checks
 from torch.nn import functional as F
 
 N = Dyn("n", 3, also=(1, 5))
@@ -15,4 +15,4 @@ ROWS = [
     row("replication_pad1d/dynamic batch", lambda x: F.pad(x, (1, 3), "replicate"), floats(N, 2, 4), dtypes=(f32,)),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)
