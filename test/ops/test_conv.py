@@ -1,7 +1,7 @@
 """Convolutions: window, groups, bias, weights as inputs and as parameters."""
 
 import torch
-from oprows import FLOATS, Dyn, f16, f32, floats, row, tests
+from oprows import FLOATS, Dyn, f16, f32, floats, row, checks
 from torch.nn import functional as F
 
 ONE = (f32,)
@@ -51,4 +51,4 @@ MODULES = [
 
 ROWS = [*FORWARD, *TRANSPOSED, *MODULES]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

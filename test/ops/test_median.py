@@ -1,6 +1,6 @@
 """The lower median, with NaN and with positions."""
 
-from oprows import FLOATS, Dyn, data, edges, f32, floats, i32, row, spread, tests
+from oprows import FLOATS, Dyn, data, edges, f32, floats, i32, row, spread, checks
 
 NAN = float("nan")
 N = Dyn("n", 3, also=(1, 5))
@@ -13,4 +13,4 @@ ROWS = [
     row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), verified=False),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

@@ -1,7 +1,7 @@
 """Pooling: padding, dilation, ceil_mode, divisors, adaptive sizes, indices."""
 
 import torch
-from oprows import FLOATS, Dyn, data, f32, floats, i64, row, spread, tests
+from oprows import FLOATS, Dyn, data, f32, floats, i64, row, spread, checks
 from torch.nn import functional as F
 
 ONE = (f32,)
@@ -57,4 +57,4 @@ ADAPTIVE = [
 
 ROWS = [*MAX, *AVERAGE, *ADAPTIVE]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)
