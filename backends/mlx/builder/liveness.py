@@ -50,27 +50,38 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
 
 
 def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
-    """Temporary → the first and the last instruction of the main chain that touch it.
+    """Temporary → the first and the last moment that touches it.
 
-    What a chain below touches, the instruction that runs the chain touches: a scan's body comes
-    round again, so that its slots are in use from the scan's begin to its end.
+    Moments count instructions as if the chains of an if stood one after the other before it: what
+    runs is a part of that line, in its order. A scan goes back: what it or its body touches is in
+    use from its begin to its end.
     """
     lives: dict[TensorSlot, tuple[int, int]] = {}
+    now = 0
 
-    def touch(chain: list[Emitted], at: int | None) -> None:
-        for i, emitted in enumerate(chain):
-            now = i if at is None else at
-            for name, value in emitted.fields.items():
-                if name in _CHAINS:
-                    touch(builder.chains[value], now)
-                    continue
-                for slot in slots_in(value):
-                    if isinstance(slot, TensorSlot) and slot.space == Space.TEMP:
-                        first, last = lives.get(slot, (now, now))
-                        lives[slot] = min(first, now), max(last, now)
+    def visit(chain: list[Emitted]) -> set[TensorSlot]:
+        nonlocal now
+        touched = set()
+        for emitted in chain:
+            begin, inner = now, set()
+            for name in _CHAINS:
+                if name in emitted.fields:
+                    inner |= visit(builder.chains[emitted.fields[name]])
+            own = {s for value in emitted.fields.values() for s in slots_in(value) if _is_temporary(s)}
+            again = emitted.op is ir.ScanNode
+            for slot in own | inner if again else own:
+                first, last = lives.get(slot, (now, now))
+                lives[slot] = min(first, begin if again else now), max(last, now)
+            touched |= own | inner
+            now += 1
+        return touched
 
-    touch(builder.chains[0], None)
+    visit(builder.chains[0])
     return lives
+
+
+def _is_temporary(slot: Slot) -> bool:
+    return isinstance(slot, TensorSlot) and slot.space == Space.TEMP
 
 
 def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
