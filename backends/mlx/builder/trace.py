@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .registry import Registry
+from .registry import Registry, Unsupported
 from .slots import TensorSlot
 
 
@@ -38,5 +39,19 @@ def trace(
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
     table = {t: d for t, d in core_aten_decompositions().items() if registry.find(t) is None}
     # In fake mode too what `text` makes out of nothing is fake, and may have dynamic extents.
-    with torch.no_grad(), fake_mode:
+    with torch.no_grad(), fake_mode, _unchanged_extents(fake_mode):
         return make_fx(positional, decomposition_table=table)(*fakes), slots
+
+
+@contextmanager
+def _unchanged_extents(fake_mode: Any) -> Iterator[None]:
+    """`Unsupported`, and nothing learnt, if tracing settles what a dynamic extent is: the
+    program would be one for that extent only."""
+    shape_env = fake_mode.shape_env
+    before = dict(shape_env.replacements) if shape_env else None
+    yield
+    if shape_env and shape_env.replacements != before:
+        settled = {str(s): str(e) for s, e in shape_env.replacements.items() if s not in before}
+        shape_env.replacements.clear()
+        shape_env.replacements.update(before)
+        raise Unsupported(f"its lowering would fix dynamic extents: {settled}")
