@@ -4,11 +4,11 @@
     row("sum.dim_IntList", floats(2, 3, 4), [-1, 0], True)
     row("mul.Tensor/broadcast", lambda x, y: x * y, floats(2, 3), floats(3), dtypes=[f32])
 
-pytest runs rows in this process (`tests`); `run_all_tests.py` runs the same rows in the
+pytest runs rows in this process (`checks`); `run_all_tests.py` runs the same rows in the
 C++ program `op_test_runner`.
 """
 
-from .check import Failure, compare, run_in_process, tests  # noqa: F401
+from .check import Failure, compare, run_in_process, checks  # noqa: F401
 from .inputs import (  # noqa: F401
     FLOATS,
     INTS,

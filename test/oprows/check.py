@@ -16,7 +16,7 @@ class Failure(AssertionError):
     """A row does not hold."""
 
 
-def tests(rows: Sequence[Row]):
+def checks(rows: Sequence[Row]):
     """The pytest function of a file of rows."""
     import pytest
 

@@ -141,8 +141,8 @@ def row(
     one loaded program is run. `traced`: reach the target through the builder's tracing of a
     composite, for export itself would rewrite it. `host`: why something stays undelegated.
     `verified`: let ExecuTorch's verifier of the edge dialect look; it knows no unsigned
-    integers and no operators that promote, and where an operator returns a list it makes a
-    dynamic first dimension static.
+    integers, no operators that promote and none outside core ATen, and where an operator
+    returns a list it makes a dynamic first dimension static.
     `fused`: IR nodes that the program must have.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):

@@ -1,7 +1,7 @@
 """Scaled dot-product attention, alone and over a cache."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, tests
+from oprows import Dyn, bools, data, f32, floats, ints, row, checks
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 N = Dyn("n", 3, also=(1, 7))
@@ -55,4 +55,4 @@ ROWS = [
         floats(1, 2, N, 8), ints(low=0, high=9), dtypes=ONE, fused=FUSED, loose=10),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

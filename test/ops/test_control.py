@@ -1,14 +1,14 @@
 """Control flow."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, tests
+from oprows import Dyn, bools, data, f32, floats, ints, row, checks
 
 ONE = (f32,)
 cond = torch.ops.higher_order.cond
 
 
 class Cond(torch.nn.Module):
-    """A tensor closed over, a parameter, and a constant of the text in either branch."""
+    """A tensor and a parameter closed over."""
 
     def __init__(self):
         super().__init__()
@@ -19,7 +19,7 @@ class Cond(torch.nn.Module):
         return torch.cond(
             flag,
             lambda x: x + doubled + self.weight,
-            lambda x: x - torch.tensor([0.5, 1.5, 2.5]),
+            lambda x: x - self.weight * 0.5,
             (x,),
         )
 
@@ -66,4 +66,4 @@ ROWS = [
     row("higher_order.cond/buffer", Counting(), bools(), floats(2), dtypes=ONE, calls=6),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

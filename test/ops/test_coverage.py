@@ -9,7 +9,6 @@ from oprows.lowering import target_name
 # What no exported program and no traced text holds: torch decomposes it first, on every way
 # to the registry. Or what is a check of the host's, for which there is nothing to compute.
 WITHOUT_ROW = {
-    "aten.argsort.stable": "becomes sort.stable",
     "aten.chunk.default": "becomes split.Tensor",
     "aten.contiguous.default": "disappears",
     "aten.dropout.default": "disappears",

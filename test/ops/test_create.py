@@ -1,7 +1,7 @@
 """Tensors made from nothing but numbers and shapes."""
 
 import torch
-from oprows import FLOATS, Dyn, f16, f32, floats, i32, i64, row, tests
+from oprows import FLOATS, Dyn, f16, f32, floats, i32, i64, row, checks
 
 N = Dyn("n", 3, also=(1, 7))
 ONE = (f32,)
@@ -49,4 +49,4 @@ ROWS = [
     row("tril/dynamic", lambda x: torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).tril(), floats(N), dtypes=ONE),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

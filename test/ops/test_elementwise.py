@@ -3,7 +3,7 @@
 import torch
 from oprows import (
     FLOATS, INTS, bools, bf16, data, edge_column, edge_row, edges, f16, f32, floats, i32, i64,
-    ints, row, tests,
+    ints, row, checks,
 )
 
 BOOL = (torch.bool,)
@@ -50,6 +50,7 @@ BINARY = [
     row("sub.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + INTS),
     row("div.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL),
     row("atan2", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + (i32,)),
+    row("hypot", cases=[(floats(2, 3), floats(3)), (floats(2), data([0.0, float("inf")]))], dtypes=FLOATS, verified=False),
     row("logaddexp", cases=[PAIR], once=SHAPE_PAIRS, signed_zero=False),
     row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, loose=5),
     row("pow.Tensor_Tensor/int", cases=[(edge_column(), ints(1, 5, low=0, high=4, dtype=None))],
@@ -170,4 +171,4 @@ SOFTMAX = [
 ROWS = [*UNARY, *BINARY, *COMPARE, *SCALAR, *MIXED, *SELECT, *CASTS, *SOFTMAX,
         row("operator.getitem", lambda x: x.split(2)[1], floats(4, 3))]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

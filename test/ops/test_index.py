@@ -1,7 +1,7 @@
 """Reading and writing by index; buffers that are written in place."""
 
 import torch
-from oprows import FLOATS, Dyn, Input, bools, data, f32, floats, i32, i64, indices, ints, row, tests
+from oprows import FLOATS, Dyn, Input, bools, data, f32, floats, i32, i64, indices, ints, row, checks
 
 N = Dyn("n", 3, also=(1, 5))
 ONE = (f32,)
@@ -175,4 +175,4 @@ STATE = [
 
 ROWS = [*READ, *WRITE, *STATE]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

@@ -1,7 +1,7 @@
 """Matrix products."""
 
 import torch
-from oprows import Dyn, f32, floats, row, tests
+from oprows import Dyn, f32, floats, row, checks
 
 N = Dyn("n", 3, also=(1, 7))
 ONE = (f32,)
@@ -25,4 +25,4 @@ ROWS = [
     row("bmm/dynamic", torch.bmm, floats(2, N, 4), floats(2, 4, N), dtypes=ONE, loose=10),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

@@ -1,7 +1,7 @@
 """Normalization over the last axis."""
 
 import torch
-from oprows import Dyn, f32, floats, row, tests
+from oprows import Dyn, f32, floats, row, checks
 
 N = Dyn("n", 3, also=(1, 7))
 ONE = (f32,)
@@ -19,9 +19,9 @@ ROWS = [
     row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=ONE, loose=2),
     row("linalg_vector_norm", torch.linalg.vector_norm,
         cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]), (floats(2, 3), 3, [1])],
-        dtypes=ONE, loose=2),
+        dtypes=ONE, loose=2, traced=True),
     row("_cdist_forward", torch.cdist, cases=[(floats(3, 4), floats(5, 4)), (floats(2, 3, 4), floats(2, 5, 4), 1.0)],
         dtypes=ONE, loose=10),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

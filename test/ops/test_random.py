@@ -3,7 +3,7 @@
 import torch
 from executorch.runtime import Runtime
 from executorch_mlx import custom_kernel_ops
-from oprows import Dyn, data, f32, floats, ints, lower, row, tests
+from oprows import Dyn, data, f32, floats, ints, lower, row, checks
 
 random_bits = torch.ops.mlx.random_bits
 SEEDS = data([0, 1, 2**31 - 1, 2**31, 2**32 + 5, -1, 2**63 - 1])
@@ -20,7 +20,7 @@ ROWS = [
         floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), verified=False),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)
 
 
 def test_unseeded_draws_differ(delegate):

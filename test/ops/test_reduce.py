@@ -1,7 +1,7 @@
 """Reductions over some axes or all of them."""
 
 import torch
-from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, row, spread, tests
+from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, row, spread, checks
 
 NAN = float("nan")
 INF = float("inf")
@@ -57,8 +57,9 @@ ROWS = [
     for name in ("var", "std")
     for overload, arguments in ((".dim", ([1, -1], False, True)), (".default", (True,)))
 ] + [
-    row(f"{name}.correction", lambda x, op=op: (op(x, [0, 2], keepdim=True), op(x, -1, correction=0)), floats(2, 3, 4))
+    row(f"{name}.correction", lambda x, op=op: (op(x, [0, 2], keepdim=True), op(x, -1, correction=0)), floats(2, 3, 4),
+        verified=False)
     for name, op in (("var_mean", torch.var_mean), ("std_mean", torch.std_mean))
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

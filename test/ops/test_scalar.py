@@ -1,7 +1,7 @@
 """Sizes, integers on the host, and assertions."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, tests
+from oprows import Dyn, bools, data, f32, floats, ints, row, checks
 
 N, M = Dyn("n", 4, also=(1, 7, 5)), Dyn("m", 3, also=(5, 2, 1))
 ONE = (f32,)
@@ -42,4 +42,4 @@ ROWS = [
     row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=ONE),
 ]
 
-test_row = tests(ROWS)
+test_row = checks(ROWS)

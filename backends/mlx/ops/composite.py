@@ -20,7 +20,6 @@ DECOMPOSED = [
     aten.elu.default,
     aten.grid_sampler_2d.default,
     aten.hardtanh.default,
-    aten.hypot.default,
     aten.leaky_relu.default,
     aten.native_layer_norm.default,
     aten.reflection_pad1d.default,

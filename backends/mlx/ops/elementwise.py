@@ -213,14 +213,16 @@ def _truncated_quotient(a, b):
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
 
 
-# Exponents that torch does not take through a power: at -inf and -0 the results differ.
+# Exponents that torch does not take through a power.
 _EXACT_POWERS = {
-    0.5: [ir.SqrtNode],
     2: [ir.SquareNode],
-    -0.5: [ir.RsqrtNode],
     -1: [ir.ReciprocalNode],
     -2: [ir.SquareNode, ir.ReciprocalNode],
 }
+
+
+# Not in float16, by torch: at -inf and -0 a root differs from a power.
+_ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
 @REGISTRY.lower(*overloads("pow"))
@@ -229,8 +231,9 @@ def pow(P, self, exponent):
     is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
     if is_number and exponent == 3:
         return P.emit(ir.MultiplyNode, a=P.emit(ir.SquareNode, x=a), b=a)
-    if is_number and exponent in _EXACT_POWERS:
-        for op in _EXACT_POWERS[exponent]:
+    exact = _EXACT_POWERS | (_ROOTS if a.dtype != torch.float16 else {})
+    if is_number and exponent in exact:
+        for op in exact[exponent]:
             a = P.emit(op, x=a)
         return a
     return P.emit(ir.PowerNode, a=a, b=b)
@@ -246,6 +249,19 @@ def _fmod(a, b):
     """C's remainder: of the magnitudes, with the sign of the dividend."""
     magnitude = torch.remainder(torch.abs(a), torch.abs(b))
     return torch.where(a < 0, -magnitude, magnitude)
+
+
+@REGISTRY.lower(aten.hypot.default)
+def hypot(P, self, other):
+    return P.trace(_hypot, *operands(P, P.out.dtype, self, other))[0]
+
+
+def _hypot(a, b):
+    """Of the larger one, so that the squares do not overflow."""
+    a, b = torch.abs(a), torch.abs(b)
+    large, small = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)
+    return large * torch.sqrt(1 + ratio * ratio)
 
 
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
@@ -313,11 +329,14 @@ def softmax(P, self, dim, dtype=None, half_to_float=False):
 
 @REGISTRY.lower(aten.log_softmax.int, aten._log_softmax.default)
 def log_softmax(P, self, dim, dtype=None, half_to_float=False):
-    x = P.cast(self, P.out.dtype)
+    x = P.cast(P.cast(self, P.out.dtype), torch.float32)
     if x.ndim == 0:
         raise Unsupported("log_softmax of a 0-d tensor")
+    # Shifted first: the log of the sum would drown in a large maximum.
+    largest = P.emit(ir.MaxNode, x=x, axes=[dim], keepdims=True)
+    x = P.emit(ir.SubtractNode, a=x, b=largest)
     total = P.emit(ir.LogSumExpNode, x=x, axes=[dim], keepdims=True)
-    return P.emit(ir.SubtractNode, a=x, b=total)
+    return P.cast(P.emit(ir.SubtractNode, a=x, b=total), P.out.dtype)
 
 
 @REGISTRY.lower(operator.getitem)
