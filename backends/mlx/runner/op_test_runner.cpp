@@ -164,6 +164,16 @@ std::vector<TensorPtr> read_inputs(const fs::path& folder) {
   }
 }
 
+// Where the i-th element in row-major order lies: a tensor may have another order.
+ssize_t offset_of(const executorch::aten::Tensor& tensor, ssize_t i) {
+  ssize_t offset = 0;
+  for (ssize_t axis = tensor.dim(); axis-- > 0;) {
+    offset += i % tensor.size(axis) * tensor.strides()[axis];
+    i /= tensor.size(axis);
+  }
+  return offset;
+}
+
 void write_tensor(const fs::path& path, const executorch::aten::Tensor& tensor) {
   std::ofstream file(path, std::ios::binary);
   const auto put = [&](auto value) {
@@ -175,8 +185,10 @@ void write_tensor(const fs::path& path, const executorch::aten::Tensor& tensor) 
   for (const auto size : tensor.sizes()) {
     put(static_cast<int64_t>(size));
   }
-  if (tensor.nbytes() > 0) {
-    file.write(static_cast<const char*>(tensor.const_data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  const auto width = static_cast<std::streamsize>(tensor.element_size());
+  for (ssize_t i = 0; i < tensor.numel(); ++i) {
+    file.write(data + width * offset_of(tensor, i), width);
   }
   if (!file.flush()) {
     fail(path.string(), ": cannot be written");
