@@ -45,13 +45,24 @@ def trace(
 
 @contextmanager
 def _unchanged_extents(fake_mode: Any) -> Iterator[None]:
-    """`Unsupported`, and nothing learnt, if tracing settles what a dynamic extent is: the
-    program would be one for that extent only."""
-    shape_env = fake_mode.shape_env
-    before = dict(shape_env.replacements) if shape_env else None
-    yield
-    if shape_env and shape_env.replacements != before:
-        settled = {str(s): str(e) for s, e in shape_env.replacements.items() if s not in before}
-        shape_env.replacements.clear()
-        shape_env.replacements.update(before)
-        raise Unsupported(f"its lowering would fix dynamic extents: {settled}")
+    """`Unsupported` if tracing would settle what a dynamic extent is: the program would be one
+    for that extent only."""
+    env = fake_mode.shape_env
+    if env is None:
+        yield
+        return
+
+    def refuse(symbol: Any, value: Any, *_: Any) -> None:
+        raise Unsupported(f"its lowering would fix the dynamic extent {symbol} at {value}")
+
+    guards, axioms = len(env.guards), dict(env.axioms)
+    env._set_replacement = refuse
+    try:
+        yield
+    except Unsupported:
+        del env.guards[guards:]
+        env.axioms.clear()
+        env.axioms.update(axioms)
+        raise
+    finally:
+        del env._set_replacement
