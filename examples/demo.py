@@ -7,12 +7,18 @@ and the C++ runner prints text sampled inside the model.
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
+import warnings
 from pathlib import Path
 
-from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.generate import LLMProgram
-from transformers import AutoTokenizer
+# What the wheels have to say about each other is not for this page.
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+
+from executorch_mlx.llm.export import export_llm  # noqa: E402
+from executorch_mlx.llm.generate import LLMProgram  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "demo_model"
