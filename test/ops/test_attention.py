@@ -1,7 +1,7 @@
 """Scaled dot-product attention, alone and over a cache."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, checks
+from oprows import Dyn, bools, f32, floats, ints, row, checks
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 N = Dyn("n", 3, also=(1, 7))
@@ -24,7 +24,7 @@ def first_column(mask):
 
 
 class CachedAttention(torch.nn.Module):
-    def __init__(self, kv_heads, dtype=f32):
+    def __init__(self, kv_heads):
         super().__init__()
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, kv_heads, 16, 8))

@@ -1,7 +1,7 @@
 """Control flow."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, checks
+from oprows import Dyn, bools, f32, floats, row, checks
 
 ONE = (f32,)
 cond = torch.ops.higher_order.cond

@@ -1,7 +1,7 @@
 """Reading and writing by index; buffers that are written in place."""
 
 import torch
-from oprows import FLOATS, Dyn, Input, bools, data, f32, floats, i32, i64, indices, ints, row, checks
+from oprows import FLOATS, Dyn, data, f32, floats, i32, indices, ints, row, checks
 
 N = Dyn("n", 3, also=(1, 5))
 ONE = (f32,)
@@ -21,18 +21,6 @@ READ = [
         floats(5, 4, 6), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=ONE),
     row("index.Tensor/dynamic", lambda x, i: (x[:, i], x[i, i]), floats(5, 4, 2), indices(N, below=4), dtypes=ONE),
 ]
-
-
-class Fresh(torch.nn.Module):
-    """`write(x, *arguments)` on a tensor that is no buffer."""
-
-    def __init__(self, write):
-        super().__init__()
-        self.write = write
-
-    def forward(self, *arguments):
-        return self.write(*arguments)
-
 
 WRITE = [
     row("index_copy", cases=[

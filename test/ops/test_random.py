@@ -2,7 +2,7 @@
 
 import torch
 from executorch.runtime import Runtime
-from executorch_mlx import custom_kernel_ops
+import executorch_mlx  # noqa: F401  (defines torch.ops.mlx)
 from oprows import Dyn, data, f32, floats, ints, lower, row, checks
 
 random_bits = torch.ops.mlx.random_bits

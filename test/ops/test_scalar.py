@@ -1,7 +1,7 @@
 """Sizes, integers on the host, and assertions."""
 
 import torch
-from oprows import Dyn, bools, data, f32, floats, ints, row, checks
+from oprows import Dyn, f32, floats, ints, row, checks
 
 N, M = Dyn("n", 4, also=(1, 7, 5)), Dyn("m", 3, also=(5, 2, 1))
 ONE = (f32,)

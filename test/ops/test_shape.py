@@ -1,7 +1,7 @@
 """Operators that move elements around without changing them."""
 
 import torch
-from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, ints, row, checks
+from oprows import FLOATS, Dyn, bools, f32, floats, i32, ints, row, checks
 
 N = Dyn("n", 4)
 M = Dyn("m", 3, also=(5, 2))
