@@ -8,11 +8,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 
-import test_elementwise
-import test_index
-import test_nn
-import test_reduce
-import test_shape
+import test_node_elementwise
+import test_node_index
+import test_node_nn
+import test_node_reduce
+import test_node_shape
 from executorch_mlx.cli.listing import row as listed
 from executorch_mlx.cli.rules import RULES
 from executorch_mlx.cli.types import Env, Type
@@ -20,7 +20,7 @@ from executorch_mlx.cli.walk import persistent_type
 from executorch_mlx.serialization import ir
 from rows import build, inputs_and_wants
 
-ROWS = [r for m in (test_elementwise, test_index, test_nn, test_reduce, test_shape) for r in m.ROWS]
+ROWS = [r for m in (test_node_elementwise, test_node_index, test_node_nn, test_node_reduce, test_node_shape) for r in m.ROWS]
 
 
 def test_every_op_with_results_has_a_rule():

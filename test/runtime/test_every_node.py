@@ -1,11 +1,11 @@
 """Every node of the IR has a test that runs it, but for the one that needs an Apple GPU."""
 
 import pytest
-import test_elementwise
-import test_index
-import test_nn
-import test_reduce
-import test_shape
+import test_node_elementwise
+import test_node_index
+import test_node_nn
+import test_node_reduce
+import test_node_shape
 from harness import Graph, ir, lits
 
 REFUSED = {ir.MetalKernelNode}
@@ -21,7 +21,7 @@ IN_PROGRAMS = {
 
 def test_every_node_is_run():
     tested = set(IN_PROGRAMS)
-    for module in (test_elementwise, test_reduce, test_shape, test_index, test_nn):
+    for module in (test_node_elementwise, test_node_reduce, test_node_shape, test_node_index, test_node_nn):
         tested |= {row.node for row in module.ROWS} | getattr(module, "COVERED", set())
     assert set(ir.OPS.values()) - tested == REFUSED
 
