@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <numbers>
 
 #include "ops/row.h"
@@ -18,6 +19,26 @@ void unary(const fb::UnaryNode& n, Context& c) {
 template <BinaryOp Op>
 void binary(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(c.in(n.a()), c.in(n.b()), c.stream));
+}
+
+// A comparison of two numbers that are on the host is answered there: a branch on
+// it then waits for nothing.
+template <BinaryOp Op, typename Host, bool kBoolsOnly = false>
+void decision(const fb::BinaryNode& n, Context& c) {
+  const auto& a = c.in(n.a());
+  const auto& b = c.in(n.b());
+  if (a.ndim() == 0 && b.ndim() == 0 && a.dtype() == b.dtype() && is_on_host(a) && is_on_host(b)) {
+    if (a.dtype() == mx::bool_) {
+      return c.set(n.out(), mx::array(bool(Host{}(*a.data<bool>(), *b.data<bool>()))));
+    }
+    if (!kBoolsOnly && a.dtype() == mx::float32) {
+      return c.set(n.out(), mx::array(bool(Host{}(*a.data<float>(), *b.data<float>()))));
+    }
+    if (!kBoolsOnly && a.dtype() == mx::int64) {
+      return c.set(n.out(), mx::array(bool(Host{}(*a.data<int64_t>(), *b.data<int64_t>()))));
+    }
+  }
+  c.set(n.out(), Op(a, b, c.stream));
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
@@ -175,23 +196,23 @@ constexpr Row kElementwiseRows[] = {
 
     MLX_ROW(AddNode, binary<mx::add>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
-    MLX_ROW(BitwiseAndNode, binary<mx::bitwise_and>),
-    MLX_ROW(BitwiseOrNode, binary<mx::bitwise_or>),
+    MLX_ROW(BitwiseAndNode, decision<mx::bitwise_and, std::logical_and<>, true>),
+    MLX_ROW(BitwiseOrNode, decision<mx::bitwise_or, std::logical_or<>, true>),
     MLX_ROW(BitwiseXorNode, binary<mx::bitwise_xor>),
     MLX_ROW(DivideNode, binary<mx::divide>),
-    MLX_ROW(EqualNode, binary<mx::equal>),
+    MLX_ROW(EqualNode, decision<mx::equal, std::equal_to<>>),
     MLX_ROW(FloorDivideNode, binary<divide_integers<mx::floor_divide>>),
-    MLX_ROW(GreaterEqualNode, binary<mx::greater_equal>),
-    MLX_ROW(GreaterNode, binary<mx::greater>),
-    MLX_ROW(LessEqualNode, binary<mx::less_equal>),
-    MLX_ROW(LessNode, binary<mx::less>),
+    MLX_ROW(GreaterEqualNode, decision<mx::greater_equal, std::greater_equal<>>),
+    MLX_ROW(GreaterNode, decision<mx::greater, std::greater<>>),
+    MLX_ROW(LessEqualNode, decision<mx::less_equal, std::less_equal<>>),
+    MLX_ROW(LessNode, decision<mx::less, std::less<>>),
     MLX_ROW(LogAddExpNode, binary<mx::logaddexp>),
-    MLX_ROW(LogicalAndNode, binary<mx::logical_and>),
-    MLX_ROW(LogicalOrNode, binary<mx::logical_or>),
+    MLX_ROW(LogicalAndNode, decision<mx::logical_and, std::logical_and<>>),
+    MLX_ROW(LogicalOrNode, decision<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
     MLX_ROW(MultiplyNode, binary<mx::multiply>),
-    MLX_ROW(NotEqualNode, binary<mx::not_equal>),
+    MLX_ROW(NotEqualNode, decision<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),
     MLX_ROW(SubtractNode, binary<mx::subtract>),
