@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     median,
     norm,
     pool,
+    quant,
     random,
     reduce,
     scalar,

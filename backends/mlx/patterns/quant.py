@@ -1,0 +1,88 @@
+"""Products with, and rows of, weights that torchao has quantized."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ..builder.bind import bind_arguments
+from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.registry import REGISTRY
+from ..ops import quant
+from ..serialization import ir
+
+_DEQUANTIZE = "torchao.dequantize_affine.default"
+_TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))
+
+
+def _weight(P, node: Node) -> quant.Affine:
+    """The quantized constant behind `node`. The dequantization itself stays out of the match:
+    others may read it, and unread it is dropped."""
+    if not is_call(node, _DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
+        raise NoMatch
+    weight = quant.affine(**bind_arguments(node, P.value_or_none))
+    if weight is None or not weight.packs:
+        raise NoMatch
+    return weight
+
+
+def _linear(P, node: Node) -> Match:
+    m = Matcher(P)
+    x, weight, *rest = m.call(node, "aten.linear.default").args
+    weight = _weight(P, weight)
+    bias = rest[0] if rest else None
+
+    def lower(P, last):
+        return _product(P, P.value(x), weight, None if bias is None else P.value(bias))
+
+    return m.finish(node, lower)
+
+
+def _embedding(P, node: Node) -> Match:
+    m = Matcher(P)
+    weight, indices = m.call(node, "aten.embedding.default").args[:2]
+    weight = _weight(P, weight)
+    if indices.meta["val"].ndim == 0:
+        raise NoMatch  # MLX dequantizes matrices only
+
+    def lower(P, last):
+        index = P.value(indices)
+        # In float32: see ops.quant.dequantize_affine.
+        operands = quant.packed(P, weight, torch.float32)
+        for name in ("w", "scales", "biases"):
+            operands[name] = P.emit(ir.TakeNode, x=operands[name], index=index, axis=0)
+        rows = P.emit(ir.DequantizeNode, **operands, dtype=torch.float32)
+        rows.shape = tuple(last.meta["val"].shape)
+        return P.cast(rows, weight.dtype)
+
+    return m.finish(node, lower)
+
+
+def _int8_product(P, node: Node) -> Match:
+    """x @ cast(transpose(q)), q constant int8: torchao scales the product afterwards."""
+    m = Matcher(P)
+    x, weight = m.call(node, "aten.mm.default").args
+    transposed = Matcher(P).uncast(weight)
+    if transposed is weight or not is_call(transposed, *_TRANSPOSE):
+        raise NoMatch
+    source = transposed.args[0]
+    if not P.is_constant(source) or source.meta["val"].dtype != torch.int8:
+        raise NoMatch
+    if not x.meta["val"].is_floating_point():
+        raise NoMatch
+    if any(list(perm) != [1, 0] for perm in transposed.args[1:]):
+        raise NoMatch
+    q = P.value(source)
+    unscaled = quant.Affine(q, None, None, tuple(q.shape), -128, 127, node.meta["val"].dtype)
+    if not unscaled.packs:
+        raise NoMatch
+    return m.finish(node, lambda P, last: _product(P, P.value(x), unscaled, None))
+
+
+def _product(P, x, weight: quant.Affine, bias):
+    y = P.emit(ir.QuantizedMatmulNode, x=x, **quant.packed(P, weight, x.dtype), transpose=True)
+    return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
+
+
+for _pattern in (_linear, _embedding, _int8_product):
+    REGISTRY.pattern(attempt(_pattern))

@@ -1,0 +1,139 @@
+"""Weights quantized by torchao: packed for MLX, and equal to their dequantized selves."""
+
+import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch.runtime import Runtime
+from executorch_mlx import MLXPartitioner
+from executorch_mlx.ops.quant import pack
+from executorch_mlx.serialization.read import read_payload
+from oprows import bf16, checks, f16, f32, floats, ints, row
+from torchao.quantization import (
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.quantization.quant_primitives import MappingType
+
+dequantize_affine = torch.ops.torchao.dequantize_affine.default
+
+
+def groups(q, scale, zero_point):
+    return dequantize_affine(q, [1, 4], scale, zero_point, torch.int8, -8, 7)
+
+
+def blocks(q, scale):
+    return dequantize_affine(q, [2, 8], scale, None, torch.int8, output_dtype=f16)
+
+
+I8 = torch.int8
+
+# Not constants: spelled out.
+ROWS = [
+    row("torchao::dequantize_affine", groups,
+        ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
+    row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
+]
+
+test_row = checks(ROWS)
+
+# Relative to the norm of what the dequantized weight gives in float32.
+BARS = {f32: 1e-5, f16: 2e-3, bf16: 1e-2}
+GRANULARITIES = {"32": PerGroup(32), "64": PerGroup(64), "128": PerGroup(128), "row": PerAxis(0)}
+MAPPINGS = {"symmetric": MappingType.SYMMETRIC, "zero_points": MappingType.ASYMMETRIC}
+WIDTHS = (torch.int2, torch.int3, torch.int4, torch.int5, torch.int6, torch.int8)
+
+
+def lowered(layer, config, dtype, x):
+    """The layer in a model, quantized; its program; and what explains the partition."""
+    model = torch.nn.Sequential(layer).to(dtype).eval()
+    quantize_(model, config, lambda module, name: module is layer)
+    partitioner = MLXPartitioner()
+    manager = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[partitioner])
+    return manager, partitioner.explain()
+
+
+def check(layer, config, dtype, x):
+    """Wholly delegated, and within the bar; the payload's instructions."""
+    torch.manual_seed(0)
+    manager, report = lowered(layer, config, dtype, x)
+    assert not report.refused, report
+    program = manager.to_executorch()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    (actual,) = method.execute([x])
+    weight = layer.weight.dequantize().float()
+    if x.is_floating_point():
+        bias = None if layer.bias is None else layer.bias.float()
+        expected = torch.nn.functional.linear(x.float(), weight, bias)
+    else:
+        expected = weight[x]
+    assert actual.dtype == dtype and actual.shape == expected.shape
+    error = (actual.float() - expected).norm() / expected.norm()
+    assert error < BARS[dtype], f"relative error {error:.2e}"
+    (delegate,) = program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(delegate.data)).instruction_chains
+    return [i.op for i in chain.instructions]
+
+
+def names(ops):
+    return [op.NAME for op in ops]
+
+
+@pytest.mark.parametrize("dtype", BARS, ids=str)
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("width", (torch.int4, torch.int8), ids=str)
+def test_linear(delegate, width, granularity, mapping, dtype):
+    config = IntxWeightOnlyConfig(width, GRANULARITIES[granularity], MAPPINGS[mapping])
+    ops = check(torch.nn.Linear(256, 48), config, dtype, torch.randn(2, 3, 256).to(dtype))
+    assert names(ops) == ["QuantizedMatmulNode", "AddNode"]
+    assert ops[0].bits == (4 if width == torch.int4 else 8)
+    assert ops[0].group_size == (128 if granularity == "row" else int(granularity))
+
+
+@pytest.mark.parametrize("dtype", BARS, ids=str)
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("width", (torch.int4, torch.int8), ids=str)
+def test_embedding(delegate, width, granularity, mapping, dtype):
+    config = IntxWeightOnlyConfig(width, GRANULARITIES[granularity], MAPPINGS[mapping])
+    ops = check(torch.nn.Embedding(20, 128), config, dtype, torch.tensor([[3, 0, 19], [7, 7, 1]]))
+    assert names(ops)[:4] == ["TakeNode"] * 3 + ["DequantizeNode"]
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_widths(delegate, width):
+    config = IntxWeightOnlyConfig(width, PerGroup(32), MappingType.ASYMMETRIC)
+    ops = check(torch.nn.Linear(96, 8, bias=False), config, f32, torch.randn(2, 96))
+    assert names(ops) == ["QuantizedMatmulNode"]
+    assert ops[0].bits == int(str(width).removeprefix("torch.int"))
+
+
+@pytest.mark.parametrize("dtype", BARS, ids=str)
+def test_int8_weight_only(delegate, dtype):
+    ops = check(torch.nn.Linear(256, 48), Int8WeightOnlyConfig(), dtype, torch.randn(3, 256).to(dtype))
+    assert "QuantizedMatmulNode" in names(ops) and "AddmmNode" not in names(ops)
+
+
+def test_an_extent_that_no_group_divides_is_spelled_out(delegate):
+    config = IntxWeightOnlyConfig(torch.int4, PerAxis(0))
+    ops = check(torch.nn.Linear(40, 8), config, f32, torch.randn(2, 40))
+    assert "QuantizedMatmulNode" not in names(ops)
+
+
+def test_dynamic_activations_stay_behind(delegate):
+    config = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))
+    _, report = lowered(torch.nn.Linear(64, 8), config, f32, torch.randn(2, 64))
+    reasons = {d.target: d.reason for d in report.refused}
+    for op in ("choose_qparams_affine", "quantize_affine"):
+        assert "dynamic" in reasons[f"torchao.{op}.default"]
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4, 5, 6, 8))
+def test_pack(bits):
+    q = torch.randint(0, 2**bits, (3, 64), generator=torch.Generator().manual_seed(bits))
+    for row_, words in zip(q.tolist(), pack(q, bits).tolist()):
+        stream = sum(word << (32 * i) for i, word in enumerate(words))
+        assert [stream >> (bits * i) & (2**bits - 1) for i in range(64)] == row_
