@@ -117,6 +117,39 @@ def test_int8_weight_only(delegate, dtype):
     assert "QuantizedMatmulNode" in names(ops) and "AddmmNode" not in names(ops)
 
 
+@pytest.mark.parametrize("dtype", (f32, bf16), ids=str)
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_4096_by_4096(delegate, mapping, dtype):
+    config = IntxWeightOnlyConfig(torch.int4, PerGroup(64), MAPPINGS[mapping])
+    check(torch.nn.Linear(4096, 4096, bias=False), config, dtype, torch.randn(4, 4096).to(dtype))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(96, 64)
+        self.head = torch.nn.Linear(64, 96, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def test_a_tied_weight_is_stored_once(delegate):
+    model, tokens = Tied().eval(), torch.tensor([[3, 0, 95]])
+    config = IntxWeightOnlyConfig(torch.int4, PerGroup(32))
+    quantize_(model, config, lambda module, name: hasattr(module, "weight"))
+    length = torch.export.Dim("length", min=1, max=32)
+    exported = torch.export.export(model, (tokens,), dynamic_shapes=({1: length},))
+    manager = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()])
+    program = manager.to_executorch()
+    (delegate_,) = program.executorch_program.backend_delegate_data
+    assert read_payload(bytes(delegate_.data)).num_constant_tensors == 3
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    for x in (tokens, tokens[:, :1].contiguous()):
+        torch.testing.assert_close(method.execute([x])[0], model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_an_extent_that_no_group_divides_is_spelled_out(delegate):
     config = IntxWeightOnlyConfig(torch.int4, PerAxis(0))
     ops = check(torch.nn.Linear(40, 8), config, f32, torch.randn(2, 40))

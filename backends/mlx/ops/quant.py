@@ -60,7 +60,9 @@ def affine(
         return None
     if not all(isinstance(n, int) for n in (*input.shape, *block_size)):
         return None
-    limits = torch.iinfo(input_dtype)
+    if input.dtype not in (torch.int8, torch.uint8):
+        return None
+    limits = torch.iinfo(input.dtype)
     low = limits.min if quant_min is None else int(quant_min)
     high = limits.max if quant_max is None else int(quant_max)
     return Affine(input, scale, zero_point, tuple(block_size), low, high, _dtype(output_dtype))
@@ -141,6 +143,8 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **r
         w.shape = tuple(input.shape)
         return P.cast(w, a.dtype)
     dtype = _dtype(output_dtype)
+    if input.dtype.is_floating_point:
+        raise Unsupported(f"dequantize_affine of {input.dtype}: integers were expected")
     if not all(isinstance(n, int) for n in (*input.shape, *block_size)):
         raise Unsupported(f"blocks of {block_size} in a tensor of dynamic shape {list(input.shape)}")
 
