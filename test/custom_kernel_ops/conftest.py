@@ -4,46 +4,10 @@ import functools
 
 import pytest
 import torch
+from sampling_programs import DTYPES, Sample, load
 
-import executorch_mlx
-from executorch_mlx.custom_kernel_ops.sample import sample
-
-DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
-DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
 NOISE_KEY = 0x1E3779B97F4A7C15
 LARGEST = torch.finfo(torch.float32).max
-
-
-class Sample(torch.nn.Module):
-    def __init__(self, names):
-        super().__init__()
-        self.names = names
-
-    def forward(self, logits, *values):
-        given = dict(zip(self.names, values, strict=True))
-        return sample(logits, given.pop("temperature"), given.pop("top_p"), **given)
-
-
-def lower(model, arguments, **options):
-    from executorch.exir import to_edge_transform_and_lower
-
-    program = torch.export.export(model, arguments, **options)
-    return to_edge_transform_and_lower(
-        program, partitioner=[executorch_mlx.MLXPartitioner()]
-    ).to_executorch()
-
-
-@functools.cache
-def load(shape, dtype, names):
-    """A method of the runtime that draws; it holds the program that it belongs to."""
-    from executorch.runtime import Runtime
-
-    executorch_mlx.load_delegate()
-    values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
-    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values)).buffer
-    program = Runtime.get().load_program(buffer)
-    method = program.load_method("forward")
-    return lambda arguments, program=program: method.execute(arguments)[0].clone()
 
 
 def _draw(how, logits, temperature=1.0, top_p=1.0, **given):
@@ -54,20 +18,14 @@ def _draw(how, logits, temperature=1.0, top_p=1.0, **given):
     return load(tuple(logits.shape), logits.dtype, tuple(given))([logits, *given.values()])
 
 
-def _draws(how):
-    if how == "runtime" and not hasattr(executorch_mlx, "load_delegate"):
-        pytest.skip("the delegate is not part of this checkout")
-    return functools.partial(_draw, how)
-
-
 @pytest.fixture(params=["eager", "runtime"])
 def draw(request):
-    return _draws(request.param)
+    return functools.partial(_draw, request.param)
 
 
 @pytest.fixture
 def draw_both():
-    return {how: _draws(how) for how in ("eager", "runtime")}
+    return {how: functools.partial(_draw, how) for how in ("eager", "runtime")}
 
 
 def random_bits(batch, count, seed):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Sample, lower
+from sampling_programs import Sample, lower
 
 from executorch_mlx import SamplingHead
 
