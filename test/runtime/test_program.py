@@ -255,26 +255,23 @@ def test_a_value_of_an_updated_buffer_can_be_read_back_midway():
 
 
 def test_updates_are_made_in_place():
-    """The cost of writing one row does not grow with the cache."""
-    import time
+    """Writing one row of a 32 MB buffer takes no second buffer."""
+    import mlx.core as mx
 
-    def seconds(capacity):
-        g = Graph()
-        x, b = g.input((1, 64)), g.buffer((capacity, 64))
-        g.emit(
-            ir.SliceUpdateNode(dst=b, update=x, out=b, axis=lit(0), start=lit(2), stop=lit(3)),
-            ir.SliceNode(x=b, out=g.output((4, 64)), axis=lit(0), start=lit(0), stop=lit(4)),
-        )
-        model, row = g.load(), torch.ones(1, 64)
-        times = []
-        for _ in range(30):
-            start = time.perf_counter()
-            model(row)
-            times.append(time.perf_counter() - start)
-        return sorted(times)[10]
-
-    small, large = seconds(16), seconds(1 << 17)  # 4 KB and 32 MB
-    assert large < 5 * small + 1e-3
+    capacity = 1 << 17
+    g = Graph()
+    x, b = g.input((1, 64)), g.buffer((capacity, 64))
+    g.emit(
+        ir.SliceUpdateNode(dst=b, update=x, out=b, axis=lit(0), start=lit(2), stop=lit(3)),
+        ir.SliceNode(x=b, out=g.output((4, 64)), axis=lit(0), start=lit(0), stop=lit(4)),
+    )
+    model, row = g.load(), torch.ones(1, 64)
+    model(row)  # the first call may be undone, and copies
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(3):
+        model(row)
+    assert mx.get_peak_memory() - before < capacity * 64
 
 
 def test_dynamic_shapes_within_bounds():
