@@ -5,7 +5,7 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.ops.quant import pack
+from executorch_mlx.builder.affine import pack
 from executorch_mlx.serialization.read import read_payload
 from oprows import bf16, checks, f16, f32, floats, ints, row
 from torchao.quantization import (

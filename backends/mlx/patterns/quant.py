@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from ..builder import affine as quant
 from ..builder.bind import bind_arguments
 from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
 from ..builder.registry import REGISTRY
-from ..ops import quant
 from ..serialization import ir
 
 _DEQUANTIZE = "torchao.dequantize_affine.default"
