@@ -11,7 +11,9 @@ from torch.fx import Node
 from .registry import aten_target
 from .slots import Space, TensorSlot
 
-_CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+# The spellings of one thing that several patterns look through.
+CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+UNSQUEEZES = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Matcher:
 
     def uncast(self, node: Any) -> Any:
         """What was cast to the value of `node`; the casts join the match."""
-        while is_call(node, *_CASTS):
-            node = self.call(node, *_CASTS).args[0]
+        while is_call(node, *CASTS):
+            node = self.call(node, *CASTS).args[0]
         return node
 
     def number(self, value: Any) -> float:
         """A Python number, or a one-element constant of the program."""
-        while is_call(value, *_CASTS):
+        while is_call(value, *CASTS):
             value = value.args[0]
         if isinstance(value, (int, float)):
             return value

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.patterns import UNSQUEEZES, Match, Matcher, NoMatch, attempt, is_call
 from ..builder.bind import bind_arguments
 from ..builder.registry import REGISTRY
 
 _SDPA = "aten.scaled_dot_product_attention.default"
 _EXPAND = ("aten.expand_copy.default", "aten.expand.default")
-_UNSQUEEZE = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 _VIEW = ("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default")
 _CLONE = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
@@ -20,7 +19,7 @@ def _repeated(m: Matcher, node: Node) -> Node:
     source = m.call(node, *_VIEW).args[0]
     if is_call(source, *_CLONE):
         source = m.call(source, *_CLONE).args[0]
-    inner = m.call(m.call(source, *_EXPAND).args[0], *_UNSQUEEZE)
+    inner = m.call(m.call(source, *_EXPAND).args[0], *UNSQUEEZES)
     x, axis = inner.args
     extents = list(x.meta["val"].shape)
     heads = node.meta["val"].shape[1]

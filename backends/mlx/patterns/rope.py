@@ -11,13 +11,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.patterns import CASTS, UNSQUEEZES, Match, Matcher, NoMatch, attempt, is_call
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
 _SLICE = ("aten.slice_copy.Tensor", "aten.slice.Tensor")
-_UNSQUEEZE = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
-_CAST = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
 _ADD = ("aten.add.Tensor",)
 _MUL = ("aten.mul.Tensor",)
 
@@ -31,26 +29,26 @@ def _peel(node, *targets: str):
 
 def _angles(m: Matcher, node, function: str):
     """`positions, inv_freq` if node is function(positions ⊗ inv_freq), scaled by one."""
-    node = _peel(node, *_UNSQUEEZE, *_CAST)
+    node = _peel(node, *UNSQUEEZES, *CASTS)
     if is_call(node, *_MUL, "aten.mul.Scalar"):
         if m.number(node.args[1]) != 1:
             raise NoMatch
-        node = _peel(node.args[0], *_CAST)
+        node = _peel(node.args[0], *CASTS)
     if not is_call(node, f"aten.{function}.default"):
         raise NoMatch
     both = node.args[0]
     if not is_call(both, "aten.cat.default") or len(set(both.args[0])) != 1:
         raise NoMatch
-    product = _peel(both.args[0][0], *_CAST)
+    product = _peel(both.args[0][0], *CASTS)
     if not is_call(product, *_MUL):
         raise NoMatch
-    positions, inv_freq = (_peel(a, *_UNSQUEEZE, *_CAST) for a in product.args)
+    positions, inv_freq = (_peel(a, *UNSQUEEZES, *CASTS) for a in product.args)
     return positions, inv_freq
 
 
 def _offset(positions):
     """The offset of `arange(S) + offset`."""
-    positions = _peel(positions, *_UNSQUEEZE, *_CAST)
+    positions = _peel(positions, *UNSQUEEZES, *CASTS)
     if not is_call(positions, *_ADD):
         raise NoMatch
     for steps, offset in (positions.args, positions.args[::-1]):
