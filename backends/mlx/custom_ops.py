@@ -121,56 +121,79 @@ argpartition = define(
 # Key-value cache ------------------------------------------------------------------------
 
 
-def _rows(name, cache, length, start):
+def _position(name, start):
     if start.numel() != 1 or start.dtype != torch.int64:
         raise ValueError(
             f"mlx::{name}: start is {start.dtype} of shape {list(start.shape)}, expected one int64"
         )
-    first, capacity = int(start), cache.shape[2]
-    if first < 0 or first + length > capacity:
+    return int(start)
+
+
+def _check_rows(name, first, last, capacity):
+    if first < 0 or last > capacity:
         raise ValueError(
-            f"mlx::{name}: rows {first} to {first + length} are outside a cache of {capacity}"
+            f"mlx::{name}: rows {first} to {last} are outside a cache of {capacity}"
         )
-    return first, first + length
 
 
-def _kv_cache_update(cache, update, start):
-    first, last = _rows("kv_cache_update", cache, update.shape[2], start)
+def _kv_cache_update(cache, update, start, ring=False):
+    first, length, capacity = _position("kv_cache_update", start), update.shape[2], cache.shape[2]
+    if ring:
+        _check_rows("kv_cache_update", min(first, 0), length, capacity)
+    else:
+        _check_rows("kv_cache_update", first, first + length, capacity)
     updated = cache.clone()
-    updated[:, :, first:last] = update
+    updated[:, :, torch.arange(first, first + length) % capacity] = update
     return updated
 
 
-# `cache` [B, H, C, D] with `update` [B, H, S, D] in its rows `start` to `start + S`. Copied
-# back into the buffer it came from, the update is made in place.
+# `cache` [B, H, C, D] with `update` [B, H, S, D] for the positions `start` to `start + S`, which
+# are rows of the cache; those of a ring are rows modulo C, S at most C. Copied back into the
+# buffer it came from, the update is made in place.
 kv_cache_update = define(
-    "kv_cache_update(Tensor cache, Tensor update, Tensor start) -> Tensor",
+    "kv_cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False) -> Tensor",
     _kv_cache_update,
-    lambda cache, update, start: torch.empty_like(cache),
+    lambda cache, update, start, ring=False: torch.empty_like(cache),
 )
 
 
-def _cached_attention(query, keys, values, start, scale):
-    length = query.shape[2]
-    first, last = _rows("cached_attention", keys, length, start)
-    mask = torch.ones(length, last, dtype=torch.bool).tril(diagonal=first)
-    return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        keys[:, :, :last].to(query.dtype),
-        values[:, :, :last].to(query.dtype),
-        attn_mask=mask,
-        scale=scale,
-        enable_gqa=True,
+def _cached_attention(query, keys, values, start, scale, first=None, window=None, softcap=None):
+    begin, length, capacity = _position("cached_attention", start), query.shape[2], keys.shape[2]
+    end = begin + length
+    # A ring still holds what the first of these queries sees.
+    overwritten = 0 if window is None else max(0, begin - window + 1)
+    _check_rows("cached_attention", begin, end - overwritten, capacity)
+    rows = min(end, capacity)
+    asking = torch.arange(begin, end)[:, None]
+    # The position that each row holds: the last one that falls on it.
+    held = end - 1 - (end - 1 - torch.arange(rows)) % capacity
+    mask = held <= asking
+    if window is not None:
+        mask = mask & (held > asking - window)
+    if first is not None:
+        # Padding sees itself: a query that sees nothing would be NaN for all that follows.
+        mask = mask & (held >= first[:, None, None, None]) | (held == asking)
+    groups = query.shape[1] // keys.shape[1]
+    k, v = (
+        c[:, :, :rows].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values)
     )
+    if softcap is None:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, k, v, attn_mask=mask, scale=scale
+        )
+    scores = torch.tanh(query @ k.transpose(2, 3) * (scale / softcap)) * softcap
+    return scores.masked_fill(~mask, -torch.inf).float().softmax(-1).to(query.dtype) @ v
 
 
-# Causal attention of `query` [B, H, S, D], which stands at `start`, over the first `start + S`
-# rows of `keys` and `values` [B, G, C, D]; G divides H. Returns [B, H, S, D].
+# Causal attention of `query` [B, H, S, D], which stands at position `start`, over the caches
+# `keys` and `values` [B, G, C, D], already updated; G divides H. Returns [B, H, S, D].
+# `first` [B] int64: the first position of each row that counts, what is before it is padding.
+# `window`: a query sees that many positions, its own included, and the caches are rings of
+# C >= min(window + S - 1, start + S) rows. `softcap`: scores become c * tanh(scores / c).
 cached_attention = define(
-    "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale)"
-    " -> Tensor",
+    "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
+    "Tensor? first=None, int? window=None, float? softcap=None) -> Tensor",
     _cached_attention,
-    lambda query, keys, values, start, scale: torch.empty_like(
-        query, memory_format=torch.contiguous_format
-    ),
+    lambda query, keys, values, start, scale, first=None, window=None, softcap=None:
+        torch.empty_like(query, memory_format=torch.contiguous_format),
 )

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention, alone and over a cache."""
+"""Scaled dot-product attention."""
 
 import torch
-from oprows import Dyn, bools, f32, floats, ints, row, checks
+from oprows import Dyn, bools, checks, f32, floats, row
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 N = Dyn("n", 3, also=(1, 7))
@@ -23,18 +23,6 @@ def first_column(mask):
     return mask | (torch.arange(mask.shape[-1]) == 0)
 
 
-class CachedAttention(torch.nn.Module):
-    def __init__(self, kv_heads):
-        super().__init__()
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(1, kv_heads, 16, 8))
-
-    def forward(self, query, key, value, start):
-        self.keys.copy_(torch.ops.mlx.kv_cache_update(self.keys, key, start))
-        self.values.copy_(torch.ops.mlx.kv_cache_update(self.values, value, start))
-        return torch.ops.mlx.cached_attention(query, self.keys, self.values, start, 8**-0.5)
-
-
 ROWS = [
     attention("", sdpa, Q, K, floats(2, 4, 5, 8)),
     attention("/causal", lambda q, k, v: sdpa(q, k, v, is_causal=True), Q, K, floats(2, 4, 5, 8)),
@@ -49,10 +37,6 @@ ROWS = [
     attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=ONE),
     attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
               floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=ONE),
-    row("mlx::cached_attention", CachedAttention(4), floats(1, 4, 3, 8), floats(1, 4, 3, 8), floats(1, 4, 3, 8),
-        ints(low=0, high=13), dtypes=ONE, calls=3, fused=FUSED, loose=10),
-    row("mlx::cached_attention/grouped, dynamic", CachedAttention(2), floats(1, 4, N, 8), floats(1, 2, N, 8),
-        floats(1, 2, N, 8), ints(low=0, high=9), dtypes=ONE, fused=FUSED, loose=10),
 ]
 
 test_row = checks(ROWS)

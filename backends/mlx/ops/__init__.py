@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     create,
     elementwise,
     index,
+    kv_cache,
     linalg,
     loop,
     median,

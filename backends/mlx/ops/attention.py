@@ -46,25 +46,3 @@ def _upper_left_mask(P, query, key):
     return mask
 
 
-@REGISTRY.lower(torch.ops.mlx.kv_cache_update.default)
-def kv_cache_update(P, cache, update, start):
-    first = P.item(start)
-    length = P.size(update, 2)
-    target = P.in_place(cache)
-    return P.emit(
-        ir.SliceUpdateNode,
-        dst=cache,
-        update=P.cast(update, cache.dtype),
-        axis=2,
-        start=first,
-        stop=P.emit(ir.AddIntNode, a=first, b=length),
-        **({} if target is None else {"out": target}),
-    )
-
-
-@REGISTRY.lower(torch.ops.mlx.cached_attention.default)
-def cached_attention(P, query, keys, values, start, scale):
-    stop = P.emit(ir.AddIntNode, a=P.item(start), b=P.size(query, 2))
-    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=stop) for c in (keys, values))
-    k, v = (P.cast(c, query.dtype) for c in (k, v))
-    return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, causal=True)
