@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .dtypes import SCALAR_TYPES
 from .registry import Unsupported, aten_target
 
 # Where a tensor lives and how its bytes lie is not the program's business, as long as they
@@ -33,7 +34,7 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
             elif parameter.name in kwargs:
                 bound[parameter.name] = kwargs[parameter.name]
             else:
-                bound[parameter.name] = parameter.default_value
+                bound[parameter.name] = _default(parameter)
     elif isinstance(target, torch._ops.HigherOrderOperator):
         return {"arguments": args, **kwargs}
     else:
@@ -49,6 +50,17 @@ def _lower(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_lower(a, slot_of) for a in argument]
     return argument
+
+
+def _default(parameter: torch._C.Argument) -> Any:
+    """A schema has its default dtypes as numbers, a graph has dtypes."""
+    value = parameter.default_value
+    if value is None or "ScalarType" not in str(parameter.real_type):
+        return value
+    for dtype, number in SCALAR_TYPES.items():
+        if number == value:
+            return dtype
+    raise Unsupported(f"{parameter.name} is by default a dtype that MLX has not on every device")
 
 
 def _check_placement(bound: dict[str, Any]) -> None:
