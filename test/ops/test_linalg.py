@@ -1,7 +1,7 @@
 """Matrix products."""
 
 import torch
-from oprows import Dyn, f32, floats, row, checks
+from oprows import Dyn, f32, floats, indices, row, checks
 
 N = Dyn("n", 3, also=(1, 7))
 ONE = (f32,)
@@ -23,6 +23,9 @@ ROWS = [
     row("linear/parameters", torch.nn.Linear(4, 5), floats(2, 3, 4), loose=LOOSE),
     row("linear/dynamic", torch.nn.Linear(4, 5), floats(2, N, 4), dtypes=ONE, loose=10),
     row("bmm/dynamic", torch.bmm, floats(2, N, 4), floats(2, 4, N), dtypes=ONE, loose=10),
+    row("mlx::gathered_matmul", floats(N, 1, 1, 4), floats(5, 3, 4), indices(N, 2, below=5), loose=LOOSE,
+        fused=["GatherMmNode"]),
+    row("mlx::gathered_matmul/matrices", floats(2, 1, 3, 4), floats(5, 3, 4), indices(2, 2, below=5), dtypes=ONE, loose=10),
 ]
 
 test_row = checks(ROWS)

@@ -5,9 +5,10 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.builder.affine import pack
+from executorch_mlx.llm.packed import MLXEmbedding, MLXExperts, MLXLinear
+from executorch_mlx.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
-from oprows import bf16, checks, f16, f32, floats, ints, row
+from oprows import Dyn, bf16, checks, f16, f32, floats, indices, ints, row
 from torchao.quantization import (
     Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
@@ -29,12 +30,53 @@ def blocks(q, scale):
 
 
 I8 = torch.int8
+AFFINE = dict(group_size=32, bits=4)
+
+
+def packed(*shape, bits=4, group_size=32):
+    w = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return quantize(w, bits, group_size)
+
+
+def octets(*shape, low=0, high=256, seed=0):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def microscaled(mode, *shape):
+    """Operands of a mode whose scales are bytes: any codes, but no NaN, and scales near 1."""
+    bits, group = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}[mode]
+    codes = octets(*shape[:-1], shape[-1] * bits // 8)
+    if mode == "mxfp8":
+        codes = codes & 0b10111111
+    low, high = (48, 64) if mode == "nvfp4" else (125, 129)
+    scales = octets(*shape[:-1], shape[-1] // group, low=low, high=high, seed=1)
+    return codes.view(torch.uint32), scales, dict(bits=bits, group_size=group, mode=mode)
+
+
+def modes(name, layer, *inputs):
+    """A row for each mode whose scales are bytes."""
+    for mode in ("mxfp4", "nvfp4", "mxfp8"):
+        *operands, form = microscaled(mode, *((4, 6, 64) if layer is MLXExperts else (6, 64)))
+        yield row(f"mlx::{name}/{mode}", layer(*operands, **form), *inputs, dtypes=(f32,), loose=3)
 
 # Not constants: spelled out.
 ROWS = [
     row("torchao::dequantize_affine", groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
+    row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
+        floats(2, 3, 64), cases=[(floats(64),)], loose=3),
+    row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
+        floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
+    *modes("quantized_matmul", MLXLinear, floats(3, 64)),
+    row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
+        indices(2, 3, below=6), cases=[(indices(below=6),)]),
+    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), scale=8.5, **AFFINE),
+        indices(Dyn("n", 3), below=6), dtypes=(f32,)),
+    *modes("quantized_embedding", MLXEmbedding, indices(3, below=6)),
+    row("mlx::gathered_quantized_matmul", MLXExperts(*packed(4, 6, 64), **AFFINE),
+        floats(Dyn("n", 3), 1, 1, 64), indices(Dyn("n", 3), 2, below=4), loose=3, fused=["GatherQmmNode"]),
+    *modes("gathered_quantized_matmul", MLXExperts, floats(3, 2, 64), indices(3, below=4)),
 ]
 
 test_row = checks(ROWS)
@@ -165,8 +207,9 @@ def test_dynamic_activations_stay_behind(delegate):
 
 
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 6, 8))
-def test_pack(bits):
-    q = torch.randint(0, 2**bits, (3, 64), generator=torch.Generator().manual_seed(bits))
+def test_pack_and_unpack(bits):
+    q = torch.randint(0, 2**bits, (3, 64), generator=torch.Generator().manual_seed(bits)).to(torch.uint8)
     for row_, words in zip(q.tolist(), pack(q, bits).tolist()):
         stream = sum(word << (32 * i) for i, word in enumerate(words))
         assert [stream >> (bits * i) & (2**bits - 1) for i in range(64)] == row_
+    assert unpack(pack(q, bits), bits).equal(q)

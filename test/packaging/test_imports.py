@@ -10,19 +10,21 @@ PACKAGE = Path(__file__).resolve().parents[2] / "backends" / "mlx"
 
 # What each part may import of ours; a part always may import itself. A part that is not listed has
 # no place in the house yet: give it one here and in CONTRIBUTING.md.
-BELOW_OPS = {"serialization", "builder", "custom_ops", "passes"}
+BELOW_OPS = {"serialization", "builder", "custom_ops", "custom_quant_ops", "packing", "passes"}
 RULES = {
     "serialization": set(),
     "custom_ops": set(),
+    "packing": set(),
+    "custom_quant_ops": {"custom_ops", "packing"},
     "passes": set(),
     "_load": set(),
-    "builder": {"serialization"},
+    "builder": {"serialization", "packing"},
     "patterns": BELOW_OPS,
     "custom_kernel_ops": BELOW_OPS,
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops"},
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess"},
-    "llm": {"custom_ops", "custom_kernel_ops", "_load", "partitioner"},  # never builder or ops
+    "llm": {"custom_ops", "custom_quant_ops", "packing", "custom_kernel_ops", "_load", "partitioner"},  # never builder or ops
     "cli": {"serialization", "_load", "partitioner"},
     "__init__": {"_load", "llm", "partitioner", "preprocess"},
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from ..packing import pack
 from .dtypes import SCALAR_TYPES
 from .slots import Space, TensorSlot
 
@@ -96,7 +96,7 @@ def packed(P, a: Affine, dtype: torch.dtype) -> dict:
     return {
         "w": constant(
             "packed",
-            lambda: pack(a.q.data().to(torch.int16) - a.low, a.bits),
+            lambda: pack((a.q.data().to(torch.int16) - a.low).to(torch.uint8), a.bits),
             (rows, columns * a.bits // 32),
             torch.uint32,
         ),
@@ -113,19 +113,3 @@ def _spread(t: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor
     rows, columns = a.block
     t = t.detach().reshape(groups[0] // rows, -1)
     return t.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()
-
-
-def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers in [0, 2^bits), [N, K] with K a multiple of 32 → uint32 [N, K * bits / 32].
-
-    A row is one stream of bits, the least significant first: 32 numbers fill `bits` words.
-    """
-    lanes = q.detach().numpy().reshape(q.shape[0], -1, 32)
-    words = np.zeros((*lanes.shape[:2], bits), np.uint32)
-    for lane in range(32):
-        word, shift = divmod(lane * bits, 32)
-        value = lanes[..., lane].astype(np.uint32)
-        words[..., word] |= value << np.uint32(shift)
-        if shift + bits > 32:
-            words[..., word + 1] |= value >> np.uint32(32 - shift)
-    return torch.from_numpy(words.reshape(q.shape[0], -1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import custom_quant_ops
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -24,3 +25,9 @@ def addmm(P, self, mat1, mat2, beta, alpha):
 def linear(P, input, weight, bias=None):
     transposed = P.emit(ir.TransposeNode, x=weight, perm=list(range(weight.ndim))[::-1])
     return P.emit(ir.AddmmNode, mat1=input, mat2=transposed, bias=bias)
+
+
+@REGISTRY.lower(custom_quant_ops.gathered_matmul)
+def gathered_matmul(P, x, weight, index):
+    transposed = P.emit(ir.TransposeNode, x=weight, perm=[0, 2, 1])
+    return P.emit(ir.GatherMmNode, a=x, b=transposed, rhs_indices=index)

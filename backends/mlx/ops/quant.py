@@ -1,13 +1,70 @@
-"""Quantization as torchao spells it."""
+"""Quantized weights: in MLX's packing, and as torchao spells them."""
 
 from __future__ import annotations
 
 import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
+from .. import custom_quant_ops
 from ..builder.affine import affine, packed, result_dtype
 from ..builder.registry import REGISTRY, Unsupported
+from ..builder.slots import Space
 from ..serialization import ir
+
+
+@REGISTRY.lower(custom_quant_ops.quantized_matmul)
+def quantized_matmul(P, x, w, scales, biases, **form):
+    w, scales, biases = _operands(P, w, scales, biases, x.dtype)
+    return P.emit(ir.QuantizedMatmulNode, x=x, w=w, scales=scales, biases=biases, transpose=True, **form)
+
+
+@REGISTRY.lower(custom_quant_ops.gathered_quantized_matmul)
+def gathered_quantized_matmul(P, x, index, w, scales, biases, **form):
+    w, scales, biases = _operands(P, w, scales, biases, x.dtype)
+    return P.emit(
+        ir.GatherQmmNode, x=x, w=w, scales=scales, biases=biases, rhs_indices=index,
+        transpose=True, **form,
+    )
+
+
+@REGISTRY.lower(custom_quant_ops.quantized_embedding)
+def quantized_embedding(P, indices, w, scales, biases, dtype, **form):
+    index = indices if indices.ndim else P.emit(ir.ExpandDimsNode, x=indices, axis=0)
+    w, scales, biases = (
+        None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
+        for t in _operands(P, w, scales, biases)
+    )
+    # MLX makes floats of the dtype of the scales, and bfloat16, exactly, where those are bytes.
+    if scales.dtype.is_floating_point:
+        # It would round q * scale before it adds the bias. Only the rows are cast, so that the
+        # tables can be those of a tied head.
+        scales, biases = P.cast(scales, torch.float32), P.cast(biases, torch.float32)
+    made = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
+    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=made, **form)
+    y = y if indices.ndim else P.emit(ir.SqueezeNode, x=y, dims=[0])
+    y.shape = tuple(P.out.shape)
+    return P.cast(y, dtype)
+
+
+def _operands(P, w, scales, biases, dtype=None):
+    """`w` in uint32, and floats among scales and biases in `dtype`: at serialization."""
+    if w.space != Space.CONSTANT:
+        raise Unsupported("packed weights that are not constants of the program")
+    words = _derived(P, w, torch.uint32, lambda t: t.view(torch.uint32))
+    return words, _floats(P, scales, dtype), _floats(P, biases, dtype)
+
+
+def _floats(P, t, dtype):
+    if t is None or dtype in (None, t.dtype) or not t.dtype.is_floating_point:
+        return t
+    if t.space != Space.CONSTANT:
+        return P.cast(t, dtype)
+    return _derived(P, t, dtype, lambda t: t.to(dtype))
+
+
+def _derived(P, t, dtype, change):
+    like = torch.empty(t.shape, dtype=dtype, device="meta")
+    return P.constant(t.name, lambda: change(t.data()), like=like)
 
 
 @REGISTRY.lower(torch.ops.torchao.dequantize_affine.default)
