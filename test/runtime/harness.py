@@ -181,55 +181,55 @@ class Graph:
 
     def pte(self, payload: bytes | None = None) -> bytes:
         """The .pte around a payload, by default this program's own."""
-        store = NamedDataStore()
-        for name, tensor in self.data.items():
-            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            store.add_named_data(name, raw, alignment=16)
-        values, memory = [], 0
-        for slot in self.inputs + self.outputs:
-            value, memory = _evalue(slot, memory)
-            values.append(value)
-        indices = list(range(len(values)))
-        plan = et.ExecutionPlan(
-            name="forward",
-            container_meta_type=et.ContainerMetadata("", ""),
-            values=values,
-            inputs=indices[: len(self.inputs)],
-            outputs=indices[len(self.inputs) :],
-            chains=[
-                et.Chain([], [], [et.Instruction(et.DelegateCall(0, indices))], stacktrace=None)
-            ],
-            operators=[],
-            delegates=[
-                et.BackendDelegate(
-                    "MLXBackend",
-                    et.BackendDelegateDataReference(et.DataLocation.INLINE, 0),
-                    [],
-                )
-            ],
-            non_const_buffer_sizes=[0, memory],
-        )
-        program = et.Program(
-            version=0,
-            execution_plan=[plan],
-            constant_buffer=[et.Buffer(b"")],
-            backend_delegate_data=[
-                et.BackendDelegateInlineData(self.payload() if payload is None else payload)
-            ],
-            segments=[],
-            constant_segment=et.SubsegmentOffsets(0, []),
-        )
-        named = store.get_named_data_store_output()
-        cord = serialize_pte_binary(
-            PTEFile(program, named_data=named), extract_delegate_segments=True
-        )
-        return bytes(cord)
+        return pte({"forward": self}, payload)
 
     def load(self, payload: bytes | None = None) -> "Model":
         return Model(self.pte(payload))
 
     def run(self, *args):
         return self.load()(*args)
+
+
+def pte(methods: dict[str, Graph], payload: bytes | None = None) -> bytes:
+    """The .pte of one delegated graph a method; `payload` stands for all of theirs."""
+    store, plans, payloads = NamedDataStore(), [], []
+    for name, graph in methods.items():
+        for key, tensor in graph.data.items():
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            store.add_named_data(key, raw, alignment=16)
+        plans.append(_plan(name, graph, len(payloads)))
+        payloads.append(graph.payload() if payload is None else payload)
+    program = et.Program(
+        version=0,
+        execution_plan=plans,
+        constant_buffer=[et.Buffer(b"")],
+        backend_delegate_data=[et.BackendDelegateInlineData(p) for p in payloads],
+        segments=[],
+        constant_segment=et.SubsegmentOffsets(0, []),
+    )
+    named = store.get_named_data_store_output()
+    cord = serialize_pte_binary(PTEFile(program, named_data=named), extract_delegate_segments=True)
+    return bytes(cord)
+
+
+def _plan(name: str, graph: Graph, payload: int) -> et.ExecutionPlan:
+    values, memory = [], 0
+    for slot in graph.inputs + graph.outputs:
+        value, memory = _evalue(slot, memory)
+        values.append(value)
+    indices = list(range(len(values)))
+    where = et.BackendDelegateDataReference(et.DataLocation.INLINE, payload)
+    return et.ExecutionPlan(
+        name=name,
+        container_meta_type=et.ContainerMetadata("", ""),
+        values=values,
+        inputs=indices[: len(graph.inputs)],
+        outputs=indices[len(graph.inputs) :],
+        chains=[et.Chain([], [], [et.Instruction(et.DelegateCall(0, indices))], stacktrace=None)],
+        operators=[],
+        delegates=[et.BackendDelegate("MLXBackend", where, [])],
+        non_const_buffer_sizes=[0, memory],
+    )
 
 
 def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
@@ -263,11 +263,11 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
 
 
 class Model:
-    """A loaded program; calling it returns the list of outputs."""
+    """A method of a loaded program; calling it returns the list of outputs."""
 
     def __init__(self, pte: bytes):
         load_delegate()
-        # A method does not keep its program alive.
+        # A method does not keep the bytes of its program alive.
         self.program = Runtime.get().load_program(pte)
         self.method = self.program.load_method("forward")
 

@@ -7,10 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string_view>
 
 #include "context.h"
 #include "io.h"
 #include "program.h"
+#include "shared.h"
 #include "state.h"
 
 namespace executorch_mlx {
@@ -33,7 +35,9 @@ struct Handle {
   Program program;
   State state;
   mx::Stream stream;
-  std::mutex mutex;
+  std::shared_ptr<void> token = std::make_shared<char>();  // of its place in the session
+  std::shared_ptr<SharedData> shared;
+  std::shared_ptr<Session> session;
   bool has_succeeded = false;
 };
 
@@ -68,15 +72,6 @@ Error guarded(const char* what, Body&& body) {
   }
 }
 
-size_t buffer_bytes(const Handle& handle) {
-  size_t bytes = 0;
-  const auto& layout = handle.program.layout;
-  for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
-    bytes += handle.state.tensors[i]->nbytes();
-  }
-  return bytes;
-}
-
 void run_init_chain(Handle& handle) {
   const int32_t init = handle.program.graph->init_chain_idx();
   if (init >= 0) {
@@ -93,6 +88,13 @@ void run_init_chain(Handle& handle) {
   handle.state.keep();
 }
 
+// A method may have several delegates, which its name does not tell apart.
+std::string member_name(const et::BackendInitContext& context, const et::FreeableBuffer& processed) {
+  const char* method = context.get_method_name();
+  const std::string_view payload(static_cast<const char*>(processed.data()), processed.size());
+  return str(method ? method : "", " ", std::hash<std::string_view>()(payload));
+}
+
 // A tracer that wants the times of methods alone is none to us.
 et::EventTracer* tracer_of(et::BackendExecutionContext& context) {
   et::EventTracer* tracer = context.event_tracer();
@@ -106,7 +108,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   auto& state = handle.state;
   check_argument(!state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation, load the program again");
   // Kernels that MLX lacks show in the first call: that one can be undone.
-  state.begin(!handle.has_succeeded && buffer_bytes(handle) <= kSmallBuffers);
+  state.begin(!handle.has_succeeded && state.buffer_bytes() <= kSmallBuffers);
   std::vector<mx::array> outputs;
   try {
     bind_inputs(handle.program, args, state, handle.stream);
@@ -153,7 +155,7 @@ class Backend final : public et::BackendInterface {
     if (handle == nullptr) {
       return Error::DelegateInvalidHandle;
     }
-    std::lock_guard lock(handle->mutex);
+    std::lock_guard lock(handle->session->mutex);
     return guarded("execute", [&] { execute_call(*handle, args, tracer_of(context)); });
   }
 
@@ -221,7 +223,13 @@ class Backend final : public et::BackendInterface {
     }
     auto program = load_program(data, processed.size(), allow_metal_kernels);
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
-    load_constants(handle->program, context.get_named_data_map(), handle->state);
+    const auto* named_data = context.get_named_data_map();
+    handle->shared = SharedData::of(named_data);
+    std::lock_guard lock(handle->shared->loading);
+    handle->session = handle->shared->join(member_name(context, processed), handle->token);
+    std::lock_guard no_call(handle->session->mutex);
+    load_constants(handle->program, named_data, *handle->shared, handle->state);
+    load_buffers(handle->program, named_data, *handle->session, handle->state);
     run_init_chain(*handle);
     return handle;
   }

@@ -210,34 +210,73 @@ mx::array read_constant(const executorch::runtime::FreeableBuffer& buffer, const
   return array;
 }
 
+mx::array first_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
+  const auto& meta = program.meta(slot);
+  if (auto buffer = find_data(data, program.tensor_names[slot])) {
+    auto contents = read_constant(*buffer, meta, program.tensor_names[slot]);
+    buffer->Free();
+    return contents;
+  }
+  const auto shape = static_shape(meta);
+  const auto dtype = dtype_of(meta.scalar_type());
+  Context::check_size(shape, dtype);
+  auto zeros = allocate(shape, dtype);
+  std::memset(zeros.data<char>(), 0, zeros.nbytes());
+  return zeros;
+}
+
+// What two methods have to agree on to share a tensor.
+std::string shared_name(const Program& program, uint32_t slot) {
+  const char* name = program.tensor_names[slot];
+  return str(describe(program.meta(slot)), " ", name ? name : "");
+}
+
 } // namespace
 
-void load_constants(const Program& program, const NamedDataMap* data, State& state) {
-  const auto& layout = program.layout;
-  const auto load = [&](uint32_t slot) {
-    auto buffer = find_data(data, program.tensor_names[slot]);
-    if (buffer) {
-      state.tensors[slot] = read_constant(*buffer, program.meta(slot), program.tensor_names[slot]);
-      buffer->Free();
-    }
-    return buffer.has_value();
-  };
-  for (uint32_t i = 0; i < layout.constants; ++i) {
+void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state) {
+  for (uint32_t i = 0; i < program.layout.constants; ++i) {
     const char* name = program.tensor_names[i];
-    if (!load(i)) {
-      fail(
-          Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
+    const std::string key = shared_name(program, i);
+    auto constant = name == nullptr ? nullptr : shared.constants.find(key);
+    if (constant == nullptr) {
+      auto buffer = find_data(data, name);
+      if (!buffer) {
+        fail(
+            Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
+      }
+      constant = std::make_shared<const mx::array>(read_constant(*buffer, program.meta(i), name));
+      buffer->Free();
+      shared.constants.put(key, constant);
+    }
+    state.hold(i, std::move(constant));
+  }
+}
+
+void load_buffers(const Program& program, const NamedDataMap* data, Session& session, State& state) {
+  const auto& layout = program.layout;
+  const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
+    const char* name = program.tensor_names[i];
+    auto buffer = name == nullptr ? nullptr : session.buffers.find(shared_name(program, i));
+    const bool is_new = buffer == nullptr;
+    if (is_new) {
+      buffer = std::make_shared<Buffer>();
+      if (name != nullptr) {
+        session.buffers.put(shared_name(program, i), buffer);
+      }
+    }
+    state.attach(i, std::move(buffer));
+    if (is_new || has_init_chain) {
+      state.tensors[i] = first_contents(program, i, data);
     }
   }
-  for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
-    if (!load(i)) {
-      const auto shape = static_shape(program.meta(i));
-      const auto dtype = dtype_of(program.meta(i).scalar_type());
-      Context::check_size(shape, dtype);
-      auto zeros = allocate(shape, dtype);
-      std::memset(zeros.data<char>(), 0, zeros.nbytes());
-      state.tensors[i] = std::move(zeros);
+  if (program.has_caches) {
+    auto caches = session.caches.find("");
+    if (caches == nullptr) {
+      caches = std::make_shared<Caches>();
+      session.caches.put("", caches);
     }
+    state.attach(std::move(caches));
   }
 }
 

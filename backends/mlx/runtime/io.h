@@ -14,8 +14,11 @@ using executorch::runtime::EValue;
 using executorch::runtime::NamedDataMap;
 using Arguments = executorch::runtime::Span<EValue*>;
 
-// Constants and the first contents of mutable buffers, each copied once.
-void load_constants(const Program& program, const NamedDataMap* data, State& state);
+// Constants and mutable buffers: those that other methods of the program have are
+// theirs, the others are copied. Buffers that the init chain is to write come with
+// their first contents in any case.
+void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
+void load_buffers(const Program& program, const NamedDataMap* data, Session& session, State& state);
 
 // Checks the inputs against what the program was exported for, all of them
 // before the first is read, and copies them into their slots.

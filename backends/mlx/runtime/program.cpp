@@ -251,6 +251,7 @@ class ChainVerifier {
           type_of(instruction.op_type()),
           SlotVerifier(program_.layout, writable, where));
       check_supported(instruction, where, allow_metal_kernels_);
+      program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t callee : callees(instruction)) {
         check_program(
             callee >= 0 && callee < int64_t(program_.chains.size()),

@@ -57,6 +57,7 @@ struct Program {
   Layout layout;
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null where there is none
+  bool has_caches = false;  // of UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {
     return *graph->tensor_meta()->Get(tensor);

@@ -1,0 +1,284 @@
+"""Several methods of one program: what they share, and for how long."""
+
+import threading
+
+import pytest
+import torch
+from executorch.runtime import Runtime
+from harness import Graph, Model, ir, lit, number, pte
+
+from executorch_mlx._load import load_delegate
+
+
+class Methods:
+    """The methods of a program, loaded when they are first called."""
+
+    def __init__(self, program: bytes):
+        load_delegate()
+        self.program = Runtime.get().load_program(program)
+
+    def __getattr__(self, name):
+        method = self.program.load_method(name)
+        return lambda *args: [x.tolist() if isinstance(x, torch.Tensor) else x for x in method.execute(args)]
+
+    def unload(self, name):
+        self.program._methods[name] = None
+
+
+def counter(name="b1", initial=None, negated=False, init_chain=False, size=2):
+    """Adds its input to a buffer and returns that, or its negative."""
+    g = Graph()
+    x, total = g.input((size,)), g.buffer((size,), initial=initial)
+    g.names[total.idx] = name
+    if initial is not None:
+        g.data = {name: initial}
+    if init_chain:
+        full = ir.FullNode(out=total, shape=[lit(size)], v=number(10.0), scalar_type=6)
+        g.init_chain = g.chain(full)
+    node = ir.NegNode if negated else ir.IdCopyNode
+    g.emit(ir.AddNode(a=total, b=x, out=total), node(x=total, out=g.output((size,))))
+    return g
+
+
+def two(**options):
+    return pte({"forward": counter(**options), "sample": counter(negated=True, **options)})
+
+
+ONE = torch.ones(2)
+
+
+@pytest.mark.parametrize("initial", [None, torch.tensor([5.0, 7.0])])
+def test_a_buffer_of_two_methods_is_one(initial):
+    first = [0.0, 0.0] if initial is None else initial.tolist()
+    both = Methods(two(initial=initial))
+    assert both.forward(ONE) == [[x + 1 for x in first]]
+    assert both.sample(ONE) == [[-x - 2 for x in first]]
+    assert both.forward(ONE) == [[x + 3 for x in first]]
+
+
+def test_two_programs_are_apart():
+    program = two()
+    one, other = Methods(program), Methods(program)
+    assert [one.forward(ONE), one.sample(ONE)] == [[[1, 1]], [[-2, -2]]]
+    assert [other.sample(ONE), other.forward(ONE)] == [[[-1, -1]], [[2, 2]]]
+    assert one.sample(ONE) == [[-3, -3]]
+
+
+def test_other_names_and_other_shapes_are_apart():
+    wide = Methods(pte({"forward": counter(), "other": counter("b2"), "wide": counter(size=3)}))
+    assert wide.forward(ONE) == wide.other(ONE) == [[1, 1]]
+    assert wide.wide(torch.ones(3)) == [[1, 1, 1]]
+    assert wide.forward(ONE) == [[2, 2]]
+
+
+def test_a_state_lives_as_long_as_one_of_its_methods():
+    both = Methods(two())
+    both.forward(ONE), both.sample(ONE)
+    both.unload("forward")
+    assert both.sample(ONE) == [[-3, -3]]
+    assert both.forward(ONE) == [[4, 4]]
+    both.unload("forward"), both.unload("sample")
+    assert both.sample(ONE) == [[-1, -1]]
+
+
+def test_a_method_loaded_again_has_a_state_of_its_own():
+    """As ExecuTorch has it for the buffers it keeps itself; the rest of the methods follow."""
+    both = Methods(two())
+    load = both.program._program.load_method
+    first, second, of_first, of_second = map(load, ("forward", "forward", "sample", "sample"))
+    assert [first([ONE])[0].tolist(), first([ONE])[0].tolist()] == [[1, 1], [2, 2]]
+    assert second([ONE])[0].tolist() == [1, 1]
+    assert of_first([ONE])[0].tolist() == [-3, -3]
+    assert of_second([ONE])[0].tolist() == [-2, -2]
+
+
+def test_the_init_chain_of_a_later_method_changes_nothing():
+    both = Methods(two(init_chain=True))
+    assert both.forward(ONE) == [[11, 11]]
+    assert both.sample(ONE) == [[-12, -12]]
+
+
+def weights(size):
+    """Adds its input to a constant of `size` floats, and returns the first two."""
+    g = Graph()
+    x, y = g.input((2,)), g.temp()
+    g.emit(
+        ir.SliceNode(x=g.constant(torch.arange(float(size))), out=y, axis=lit(0), start=lit(0), stop=lit(2)),
+        ir.AddNode(a=y, b=x, out=g.output((2,))),
+    )
+    return g
+
+
+def test_constants_are_in_memory_and_in_the_file_once():
+    import mlx.core as mx
+
+    size = 1 << 20
+    names = ["forward", "sample", "third"]
+    program = pte({name: weights(size) for name in names})
+    assert len(program) < 5 * size
+    before = mx.get_active_memory()
+    methods = Methods(program)
+    for name in names:
+        assert getattr(methods, name)(ONE) == [[1, 2]]
+    assert 4 * size <= mx.get_active_memory() - before < 5 * size
+    methods.unload("forward")
+    assert methods.sample(ONE) == [[1, 2]]
+    del methods
+    assert mx.get_active_memory() - before < size
+
+
+def test_updates_of_a_shared_buffer_are_made_in_place():
+    import mlx.core as mx
+
+    rows = 1 << 17
+    graphs = {}
+    for name in ("forward", "sample"):
+        g = graphs[name] = Graph()
+        x, b = g.input((1, 64)), g.buffer((rows, 64))
+        g.emit(
+            ir.SliceUpdateNode(dst=b, update=x, out=b, axis=lit(0), start=lit(2), stop=lit(3)),
+            ir.SliceNode(x=b, out=g.output((1, 64)), axis=lit(0), start=lit(2), stop=lit(3)),
+        )
+    both, row = Methods(pte(graphs)), torch.ones(1, 64)
+    both.forward(row), both.sample(row)  # the first calls may be undone, and copy
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(3):
+        both.forward(row), both.sample(row)
+    assert mx.get_peak_memory() - before < rows * 64
+
+
+def failing():
+    """Adds to the buffer, then takes an element that may not exist."""
+    g = Graph()
+    x, at, b = g.input((2,)), g.input((1,), torch.int64), g.buffer((2,))
+    index = g.value()
+    g.emit(
+        ir.AddNode(a=b, b=x, out=b),
+        ir.ItemIntNode(x=at, out=index),
+        ir.TakeNode(x=b, index=ir.IntOrVidOrTid(kind=1, vid=index), out=g.temp(), axis=0),
+        ir.IdCopyNode(x=b, out=g.output((2,))),
+    )
+    return g
+
+
+def test_a_failed_call_of_one_leaves_the_other_alone(capfd):
+    both = Methods(pte({"forward": counter(), "sample": failing()}))
+    good, bad = torch.tensor([0]), torch.tensor([9])
+    assert both.forward(ONE) == [[1, 1]]
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            both.sample(ONE, bad)
+        assert both.forward(torch.zeros(2)) == [[1, 1]]
+    assert both.sample(ONE, good) == [[2, 2]]
+    with pytest.raises(RuntimeError):
+        both.sample(ONE, bad)
+    assert both.forward(ONE) == [[3, 3]]
+    assert "index 9 is outside [-2, 2)" in capfd.readouterr().err
+
+
+def test_a_load_that_fails_leaves_the_others_alone(capfd):
+    broken = weights(8)
+    graphs = {"forward": counter(), "broken": broken, "sample": counter(negated=True)}
+    broken.data.clear()
+    methods = Methods(pte(graphs))
+    assert methods.forward(ONE) == [[1, 1]]
+    with pytest.raises(RuntimeError):
+        methods.broken(ONE)
+    assert methods.sample(ONE) == [[-2, -2]]
+    assert "is not in the named data" in capfd.readouterr().err
+
+
+def test_threads_take_turns():
+    both = Methods(two())
+    calls = [both.forward, both.sample] * 2
+    threads = [threading.Thread(target=lambda c=c: [c(ONE) for _ in range(100)]) for c in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert both.forward(torch.zeros(2)) == [[400, 400]]
+
+
+def test_methods_share_the_runtimes_own_caches():
+    """UpdateAndAttendNode's, by layer."""
+    g = Graph()
+    q, k, v = (g.input((1, 1, (1, 4), 2)) for _ in range(3))
+    position = g.input(((1, 4), 1), torch.int32)
+    out = g.output((1, 1, (1, 4), 2))
+    g.emit(ir.UpdateAndAttendNode(q=q, k=k, v=v, position=position, out=out, layer_id=0, scale=1.0))
+    both = Methods(pte({"forward": g, "sample": g}))
+
+    def step(start, tokens):
+        x = torch.randn(1, 1, tokens, 2)
+        return [x, x, x, torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1)]
+
+    first, second = step(0, 3), step(3, 1)
+    both.forward(*first)
+    history = torch.cat([first[0], second[0]], 2)
+    want = torch.nn.functional.scaled_dot_product_attention(second[0], history, history, scale=1.0)
+    torch.testing.assert_close(torch.tensor(both.sample(*second)[0]), want)
+
+
+# -- as exported -----------------------------------------------------------------
+
+
+def test_exported_methods_of_one_module():
+    from executorch.exir import to_edge_transform_and_lower
+
+    from executorch_mlx import MLXPartitioner
+
+    class Cache(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64, bias=False)
+            self.register_buffer("rows", torch.zeros(4, 64))
+
+        def append(self, x, at):
+            self.rows.index_copy_(0, at, x)
+            return self.linear(self.rows.sum(0, keepdim=True))
+
+    class Logits(torch.nn.Module):
+        def __init__(self, cache):
+            super().__init__()
+            self.cache = cache
+
+        def forward(self, x, at):
+            return self.cache.append(x, at)
+
+    class Token(Logits):
+        def forward(self, x, at):
+            return self.cache.append(x, at).argmax(-1)
+
+    torch.manual_seed(0)
+    cache, args = Cache(), (torch.randn(1, 64), torch.tensor([0]))
+    modules = {"forward": Logits(cache), "sample": Token(cache)}
+    exported = {name: torch.export.export(module, args) for name, module in modules.items()}
+    lowered = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
+    assert len(lowered.buffer) < 2 * 64 * 64 * 4
+
+    program = Methods(lowered.buffer)
+    rows = torch.zeros(4, 64)
+    for at, name in enumerate(["forward", "sample", "sample", "forward"]):
+        row = torch.randn(1, 64)
+        rows[at] = row
+        want = cache.linear(rows.sum(0, keepdim=True))
+        (got,) = program.program.load_method(name).execute([row, torch.tensor([at])])
+        if name == "sample":
+            assert got.tolist() == want.argmax(-1).tolist()
+        else:
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_leaving_in_any_order():
+    """What is destroyed first does not matter."""
+    program = two()
+    for order in (("forward", "sample"), ("sample", "forward")):
+        both = Methods(program)
+        both.forward(ONE), both.sample(ONE)
+        for name in order:
+            both.unload(name)
+    model, again = Model(program), Model(program)
+    assert model(ONE)[0].tolist() == again(ONE)[0].tolist() == [1, 1]
+    del model
+    assert again(ONE)[0].tolist() == [2, 2]
