@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from executorch_mlx.llm.export import CachedDecoder, Sampling, export_llm
+from executorch_mlx.llm.decoder import CachedDecoder
+from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.parameters import Sampling
 from executorch_mlx.llm.generate import LLMProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -113,7 +115,7 @@ def test_parameters_that_are_off_are_no_inputs(tmp_path):
 def test_logits_without_a_head(tmp_path):
     from executorch.runtime import Runtime
 
-    exported = export_llm(small_llama(), sampling=None)
+    exported = export_llm(small_llama(), outputs="logits")
     exported.save(tmp_path / "model.pte")
     with pytest.raises(ValueError, match="no sampling head"):
         LLMProgram(tmp_path / "model.pte")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
-from .cache import StaticKVCache
+from .cache import KVCache
 
 NAME = "mlx"
 
 
-def cached_attention(
+def attend_over_cache(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -19,21 +18,32 @@ def cached_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface of `transformers`: query `[B, H, S, D]`, key and value the whole
-    cache `[B, G, C, D]`; returns `[B, S, H, D]`."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    start = module.kv_cache.position
-    out = torch.ops.mlx.cached_attention(query, key, value, start, scale)
+    cache `[B, G, C, D]`; returns `[B, S, H, D]`. Which keys a query sees is the cache's to say."""
+    if s_aux is not None:
+        raise ValueError(f"export_llm: {type(module).__name__} has attention sinks, expected none")
+    cache = module.kv_cache
+    out = torch.ops.mlx.cached_attention(
+        query,
+        key,
+        value,
+        cache.position,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        cache.first,
+        cache.layers[module.layer_idx].window,
+        softcap,
+    )
     return out.transpose(1, 2), None
 
 
-def use_cached_attention(model: torch.nn.Module, cache: StaticKVCache) -> None:
+def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
     """Make `model` attend over `cache` through `mlx::cached_attention`, which needs no mask."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.kv_cache = cache
-    AttentionInterface.register(NAME, cached_attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+    AttentionInterface.register(NAME, attend_over_cache)
     model.set_attn_implementation(NAME)

@@ -1,51 +1,25 @@
-"""A Hugging Face causal LM → a `.pte` that samples inside.
-
-    python -m executorch_mlx.llm.export MODEL -o model.pte
-
-The program's one method is `forward(tokens, input_pos, temperature, top_p, seed, top_k,
-min_p) -> token`; the last three are there only if asked for. Its metadata methods follow
-ExecuTorch's names for LLMs, and add the table of token bytes, so that a runner needs no
-tokenizer to print text.
-"""
+"""A Hugging Face causal LM → a `.pte` that samples inside. docs/llm-program.md is its contract."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchProgramManager, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..partitioner import MLXPartitioner, Report
-from .attention import use_cached_attention
-from .cache import StaticKVCache
+from .decoder import CachedDecoder
+from .metadata import metadata
+from .parameters import Sampling
 from .sampling import SamplingHead
-from .tokens import token_table
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Which optional parameters of `mlx::sample` are inputs of the program."""
-
-    seed: bool = True
-    top_k: bool = True
-    min_p: bool = True
-
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """Example values, in the order of the method's inputs."""
-        examples = {
-            "temperature": torch.tensor(0.8),
-            "top_p": torch.tensor(0.95),
-            "seed": torch.tensor(0) if self.seed else None,
-            "top_k": torch.tensor(40) if self.top_k else None,
-            "min_p": torch.tensor(0.05) if self.min_p else None,
-        }
-        return {name: value for name, value in examples.items() if value is not None}
+QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}
+OUTPUTS = ("head", "logits", "both")
+CHUNK = 512  # tokens of one call: more make the products no faster, and attention's scores larger
 
 
 @dataclass(frozen=True)
@@ -55,6 +29,7 @@ class ExportedLLM:
     program: ExecutorchProgramManager
     report: Report
     metadata: dict[str, Any]
+    cache_bytes: int
 
     def save(self, path: str | Path) -> int:
         """Write the `.pte`; returns its size in bytes."""
@@ -63,121 +38,148 @@ class ExportedLLM:
             return file.tell()
 
 
-class CachedDecoder(torch.nn.Module):
-    """A causal LM over a cache of its own: `(tokens [B, S], input_pos [1]) -> logits [B, 1, V]`,
-    those of the last position only."""
-
-    def __init__(self, model: PreTrainedModel, *, batch: int, max_seq_len: int):
-        super().__init__()
-        self.model = model
-        self.cache = StaticKVCache.on(
-            self, model.config, batch=batch, capacity=max_seq_len, dtype=model.dtype
-        )
-        use_cached_attention(model, self.cache)
-
-    def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos
-        return self.model(
-            input_ids=tokens,
-            position_ids=positions.unsqueeze(0),
-            past_key_values=self.cache.at(input_pos),
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-
-
 def export_llm(
     model: str | Path | PreTrainedModel,
     *,
     tokenizer: Any = None,
+    adapter: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    quantize: str = "none",
+    group_size: int = 64,
     max_seq_len: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    sampling: Sampling | None = Sampling(),
+    chunk: int = CHUNK,
+    sliding_window: str | int = "auto",
+    batch: int = 1,
+    outputs: str = "head",
+    sampling: Sampling = Sampling(),
+    progress: Any = lambda step: None,
 ) -> ExportedLLM:
-    """Export `model`, a Hugging Face folder or a loaded model, for MLX.
+    """Export `model`, a Hugging Face folder, a hub id or a loaded model, for MLX.
 
-    `max_seq_len` is the capacity of the cache, by default all positions of the model.
-    With `sampling=None` the program returns the logits of the last position instead of a
-    token. Raises ValueError if `max_seq_len` is not within 2 and the model's positions.
+    A model that is handed over is used up: its attention, and with `quantize` its weights,
+    are replaced. A folder may hold weights that MLX has quantized; they stay as they are.
+
+    - `adapter`: a folder of `peft`'s with a LoRA adapter, merged into the weights.
+    - `dtype` of the weights and the arithmetic, by default float32 or that of `model`.
+    - `quantize`: the weights of linear layers and embeddings to `int4` or `int8`, in groups of
+      `group_size` (32, 64 or 128).
+    - `max_seq_len`: how many positions the caches hold, by default all of the model's.
+    - `chunk`: how many tokens one call takes; runners feed longer prompts in pieces.
+    - `sliding_window`: `auto`, by the model's config; else the window of every layer, 0 for none.
+    - `batch`: how many sequences run side by side.
+    - `outputs`: `head`, a program that returns tokens; `logits`; or `both`, as two methods.
+    - `sampling`: which parameters the head takes.
+    - `progress` is called with the name of each long step before it begins.
+
+    Raises ValueError naming the argument that is out of its range.
     """
+    _check("quantize", quantize, QUANTIZATIONS)
+    _check("outputs", outputs, OUTPUTS)
+    _check("group_size", group_size, (32, 64, 128))
+    if batch < 1:
+        raise ValueError(f"export_llm: batch is {batch}, expected at least 1")
+    if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
+        raise ValueError(f"export_llm: sliding_window is {sliding_window}, expected 'auto' or a length")
+    progress("load")
     if not isinstance(model, PreTrainedModel):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-        model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    model = model.to(dtype).eval()
-    limit = model.config.max_position_embeddings
-    max_seq_len = limit if max_seq_len is None else max_seq_len
-    if not 2 <= max_seq_len <= limit:
-        raise ValueError(f"export_llm: max_seq_len is {max_seq_len}, expected 2 to {limit}")
-
-    decoder = CachedDecoder(model, batch=1, max_seq_len=max_seq_len)
-    sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
-    arguments = (torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    parameters = {} if sampling is None else sampling.inputs()
-    module = _Positional(decoder, tuple(parameters)) if sampling else decoder
-    shapes = ({1: sequence}, None, *([(None,) * len(parameters)] if sampling else []))
-    with torch.no_grad():
-        program = torch.export.export(
-            module,
-            (*arguments, *parameters.values()),
-            dynamic_shapes=shapes,
-        )
-    metadata = _metadata(model, tokenizer, max_seq_len, sampling)
+        tokenizer = tokenizer or _tokenizer(model)
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or torch.float32)
+    elif dtype is not None:
+        model = model.to(dtype)
+    model = model.eval().requires_grad_(False)
+    max_seq_len = _max_seq_len(model.config.get_text_config(), max_seq_len)
+    if adapter is not None:
+        progress("merge the adapter")
+        model = merge_adapter(model, adapter)
+    chunk = max(2, min(chunk, max_seq_len))
+    decoder = CachedDecoder(
+        model, batch=batch, max_seq_len=max_seq_len, chunk=chunk, window=sliding_window
+    )
+    progress("export")
+    methods = {
+        name: _export(decoder, chunk, batch, draws and sampling)
+        for name, draws in _methods(outputs).items()
+    }
+    constants = metadata(
+        model, tokenizer, decoder, chunk, None if outputs == "logits" else sampling
+    )
+    progress("lower")
     partitioner = MLXPartitioner()
     lowered = to_edge_transform_and_lower(
-        program, partitioner=[partitioner], constant_methods=metadata
+        methods,
+        partitioner={name: [partitioner] for name in methods},
+        constant_methods=constants,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
-    return ExportedLLM(lowered.to_executorch(), partitioner.explain(), metadata)
+    progress("serialize")
+    return ExportedLLM(
+        lowered.to_executorch(), partitioner.explain(), constants, decoder.cache.bytes
+    )
 
 
-class _Positional(torch.nn.Module):
-    """`SamplingHead` with its parameters by position, as a program's inputs are."""
+def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """`model` with the LoRA adapter in `folder` added to its weights."""
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise ValueError(f"export_llm: adapter is {folder}, which has no adapter_config.json")
+    from peft import PeftModel
 
-    def __init__(self, decoder: CachedDecoder, names: tuple[str, ...]):
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+
+
+class _Method(torch.nn.Module):
+    """A method of the program, with its parameters by position. All methods have the names of
+    weights and caches in common: that is what makes them share these."""
+
+    def __init__(self, decoder: CachedDecoder, padded: bool, names: tuple[str, ...] | None):
         super().__init__()
-        self.head = SamplingHead(decoder)
-        self.names = names
+        self.decoder, self.padded, self.names = decoder, padded, names
+        self.head = SamplingHead(torch.nn.Identity())
 
-    def forward(self, tokens, input_pos, *parameters):
-        return self.head(tokens, input_pos, **dict(zip(self.names, parameters, strict=True)))
-
-
-def _metadata(model, tokenizer, max_seq_len: int, sampling: Sampling | None) -> dict[str, Any]:
-    config = model.config
-    eos = config.eos_token_id
-    metadata = {
-        "get_max_seq_len": max_seq_len,
-        "get_max_context_len": max_seq_len,
-        "get_vocab_size": config.vocab_size,
-        "get_bos_id": -1 if config.bos_token_id is None else config.bos_token_id,
-        "get_eos_ids": [] if eos is None else eos if isinstance(eos, list) else [eos],
-        "use_kv_cache": True,
-        "enable_dynamic_shape": True,
-        "sampling_head": sampling is not None,
-        "sampling_seed": sampling is not None and sampling.seed,
-        "sampling_top_k": sampling is not None and sampling.top_k,
-        "sampling_min_p": sampling is not None and sampling.min_p,
-    }
-    if tokenizer is not None:
-        metadata["token_bytes"], metadata["token_offsets"] = token_table(
-            tokenizer, config.vocab_size
-        )
-    return metadata
+    def forward(self, tokens, input_pos, *others):
+        start, others = (others[0], others[1:]) if self.padded else (None, others)
+        logits = self.decoder(tokens, input_pos, start)
+        if self.names is None:
+            return logits
+        return self.head(logits, **dict(zip(self.names, others, strict=True)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", help="Hugging Face folder or hub id")
-    parser.add_argument("-o", "--output", required=True, type=Path)
-    parser.add_argument("--max-seq-len", type=int)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    options = parser.parse_args()
-    exported = export_llm(
-        options.model, max_seq_len=options.max_seq_len, dtype=DTYPES[options.dtype]
-    )
-    size = exported.save(options.output)
-    print(exported.report)
-    print(f"{options.output}: {size / 1e6:.1f} MB")
+def _methods(outputs: str) -> dict[str, bool]:
+    """The methods of a program, and which of them draw a token."""
+    return {"forward": outputs == "head"} | ({"sample": True} if outputs == "both" else {})
 
 
-if __name__ == "__main__":
-    main()
+def _export(
+    decoder: CachedDecoder, chunk: int, batch: int, sampling: Sampling | bool
+) -> torch.export.ExportedProgram:
+    parameters = sampling.inputs() if sampling else {}
+    method = _Method(decoder, batch > 1, tuple(parameters) if sampling else None)
+    tokens, position = torch.zeros(batch, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    padding = [torch.zeros(batch, dtype=torch.int64)] if batch > 1 else []
+    others = (*padding, *parameters.values())
+    shapes = ({1: torch.export.Dim("sequence", min=1, max=chunk)}, None, (None,) * len(others))
+    with torch.no_grad():
+        return torch.export.export(method, (tokens, position, *others), dynamic_shapes=shapes)
+
+
+def _max_seq_len(config, asked: int | None) -> int:
+    limit = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        limit = int(limit * rope["factor"])
+    length = limit if asked is None else asked
+    if not 2 <= length <= limit:
+        raise ValueError(f"export_llm: max_seq_len is {length}, expected 2 to {limit}")
+    return length
+
+
+def _tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a folder, or None where it has none."""
+    folder = Path(model)
+    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+        return None
+    return AutoTokenizer.from_pretrained(model)
+
+
+def _check(name: str, value: Any, allowed) -> None:
+    if value not in allowed:
+        raise ValueError(f"export_llm: {name} is {value}, expected {', '.join(map(str, allowed))}")
