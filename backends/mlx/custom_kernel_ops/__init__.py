@@ -3,6 +3,6 @@
 `COMPOSITES` maps each operator to its text, a function of the operator's arguments.
 """
 
-from . import sample
+from . import penalties, sample
 
-COMPOSITES = {**sample.COMPOSITES}
+COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES}
