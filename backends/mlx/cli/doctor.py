@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._load import load_delegate
+from .._load import blas, load_delegate
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # all of them bring a libmlx
@@ -92,6 +92,9 @@ def _delegate(library: str | None) -> Iterator[str]:
     import mlx.core as mx
 
     print(f"{'device':<12} {mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
+    print(f"{'blas on cpu':<12} {blas(path)}")
+    if sys.platform == "linux" and blas(path) == "mlx":
+        print(f"{'':<12} many times slower than OpenBLAS: pip install scipy-openblas32")
     problem = _run_program()
     print(f"{'program':<12} {'runs' if problem is None else 'does not run'}")
     if problem is not None:

@@ -1,0 +1,55 @@
+// The plain names of CBLAS that libmlx imports, and what is known of who answers them.
+#pragma once
+
+#include <cstdint>
+
+#define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// Enumerations of cblas.h are ints here: order 101 is row-major, a trans of 112 transposes.
+EXECUTORCH_MLX_BLAS_API void cblas_sgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a, int lda,
+    const float* b, int ldb, float beta, float* c, int ldc);
+EXECUTORCH_MLX_BLAS_API void cblas_dgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double* a, int lda,
+    const double* b, int ldb, double beta, double* c, int ldc);
+EXECUTORCH_MLX_BLAS_API void cblas_cgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
+    const void* b, int ldb, const void* beta, void* c, int ldc);
+
+// "OpenBLAS 0.3.34 ...", or "mlx" where the calls go on to what MLX came with.
+EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_blas_name();
+
+// float32 products that went through here: tells whether libmlx calls us.
+EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_blas_calls();
+
+// Threads that products use, OpenBLAS's and our own: OPENBLAS_NUM_THREADS or OMP_NUM_THREADS, else
+// the processors that this process may run on, by affinity and by the quota of its container.
+EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
+
+// item(context, 0) … item(context, count - 1) on the threads of products: see pool.h.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
+
+// y [m, n] = x [m, k] times the transpose of w [n, k], which MLX's affine quantization has packed:
+// w is [n, k * bits / 32], scales and biases are [n, k / group_size] of `scale_type` 0 float32,
+// 1 float16 or 2 bfloat16. Everything is contiguous; sums are in float32.
+struct ExecutorchMlxQuantized {
+  const float* x;
+  const uint32_t* w;
+  const void* scales;
+  const void* biases;
+  int scale_type;
+  int bits;
+  int group_size;
+  int m;
+  int n;
+  int k;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* product);
+
+// Whether executorch_mlx_quantized_product has kernels for it.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k);
+
+} // extern "C"

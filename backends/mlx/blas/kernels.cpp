@@ -1,0 +1,355 @@
+// Compiled once for each instruction set, into the namespace EXECUTORCH_MLX_ISA. It includes nothing
+// that has inline functions of its own: the linker would keep one copy of them, for whichever
+// instruction set.
+#include "kernels.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace executorch_mlx::EXECUTORCH_MLX_ISA {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef float Eight __attribute__((vector_size(32)));
+typedef uint32_t EightWords __attribute__((vector_size(32)));
+typedef int32_t EightInts __attribute__((vector_size(32)));
+
+template <typename V, typename T>
+inline V load(const T* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(v));
+  return v;
+}
+
+template <typename V, typename T>
+inline V load_some(const T* from, int count) {
+  T some[sizeof(V) / sizeof(T)] = {};
+  __builtin_memcpy(some, from, count * sizeof(T));
+  return load<V>(some);
+}
+
+inline float sum(Floats v) {
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    total += v[i];
+  }
+  return total;
+}
+
+// -- float32 ------------------------------------------------------------------------------------
+
+template <int M, int R>
+void dot_tile(
+    const float* x, ptrdiff_t ldx, const float* w, ptrdiff_t ldw, int k, float alpha, float beta, float* y,
+    ptrdiff_t ldy) {
+  Floats acc[M][R] = {};
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
+    Floats row[R];
+    for (int j = 0; j < R; ++j) {
+      row[j] = load<Floats>(w + j * ldw + i);
+    }
+    for (int r = 0; r < M; ++r) {
+      const Floats at = load<Floats>(x + r * ldx + i);
+      for (int j = 0; j < R; ++j) {
+        acc[r][j] += at * row[j];
+      }
+    }
+  }
+  for (int r = 0; r < M; ++r) {
+    for (int j = 0; j < R; ++j) {
+      float total = sum(acc[r][j]);
+      for (int t = i; t < k; ++t) {
+        total += x[r * ldx + t] * w[j * ldw + t];
+      }
+      float& out = y[r * ldy + j];
+      out = alpha * total + (beta == 0 ? 0 : beta * out);
+    }
+  }
+}
+
+template <int M>
+void dot_rows_of(
+    const float* x, ptrdiff_t ldx, const float* w, ptrdiff_t ldw, int n, int k, float alpha, float beta, float* y,
+    ptrdiff_t ldy) {
+  constexpr int R = M == 1 || kLanes == 16 ? 4 : 2;
+  int j = 0;
+  for (; j + R <= n; j += R) {
+    dot_tile<M, R>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+  }
+  for (; j < n; ++j) {
+    dot_tile<M, 1>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+  }
+}
+
+void dot_rows(
+    const float* x, ptrdiff_t ldx, int m, const float* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
+    float* y, ptrdiff_t ldy) {
+  switch (m) {
+    case 1:
+      return dot_rows_of<1>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    case 2:
+      return dot_rows_of<2>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    case 3:
+      return dot_rows_of<3>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    default:
+      return dot_rows_of<4>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+  }
+}
+
+// -- affine quantization ------------------------------------------------------------------------
+//
+// A vector holds kLanes words of the packing: one block. Its numbers at bit i * bits are the ones
+// at positions i, i + per_word, ... of the block, so x is arranged that way beforehand. With
+// w = scale * q + bias, the product is sum(scale * sum(q * x)) + sum(bias * sum(x)), group by group.
+
+inline int blocks_of(const QuantizedRows& q) {
+  const int words = q.k * q.bits / 32;
+  return (words + kLanes - 1) / kLanes;
+}
+
+size_t arranged_size(const QuantizedRows& q) {
+  return static_cast<size_t>(blocks_of(q)) * kLanes * (32 / q.bits);
+}
+
+void arrange(const float* x, const QuantizedRows& q, float* arranged, float* sums) {
+  const int per_word = 32 / q.bits;
+  const int block = kLanes * per_word;
+  const int blocks = blocks_of(q);
+  for (int b = 0; b < blocks; ++b) {
+    float* to = arranged + static_cast<ptrdiff_t>(b) * block;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int at = b * block + lane * per_word;
+      for (int i = 0; i < per_word; ++i) {
+        to[i * kLanes + lane] = at + i < q.k ? x[at + i] : 0;
+      }
+    }
+  }
+  for (int g = 0; g < q.k / q.group_size; ++g) {
+    float total = 0;
+    for (int i = 0; i < q.group_size; ++i) {
+      total += x[g * q.group_size + i];
+    }
+    sums[g] = total;
+  }
+}
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Scales are finite: infinities and NaN of float16 come out as large numbers.
+inline float from_half(uint16_t bits) {
+  const float magnitude = from_bits(static_cast<uint32_t>(bits & 0x7fff) << 13) * 0x1p112f;
+  return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+// `count` scales from number `first` on as float32: where they are, or in `room`.
+inline const float* as_float32(const void* scales, ScaleType type, ptrdiff_t first, int count, float* room) {
+  if (type == ScaleType::float32) {
+    return static_cast<const float*>(scales) + first;
+  }
+  const uint16_t* from = static_cast<const uint16_t*>(scales) + first;
+  for (int i = 0; i < count; ++i) {
+    room[i] = type == ScaleType::bfloat16 ? from_bits(static_cast<uint32_t>(from[i]) << 16) : from_half(from[i]);
+  }
+  return room;
+}
+
+// The numbers 0 to 2^Bits - 1 at bit `shift` of every lane.
+template <int Bits>
+inline Floats unpack(Words words, int shift) {
+#if defined(__AVX512F__)
+  if constexpr (Bits == 4) {  // the permutation looks at the low four bits only
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return (Floats)_mm512_permutexvar_ps((__m512i)(words >> shift), table);
+  }
+#endif
+  return __builtin_convertvector((Ints)((words >> shift) & ((1u << Bits) - 1)), Floats);
+}
+
+// The scale of every lane of a block, the first of which is at `from`. `left` scales are there.
+template <int PerGroup>
+inline Floats spread(const float* from, int left) {
+  if constexpr (PerGroup >= kLanes) {
+    return Floats{} + from[0];
+  } else {
+    constexpr int groups = kLanes / PerGroup;
+    const int there = left < groups ? left : groups;
+#if defined(__AVX512F__)
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m512 some = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << there) - 1), from);
+    return (Floats)_mm512_permutexvar_ps((__m512i)(lanes / PerGroup), some);
+#else
+    Floats result = {};
+    for (int g = 0; g < groups; ++g) {
+      for (int i = 0; i < PerGroup; ++i) {
+        result[g * PerGroup + i] = g < there ? from[g] : 0;
+      }
+    }
+    return result;
+#endif
+  }
+}
+
+constexpr int kMostGroups = 1024;  // that fit the room for converted scales
+
+// R rows of the matrix at `row`, M of x.
+template <int Bits, int PerGroup, int M, int R>
+void quantized_tile(
+    const QuantizedRows& q, const float* arranged, const float* sums, int row, float* y, ptrdiff_t ldy) {
+  constexpr int per_word = 32 / Bits;
+  constexpr int block = kLanes * per_word;
+  const int words = q.k / per_word;
+  const int groups = words / PerGroup;
+  const size_t stride = arranged_size(q);
+  float room[R][kMostGroups];
+  const float* scales[R];
+  for (int j = 0; j < R; ++j) {
+    scales[j] = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, room[j]);
+  }
+  const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
+  Floats acc[M][R] = {};
+  for (int at = 0, b = 0; at < words; at += kLanes, ++b) {
+    Words packed[R];
+    for (int j = 0; j < R; ++j) {
+      const uint32_t* from = w + static_cast<ptrdiff_t>(j) * words + at;
+      packed[j] = at + kLanes <= words ? load<Words>(from) : load_some<Words>(from, words - at);
+    }
+    Floats part[M][R] = {};
+    for (int i = 0; i < per_word; ++i) {
+      Floats numbers[R];
+      for (int j = 0; j < R; ++j) {
+        numbers[j] = unpack<Bits>(packed[j], i * Bits);
+      }
+      for (int r = 0; r < M; ++r) {
+        const Floats x = load<Floats>(arranged + r * stride + static_cast<ptrdiff_t>(b) * block + i * kLanes);
+        for (int j = 0; j < R; ++j) {
+          part[r][j] += x * numbers[j];
+        }
+      }
+    }
+    const int group = at / PerGroup;
+    for (int j = 0; j < R; ++j) {
+      const Floats scale = spread<PerGroup>(scales[j] + group, groups - group);
+      for (int r = 0; r < M; ++r) {
+        acc[r][j] += part[r][j] * scale;
+      }
+    }
+  }
+  for (int j = 0; j < R; ++j) {
+    const float* biases =
+        as_float32(q.biases, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, room[j]);
+    for (int r = 0; r < M; ++r) {
+      float total = sum(acc[r][j]);
+      for (int g = 0; g < groups; ++g) {
+        total += biases[g] * sums[r * groups + g];
+      }
+      y[r * ldy + row + j] = total;
+    }
+  }
+}
+
+template <int Bits, int PerGroup, int M>
+void quantized_rows_of(
+    const QuantizedRows& q, const float* arranged, const float* sums, int first, int last, float* y, ptrdiff_t ldy) {
+  constexpr int R = M == 1 ? 4 : 2;
+  int j = first;
+  for (; j + R <= last; j += R) {
+    quantized_tile<Bits, PerGroup, M, R>(q, arranged, sums, j, y, ldy);
+  }
+  for (; j < last; ++j) {
+    quantized_tile<Bits, PerGroup, M, 1>(q, arranged, sums, j, y, ldy);
+  }
+}
+
+template <int Bits, int PerGroup>
+void quantized_rows_by(
+    const QuantizedRows& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
+    ptrdiff_t ldy) {
+  switch (m) {
+    case 1:
+      return quantized_rows_of<Bits, PerGroup, 1>(q, arranged, sums, first, last, y, ldy);
+    case 2:
+      return quantized_rows_of<Bits, PerGroup, 2>(q, arranged, sums, first, last, y, ldy);
+    case 3:
+      return quantized_rows_of<Bits, PerGroup, 3>(q, arranged, sums, first, last, y, ldy);
+    default:
+      return quantized_rows_of<Bits, PerGroup, 4>(q, arranged, sums, first, last, y, ldy);
+  }
+}
+
+template <int Bits>
+void quantized_rows_in(
+    const QuantizedRows& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
+    ptrdiff_t ldy) {
+  switch (q.group_size) {
+    case 32:
+      return quantized_rows_by<Bits, Bits>(q, arranged, sums, m, first, last, y, ldy);
+    case 64:
+      return quantized_rows_by<Bits, 2 * Bits>(q, arranged, sums, m, first, last, y, ldy);
+    default:
+      return quantized_rows_by<Bits, 4 * Bits>(q, arranged, sums, m, first, last, y, ldy);
+  }
+}
+
+void quantized_rows(
+    const QuantizedRows& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
+    ptrdiff_t ldy) {
+  switch (q.bits) {
+    case 2:
+      return quantized_rows_in<2>(q, arranged, sums, m, first, last, y, ldy);
+    case 4:
+      return quantized_rows_in<4>(q, arranged, sums, m, first, last, y, ldy);
+    default:
+      return quantized_rows_in<8>(q, arranged, sums, m, first, last, y, ldy);
+  }
+}
+
+// Eight numbers that begin at bit 0 of `word`, or at the next word's for 8 bits.
+inline Eight eight_numbers(const uint32_t* word, int bits, int part) {
+  const EightWords steps = {0, 1, 2, 3, 4, 5, 6, 7};
+  const uint32_t mask = (1u << bits) - 1;
+  if (bits == 8) {
+    const EightWords both = {word[0], word[0], word[0], word[0], word[1], word[1], word[1], word[1]};
+    return __builtin_convertvector((EightInts)((both >> ((steps & 3) * 8)) & mask), Eight);
+  }
+  const EightWords all = EightWords{} + (word[0] >> (part * 8 * bits));
+  return __builtin_convertvector((EightInts)((all >> (steps * static_cast<uint32_t>(bits))) & mask), Eight);
+}
+
+void dequantize_rows(const QuantizedRows& q, int first, int last, float* out) {
+  const int words = q.k * q.bits / 32;
+  const int groups = q.k / q.group_size;
+  float scale_room[kMostGroups];
+  float bias_room[kMostGroups];
+  for (int row = first; row < last; ++row) {
+    const float* scales = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row) * groups, groups, scale_room);
+    const float* biases = as_float32(q.biases, q.scale_type, static_cast<ptrdiff_t>(row) * groups, groups, bias_room);
+    const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
+    for (int k = 0; k < q.k; k += 8, out += 8) {
+      const int bit = k * q.bits;
+      const int group = k / q.group_size;
+      const Eight x = eight_numbers(w + bit / 32, q.bits, bit % 32 / (8 * q.bits)) * scales[group] + biases[group];
+      __builtin_memcpy(out, &x, sizeof(x));
+    }
+  }
+}
+
+} // namespace
+
+extern const Kernels kernels = {dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows};
+
+} // namespace executorch_mlx::EXECUTORCH_MLX_ISA

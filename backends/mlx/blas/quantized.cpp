@@ -1,0 +1,87 @@
+// Products with quantized weights: unpacked on the way to a few rows of x; for many rows,
+// dequantized tile by tile and multiplied by the BLAS.
+#include <algorithm>
+#include <memory>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace executorch_mlx {
+
+const Kernels& kernels() {
+#if EXECUTORCH_MLX_X86_KERNELS
+  static const Kernels& best = [] () -> const Kernels& {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      return avx512::kernels;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      return avx2::kernels;
+    }
+    return portable::kernels;
+  }();
+  return best;
+#else
+  return portable::kernels;
+#endif
+}
+
+namespace {
+
+constexpr int kFewRows = 12;          // of x: above, unpacking once and a real product are faster
+constexpr int kRowsAtATime = 64;      // of w, that a thread takes
+constexpr int kTileBytes = 512 << 10;  // of dequantized weights: they stay in a core's own cache
+
+void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
+  const auto& run = kernels();
+  const size_t size = run.arranged_size(q);
+  const int groups = q.k / q.group_size;
+  const std::unique_ptr<float[]> arranged(new float[size * p.m]);
+  const std::unique_ptr<float[]> sums(new float[static_cast<size_t>(groups) * p.m]);
+  for (int r = 0; r < p.m; ++r) {
+    run.arrange(p.x + int64_t{r} * p.k, q, arranged.get() + r * size, sums.get() + r * groups);
+  }
+  parallel((p.n + kRowsAtATime - 1) / kRowsAtATime, [&](int i) {
+    const int first = i * kRowsAtATime;
+    const int last = std::min(p.n, first + kRowsAtATime);
+    for (int r = 0; r < p.m; r += kMostRows) {
+      run.quantized_rows(
+          q, arranged.get() + r * size, sums.get() + r * groups, std::min(kMostRows, p.m - r), first, last,
+          p.y + int64_t{r} * p.n, p.n);
+    }
+  });
+}
+
+void many_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
+  const int tile = std::clamp(kTileBytes / (p.k * 4) / 16 * 16, 16, 512);
+  parallel((p.n + tile - 1) / tile, [&](int i) {
+    const int first = i * tile;
+    const int last = std::min(p.n, first + tile);
+    static thread_local std::unique_ptr<float[]> room;
+    static thread_local size_t room_size = 0;
+    const size_t needed = static_cast<size_t>(tile) * p.k;
+    if (room_size < needed) {
+      room.reset(new float[needed]);
+      room_size = needed;
+    }
+    kernels().dequantize_rows(q, first, last, room.get());
+    cblas_sgemm(101, 111, 112, p.m, last - first, p.k, 1, p.x, p.k, room.get(), p.k, 0, p.y + first, p.n);
+  });
+}
+
+} // namespace
+
+} // namespace executorch_mlx
+
+extern "C" bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k) {
+  return (bits == 2 || bits == 4 || bits == 8) && (group_size == 32 || group_size == 64 || group_size == 128) &&
+      k % group_size == 0 && k / group_size <= 1024;
+}
+
+extern "C" void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* p) {
+  using namespace executorch_mlx;
+  const QuantizedRows q{
+      p->w, p->scales, p->biases, static_cast<ScaleType>(p->scale_type), p->bits, p->group_size, p->k};
+  p->m <= kFewRows ? few_rows(*p, q) : many_rows(*p, q);
+}
