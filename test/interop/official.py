@@ -112,7 +112,7 @@ VERDICTS = {0: "correct", 3: "wrong", 4: "error"}
 def run_all(folder: Path) -> None:
     """Each program in a process of its own: a crash is a result too."""
     import executorch.runtime  # noqa: F401  (imported once, before the forks)
-    import executorch_mlx  # noqa: F401
+    import executorch_mlx.partitioner  # noqa: F401
 
     results: Counter = Counter()
     context = multiprocessing.get_context("fork")

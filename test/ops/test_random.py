@@ -2,7 +2,7 @@
 
 import torch
 from executorch.runtime import Runtime
-import executorch_mlx  # noqa: F401  (defines torch.ops.mlx)
+import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 from oprows import Dyn, data, f32, floats, ints, lower, row, checks
 
 random_bits = torch.ops.mlx.random_bits

@@ -9,13 +9,13 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
-from executorch.exir._serialize._program import _get_extended_header
-from executorch.exir.schema import DataLocation, Program
+from typing import TYPE_CHECKING
 
 from ..serialization import ir
 from ..serialization.read import read_payload
+
+if TYPE_CHECKING:
+    from executorch.exir.schema import Program
 
 BACKEND = "MLXBackend"
 _IDENTIFIER = b"ET"  # ET12 in the files of today
@@ -67,6 +67,10 @@ def read_pte(path: str | Path) -> Contents:
 
 
 def _read(path: str | Path, data: mmap.mmap) -> Contents:
+    # They bring torch along, which nobody should wait for who only asks for help.
+    from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
+    from executorch.exir._serialize._program import _get_extended_header
+
     header = _get_extended_header(data[:64])
     program_size = header.program_size if header else len(data)
     if program_size > len(data):
@@ -95,6 +99,8 @@ def _read(path: str | Path, data: mmap.mmap) -> Contents:
 
 
 def _delegates(path, program: Program, data: mmap.mmap, base: int):
+    from executorch.exir.schema import DataLocation
+
     for plan in program.execution_plan:
         ours = [delegate for delegate in plan.delegates if delegate.id == BACKEND]
         for index, delegate in enumerate(ours):

@@ -1,5 +1,8 @@
-"""Language models: the sampling head."""
+"""Language models: exported with the sampling head, and run."""
 
+from .generate import Generation, Result, Token
+from .llm import LLM
 from .sampling import SamplingHead
+from .settings import SettingError
 
-__all__ = ["SamplingHead"]
+__all__ = ["LLM", "Generation", "Result", "SamplingHead", "SettingError", "Token"]
