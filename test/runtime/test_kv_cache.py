@@ -3,6 +3,7 @@
 import pytest
 import torch
 from harness import Graph, ir
+from options import option
 
 HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 6
 SCALE = DIM**-0.5
@@ -30,10 +31,11 @@ def program(layers=(0,), dtype=torch.float32, cells=None, out_dtype=None, comput
 
 
 class Reference:
-    """Keeps all keys and values; each query sees the positions up to its own."""
+    """Keeps all keys and values; each query sees the `window` last positions up to its own."""
 
-    def __init__(self):
+    def __init__(self, window=1 << 30):
         self.k = self.v = None
+        self.window = window
 
     def __call__(self, q, k, v, position):
         start = int(position[0])
@@ -42,7 +44,8 @@ class Reference:
         repeat = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(repeat, 1).float() for x in (self.k, self.v))
         scores = q.float() @ keys.transpose(-1, -2) * SCALE
-        seen = torch.arange(keys.shape[2]) <= position
+        distance = position - torch.arange(keys.shape[2])
+        seen = (distance >= 0) & (distance < self.window)
         return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
 
 
@@ -155,3 +158,67 @@ def test_a_step_is_made_in_place(delegate):
         if start > 0:
             assert mx.get_peak_memory() - before < 1 << 20
     assert mx.get_active_memory() >= 256 * wide * 4
+
+
+# -- rings -----------------------------------------------------------------------
+
+# One by one past the window, pieces across it and longer than it, again the last one,
+# from the begin, a piece longer than the window at once, and on.
+AROUND = [(0, 3), *((i, 1) for i in range(3, 19)), (19, 5), (24, 150), (174, 1), (174, 1), (174, 2), (176, 1)]
+AROUND += [(0, 2), (2, 1), (2, 3), (0, 130), (130, 1), (131, 9), (140, 1)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 100])
+def test_a_ring(delegate, window):
+    torch.manual_seed(5)
+    with option("kv_windows", str(window)):
+        model = program().load()
+    reference = Reference(window)
+    for start, tokens in AROUND:
+        call = step(start, tokens)
+        torch.testing.assert_close(model(*call)[0], reference(*call), rtol=1e-5, atol=1e-5)
+
+
+def test_rings_among_flat_caches(delegate):
+    """The list goes round too: layer 7 of windows of two is the second."""
+    torch.manual_seed(6)
+    with option("kv_windows", "6,0"):
+        model = program(layers=(0, 1, 7)).load()
+    references = [(0, Reference(6)), (1, Reference()), (7, Reference())]
+    for start, tokens in AROUND[:20]:
+        q, k, v, position = step(start, tokens)
+        for result, (layer, reference) in zip(model(q, k, v, position), references, strict=True):
+            want = reference(q, k * (layer + 1), v * (layer + 1), position)
+            torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_ring_goes_back_as_far_as_it_holds(delegate, capfd):
+    torch.manual_seed(7)
+    with option("kv_windows", "8"):
+        model = program().load()
+    reference = Reference(8)
+    for start, tokens in ((0, 8), (5, 1), (2, 3), (5, 6)):  # not round yet: anywhere
+        call = step(start, tokens)
+        torch.testing.assert_close(model(*call)[0], reference(*call))
+    said = refused(model, capfd, step(9, 1))
+    assert "the last 8 of 11 positions" in said and "go back to position 0, or to 10" in said
+    call = step(10, 2)
+    torch.testing.assert_close(model(*call)[0], reference(*call))
+
+
+def test_a_ring_takes_no_more_than_its_window(delegate):
+    import mlx.core as mx
+
+    wide = 4096
+    g = Graph()
+    q, k = (g.input((1, 1, (1, 200), DIM)) for _ in range(2))
+    v, position = g.input((1, 1, (1, 200), wide)), g.input(((1, 200), 1), torch.int32)
+    out = g.output((1, 1, (1, 200), wide))
+    g.emit(ir.UpdateAndAttendNode(q=q, k=k, v=v, position=position, out=out, layer_id=0, scale=SCALE))
+    before = mx.get_active_memory()
+    with option("kv_windows", "100"):
+        model = g.load()
+    for start, tokens in ((0, 200), *((i, 1) for i in range(200, 260))):
+        q, k, v = (torch.randn(1, 1, tokens, n) for n in (DIM, DIM, wide))
+        model(q, k, v, torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1))
+    assert mx.get_active_memory() - before < 1.1 * 100 * wide * 4

@@ -11,6 +11,7 @@
 
 #include "context.h"
 #include "io.h"
+#include "options.h"
 #include "program.h"
 #include "shared.h"
 #include "state.h"
@@ -95,6 +96,13 @@ std::string member_name(const et::BackendInitContext& context, const et::Freeabl
   return str(method ? method : "", " ", std::hash<std::string_view>()(payload));
 }
 
+const char* no_metal_kernels(const Options& options, mx::Device device) {
+  if (!options.metal_kernels) {
+    return "it takes a build with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true";
+  }
+  return device == mx::Device::gpu && mx::metal::is_available() ? nullptr : "it takes Apple's GPU";
+}
+
 // A tracer that wants the times of methods alone is none to us.
 et::EventTracer* tracer_of(et::BackendExecutionContext& context) {
   et::EventTracer* tracer = context.event_tracer();
@@ -164,55 +172,24 @@ class Backend final : public et::BackendInterface {
   }
 
   Error set_option(et::BackendOptionContext&, const et::Span<et::BackendOption>& options) override {
-    return guarded("set_option", [&] {
-      for (const auto& option : options) {
-        if (std::strcmp(option.key, "device") == 0) {
-          const auto* text = std::get_if<std::array<char, et::kMaxOptionValueLength>>(&option.value);
-          check_argument(text != nullptr, "device: a text was expected");
-          find_device(text->data());
-          std::lock_guard lock(mutex_);
-          device_ = text->data();
-        } else {
-          fail(Error::InvalidArgument, "option \"", option.key, "\" is unknown, \"device\" was expected");
-        }
-      }
-    });
+    return guarded("set_option", [&] { defaults_.set({options.data(), options.size()}); });
   }
 
   Error get_option(et::BackendOptionContext&, et::Span<et::BackendOption>& options) override {
     return guarded("get_option", [&] {
       for (auto& option : options) {
-        check_argument(
-            std::strcmp(option.key, "device") == 0, "option \"", option.key, "\" is unknown, \"device\" was expected");
-        std::array<char, et::kMaxOptionValueLength> text{};
-        std::strncpy(text.data(), name(default_device()), text.size() - 1);
-        option.value = text;
+        get(defaults_.get(), option);
       }
     });
   }
 
  private:
-  // MLX's default, unless the environment or set_option say otherwise.
-  mx::Device default_device() const {
-    std::lock_guard lock(mutex_);
-    if (!device_.empty()) {
-      return find_device(device_);
-    }
-    const char* environment = std::getenv("EXECUTORCH_MLX_DEVICE");
-    return find_device(environment == nullptr ? "" : environment);
-  }
-
   std::unique_ptr<Handle> load(et::BackendInitContext& context, const et::FreeableBuffer& processed) const {
-    const auto option = context.get_runtime_spec<const char*>("device");
-    check_argument(option.ok() || option.error() == Error::NotFound, "option \"device\": a text was expected");
-    const mx::Device device = option.ok() ? find_device(*option) : default_device();
-    const auto metal = context.get_runtime_spec<bool>("metal_kernels");
-    check_argument(metal.ok() || metal.error() == Error::NotFound, "option \"metal_kernels\": a bool was expected");
-#if EXECUTORCH_MLX_METAL_KERNELS
-    const bool allow_metal_kernels = metal.ok() && *metal && device == mx::Device::gpu;
-#else
-    const bool allow_metal_kernels = false;
-#endif
+    Options options = defaults_.get();
+    for (const auto& option : context.runtime_specs()) {
+      set(options, option);
+    }
+    const mx::Device device = chosen_device(options.device);
 
     const void* data = processed.data();
     std::vector<uint64_t> copy;
@@ -221,7 +198,7 @@ class Backend final : public et::BackendInterface {
       std::memcpy(copy.data(), data, processed.size());
       data = copy.data();
     }
-    auto program = load_program(data, processed.size(), allow_metal_kernels);
+    auto program = load_program(data, processed.size(), no_metal_kernels(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     const auto* named_data = context.get_named_data_map();
     handle->shared = SharedData::of(named_data);
@@ -229,14 +206,18 @@ class Backend final : public et::BackendInterface {
     handle->session = handle->shared->join(member_name(context, processed), handle->token);
     std::lock_guard no_call(handle->session->mutex);
     load_constants(handle->program, named_data, *handle->shared, handle->state);
-    load_buffers(handle->program, named_data, *handle->session, handle->state);
+    load_buffers(handle->program, named_data, *handle->session, options.kv_windows, handle->state);
     run_init_chain(*handle);
     return handle;
   }
 
-  mutable std::mutex mutex_;
-  std::string device_;
+  DefaultOptions defaults_;
 };
+
+Backend& the_backend() {
+  static auto* backend = new Backend();  // the registry never lets go of it
+  return *backend;
+}
 
 } // namespace
 
@@ -249,13 +230,30 @@ __attribute__((visibility("default"))) const char* executorch_mlx_version() {
 // 0: registered, now or by an earlier call. 1: the process has another
 // MLXBackend, which stays. Otherwise the number of an ExecuTorch Error.
 __attribute__((visibility("default"))) int executorch_mlx_register() {
-  static Backend* backend = new Backend();  // the registry never lets go of it
   auto* registered = et::get_backend_class(kBackendName);
   if (registered != nullptr) {
-    return registered == backend ? 0 : 1;
+    return registered == &the_backend() ? 0 : 1;
   }
-  const Error error = et::register_backend({kBackendName, backend});
+  const Error error = et::register_backend({kBackendName, &the_backend()});
   return error == Error::Ok ? 0 : static_cast<int>(error);
+}
+
+// Sets a default that programs are loaded with from now on: see options.h. 0, or
+// the number of an ExecuTorch Error, of which the log says more.
+__attribute__((visibility("default"))) int executorch_mlx_set_option(const char* key, const char* value) {
+  et::BackendOption option;
+  std::array<char, et::kMaxOptionValueLength> text{};
+  const bool fits = key != nullptr && value != nullptr && std::strlen(key) < sizeof(option.key) &&
+      std::strlen(value) < text.size();
+  if (!fits) {
+    ET_LOG(Error, "MLX set_option: a key or a value is null or too long");
+    return static_cast<int>(Error::InvalidArgument);
+  }
+  std::strcpy(option.key, key);
+  std::strcpy(text.data(), value);
+  option.value = text;
+  et::BackendOptionContext context;
+  return static_cast<int>(the_backend().set_option(context, et::Span<et::BackendOption>(&option, 1)));
 }
 
 } // extern "C"

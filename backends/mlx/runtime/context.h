@@ -76,7 +76,7 @@ class Context {
   }
 
   KvLayer& cache(int layer) {
-    return state_.caches[layer];
+    return state_.cache(layer);
   }
 
   // -- values ----------------------------------------------------------------

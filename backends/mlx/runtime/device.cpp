@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <cstdlib>
 #include <map>
 
 #include "error.h"
@@ -16,6 +17,11 @@ mx::Device find_device(const std::string& name) {
     fail(Error::NotSupported, "device: this build of MLX has no ", name);
   }
   return device;
+}
+
+mx::Device chosen_device(const std::string& name) {
+  const char* environment = std::getenv("EXECUTORCH_MLX_DEVICE");
+  return find_device(name.empty() && environment != nullptr ? environment : name);
 }
 
 const char* name(mx::Device device) {

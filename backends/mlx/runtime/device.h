@@ -15,6 +15,9 @@ namespace mx = mlx::core;
 mx::Device find_device(const std::string& name);
 const char* name(mx::Device device);
 
+// The same, where "" is the environment's EXECUTORCH_MLX_DEVICE before MLX's default.
+mx::Device chosen_device(const std::string& name);
+
 // MLX's streams belong to the thread that made them, and each costs an OS thread
 // for good. So there is one for a device and the process, of the kind that any
 // thread may use; it is not safe to evaluate on it from two threads at once.

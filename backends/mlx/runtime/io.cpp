@@ -252,7 +252,12 @@ void load_constants(const Program& program, const NamedDataMap* data, SharedData
   }
 }
 
-void load_buffers(const Program& program, const NamedDataMap* data, Session& session, State& state) {
+void load_buffers(
+    const Program& program,
+    const NamedDataMap* data,
+    Session& session,
+    const std::vector<int>& kv_windows,
+    State& state) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.graph->init_chain_idx() >= 0;
   for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
@@ -274,6 +279,7 @@ void load_buffers(const Program& program, const NamedDataMap* data, Session& ses
     auto caches = session.caches.find("");
     if (caches == nullptr) {
       caches = std::make_shared<Caches>();
+      caches->windows = kv_windows;
       session.caches.put("", caches);
     }
     state.attach(std::move(caches));

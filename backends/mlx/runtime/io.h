@@ -18,7 +18,12 @@ using Arguments = executorch::runtime::Span<EValue*>;
 // theirs, the others are copied. Buffers that the init chain is to write come with
 // their first contents in any case.
 void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
-void load_buffers(const Program& program, const NamedDataMap* data, Session& session, State& state);
+void load_buffers(
+    const Program& program,
+    const NamedDataMap* data,
+    Session& session,
+    const std::vector<int>& kv_windows,
+    State& state);
 
 // Checks the inputs against what the program was exported for, all of them
 // before the first is read, and copies them into their slots.

@@ -188,10 +188,9 @@ std::vector<int64_t> callees(const fb::Instruction& instruction) {
   return {};
 }
 
-void check_supported(const fb::Instruction& instruction, const std::string& where, bool allow_metal_kernels) {
-  if (instruction.op_type() == fb::OpNode::MetalKernelNode && !allow_metal_kernels) {
-    fail(Error::NotSupported, where, "Metal source inside a program runs only in a build for Apple GPUs ",
-         "with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true");
+void check_supported(const fb::Instruction& instruction, const std::string& where, const char* no_metal_kernels) {
+  if (instruction.op_type() == fb::OpNode::MetalKernelNode && no_metal_kernels != nullptr) {
+    fail(Error::NotSupported, where, "Metal source inside a program is not run: ", no_metal_kernels);
   }
   if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
     if (!node->layer_id() || *node->layer_id() < 0 || !node->scale()) {
@@ -202,8 +201,8 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
 
 class ChainVerifier {
  public:
-  ChainVerifier(Program& program, bool allow_metal_kernels)
-      : program_(program), allow_metal_kernels_(allow_metal_kernels) {}
+  ChainVerifier(Program& program, const char* no_metal_kernels)
+      : program_(program), no_metal_kernels_(no_metal_kernels) {}
 
   void run() {
     const auto& chains = *program_.graph->instruction_chains();
@@ -250,7 +249,7 @@ class ChainVerifier {
           *static_cast<const flatbuffers::Table*>(instruction.op()),
           type_of(instruction.op_type()),
           SlotVerifier(program_.layout, writable, where));
-      check_supported(instruction, where, allow_metal_kernels_);
+      check_supported(instruction, where, no_metal_kernels_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t callee : callees(instruction)) {
         check_program(
@@ -280,7 +279,7 @@ class ChainVerifier {
   }
 
   Program& program_;
-  bool allow_metal_kernels_;
+  const char* no_metal_kernels_;
   uint64_t total_ = 0;
   std::vector<std::vector<uint32_t>> calls_;
   std::vector<int> depth_;
@@ -356,13 +355,13 @@ void check_tensor_meta(const Program& program) {
 
 } // namespace
 
-Program load_program(const void* data, size_t size, bool allow_metal_kernels) {
+Program load_program(const void* data, size_t size, const char* no_metal_kernels) {
   Program program;
   program.graph = open_flatbuffer(data, size);
   program.layout = read_layout(*program.graph);
   check_maps(program);
   check_tensor_meta(program);
-  ChainVerifier(program, allow_metal_kernels).run();
+  ChainVerifier(program, no_metal_kernels).run();
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

@@ -65,7 +65,8 @@ struct Program {
 };
 
 // Checks all that can be checked of a payload before it runs. `data` has to
-// outlive the program and be aligned to 8 bytes. Throws Failure.
-Program load_program(const void* data, size_t size, bool allow_metal_kernels);
+// outlive the program and be aligned to 8 bytes. `no_metal_kernels` says why Metal
+// source inside the program is refused; null: it is not. Throws Failure.
+Program load_program(const void* data, size_t size, const char* no_metal_kernels);
 
 } // namespace executorch_mlx

@@ -30,6 +30,7 @@ struct Buffer {
 
 struct Caches {
   std::map<int, KvLayer> layers;
+  std::vector<int> windows;  // as Options::kv_windows
   bool is_lost = false;
 };
 

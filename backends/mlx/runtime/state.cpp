@@ -23,6 +23,12 @@ void State::attach(std::shared_ptr<Caches> caches) {
   shared_caches_ = std::move(caches);
 }
 
+KvLayer& State::cache(int layer) {
+  const auto& windows = shared_caches_->windows;
+  const int window = windows.empty() ? 0 : windows[layer % windows.size()];
+  return caches_.try_emplace(layer, window).first->second;
+}
+
 void State::keep() {
   for (uint32_t i = layout_.temps_begin(); i < layout_.num_tensors(); ++i) {
     if (tensors[i]) {
@@ -53,8 +59,8 @@ void State::begin(bool undoable) {
     tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->cells, std::nullopt);
   }
   if (shared_caches_) {
-    caches = std::exchange(shared_caches_->layers, {});
-    caches_before_ = caches;
+    caches_ = std::exchange(shared_caches_->layers, {});
+    caches_before_ = caches_;
   }
 }
 
@@ -71,7 +77,7 @@ void State::bring_back() {
     }
   }
   if (shared_caches_) {
-    shared_caches_->layers = std::exchange(caches, {});
+    shared_caches_->layers = std::exchange(caches_, {});
     shared_caches_->is_lost = is_losing_;
   }
 }
@@ -86,7 +92,7 @@ void State::rollback() {
   std::copy(
       buffers_before_.begin(), buffers_before_.end(), tensors.begin() + layout_.buffers_begin());
   if (caches_before_) {
-    caches = std::move(*caches_before_);
+    caches_ = std::move(*caches_before_);
   }
   forget_before();
   bring_back();
@@ -122,7 +128,7 @@ std::vector<mx::array> State::pending() const {
       result.push_back(*tensors[i]);
     }
   }
-  for (const auto& [layer, cache] : caches) {
+  for (const auto& [layer, cache] : caches_) {
     for (const auto* cells : {&cache.keys, &cache.values}) {
       if (*cells && !(*cells)->is_available()) {
         result.push_back(**cells);

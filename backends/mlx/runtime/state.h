@@ -26,7 +26,9 @@ class State {
 
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
-  std::map<int, KvLayer> caches;  // by layer; mutable buffers that no slot names
+
+  // Mutable buffers that no slot names.
+  KvLayer& cache(int layer);
 
   // While a method is loaded. A constant that other methods may hold; a buffer
   // and the caches that they may hold too, which are in the slots in calls only.
@@ -70,6 +72,7 @@ class State {
   void bring_back();
 
   Layout layout_;
+  std::map<int, KvLayer> caches_;  // by layer
   std::vector<std::pair<uint32_t, std::shared_ptr<const mx::array>>> constants_;
   std::vector<std::shared_ptr<Buffer>> buffers_;  // by slot
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none

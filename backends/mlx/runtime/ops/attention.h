@@ -50,7 +50,7 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
 }
 
 // The first of `tokens` positions [tokens, 1], which have to follow one another.
-// A flat cache has to know them when the instruction is met.
+// A cache has to know them when the instruction is met.
 inline int first_position(const mx::array& position, int tokens, Context& c) {
   check_argument(
       position.ndim() == 2 && position.shape(0) == tokens && position.shape(1) == 1 && is_integral(position.dtype()),
@@ -70,8 +70,8 @@ inline int first_position(const mx::array& position, int tokens, Context& c) {
   return c.size("position", first);
 }
 
-// k and v go into the runtime's cache, and each query attends to all positions up
-// to its own. Cells have the dtype of k and v, attention that of q.
+// k and v go into the runtime's cache, and each query attends to the positions up to
+// its own that the cache keeps. Cells have the dtype of k and v, attention that of q.
 inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());
@@ -85,12 +85,10 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
           v.shape(0) == q.shape(0) && v.shape(1) == k.shape(1) && k.shape(3) == q.shape(3) &&
           q.shape(1) % k.shape(1) == 0,
       "q is ", describe(q), ", k ", describe(k), " and v ", describe(v), ", which do not go together");
-  auto& cache = c.cache(*n.layer_id());
-  cache.append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
+  const auto history = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
   const auto attended = mx::fast::scaled_dot_product_attention(
-      q, mx::astype(cache.held(*cache.keys, c.stream), q.dtype(), c.stream),
-      mx::astype(cache.held(*cache.values, c.stream), q.dtype(), c.stream), *n.scale(),
-      tokens > 1 ? "causal" : "", std::nullopt, std::nullopt, /*force_fused=*/false, c.stream);
+      q, mx::astype(history.keys, q.dtype(), c.stream), mx::astype(history.values, q.dtype(), c.stream), *n.scale(),
+      history.mask_mode, history.mask, std::nullopt, /*force_fused=*/false, c.stream);
   c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/metal_kernel.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -39,18 +40,9 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
 }
 
-#if EXECUTORCH_MLX_METAL_KERNELS
-#include "ops/metal_kernel.inc"
-#else
-// The verifier refuses the node in a build without it.
-inline void metal_kernel(const fb::MetalKernelParams&, Context&) {
-  fail(Error::NotSupported, "this build does not run Metal source");
-}
-#endif
-
 constexpr Row kControlRows[] = {
     MLX_ROW(IfNode, if_else),
-    MLX_ROW(MetalKernelNode, metal_kernel),
+    MLX_ROW(MetalKernelNode, EXECUTORCH_MLX_METAL_KERNELS ? metal_kernel : no_metal_kernel),
     MLX_ROW(ScanNode, scan),
 };
 
