@@ -30,7 +30,7 @@ class Packed(torch.nn.Module):
     ):
         super().__init__()
         check(weight, scales, biases, group_size, bits, mode)
-        self.weight = _frozen(weight.view(torch.int32))
+        self.weight = _frozen(weight if weight.dtype == torch.int32 else weight.view(torch.int32))
         self.scales = _frozen(scales)
         self.biases = _frozen(biases)
         self.group_size, self.bits, self.mode = group_size, bits, mode
@@ -38,11 +38,6 @@ class Packed(torch.nn.Module):
     def operands(self) -> tuple:
         """What the operators of `custom_quant_ops` take, in their order."""
         return self.weight, self.scales, self.biases, self.group_size, self.bits, self.mode
-
-    def tie(self, other: Packed) -> None:
-        """Have the very parameters of `other`."""
-        self.weight, self.scales, self.biases = other.weight, other.scales, other.biases
-        self.group_size, self.bits, self.mode = other.group_size, other.bits, other.mode
 
     def dequantized(self) -> torch.Tensor:
         """The weight as float32."""
@@ -87,8 +82,9 @@ class MLXEmbedding(Packed):
         super().__init__(*operands, **form)
         if dtype is None:
             dtype = self.scales.dtype if self.scales.is_floating_point() else torch.float32
-        # A tensor of the dtype of the rows, which `.to()` keeps right.
-        self.register_buffer("scale", torch.tensor(1.0 if scale is None else scale, dtype=dtype), persistent=False)
+        # Its dtype is that of the rows, and follows a `.to()`.
+        factor = torch.tensor(1.0 if scale is None else scale, dtype=dtype)
+        self.register_buffer("scale", factor, persistent=False)
         self.scaled = scale is not None
 
     @property
@@ -111,6 +107,53 @@ class MLXExperts(Packed):
 
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return custom_quant_ops.gathered_quantized_matmul(x, index, *self.operands())
+
+
+# What can be replaced -------------------------------------------------------------------
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether `module` is one of those whose text `transformers` lets others replace: its weights
+    are stacked in `down_proj` and `gate_up_proj`, or `up_proj` where there is no gate."""
+    return all(hasattr(module, name) for name in ("is_transposed", "has_gate", "down_proj"))
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+
+
+def is_embedding(module: torch.nn.Module) -> bool:
+    """Plain ones, and those of `transformers` that scale their rows."""
+    plain = type(module).forward is torch.nn.Embedding.forward
+    return isinstance(module, torch.nn.Embedding) and (plain or hasattr(module, "scalar_embed_scale"))
+
+
+def packable(module: torch.nn.Module) -> tuple[str, ...]:
+    """The names of the weights that `install` can replace; their rows are the last axis, or the
+    last but one where `module.is_transposed`."""
+    if is_linear(module) or is_embedding(module):
+        return ("weight",)
+    if is_experts(module):
+        names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+        return tuple(n for n in names if isinstance(getattr(module, n), torch.Tensor))
+    return ()
+
+
+def install(model: torch.nn.Module, path: str, name: str, *operands, **form) -> Packed:
+    """Put packed operands in the place of one of the `packable` weights; returns their layer."""
+    module = model.get_submodule(path)
+    if is_experts(module):
+        delattr(module, name)
+        packed = MLXExperts(*operands, **form)
+        module.add_module(name, packed)
+        return packed
+    if is_embedding(module):
+        scale = getattr(module, "scalar_embed_scale", None)
+        packed = MLXEmbedding(*operands, scale=scale, **form)
+    else:
+        packed = MLXLinear(*operands, bias=module.bias, **form)
+    model.set_submodule(path, packed)
+    return packed
 
 
 def _frozen(t: torch.Tensor | None) -> torch.nn.Parameter | None:
