@@ -5,7 +5,7 @@
     mlx::mask_logits        all but the allowed ones
 
 in that order, each a text of its own that takes logits `[B, V]` of float32, float16 or bfloat16
-and gives float32. With its off values each returns the logits as they were, to the bit.
+and gives float32. With its off values each gives the numbers that it was given.
 """
 
 from __future__ import annotations
