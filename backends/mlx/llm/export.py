@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..partitioner import MLXPartitioner, Report
 from .decoder import CachedDecoder
+from .history import TokenHistory
 from .metadata import metadata
 from .parameters import Sampling
-from .sampling import SamplingHead
+from .sampling import sample_logits
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}
@@ -29,7 +30,8 @@ class ExportedLLM:
     program: ExecutorchProgramManager
     report: Report
     metadata: dict[str, Any]
-    cache_bytes: int
+    methods: tuple[str, ...]
+    cache_bytes: int  # of keys and values, in memory
 
     def save(self, path: str | Path) -> int:
         """Write the `.pte`; returns its size in bytes."""
@@ -87,7 +89,12 @@ def export_llm(
     elif dtype is not None:
         model = model.to(dtype)
     model = model.eval().requires_grad_(False)
-    max_seq_len = _max_seq_len(model.config.get_text_config(), max_seq_len)
+    config = model.config.get_text_config()
+    max_seq_len = _max_seq_len(config, max_seq_len)
+    if sampling.penalties > max_seq_len:
+        raise ValueError(
+            f"export_llm: sampling.penalties is {sampling.penalties}, expected at most {max_seq_len}"
+        )
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter)
@@ -96,13 +103,14 @@ def export_llm(
         model, batch=batch, max_seq_len=max_seq_len, chunk=chunk, window=sliding_window
     )
     progress("export")
-    methods = {
-        name: _export(decoder, chunk, batch, draws and sampling)
-        for name, draws in _methods(outputs).items()
-    }
-    constants = metadata(
-        model, tokenizer, decoder, chunk, None if outputs == "logits" else sampling
-    )
+    sampling = Sampling.none() if outputs == "logits" else sampling
+    history = TokenHistory(batch, max_seq_len, sampling.penalties) if sampling.penalties else None
+    methods = {}
+    for name, draws in _methods(outputs).items():
+        inputs = sampling.inputs(batch, config.vocab_size) if draws else {}
+        method = _Method(decoder, history, tuple(inputs) if draws else None)
+        methods[name] = _export(method, chunk, inputs)
+    constants = metadata(model, tokenizer, decoder, chunk, sampling, head=outputs != "logits")
     progress("lower")
     partitioner = MLXPartitioner()
     lowered = to_edge_transform_and_lower(
@@ -113,7 +121,7 @@ def export_llm(
     )
     progress("serialize")
     return ExportedLLM(
-        lowered.to_executorch(), partitioner.explain(), constants, decoder.cache.bytes
+        lowered.to_executorch(), partitioner.explain(), constants, tuple(methods), decoder.cache.bytes
     )
 
 
@@ -127,20 +135,28 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
 
 
 class _Method(torch.nn.Module):
-    """A method of the program, with its parameters by position. All methods have the names of
-    weights and caches in common: that is what makes them share these."""
+    """A method of the program, with its parameters by position.
 
-    def __init__(self, decoder: CachedDecoder, padded: bool, names: tuple[str, ...] | None):
+    All methods have the names of weights, caches and history in common: that is what makes
+    them share these. `names` is None where the method returns logits.
+    """
+
+    def __init__(
+        self, decoder: CachedDecoder, history: TokenHistory | None, names: tuple[str, ...] | None
+    ):
         super().__init__()
-        self.decoder, self.padded, self.names = decoder, padded, names
-        self.head = SamplingHead(torch.nn.Identity())
+        self.decoder, self.history, self.names = decoder, history, names
 
     def forward(self, tokens, input_pos, *others):
-        start, others = (others[0], others[1:]) if self.padded else (None, others)
+        padded = self.decoder.batch > 1
+        start, others = (others[0], others[1:]) if padded else (None, others)
         logits = self.decoder(tokens, input_pos, start)
+        seen = {}
+        if self.history is not None:  # also for logits: another method may look at it later
+            seen = dict(zip(("history", "history_valid"), self.history.update(tokens, input_pos, start)))
         if self.names is None:
             return logits
-        return self.head(logits, **dict(zip(self.names, others, strict=True)))
+        return sample_logits(logits[:, -1], **dict(zip(self.names, others, strict=True)), **seen)
 
 
 def _methods(outputs: str) -> dict[str, bool]:
@@ -148,15 +164,13 @@ def _methods(outputs: str) -> dict[str, bool]:
     return {"forward": outputs == "head"} | ({"sample": True} if outputs == "both" else {})
 
 
-def _export(
-    decoder: CachedDecoder, chunk: int, batch: int, sampling: Sampling | bool
-) -> torch.export.ExportedProgram:
-    parameters = sampling.inputs() if sampling else {}
-    method = _Method(decoder, batch > 1, tuple(parameters) if sampling else None)
+def _export(method: _Method, chunk: int, parameters: dict) -> torch.export.ExportedProgram:
+    batch = method.decoder.batch
     tokens, position = torch.zeros(batch, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     padding = [torch.zeros(batch, dtype=torch.int64)] if batch > 1 else []
     others = (*padding, *parameters.values())
-    shapes = ({1: torch.export.Dim("sequence", min=1, max=chunk)}, None, (None,) * len(others))
+    shapes = ({1: torch.export.Dim("sequence", min=1, max=chunk)}, None)
+    shapes += ((None,) * len(others),) if others else ()
     with torch.no_grad():
         return torch.export.export(method, (tokens, position, *others), dynamic_shapes=shapes)
 

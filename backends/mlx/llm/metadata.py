@@ -21,7 +21,9 @@ def metadata(
     tokenizer: Any,
     decoder: CachedDecoder,
     chunk: int,
-    sampling: Sampling | None,
+    sampling: Sampling,
+    *,
+    head: bool,
 ) -> dict[str, Any]:
     """The constant methods of the program, name → value."""
     config = model.config.get_text_config()
@@ -36,9 +38,9 @@ def metadata(
         "get_eos_ids": _end_ids(model),
         "use_kv_cache": True,
         "enable_dynamic_shape": True,
-        "sampling_head": sampling is not None,
+        "sampling_head": head,
     }
-    constants |= (sampling or Sampling.none()).metadata()
+    constants |= sampling.metadata()
     if tokenizer is not None:
         table = token_table(tokenizer, config.vocab_size)
         constants |= zip(("token_bytes", "token_offsets"), table)

@@ -17,22 +17,39 @@ class Sampling:
     seed: bool = True
     top_k: bool = True
     min_p: bool = True
+    penalties: int = 0  # how many of the last tokens they look at; 0 is none of the three
+    logit_bias: int = 0  # for how many tokens at most
+    allowed_tokens: bool = False
+
+    def __post_init__(self):
+        for name in ("penalties", "logit_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"Sampling: {name} is {getattr(self, name)}, expected at least 0")
 
     @classmethod
     def none(cls) -> Sampling:
         """That of a program without a head."""
         return cls(seed=False, top_k=False, min_p=False)
 
-    def inputs(self) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: int, vocab_size: int) -> dict[str, torch.Tensor]:
         """Example values, in the order of the method's inputs."""
-        examples = {
-            "temperature": torch.tensor(0.8),
-            "top_p": torch.tensor(0.95),
-            "seed": torch.tensor(0) if self.seed else None,
-            "top_k": torch.tensor(40) if self.top_k else None,
-            "min_p": torch.tensor(0.05) if self.min_p else None,
-        }
-        return {name: value for name, value in examples.items() if value is not None}
+        inputs = {"temperature": torch.tensor(0.8), "top_p": torch.tensor(0.95)}
+        if self.seed:
+            inputs["seed"] = torch.tensor(0)
+        if self.top_k:
+            inputs["top_k"] = torch.tensor(40)
+        if self.min_p:
+            inputs["min_p"] = torch.tensor(0.05)
+        if self.penalties:
+            inputs["repetition_penalty"] = torch.tensor(1.0)
+            inputs["presence_penalty"] = torch.tensor(0.0)
+            inputs["frequency_penalty"] = torch.tensor(0.0)
+        if self.logit_bias:
+            inputs["bias_tokens"] = torch.zeros(self.logit_bias, dtype=torch.int64)
+            inputs["bias_values"] = torch.zeros(self.logit_bias)
+        if self.allowed_tokens:
+            inputs["allowed_tokens"] = torch.full((batch, -(-vocab_size // 32)), -1, dtype=torch.int32)
+        return inputs
 
     def metadata(self) -> dict[str, bool | int]:
         """What the program says of it."""
@@ -40,4 +57,8 @@ class Sampling:
             "sampling_seed": self.seed,
             "sampling_top_k": self.top_k,
             "sampling_min_p": self.min_p,
+            "sampling_penalties": self.penalties > 0,
+            "sampling_history": self.penalties,
+            "sampling_logit_bias": self.logit_bias,
+            "sampling_allowed_tokens": self.allowed_tokens,
         }
