@@ -1,0 +1,252 @@
+"""The history in the program, the penalties over it, and that what is off is not there."""
+
+import executorch_mlx
+import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch.runtime import Runtime
+from executorch_mlx import SamplingHead
+from executorch_mlx.llm.history import TokenHistory
+
+CONTEXT, WINDOW = 24, 6
+
+
+def lower(module, arguments, **options):
+    program = torch.export.export(module.eval(), arguments, **options)
+    partitioner = executorch_mlx.MLXPartitioner()
+    return to_edge_transform_and_lower(program, partitioner=[partitioner])
+
+
+def method_of(lowered):
+    executorch_mlx.load_delegate()
+    program = Runtime.get().load_program(lowered.to_executorch().buffer)
+    method = program.load_method("forward")
+    return lambda *inputs, program=program: [t.clone() for t in method.execute(list(inputs))]
+
+
+# The window -----------------------------------------------------------------------------
+
+
+class Window(torch.nn.Module):
+    def __init__(self, batch=2, context=CONTEXT, window=WINDOW):
+        super().__init__()
+        self.history = TokenHistory(batch, context, window)
+
+    def forward(self, tokens, input_pos, start):
+        return self.history.update(tokens, input_pos, start)
+
+
+def at(position):
+    return torch.tensor([position])
+
+
+def tokens_of(length, first=100):
+    """A token says its row and when it was written."""
+    return torch.stack([torch.arange(first, first + length), torch.arange(first, first + length) + 1000])
+
+
+START = torch.tensor([0, 0])
+
+
+@pytest.fixture(scope="module")
+def exported():
+    sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
+    return method_of(
+        lower(Window(), (tokens_of(2), at(0), START), dynamic_shapes=({1: sequence}, None, None))
+    )
+
+
+@pytest.fixture(params=["eager", "runtime"])
+def update(request, exported):
+    return Window() if request.param == "eager" else exported
+
+
+def test_the_window_is_the_last_tokens_wherever_they_were_written(update):
+    written, count = [{}, {}], 100
+    # Prompt, steps, a longer answer; back in the middle; another sequence, in pieces, to the end.
+    for position, length in [(0, 3), (3, 1), (4, 1), (5, 9), (4, 1), (5, 2), (0, 1), (1, 8), (9, 15)]:
+        tokens, count = tokens_of(length, count), count + length
+        ids, valid = update(tokens, at(position), START)
+        assert ids.shape == valid.shape == (2, WINDOW)
+        for row in range(2):
+            written[row] |= {position + i: int(t) for i, t in enumerate(tokens[row])}
+            last = position + length
+            expected = [written[row][p] for p in range(max(0, last - WINDOW), last)]
+            assert ids[row][valid[row]].tolist() == expected, (position, length)
+
+
+def test_padding_on_the_left_does_not_count(update):
+    update(tokens_of(4), at(0), torch.tensor([0, 3]))
+    ids, valid = update(tokens_of(1, 200), at(4), torch.tensor([0, 3]))
+    assert ids[0][valid[0]].tolist() == [100, 101, 102, 103, 200]
+    assert ids[1][valid[1]].tolist() == [1103, 1200]
+    _, valid = update(tokens_of(1), at(5), torch.tensor([-2, 6]))
+    assert valid.sum(-1).tolist() == [WINDOW, 0]
+
+
+def test_positions_beyond_the_context_are_refused(update):
+    with pytest.raises((ValueError, RuntimeError)):
+        update(tokens_of(3), at(CONTEXT - 2), START)
+
+
+@pytest.mark.parametrize("window", [0, CONTEXT + 1])
+def test_a_window_that_cannot_be_is_refused(window):
+    with pytest.raises(ValueError, match=f"TokenHistory: window is {window}, expected 1 to 24"):
+        TokenHistory(1, CONTEXT, window)
+
+
+def test_a_step_copies_no_history():
+    context = 1 << 20
+    step = method_of(lower(Window(1, context), (torch.tensor([[7]]), at(3), torch.tensor([0]))))
+    import mlx.core as mx  # after the delegate
+
+    step(torch.tensor([[7]]), at(3), torch.tensor([0]))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    step(torch.tensor([[8]]), at(4), torch.tensor([0]))
+    assert mx.get_peak_memory() - before < context * 8 / 2
+
+
+# The head -------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """Logits that name a few favourites after every token."""
+
+    def __init__(self, vocabulary=16):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = torch.nn.Embedding(vocabulary, vocabulary)
+
+    def forward(self, tokens):
+        return self.embedding(tokens)
+
+
+class Step(torch.nn.Module):
+    """A program as export composes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.history = SamplingHead(Model()), TokenHistory(1, CONTEXT, WINDOW)
+
+    def forward(self, tokens, input_pos, temperature, seed, repetition, presence, frequency):
+        ids, valid = self.history.update(tokens, input_pos)
+        return self.head(
+            tokens, temperature=temperature, seed=seed, history=ids, history_valid=valid,
+            repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """The same step twice, each with a history of its own."""
+    sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
+    arguments = (torch.tensor([[3, 1]]), at(0), *map(torch.tensor, (1.0, 0, 1.0, 0.0, 0.0)))
+    lowered = lower(Step(), arguments, dynamic_shapes=({1: sequence}, *[None] * 6))
+    calls = [n for n in lowered.exported_program().graph.nodes if n.op == "call_function"]
+    assert len(calls) == 2, "one call of the delegate, and its result"
+    return {"eager": lambda *inputs, step=Step(): [step(*inputs)], "runtime": method_of(lowered)}
+
+
+def answer(step, penalties, temperature=0.0, seed=0, prompt=(3, 1, 4), length=18):
+    tokens, position, out = list(prompt), 0, []
+    penalties = [torch.tensor(float(p)) for p in penalties]
+    for i in range(length):
+        inputs = torch.tensor([tokens]), at(position), torch.tensor(temperature), torch.tensor(seed + i)
+        position, tokens = position + len(tokens), step(*inputs, *penalties)[0].tolist()
+        out += tokens
+    return out
+
+
+def test_both_sides_draw_the_same_answers(steps):
+    answers = set()
+    for seed in range(8):
+        for penalties in [(1, 0, 0), (1.5, 0, 0), (1, 2, 0), (1, 0, 2), (1.2, -1, 0.5)]:
+            given = {"penalties": penalties, "temperature": seed / 4, "seed": seed}
+            eager, runtime = (answer(steps[how], **given) for how in ("eager", "runtime"))
+            assert eager == runtime, given
+            answers.add(tuple(runtime))
+    assert len(answers) > 20
+
+
+@pytest.mark.parametrize("penalties", [(1, 1e9, 0), (1, 0, 1e9)])
+@pytest.mark.parametrize("how", ["eager", "runtime"])
+def test_nothing_comes_again_within_the_window(steps, how, penalties):
+    plain = answer(steps[how], (1, 0, 0))
+    assert len(set(plain)) < WINDOW, "the model itself repeats"
+    whole = [3, 1, 4, *answer(steps[how], penalties)]
+    for place in range(3, len(whole)):
+        assert whole[place] not in whole[max(0, place - WINDOW) : place]
+    assert len(set(whole)) < len(whole), "what left the window may come again"
+
+
+@pytest.mark.parametrize("how", ["eager", "runtime"])
+def test_off_draws_what_a_head_without_penalties_draws(steps, how):
+    head = SamplingHead(Model())
+    for seed in range(5):
+        expected, token = [], 4
+        for i in range(18):
+            token = int(head(torch.tensor([[token]]), temperature=1.0, seed=seed + i))
+            expected.append(token)
+        assert answer(steps[how], (1, 0, 0), temperature=1.0, seed=seed) == expected
+
+
+# What is not asked for -------------------------------------------------------------------
+
+
+class Head(torch.nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.head, self.names = SamplingHead(torch.nn.Identity()), names
+
+    def forward(self, logits, *values):
+        return self.head(logits, temperature=0.0, **dict(zip(self.names, values, strict=True)))
+
+
+def operators(**given):
+    program = torch.export.export(Head(tuple(given)), (torch.zeros(1, 64), *given.values()))
+    targets = [n.target for n in program.graph.nodes if n.op == "call_function"]
+    return [t._schema.name for t in targets if t.namespace == "mlx"]
+
+
+def test_what_is_none_is_not_in_the_program():
+    history = {"history": torch.zeros(1, 4, dtype=torch.int64), "presence_penalty": torch.tensor(1.0)}
+    bias = {"bias_tokens": torch.zeros(2, dtype=torch.int64), "bias_values": torch.zeros(2)}
+    allowed = {"allowed_tokens": torch.zeros(1, 2, dtype=torch.int32)}
+    assert operators() == ["mlx::sample"]
+    assert operators(**history) == ["mlx::penalize_logits", "mlx::sample"]
+    assert operators(**bias) == ["mlx::bias_logits", "mlx::sample"]
+    assert operators(**history, **bias, **allowed) == [
+        "mlx::penalize_logits", "mlx::bias_logits", "mlx::mask_logits", "mlx::sample",
+    ]  # fmt: skip
+
+
+class Penalized(torch.nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, logits, history, *penalties):
+        none = [None] * (3 - self.count)
+        return torch.ops.mlx.penalize_logits(logits, history, None, *penalties, *none)
+
+
+def test_a_penalty_that_is_none_emits_no_instruction():
+    arguments = (torch.zeros(1, 64), torch.zeros(1, 4, dtype=torch.int64), *[torch.tensor(1.0)] * 3)
+    sizes = []
+    for count in (1, 3):
+        lowered = lower(Penalized(count), arguments[: 2 + count])
+        sizes.append(sum(len(chain) for chain in chains(lowered)))
+    assert sizes[0] < sizes[1]
+
+
+def chains(lowered):
+    from executorch_mlx.serialization.read import read_payload
+
+    program = lowered.exported_program()
+    payloads = [
+        getattr(program.graph_module, n.target).processed_bytes
+        for n in program.graph.nodes
+        if n.op == "get_attr"
+    ]
+    return [c.instructions for p in payloads for c in read_payload(p).instruction_chains]
