@@ -20,7 +20,7 @@ WITHOUT_ROW = {
     "aten.sym_numel.default": "becomes products of sym_size.int",
     "aten.tile.default": "becomes repeat",
     "aten.unflatten.int": "becomes view",
-    "aten._local_scalar_dense.default": "export spells it item",
+    "aten.item.default": "becomes _local_scalar_dense",
     "aten._assert_scalar.default": "a check; rows of item have it",
     "aten._assert_tensor_metadata.default": "a check; rows of _to_copy have it",
     "aten.sym_constrain_range.default": "a check",

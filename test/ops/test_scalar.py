@@ -38,7 +38,7 @@ ROWS = [
     row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
         floats(N, 6), floats(M), dtypes=ONE),
     row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=ONE),
-    row("item", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=ONE, calls=4),
+    row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=ONE, calls=4),
     row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=ONE),
 ]
 

@@ -1,9 +1,7 @@
-"""Writing at places that a tensor names, and sums over them."""
+"""Writing at places that a tensor names; bags of rows."""
 
 import torch
-from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner
-from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, indices, row, checks
+from oprows import FLOATS, Dyn, bools, checks, data, f32, floats, i32, i64, indices, row
 from torch.nn import functional as F
 
 ONE = (f32,)
@@ -45,19 +43,11 @@ SCATTER = [
         (floats(3, 5), 1, data([[0, 4], [1, 3]]), 7.5), (floats(4), 0, data([1, 1]), -1)], dtypes=FLOATS),
     row("scatter.value/one hot", lambda i: torch.zeros(3, 5).scatter(1, i[:, None], 1.0),
         indices(3, below=5)),
-    row("scatter_add/larger source", torch.scatter_add, cases=[
-        (floats(3, 5), 0, indices(2, 3, below=3), floats(4, 4)), (floats(), 0, data(0), floats())], dtypes=ONE),
-    row("scatter_reduce.two", cases=[
-        (floats(4, 3), 0, indices(5, 3, below=4), floats(5, 3), "sum"),
-        (floats(4, 3), 0, indices(5, 3, below=4), floats(5, 3), "mean"),
-        (floats(4, 3), 1, indices(4, 2, below=3), floats(4, 3), "sum", ),
-        (floats(4), 0, indices(3, below=4), floats(3), "mean")], dtypes=ONE),
-    row("scatter_reduce.two/without self", lambda x, i, y: (
-        x.scatter_reduce(0, i, y, "sum", include_self=False), x.scatter_reduce(0, i, y, "mean", include_self=False)),
-        floats(5, 2), indices(3, 2, below=5), floats(3, 2), dtypes=ONE),
-    row("index_add", cases=[
-        (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))], dtypes=(f32, i32)),
-    row("index_add/alpha", lambda x, i, y: x.index_add(0, i, y, alpha=2), floats(5, N), data([1, 1]), floats(2, N), dtypes=ONE),
+    row("masked_scatter", cases=[
+        (floats(3, 4), bools(3, 4), floats(12)), (floats(3, 4), bools(4), floats(3, 5)), (floats(4), bools(3, 4), floats(12)),
+        (floats(3), data([False, True, True]), floats(2)), (floats(3), data([False] * 3), floats(0)), (floats(), data(True), floats(1))],
+        dtypes=(f32, i64)),
+    row("masked_scatter/dynamic", torch.masked_scatter, floats(N, 2), data([False, True]), floats(20), dtypes=ONE),
     row("index.Tensor/separate axes", lambda x, i, j: (x[i, :, j], x[:, i, :, j], x[i[:, None], :, j]),
         floats(4, 4, 5, 4), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=ONE),
 ]
@@ -89,16 +79,3 @@ BAGS = [
 ROWS = [*PUT, *SCATTER, *BAGS]
 
 test_row = checks(ROWS)
-
-
-def test_only_sums_are_scattered():
-    arguments = (torch.zeros(5), torch.tensor([1, 2]), torch.ones(2))
-
-    class Largest(torch.nn.Module):
-        def forward(self, x, i, y):
-            return x.scatter_reduce(0, i, y, "amax")
-
-    partitioner = MLXPartitioner()
-    to_edge_transform_and_lower(torch.export.export(Largest(), arguments), partitioner=[partitioner])
-    (refused,) = partitioner.explain().refused
-    assert "amax" in refused.reason

@@ -61,8 +61,9 @@ class Registry:
 
     def decomposable(self) -> list[torch._ops.OpOverload]:
         """Overloads with a handler that export would otherwise take apart. Views are left to
-        export: it has to see through them. Operators of the edge dialect's own are not its
-        business: they come later, in place of others."""
+        export: it has to see through them. So are sizes and numbers, which may stay with the host.
+        Operators of the edge dialect's own are not its business: they come later, in place of
+        others."""
         table = _decomposed()
         return [
             t
@@ -70,7 +71,9 @@ class Registry:
             if isinstance(t, torch._ops.OpOverload)
             and t in table
             and t.namespace != "dim_order_ops"
+            and torch.Tag.view_copy not in t.tags
             and not _is_view(t)
+            and _returns_tensors(t)
         ]
 
 
@@ -82,6 +85,10 @@ def _decomposed() -> frozenset:
 
 def _is_view(target: torch._ops.OpOverload) -> bool:
     return any(r.alias_info is not None for r in target._schema.returns)
+
+
+def _returns_tensors(target: torch._ops.OpOverload) -> bool:
+    return all("Tensor" in str(r.type) for r in target._schema.returns)
 
 
 REGISTRY = Registry()

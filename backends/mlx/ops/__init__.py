@@ -22,6 +22,8 @@ from . import (  # noqa: F401
     reduce,
     scalar,
     scatter,
+    scatter_reduce,
     shape,
     sort,
+    strided,
 )

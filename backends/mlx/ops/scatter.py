@@ -1,4 +1,4 @@
-"""Writing at places that a tensor names, and sums over them."""
+"""Writing at places that a tensor names; bags of rows."""
 
 from __future__ import annotations
 
@@ -92,27 +92,6 @@ def _linear(indices, extents):
 # -- scatter ------------------------------------------------------------------
 
 
-@REGISTRY.lower(aten.scatter_add.default)
-def scatter_add(P, self, dim, index, src):
-    if self.ndim == 0:
-        return P.trace(_scatter_add_0d, self, index, src)[0]
-    x, updates = self, P.cast(src, self.dtype)
-    if list(src.shape) != list(index.shape):
-        updates = P.trace(_corner, updates, index)[0]
-    return P.emit(ir.ScatterAddNode, x=x, indices=index, updates=updates, axis=dim % self.ndim)
-
-
-def _scatter_add_0d(x, index, src):
-    return x + src.sum().to(x.dtype) if index.numel() else x
-
-
-def _corner(src, index):
-    """The part of `src` that `index` speaks of."""
-    for axis, extent in enumerate(index.shape):
-        src = src.narrow(axis, 0, extent)
-    return src
-
-
 @REGISTRY.lower(aten.scatter.src, aten.scatter.value)
 def scatter(P, self, dim, index, src=None, value=None):
     if self.ndim == 0:
@@ -124,7 +103,9 @@ def scatter(P, self, dim, index, src=None, value=None):
 
 def _scatter(x, dim, index, src):
     if isinstance(src, torch.Tensor):
-        src = _corner(src, index).to(x.dtype)
+        for axis, extent in enumerate(index.shape):
+            src = src.narrow(axis, 0, extent)
+        src = src.to(x.dtype)
     else:
         src = torch.full((), src, dtype=x.dtype, device=x.device)
     linear = 0
@@ -139,38 +120,20 @@ def _scatter(x, dim, index, src):
     return x.reshape(-1).index_copy(0, linear.reshape(-1), src).reshape(x.shape)
 
 
-@REGISTRY.lower(aten.scatter_reduce.two)
-def scatter_reduce(P, self, dim, index, src, reduce, include_self):
-    if reduce not in ("sum", "mean"):
-        raise Unsupported(f"scatter_reduce by {reduce}: MLX's IR scatters sums only")
-    if reduce == "mean" and not self.dtype.is_floating_point:
-        raise Unsupported("scatter_reduce by mean over integers")
-    if self.ndim == 0:
-        raise Unsupported("scatter_reduce of a 0-d tensor")
-    return P.trace(_scatter_sum, self, dim % self.ndim, index, src, reduce == "mean", include_self)[0]
+@REGISTRY.lower(aten.masked_scatter.default)
+def masked_scatter(P, self, mask, source):
+    return P.trace(_masked_scatter, self, mask, source)[0]
 
 
-def _scatter_sum(x, dim, index, src, mean, include_self):
-    src = _corner(src, index)
-    hits = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
-    kept = x if include_self else torch.where(hits > 0, torch.zeros_like(x), x)
-    total = kept.scatter_add(dim, index, src)
-    if not mean:
-        return total
-    return total / (hits + 1 if include_self else torch.clamp(hits, min=1))
-
-
-@REGISTRY.lower(aten.index_add.default)
-def index_add(P, self, dim, index, source, alpha):
-    if self.ndim == 0:
-        raise Unsupported("index_add to a 0-d tensor")
-    return P.trace(_index_add, self, dim % self.ndim, index, source, alpha)[0]
-
-
-def _index_add(x, dim, index, source, alpha):
-    shape = [-1 if a == dim else 1 for a in range(x.dim())]
-    source = source if alpha == 1 else source * alpha
-    return x.scatter_add(dim, index.to(torch.int64).reshape(shape).expand(source.shape), source)
+def _masked_scatter(x, mask, source):
+    """The nth place of the mask takes the nth element."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    source = source.reshape(-1)
+    if source.shape[0] == 0:
+        return x
+    nth = torch.cumsum(mask.reshape(-1), 0) - 1
+    taken = source[torch.clamp(nth, 0, source.shape[0] - 1)]
+    return torch.where(mask, taken.reshape(x.shape), x)
 
 
 # -- embedding_bag ------------------------------------------------------------
