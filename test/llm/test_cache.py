@@ -25,7 +25,7 @@ def program(tmp_path_factory):
         max_position_embeddings=CAPACITY,
     )
     path = tmp_path_factory.mktemp("cache") / "model.pte"
-    export_llm(LlamaForCausalLM(config).eval(), sampling=Sampling(min_p=False)).save(path)
+    export_llm(LlamaForCausalLM(config).eval(), max_seq_len=CAPACITY, sampling=Sampling(min_p=False)).save(path)
     program = LLMProgram(path)
     program.step([1, 2, 3], 0)  # the first call may be undone, and copies
     return program

@@ -8,18 +8,23 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub import snapshot_download
+from transformers import AutoTokenizer, PreTrainedModel
 
 from ..partitioner import MLXPartitioner, Report
 from .decoder import CachedDecoder
 from .history import TokenHistory
+from .experts import use_gathered_experts
 from .metadata import metadata
 from .parameters import Sampling
+from .quantize import quantize_model
 from .sampling import sample_logits
+from .weights import cast_parameters, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}
 OUTPUTS = ("head", "logits", "both")
+POSITIONS = 4096  # of the caches, unless more are asked for: they are allocated as a whole
 CHUNK = 512  # tokens of one call: more make the products no faster, and attention's scores larger
 
 
@@ -65,7 +70,7 @@ def export_llm(
     - `dtype` of the weights and the arithmetic, by default float32 or that of `model`.
     - `quantize`: the weights of linear layers and embeddings to `int4` or `int8`, in groups of
       `group_size` (32, 64 or 128).
-    - `max_seq_len`: how many positions the caches hold, by default all of the model's.
+    - `max_seq_len`: how many positions the caches hold, by default all of the model's up to 4096.
     - `chunk`: how many tokens one call takes; runners feed longer prompts in pieces.
     - `sliding_window`: `auto`, by the model's config; else the window of every layer, 0 for none.
     - `batch`: how many sequences run side by side.
@@ -84,20 +89,26 @@ def export_llm(
         raise ValueError(f"export_llm: sliding_window is {sliding_window}, expected 'auto' or a length")
     progress("load")
     if not isinstance(model, PreTrainedModel):
-        tokenizer = tokenizer or _tokenizer(model)
-        model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or torch.float32)
-    elif dtype is not None:
-        model = model.to(dtype)
+        folder = model if Path(model).is_dir() else snapshot_download(str(model))
+        tokenizer = tokenizer or _tokenizer(folder)
+        model, dtype = load_causal_lm(folder), dtype or torch.float32
     model = model.eval().requires_grad_(False)
+    if adapter is not None:
+        progress("merge the adapter")
+        cast_parameters(model, dtype or model.dtype)
+        model = merge_adapter(model, adapter)
+    if QUANTIZATIONS[quantize]:
+        progress(f"quantize to {quantize}")
+        quantize_model(model, QUANTIZATIONS[quantize], group_size, dtype=dtype)
+    if dtype is not None:
+        cast_parameters(model, dtype)
     config = model.config.get_text_config()
     max_seq_len = _max_seq_len(config, max_seq_len)
     if sampling.penalties > max_seq_len:
         raise ValueError(
             f"export_llm: sampling.penalties is {sampling.penalties}, expected at most {max_seq_len}"
         )
-    if adapter is not None:
-        progress("merge the adapter")
-        model = merge_adapter(model, adapter)
+    use_gathered_experts(model)
     chunk = max(2, min(chunk, max_seq_len))
     decoder = CachedDecoder(
         model, batch=batch, max_seq_len=max_seq_len, chunk=chunk, window=sliding_window
@@ -180,18 +191,15 @@ def _max_seq_len(config, asked: int | None) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         limit = int(limit * rope["factor"])
-    length = limit if asked is None else asked
+    length = min(limit, POSITIONS) if asked is None else asked
     if not 2 <= length <= limit:
         raise ValueError(f"export_llm: max_seq_len is {length}, expected 2 to {limit}")
     return length
 
 
-def _tokenizer(model: str | Path) -> Any:
+def _tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a folder, or None where it has none."""
-    folder = Path(model)
-    if folder.is_dir() and not any(folder.glob("tokenizer*")):
-        return None
-    return AutoTokenizer.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(folder) if any(Path(folder).glob("tokenizer*")) else None
 
 
 def _check(name: str, value: Any, allowed) -> None:
