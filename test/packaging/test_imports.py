@@ -25,7 +25,8 @@ RULES = {
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess"},
     "llm": {"custom_ops", "custom_quant_ops", "packing", "custom_kernel_ops", "_load", "partitioner"},  # never builder or ops
-    "cli": {"serialization", "_load", "partitioner"},
+    "cli": {"serialization", "_load", "partitioner", "llm", "serve"},
+    "serve": {"llm"},
     "__init__": {"_load", "llm", "partitioner", "preprocess"},
 }
 

@@ -6,22 +6,28 @@ import argparse
 import os
 import sys
 
-from . import doctor, inspect
+from . import doctor, inspect, run
+from .model import CommandError
 from .pte import ProgramError
+
+# Modules with `add_to`. They import what is heavy, torch first of all, when they run.
+COMMANDS = (run, inspect, doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns the exit code: 0, 1 if something is wrong, 2 for bad usage."""
     parser = argparse.ArgumentParser(prog="executorch-mlx", description="Tools of the MLX delegate for ExecuTorch.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (inspect, doctor):
+    for command in COMMANDS:
         command.add_to(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (ProgramError, OSError) as error:
+    except (CommandError, ProgramError, OSError) as error:
         print(f"executorch-mlx: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return run.INTERRUPTED
 
 
 def console() -> int:

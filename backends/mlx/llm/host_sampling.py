@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..custom_kernel_ops import penalties
-from ..custom_kernel_ops.sample import sample as draw
+from .sampling import sample_logits
 from .settings import PENALTIES, Settings
 
 
@@ -18,34 +17,28 @@ def sample(
     history: Sequence[Sequence[int]] = (),
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Tokens `[B]` int64 of logits `[B, V]`: those that the head would draw, up to the rounding
-    of two devices.
+    """Tokens `[B]` int64 of logits `[B, V]`: those that the head draws, up to the rounding of
+    two devices.
 
-    `history` are the ids of every row that the penalties look at; `allowed` int32
-    `[B, ceil(V / 32)]`. `settings.seed` does not count, `seed` does.
+    `history` are the ids of every row that the penalties look at; `allowed` is int32
+    `[B, ceil(V / 32)]`. Of the two seeds `seed` counts, not that of `settings`.
     """
-    on = set(settings.asked())
-    if on.intersection(PENALTIES):
-        history = _rectangle(history)
-        values = [_float(getattr(settings, name)) for name in PENALTIES]
-        logits = penalties.penalize_logits(logits, history, None, *values)
+    names = settings.asked()
+    given = {name: getattr(settings, name) for name in ("top_k", "min_p") if name in names}
+    if any(name in PENALTIES for name in names):
+        given |= {name: getattr(settings, name) for name in PENALTIES}
+        given["history"] = _rectangle(history)
     if settings.logit_bias:
-        tokens = torch.tensor(list(settings.logit_bias), dtype=torch.int64)
-        logits = penalties.bias_logits(logits, tokens, _float(list(settings.logit_bias.values())))
-    if allowed is not None:
-        logits = penalties.mask_logits(logits, allowed)
-    return draw(
+        given["bias_tokens"] = torch.tensor(list(settings.logit_bias))
+        given["bias_values"] = torch.tensor(list(settings.logit_bias.values()), dtype=torch.float32)
+    return sample_logits(
         logits,
-        _float(settings.temperature),
-        _float(settings.top_p),
-        torch.tensor(seed, dtype=torch.int64),
-        torch.tensor(settings.top_k, dtype=torch.int64) if "top_k" in on else None,
-        _float(settings.min_p) if "min_p" in on else None,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        seed=seed,
+        allowed_tokens=allowed,
+        **given,
     )
-
-
-def _float(value) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float32)
 
 
 def _rectangle(rows: Sequence[Sequence[int]]) -> torch.Tensor:

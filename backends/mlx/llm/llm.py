@@ -85,6 +85,11 @@ class LLM:
             stop_ids=self._stop_ids(stop_ids, ignore_eos),
         )
 
+    @property
+    def chats(self) -> bool:
+        """Whether there is a tokenizer with a chat template."""
+        return bool(self.tokenizer is not None and self.tokenizer.chat_template)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -65,8 +65,10 @@ class HeadSampler(Sampler):
         )
 
     def feed(self, tokens, position, start):
-        # The same method: what else it keeps of the tokens, such as their history, has to see them.
-        self.draw(tokens, position, start, step=0, rows=())
+        if self.program.has_logits:
+            self.program.logits(tokens, position, start)
+        else:
+            self.draw(tokens, position, start, step=0, rows=())
 
 
 class HostSampler(Sampler):

@@ -1,0 +1,35 @@
+"""What `run` and `serve` have in common: a language model by its file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+
+class CommandError(Exception):
+    """What cannot be done, in one sentence for the user."""
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.pte", type=Path)
+    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="a Hugging Face folder, not the tokenizer in the file")
+
+
+def load(options: argparse.Namespace) -> LLM:
+    """The model that the command line names; CommandError or OSError where there is none."""
+    # What the wheels have to say about each other while they are imported is not for this page.
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ..llm import LLM
+    logging.disable(logging.NOTSET)
+    try:
+        return LLM.load(options.model, options.tokenizer)
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(f"{options.model}: {error}") from error
