@@ -27,6 +27,10 @@ ROWS = [
     Row(ir.SliceNode, {"x": X}, lambda x: x[:, 1:4], slices(axis=1, start=1, stop=4)),
     Row(ir.SliceNode, {"x": X}, lambda x: x[..., -4::2], slices(axis=-1, start=-4, stop=2**62, step=2), note="step"),
     Row(ir.SliceNode, {"x": X}, lambda x: x[3:1], slices(axis=0, start=3, stop=1), note="empty"),
+    Row(ir.SliceNode, {"x": X}, lambda x: x.flip(1), slices(axis=1, start=-1, stop=-2**31, step=-1), note="reversed"),
+    Row(ir.SliceNode, {"x": X}, lambda x: x[:, 1:5].flip(1)[:, ::2], slices(axis=1, start=4, stop=0, step=-2), note="backwards"),
+    Row(ir.SliceNode, {"x": X}, lambda x: x[:, :0], slices(axis=1, start=1, stop=3, step=-1), note="backwards, empty"),
+    Row(ir.SliceNode, {"x": X}, lambda x: x[:, 3:4], slices(axis=1, start=3, stop=0, step=-2**31), note="backwards, one"),
     Row(ir.SliceUpdateNode, {"dst": X, "update": random(4, 3, 6)}, slice_update, slices(axis=1, start=1, stop=4)),
     Row(ir.TakeNode, {"x": X}, lambda x: x[:, -2], {"axis": 1, "index": at(-2)}),
     Row(

@@ -22,6 +22,8 @@ ROWS = [
     row(ir.ExpandDimsNode, lambda x: x.unsqueeze(-1), axis=-1, note="last"),
     row(ir.SqueezeNode, lambda x: x.squeeze((0, 2)), random(1, 3, 1), dims=[0, -1]),
     row(ir.SqueezeNode, lambda x: x.squeeze(), random(1, 3, 1), note="all"),
+    row(ir.SqueezeNode, lambda x: x.squeeze((0, 1)), random(1, 3, 1), note="not 1", dims=[0, 1]),
+    row(ir.SqueezeNode, lambda x: x.squeeze(1), random(1, 3, 1), note="none of 1", dims=[1]),
     row(ir.ReshapeNode, lambda x: x.reshape(6, 4), shape=lits(6, 4)),
     row(ir.ReshapeNode, lambda x: x.reshape(4, -1), shape=lits(4, -1), note="open"),
     row(ir.BroadcastToNode, lambda x: x.expand(5, 2, 3), random(2, 1), shape=lits(5, -1, 3)),
@@ -34,6 +36,7 @@ ROWS = [
     row(ir.RollNode, lambda x: x.roll(5), shift=lits(5), axes=[], note="flat"),
     row(ir.SplitNode, lambda x: x.split([1, 0, 3], 2), sizes=lits(1, 0, 3), axis=2),
     row(ir.SplitNode, lambda x: [x], sizes=lits(3), axis=1, note="whole"),
+    row(ir.SplitNode, lambda x: x.split(2, 1), sizes=lits(2), axis=1, note="of one size"),
     row(
         ir.PadNode,
         lambda x: torch.nn.functional.pad(x, (2, 1, 0, 0, 1, 0), value=1.5),

@@ -101,8 +101,11 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& 
   for (uint32_t i = 0; fits && i < meta.shape()->size(); ++i) {
     const auto& dim = *meta.shape()->Get(i);
     const int64_t size = tensor.size(i);
+    // torch reasons about dynamic extents of 2 and more whatever it was given below that, and
+    // other compilers than ours write this down.
+    const int64_t lowest = dim.min_value() <= 2 ? 0 : dim.min_value();
     fits = dim.value() >= 0 ? size == dim.value()
-                            : size >= dim.min_value() && (dim.max_value() < 0 || size <= dim.max_value());
+                            : size >= lowest && (dim.max_value() < 0 || size <= dim.max_value());
   }
   if (!fits) {
     fail(Error::InvalidArgument, label, ": ", describe(tensor), " came, ", describe(meta), " was expected");
@@ -327,9 +330,11 @@ std::vector<mx::array> collect_outputs(
     check_program(array.has_value(), label, ": the program has not written it");
     auto tensor = tensor_of(*args[first + i], label);
     const auto dtype = find_dtype(tensor.scalar_type());
-    // MLX's indices are uint32. Other compilers than ours leave it to the output to be int64.
-    if (dtype == mx::int64 && array->dtype() == mx::uint32) {
-      array = mx::astype(*array, mx::int64, stream);
+    // MLX's indices are uint32, and it promotes half types to float32. Other compilers than
+    // ours leave it to the output to be what the program says.
+    const bool index = dtype == mx::int64 && array->dtype() == mx::uint32;
+    if (index || (dtype && is_float(*dtype) && is_float(array->dtype()))) {
+      array = mx::astype(*array, *dtype, stream);
     }
     if (!dtype || *dtype != array->dtype()) {
       fail(

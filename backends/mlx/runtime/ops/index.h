@@ -70,7 +70,29 @@ struct Slices {
   mx::Shape steps;
 };
 
+// From `start` down to what is behind `stop`. MLX counts a negative stop from the
+// end, so that the one before the first element is below them all.
+inline void slice_backwards(const fb::SliceParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
+  const int length = x.shape(axis);
+  const auto bound = [&](int64_t position) {
+    return static_cast<int>(std::clamp<int64_t>(position < 0 ? position + length : position, -1, length - 1));
+  };
+  const int start = bound(c.integer(n.start()));
+  const int stop = bound(c.integer(n.stop()));
+  if (start <= stop) {
+    const Slices nothing(x, {axis, 0, 0});
+    return c.set(n.out(), mx::slice(x, nothing.start, nothing.stop, nothing.steps, c.stream));
+  }
+  const Slices at(x, {axis, start, stop < 0 ? -length - 1 : stop}, std::max(n.step(), -length));
+  c.set(n.out(), mx::slice(x, at.start, at.stop, at.steps, c.stream));
+}
+
 inline void slice(const fb::SliceParams& n, Context& c) {
+  if (n.step() < 0) {
+    return slice_backwards(n, c);
+  }
   const auto& x = c.in(n.x());
   const Slices at(x, checked_range(n, x, c), n.step());
   c.set(n.out(), mx::slice(x, at.start, at.stop, at.steps, c.stream));

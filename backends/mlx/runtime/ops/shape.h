@@ -24,7 +24,14 @@ inline void squeeze(const fb::SqueezeParams& n, Context& c) {
   if (n.dims() == nullptr || n.dims()->size() == 0) {
     return c.set(n.out(), mx::squeeze(x, c.stream));
   }
-  c.set(n.out(), mx::squeeze(x, checked_axes(n.dims(), static_cast<int>(x.ndim())), c.stream));
+  // As in torch, an axis of another extent than 1 stays.
+  std::vector<int> ones;
+  for (const int axis : checked_axes(n.dims(), static_cast<int>(x.ndim()))) {
+    if (x.shape(axis) == 1) {
+      ones.push_back(axis);
+    }
+  }
+  c.set(n.out(), ones.empty() ? x : mx::squeeze(x, ones, c.stream));
 }
 
 inline void reshape(const fb::ShapeNode& n, Context& c) {
@@ -134,7 +141,16 @@ inline void roll(const fb::RollParams& n, Context& c) {
 inline void split(const fb::SplitParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
-  const auto sizes = c.sizes("sizes", *n.sizes());
+  auto sizes = c.sizes("sizes", *n.sizes());
+  // One size for several parts is that of each, and the last is what is left.
+  if (sizes.size() == 1 && n.outs()->size() > 1) {
+    const int64_t rest = x.shape(axis) - int64_t{sizes[0]} * (n.outs()->size() - 1);
+    check_argument(
+        rest >= 0 && rest <= sizes[0],
+        n.outs()->size(), " parts of ", sizes[0], " are not what axis ", axis, " with ", x.shape(axis), " has");
+    sizes.resize(n.outs()->size(), sizes[0]);
+    sizes.back() = static_cast<int>(rest);
+  }
   check_program(sizes.size() == n.outs()->size(), sizes.size(), " sizes came for ", n.outs()->size(), " outs");
   mx::Shape ends;
   int64_t end = 0;
