@@ -22,6 +22,8 @@ from torch.fx import GraphModule, Node
 from ..serialization import ir
 from . import dtypes
 from .bind import bind_arguments
+from .known import folded
+from .peephole import simplified
 from .registry import REGISTRY, Registry, Unsupported, aten_target
 from .slots import Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import trace
@@ -67,6 +69,7 @@ class ProgramBuilder:
         # Instructions already emitted, one table for each open chain: what an outer chain has
         # computed an inner one may use, but not the other way round.
         self._known: list[dict[tuple, Any]] = [{}]
+        self._made: dict[Slot, Emitted] = {}
         self._fake_mode = detect_fake_mode(
             [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
         )
@@ -136,7 +139,7 @@ class ProgramBuilder:
         try:
             for n in covered:
                 dtypes.check_node(n)
-            self._set(node, handler(self, node))
+            self._set(node, folded(node, handler(self, node), self._env.get))
             reason = None
         except Unsupported as unsupported:
             if not self._dry or depth > 1:
@@ -271,7 +274,8 @@ class ProgramBuilder:
         """Append an instruction; returns its `out` slot, a fresh one unless given.
 
         `dtype` is that of the fresh slot; by default that of the first tensor operand. An
-        instruction that has been emitted before is not emitted again.
+        instruction that has been emitted before is not emitted again, nor is one whose result
+        an operand is already.
         """
         kinds = {f.name: f.type for f in op.FIELDS}
         unknown = set(fields) - set(kinds)
@@ -279,6 +283,9 @@ class ProgramBuilder:
             raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
         key = None
         if "out" in kinds and "out" not in fields:
+            fields = simplified(self._made, op, fields)
+            if isinstance(fields, TensorSlot):
+                return fields
             key = _expression(op, fields)
             for known in self._known if key else ():
                 if key in known:
@@ -292,6 +299,7 @@ class ProgramBuilder:
         self._chain.append(Emitted(op, fields))
         if key is not None:
             self._known[-1][key] = fields["out"]
+            self._made[fields["out"]] = self._chain[-1]
         return fields.get("out", fields.get("outs"))
 
     def constant(

@@ -23,6 +23,12 @@ def result_shape(P, requested=None) -> list:
     return shape
 
 
+def _unchanged(P, x) -> bool:
+    """Whether the result has the extents of `x`, asked without settling a dynamic one."""
+    now, then = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
+    return now == then
+
+
 def _same(P, self):
     return self
 
@@ -51,6 +57,8 @@ def dropout(P, input, p, train):
 
 @REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
 def view(P, self, size=None, shape=None):
+    if _unchanged(P, self):
+        return self
     return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
 
 
@@ -107,6 +115,8 @@ def squeeze(P, self, dim=None):
 
 @REGISTRY.lower(aten.expand.default, aten.expand_copy.default)
 def expand(P, self, size, implicit=False):
+    if _unchanged(P, self):
+        return self
     lead = len(size) - self.ndim
     shape = [
         P.size(self, i - lead) if isinstance(extent, int) and extent == -1 else extent

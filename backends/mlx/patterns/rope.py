@@ -90,10 +90,9 @@ def _rope(P, node: Node) -> Match:
             lambda: frequencies.data().float().reciprocal().reshape(-1),
             like=torch.empty(inv_freq.meta["val"].numel(), device="meta"),
         )
-        start = P.emit(ir.ReshapeNode, x=P.value(offset), shape=[])
+        start = P.cast(P.emit(ir.ReshapeNode, x=P.value(offset), shape=[]), torch.int32)
         return P.emit(
-            ir.RopeNode, x=P.value(x), dims=x.meta["val"].shape[-1],
-            offset=P.cast(start, torch.int32), freqs=freqs,
+            ir.RopeNode, x=P.value(x), dims=x.meta["val"].shape[-1], offset=start, freqs=freqs
         )
 
     if not P.is_constant(inv_freq):
