@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 
-from . import doctor, inspect, run
+from . import doctor, export, inspect, run, serve
 from .model import CommandError
 from .pte import ProgramError
 
 # Modules with `add_to`. They import what is heavy, torch first of all, when they run.
-COMMANDS = (run, inspect, doctor)
+COMMANDS = (export, run, serve, inspect, doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
