@@ -29,7 +29,7 @@ def test_every_python_file_is_packaged_and_nothing_else(build):
     lib, _ = build
     ours = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
     shipped = {file.relative_to(lib / "executorch_mlx") for file in lib.rglob("*.*")}
-    assert shipped == ours | {Path("serialization/schema.fbs")}
+    assert shipped == ours | {Path("serialization/schema.fbs"), Path("serve/page.html")}
 
 
 def test_metadata(build):
@@ -37,7 +37,7 @@ def test_metadata(build):
     assert metadata.name == "executorch-mlx"
     assert metadata.metadata["License-Expression"] == "BSD-3-Clause"
     extras = set(metadata.metadata.get_all("Provides-Extra"))
-    assert extras >= {"cpu", "cuda12", "cuda13", "llm", "dev"}
+    assert extras >= {"cpu", "cuda12", "cuda13", "llm", "serve", "dev"}
 
 
 def test_the_pins_are_what_is_installed(build):
