@@ -1,0 +1,107 @@
+"""What is folded while a program is built: known values, and instructions that repeat one another."""
+
+import itertools
+
+import pytest
+import torch
+from executorch_mlx.builder.peephole import holds
+from oprows import bf16, f16, f32, floats, i32, i64, ints, lower, row, run_in_process
+
+DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, i32, i64, f16, bf16, f32)
+
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(3)
+        self.norm.running_mean.copy_(torch.tensor([0.1, 0.2, 0.3]))
+        self.norm.running_var.copy_(torch.tensor([0.5, 1.0, 2.0]))
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+class OldValue(torch.nn.Module):
+    """A view of a buffer that is read after the buffer was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(2, 3))
+
+    def forward(self, x):
+        before = self.state.clone().reshape(6).reshape(3, 2)
+        self.state.add_(x)
+        return before.reshape(2, 3) * 2
+
+
+def masked(x):
+    mask = torch.ones(4, 4).tril().bool() & (torch.arange(4)[:, None] - torch.arange(4) < 2)
+    return torch.where(mask, x, 0.5)
+
+
+FOLDS = {
+    "casts through a wider type": (lambda x: x.to(f32).to(bf16), floats(3, dtype=f16), ["AsTypeNode"]),
+    "casts there and back": (lambda x: x.to(f32).to(f16).exp(), floats(3, dtype=f16), ["ExpNode"]),
+    "integers in a float": (lambda x: x.to(f32).to(i64), ints(3, dtype=torch.int16), ["AsTypeNode"]),
+    "permutes": (lambda x: x.permute(1, 2, 0).permute(1, 0, 2).exp(), floats(2, 3, 4), ["TransposeNode", "ExpNode"]),
+    "permutes there and back": (lambda x: x.permute(1, 2, 0).permute(2, 0, 1).exp(), floats(2, 3, 4), ["ExpNode"]),
+    "views": (lambda x: x.reshape(6, 4)[None].reshape(8, 3), floats(2, 3, 4), ["ReshapeNode"]),
+    "views there and back": (lambda x: x.reshape(24).unsqueeze(0).reshape(2, 3, 4).exp(), floats(2, 3, 4), ["ExpNode"]),
+    "a view and an expand to the same": (lambda x: x.view(2, 3).expand(2, 3).exp(), floats(2, 3), ["ExpNode"]),
+    "a factor of one": (lambda x: (x * 1.0 / 1).exp(), floats(3), ["ExpNode"]),
+    "a summand of zero": (lambda x: (x + 0) * x, ints(3), ["MultiplyNode"]),
+    "a mask": (masked, floats(2, 4, 4), ["WhereNode"]),
+    "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
+}
+STAY = {
+    "a narrowing cast": (lambda x: x.to(f16).to(f32), floats(3, dtype=f32), ["AsTypeNode"] * 2),
+    "a cast that loses digits": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),
+    "large integers in a float": (lambda x: x.to(f32).to(i64), ints(3), ["AsTypeNode"] * 2),
+    "permutes of other axes": (lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2), floats(2, 3, 4), ["TransposeNode", "ExpNode", "TransposeNode"]),
+    "a zero, for -0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
+    "a one of another shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
+    "what is large": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
+}
+
+
+def ops(name: str, fn, given) -> list[str]:
+    """Of the program, which has also given the right results."""
+    case = row(f"program/{name}", fn, given, dtypes=[f32])
+    lowered = lower(case)
+    run_in_process(case, lowered)
+    return [i.op.NAME for g in lowered.graphs for c in g.instruction_chains for i in c.instructions]
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_folds(delegate, name):
+    fn, given, expected = FOLDS[name]
+    assert ops(name, fn, given) == expected
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays(delegate, name):
+    fn, given, expected = STAY[name]
+    assert ops(name, fn, given) == expected
+
+
+def test_a_view_of_a_buffer_is_of_its_old_value(delegate):
+    case = row("program/old value", OldValue(), floats(2, 3), dtypes=[f32], calls=3)
+    lowered = lower(case)
+    run_in_process(case, lowered)
+    assert any(expected[0].any() for _, expected in lowered.calls)
+
+
+@pytest.mark.parametrize("wide, narrow", list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_a_type_holds_another_if_every_extreme_comes_back(wide, narrow):
+    if narrow.is_floating_point:
+        limits = torch.finfo(narrow)
+        values = torch.tensor([limits.max, limits.min, limits.tiny, 1 + limits.eps, -0.0], dtype=narrow)
+    elif narrow == torch.bool:
+        values = torch.tensor([True, False])
+    else:
+        limits = torch.iinfo(narrow)
+        values = torch.tensor([limits.max, limits.max - 1, limits.min, limits.min + 1], dtype=narrow)
+    there = values.to(wide)
+    same = (there.to(narrow) == values) & (there.double() == values.double())
+    comes_back = bool(same.all()) and (wide.is_floating_point or not narrow.is_floating_point)
+    assert holds(wide, narrow) == comes_back
