@@ -2,6 +2,7 @@
 
 #include "ops/linalg.h"
 #include "ops/row.h"
+#include "quantized_product.h"
 
 namespace executorch_mlx {
 
@@ -55,6 +56,13 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   const auto dtype = x.dtype();
   if (wants_float32(x, c)) {
     x = to_float32(x, c);
+  }
+  if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
+    if (const auto y = quantized_product(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
+      return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+    }
+  }
+  if (dtype != x.dtype()) {
     q = to_float32(std::move(q), c);
   }
   const auto y = mx::quantized_matmul(
