@@ -1,0 +1,147 @@
+"""Weights quantized layer by layer into MLX's packing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers as hf
+from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.generate import LLMProgram
+from executorch_mlx.llm.packed import MLXEmbedding, MLXLinear
+from executorch_mlx.llm.parameters import Sampling
+from executorch_mlx.llm.quantize import quantize_model
+from executorch_mlx.packing import dequantize, quantize
+from torchao.quantization import IntxWeightOnlyConfig, quantize_
+from torchao.quantization.granularity import PerGroup
+
+SMALL = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=200,
+    max_position_embeddings=64,
+    bos_token_id=0,
+    eos_token_id=None,
+    pad_token_id=0,
+)
+PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 40
+
+
+def small(model=hf.LlamaForCausalLM, config=hf.LlamaConfig, **changes):
+    torch.manual_seed(0)
+    made = model(config(**SMALL | changes)).eval()
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return made
+
+
+def dequantized(model):
+    """The state dict of `model`'s quantized weights, as numbers."""
+    return {f"{n}.weight": m.dequantized() for n, m in model.named_modules() if hasattr(m, "dequantized")}
+
+
+MLX = """
+import json, sys, mlx.core as mx
+w = mx.random.normal((16, 256), key=mx.random.key(0))
+w[0] = 0
+w[1, :64] = 3
+operands = {"w": w}
+for bits, group in json.loads(sys.argv[2]):
+    for name, t in zip(("weight", "scales", "biases"), mx.quantize(w, group, bits)):
+        operands[f"{bits}.{group}.{name}"] = t
+mx.save_safetensors(sys.argv[1], operands)
+"""
+
+
+def test_the_packing_is_the_one_that_mlx_makes(tmp_path):
+    from safetensors.torch import load_file
+
+    path = tmp_path / "mlx.safetensors"
+    forms = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
+    subprocess.run([sys.executable, "-c", MLX, path, json.dumps(forms)], check=True)
+    expected = load_file(path)
+    for bits, group in forms:
+        packed, *rest = quantize(expected["w"], bits, group)
+        assert packed.view(torch.int32).equal(expected[f"{bits}.{group}.weight"].view(torch.int32))
+        for name, t in zip(("scales", "biases"), rest):
+            assert t.equal(expected[f"{bits}.{group}.{name}"])
+
+
+@pytest.mark.parametrize("bits, bar", [(4, 0.1), (8, 6e-3)])
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_error(bits, bar, dtype):
+    w = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    made = dequantize(*quantize(w, bits, 64), 64, bits)
+    assert (made - w.float()).norm() < bar * w.float().norm()
+
+
+@pytest.mark.parametrize("tied", (False, True))
+def test_quantized_model_computes_with_the_dequantized_weights(tied):
+    model, numbers = small(tie_word_embeddings=tied), small(tie_word_embeddings=tied)
+    assert quantize_model(model, 4, 64) == []
+    assert isinstance(model.lm_head, MLXLinear) and isinstance(model.model.embed_tokens, MLXEmbedding)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.model.layers[0].mlp.down_proj.group_size == 32  # 64 does not divide 96
+    numbers.load_state_dict(dequantized(model), strict=False)
+    tokens = torch.tensor([PROMPT])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, numbers(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_may_stay():
+    model = small(tie_word_embeddings=True)
+    quantize_model(model, 8, 32, embedding=False)
+    assert isinstance(model.model.layers[0].self_attn.q_proj, MLXLinear)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert type(model.lm_head) is torch.nn.Linear
+
+
+def test_rows_that_no_group_divides_stay():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 40), torch.nn.Linear(40, 64))
+    assert quantize_model(model, 4) == ["1"]
+    assert isinstance(model[0], MLXLinear) and type(model[1]) is torch.nn.Linear
+
+
+def test_rows_scaled_by_the_embedding_stay_scaled():
+    model = small(hf.Gemma3ForCausalLM, hf.Gemma3TextConfig)
+    tokens = torch.tensor([PROMPT])
+    with torch.no_grad():
+        quantize_model(model, 8, 32)
+        rows = model.model.embed_tokens(tokens)
+    expected = model.model.embed_tokens.dequantized()[tokens] * 8.0  # the root of 64
+    torch.testing.assert_close(rows, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("argument", [{"bits": 3}, {"bits": 4, "group_size": 16}])
+def test_what_has_no_packing_is_refused(argument):
+    with pytest.raises(ValueError, match="quantize_model: (bits is 3|group_size is 16), expected one of"):
+        quantize_model(torch.nn.Linear(64, 64), **argument)
+
+
+def torchao(model):
+    config = IntxWeightOnlyConfig(torch.int4, PerGroup(32))
+    quantize_(model, config, lambda module, name: isinstance(module, (torch.nn.Linear, torch.nn.Embedding)))
+    return model
+
+
+def ours(model):
+    quantize_model(model, 4, 32)
+    return model
+
+
+@pytest.mark.parametrize("change", (ours, torchao), ids=lambda f: f.__name__)
+def test_greedy_equals_the_eager_model(change, tmp_path):
+    prompt = torch.tensor([PROMPT])
+    told = change(small(num_hidden_layers=1)).generate(prompt, do_sample=False, max_new_tokens=STEPS)
+    expected = told[0, len(PROMPT) :].tolist()
+    exported = export_llm(change(small(num_hidden_layers=1)), sampling=Sampling.none())
+    assert exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    tokens = list(LLMProgram(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS))
+    assert len(set(expected)) > 5 and tokens == expected
