@@ -11,13 +11,13 @@ import torch
 from llm_cli import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
-SOURCE = Path(__file__).with_name("consumer")
+SOURCE = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 
 
-@pytest.fixture(scope="session")
-def consumer(tmp_path_factory):
-    """`consumer(model, command)`: the lines it prints."""
-    build = tmp_path_factory.mktemp("consumer")
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """`chat(model, seconds, *turns)`: the text of the answers, and what was said of each."""
+    build = tmp_path_factory.mktemp("chat")
     # The one from PyPI: Debian's may be older than the wheels' CMake packages allow.
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
     for command in (
@@ -27,78 +27,65 @@ def consumer(tmp_path_factory):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def start(model: Path, command: str) -> list[str]:
-        done = subprocess.run(
-            [str(build / "consumer"), str(model), command], capture_output=True, text=True, timeout=60
-        )
+    def start(model: Path, seconds: float, *turns: str) -> tuple[list[bytes], list[str]]:
+        command = [str(build / "chat"), str(model), str(seconds), *turns]
+        done = subprocess.run(command, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        said = [line for line in done.stderr.decode().splitlines() if "in the cache" in line]
+        return done.stdout.split(b"\n")[:-1], said
 
     return start
 
 
-def test_text_is_held_back(consumer, tmp_path):
-    script = "aé€😀".encode()
-    path = programs.export(tmp_path / "script.pte", **programs.scripted(script))
-    shown = [line.split("'")[1] for line in consumer(path, "stream") if line.startswith("token")]
-    assert shown == [
-        "61",
-        *("", "é".encode().hex()),
-        *("", "", "€".encode().hex()),
-        *("", "", "", "😀".encode().hex()),
-    ]
+def summed_answer(context: list[int], end: int, capacity: int) -> list[int]:
+    """What `programs.summed` goes on with; `context` grows by what is in the cache."""
+    answer = []
+    while True:
+        token = sum((i + 1) * t for i, t in enumerate(context)) % 256
+        if token == end:
+            return answer
+        answer.append(token)
+        if len(context) == capacity:
+            return answer
+        context.append(token)
 
 
-def test_callback_ends_the_answer(consumer, successor):
-    assert consumer(successor, "stop_in_callback") == ["end cancelled, 3 tokens, position 3"]
+def test_the_example_keeps_the_conversation(chat, program):
+    """A turn goes on where the last one ended, with the token that ended it."""
+    letters = [bytes([65 + i % 26]) for i in range(256)]
+    state = programs.summed_state(32)
+    options = {"tokens": letters, "max_context_len": 32, "get_eos_ids": [20]}
+    path = program("summed_text", programs.summed, state=state, **options)
+    first = [3, 1]
+    answers = [summed_answer(first, 20, 32)]
+    second = [*first, 20, 2, 5]
+    answers.append(summed_answer(second, 20, 32))
+    texts, said = chat(path, 60, "3,1", "2,5")
+    assert texts == [b"".join(letters[t] for t in answer) for answer in answers]
+    assert said[0].startswith("stop id") and said[0].endswith(f" {len(first)} tokens in the cache")
+    assert said[1].endswith(f" {len(second)} tokens in the cache")
 
 
-def test_cancel_from_another_thread(consumer, program):
-    path = program("endless", programs.successor, max_context_len=10**12)
-    assert consumer(path, "cancel") == [
-        "end cancelled",
-        "end cancelled",
-        "end max new tokens, 2 tokens, position 2",
-    ]
-
-
-def test_turns_keep_the_context(consumer, program):
-    """A turn goes on where the last one ended; prefill and step are generate by hand."""
-    path = program(
-        "summed",
-        programs.summed,
-        state=programs.summed_state(32),
-        max_seq_len=8,
-        max_context_len=32,
-    )
-
-    def following(context: list[int]) -> int:
-        return sum((i + 1) * token for i, token in enumerate(context)) % 256
-
-    first = following([3, 1])
-    second = following([3, 1, first])
-    third = following([3, 1, first, 2, 5, 4])
-    fourth = following([3, 1, first, 2, 5, 4, third])
-    assert consumer(path, "turns") == [
-        *(f"drew {first}", f"drew {second}", "position 3"),
-        *(f"drew {third}", f"drew {fourth}", "position 7"),
-        *(f"prefill {first}", f"step {second}", "position 3"),
-    ]
+def test_the_example_cancels_from_another_thread(chat, program):
+    path = program("endless_text", programs.successor, max_context_len=10**12)
+    _, said = chat(path, 0.05, "1", "2")
+    assert [line.partition(",")[0] for line in said] == ["cancelled", "cancelled"]
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"sampling_head": False}, "samples no token inside (sampling_head is false)"),
-        ({"sampling_head": None}, "samples no token inside (no method sampling_head)"),
+        ({"sampling_head": False}, "forward has 7 inputs, expected 2 by its sampling_* methods"),
+        ({"sampling_head": 1}, "sampling_head is not one bool"),
         ({"get_vocab_size": None}, "no method get_vocab_size"),
         ({"get_vocab_size": "256"}, "get_vocab_size is not one integer"),
         ({"get_vocab_size": 0}, "get_vocab_size is 0"),
         ({"get_max_seq_len": 17}, "get_max_seq_len is 17, expected 1 to get_max_context_len = 16"),
-        (
-            {"get_max_seq_len": 9},
-            "forward: tokens is at most [1, 8], expected [1, get_max_seq_len = 9]",
-        ),
+        ({"get_max_seq_len": 9}, "input 0 (tokens) is of size 8 on axis 1, expected 9"),
+        ({"get_max_batch_size": 2}, "forward has 7 inputs, expected 8 by its sampling_* methods"),
+        ({"get_max_batch_size": 0}, "get_max_batch_size is 0"),
+        ({"sampling_penalties": True}, "forward has 7 inputs, expected 10 by its sampling_* methods"),
+        ({"sampling_logit_bias": -1}, "sampling_logit_bias is -1"),
         ({"sampling_seed": False}, "forward has 7 inputs, expected 6 by its sampling_* methods"),
         ({"sampling_seed": 1}, "sampling_seed is not one bool"),
         ({"get_eos_ids": [1, 2.5]}, "get_eos_ids is neither integers nor a tensor of them"),

@@ -38,20 +38,23 @@ int64_t integer(std::string_view flag, const std::string& text, int64_t low, int
   return value;
 }
 
-float number(std::string_view flag, const std::string& text, float high) {
+constexpr float kUnbounded = std::numeric_limits<float>::infinity();
+
+float number(std::string_view flag, const std::string& text, float low, float high) {
   char* end = nullptr;
   const float value = std::strtof(text.c_str(), &end);
   const bool whole = !text.empty() && *end == '\0' && std::isfinite(value);
-  if (!whole || value < 0 || value > high) {
-    if (std::isinf(high)) {
-      refuse(flag, ": '", text, "' is not a number of at least 0");
+  if (!whole || value < low || value > high) {
+    if (std::isinf(low)) {
+      refuse(flag, ": '", text, "' is not a number");
     }
-    refuse(flag, ": '", text, "' is not a number from 0 to ", high);
+    if (std::isinf(high)) {
+      refuse(flag, ": '", text, "' is not a number of at least ", low);
+    }
+    refuse(flag, ": '", text, "' is not a number from ", low, " to ", high);
   }
   return value;
 }
-
-constexpr float kUnbounded = std::numeric_limits<float>::infinity();
 
 // Commas, white space or both between the ids.
 std::vector<int64_t> id_list(std::string_view flag, const std::string& text) {
@@ -67,6 +70,24 @@ std::vector<int64_t> id_list(std::string_view flag, const std::string& text) {
     refuse(flag, ": no ids, expected some like 1,2,3");
   }
   return ids;
+}
+
+// ID:NUMBER, with commas between them.
+std::vector<std::pair<int64_t, float>> bias_list(std::string_view flag, const std::string& text) {
+  std::vector<std::pair<int64_t, float>> result;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string pair = text.substr(begin, end - begin);
+    const size_t colon = pair.find(':');
+    if (colon == std::string::npos) {
+      refuse(flag, ": '", pair, "' is no ID:NUMBER");
+    }
+    result.emplace_back(
+        integer(flag, pair.substr(0, colon), 0, kMax),
+        number(flag, pair.substr(colon + 1), -kUnbounded, kUnbounded));
+    begin = end + 1;
+  }
+  return result;
 }
 
 std::string all_of(std::istream& stream) {
@@ -95,15 +116,15 @@ struct Option {
 };
 
 constexpr Option kOptions[] = {
-    {"--prompt-ids", "IDS", "the prompt: 1,2,3 or @FILE or - for stdin",
-     [](Arguments& a, std::string_view f, const std::string& t) { a.prompt = prompt_ids(f, t); }},
+    {"--prompt-ids", "IDS", "the prompt: 1,2,3 or @FILE or - for stdin; several make a batch",
+     [](Arguments& a, std::string_view f, const std::string& t) { a.prompts.push_back(prompt_ids(f, t)); }},
     {"--max-new-tokens", "N", "end after N tokens (128)",
      [](Arguments& a, std::string_view f, const std::string& t) {
        a.config.max_new_tokens = integer(f, t, 1, kMax);
      }},
     {"--temperature", "T", "0 is greedy (0)",
      [](Arguments& a, std::string_view f, const std::string& t) {
-       a.config.sampling.temperature = number(f, t, kUnbounded);
+       a.config.sampling.temperature = number(f, t, 0, kUnbounded);
      }},
     {"--top-k", "K", "keep the K most likely tokens; 0 is off",
      [](Arguments& a, std::string_view f, const std::string& t) {
@@ -111,15 +132,38 @@ constexpr Option kOptions[] = {
      }},
     {"--top-p", "P", "keep the most likely tokens of mass P; 1 is off (1)",
      [](Arguments& a, std::string_view f, const std::string& t) {
-       a.config.sampling.top_p = number(f, t, 1);
+       a.config.sampling.top_p = number(f, t, 0, 1);
      }},
     {"--min-p", "P", "keep tokens with P times the best probability; 0 is off",
      [](Arguments& a, std::string_view f, const std::string& t) {
-       a.config.sampling.min_p = number(f, t, 1);
+       a.config.sampling.min_p = number(f, t, 0, 1);
      }},
     {"--seed", "S", "64-bit seed of the first token (a random one, told on stderr)",
      [](Arguments& a, std::string_view f, const std::string& t) {
        a.config.sampling.seed = integer(f, t, kMin, kMax);
+     }},
+    {"--repetition-penalty", "R", "divides likely tokens that came before; 1 is off (1)",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       a.config.sampling.repetition_penalty = number(f, t, 0, kUnbounded);
+     }},
+    {"--presence-penalty", "P", "is taken from tokens that came before; 0 is off (0)",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       a.config.sampling.presence_penalty = number(f, t, -kUnbounded, kUnbounded);
+     }},
+    {"--frequency-penalty", "F", "is taken from them for every time; 0 is off (0)",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       a.config.sampling.frequency_penalty = number(f, t, -kUnbounded, kUnbounded);
+     }},
+    {"--logit-bias", "LIST", "5:1.5,7:-100 is added to the logits of 5 and 7",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       a.config.sampling.logit_bias = bias_list(f, t);
+     }},
+    {"--stop", "TEXT", "end before this text; may come several times",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       if (t.empty()) {
+         refuse(f, ": an empty text, expected at least one character");
+       }
+       a.config.stop.push_back(t);
      }},
     {"--stop-ids", "IDS", "end at these ids too, besides the model's own",
      [](Arguments& a, std::string_view f, const std::string& t) {
@@ -129,6 +173,8 @@ constexpr Option kOptions[] = {
      [](Arguments& a, std::string_view, const std::string&) { a.config.ignore_eos = true; }},
     {"--ids", "", "print ids, one a line, instead of text",
      [](Arguments& a, std::string_view, const std::string&) { a.ids = true; }},
+    {"--json", "", "print an object a line: each token, then the answer with its metrics",
+     [](Arguments& a, std::string_view, const std::string&) { a.json = true; }},
     {"--device", "NAME", "cpu or gpu (EXECUTORCH_MLX_DEVICE, else MLX's default)",
      [](Arguments& a, std::string_view, const std::string& t) { a.device = t; }},
     {"--repeat", "N", "run N times from an empty context, each with the same seed (1)",
@@ -183,7 +229,7 @@ Arguments parse_arguments(int argc, char** argv) {
   if (arguments.model.empty()) {
     refuse("no model: expected MODEL.pte");
   }
-  if (arguments.prompt.empty()) {
+  if (arguments.prompts.empty()) {
     refuse("--prompt-ids: missing");
   }
   return arguments;
@@ -193,11 +239,12 @@ std::string usage() {
   std::string text = "usage: mlx_llm_runner MODEL.pte --prompt-ids IDS [options]\n\n";
   for (const Option& option : kOptions) {
     std::string left = str("  ", option.flag, option.value.empty() ? "" : " ", option.value);
-    left.resize(std::max<size_t>(left.size() + 1, 24), ' ');
+    left.resize(std::max<size_t>(left.size() + 1, 26), ' ');
     text += str(left, option.help, "\n");
   }
   text +=
-      "\nText or ids go to stdout as they come, timings to stderr. Ctrl-C ends the answer.\n"
+      "\nText or ids go to stdout as they come, those of a batch at the end, timings to\n"
+      "stderr. Ctrl-C ends the answer.\n"
       "Exit status: 0, 1 if the program failed, 2 if it was asked for what it cannot do,\n"
       "130 after Ctrl-C.\n";
   return text;

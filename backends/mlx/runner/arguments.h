@@ -14,9 +14,10 @@ struct Arguments {
   bool help = false;
   std::string model;
   std::string device; // cpu, gpu or empty: see LlmRunner
-  std::vector<int64_t> prompt;
+  std::vector<std::vector<int64_t>> prompts; // one, or the rows of a batch
   GenerateConfig config;
   bool ids = false; // ids out instead of text
+  bool json = false; // or an object a line, for programs
   int64_t repeat = 1;
   std::string profile; // where to write it; empty: none
 };

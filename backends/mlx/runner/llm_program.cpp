@@ -2,7 +2,6 @@
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
-#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/platform/runtime.h>
 #include <executorch_mlx/delegate.h>
@@ -26,71 +25,20 @@ using executorch::runtime::Tag;
 
 namespace {
 
-// ExecuTorch has logged the details of an error by the time it returns one.
-std::string because(Error error) {
-  return str(executorch::runtime::to_string(error), ", see the log");
-}
-
-std::string dtype(ScalarType type) {
-  return executorch::runtime::toString(type);
-}
-
 // What executorch_mlx_register() says of an MLXBackend that was there before.
 constexpr int kOtherBackend = 1;
 
-struct Expected {
-  const char* name;
-  ScalarType type;
-  size_t rank;
-};
+constexpr int64_t kNoToken = -1;
+constexpr int32_t kAllBits = -1;
+constexpr int64_t kBitsOfWord = 32;
 
-// What `forward` takes. The order is that of mlx::sample.
-std::vector<Expected> expected_inputs(const LlmMetadata& metadata) {
-  std::vector<Expected> rows = {
-      {"tokens", ScalarType::Long, 2},
-      {"input_pos", ScalarType::Long, 1},
-      {"temperature", ScalarType::Float, 0},
-      {"top_p", ScalarType::Float, 0}};
-  if (metadata.takes_seed) {
-    rows.push_back({"seed", ScalarType::Long, 0});
-  }
-  if (metadata.takes_top_k) {
-    rows.push_back({"top_k", ScalarType::Long, 0});
-  }
-  if (metadata.takes_min_p) {
-    rows.push_back({"min_p", ScalarType::Float, 0});
-  }
-  return rows;
-}
-
-} // namespace
-
-LlmProgram::LlmProgram(
-    const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
-    : path_(path) {
-  executorch::runtime::runtime_init();
-  const int registered = executorch_mlx_register();
-  check(
-      registered <= kOtherBackend, "MLXBackend cannot be registered: ",
-      because(static_cast<Error>(registered)));
-  open(device);
-  read_metadata();
-  read_token_table();
-  check_forward();
-  load_forward(tracer);
-  bind_inputs();
-}
-
-void LlmProgram::open(const std::string& device) {
-  const std::string& path = path_;
+std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
   // A directory opens like a file; only reading tells.
   check_argument(
-      std::ifstream(path).peek() != std::ifstream::traits_type::eof(),
-      path, ": cannot be read, or is empty");
+      std::ifstream(path).peek() != std::ifstream::traits_type::eof(), path, ": cannot be read, or is empty");
   check_argument(
-      device.empty() || device == "cpu" || device == "gpu",
-      "device: '", device, "', expected cpu or gpu");
-  module_ = std::make_unique<Module>(path, Module::LoadMode::Mmap);
+      device.empty() || device == "cpu" || device == "gpu", "device: '", device, "', expected cpu or gpu");
+  auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
 
   executorch::runtime::BackendOptions<1> options;
   executorch::runtime::LoadBackendOptionsMap map;
@@ -100,133 +48,176 @@ void LlmProgram::open(const std::string& device) {
     error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
     check(error == Error::Ok, "device: ", because(error));
   }
-  error = module_->load(map, Program::Verification::InternalConsistency);
+  error = module->load(map, Program::Verification::InternalConsistency);
   check(error == Error::Ok, path, ": not an ExecuTorch program (", because(error), ")");
+  return module;
+}
 
-  const auto names = module_->method_names();
-  check(names.ok(), path, ": method names: ", because(names.error()));
-  methods_.assign(names->begin(), names->end());
-  std::sort(methods_.begin(), methods_.end());
-
-  if (!has_method("forward")) {
+void check_forward(const Constants& constants, const std::string& path) {
+  if (!constants.has("forward")) {
     std::string list;
-    for (const std::string& name : methods_) {
+    for (const std::string& name : constants.names()) {
       list += (list.empty() ? "" : ", ") + name;
     }
     check(false, path, ": no method forward; it has ", list.empty() ? "none" : list);
   }
-  check(
-      has_method("sampling_head") && flag("sampling_head"),
-      path, ": samples no token inside (",
-      has_method("sampling_head") ? "sampling_head is false" : "no method sampling_head",
-      "); expected a language model exported with its sampling head");
 }
 
-void LlmProgram::read_metadata() {
-  metadata_.max_seq_len = integer("get_max_seq_len");
-  metadata_.max_context_len =
-      has_method("get_max_context_len") ? integer("get_max_context_len") : metadata_.max_seq_len;
-  metadata_.vocab_size = integer("get_vocab_size");
-  if (has_method("get_bos_id") && integer("get_bos_id") >= 0) {
-    metadata_.bos_id = integer("get_bos_id");
+template <typename T>
+void read_last_row(const executorch::aten::Tensor& logits, int64_t vocab_size, float* to) {
+  const int64_t batch = logits.size(0);
+  const int64_t row = logits.numel() / batch;
+  for (int64_t b = 0; b < batch; ++b) {
+    const T* last = logits.const_data_ptr<T>() + (b + 1) * row - vocab_size;
+    std::copy(last, last + vocab_size, to + b * vocab_size);
   }
-  if (has_method("get_eos_ids")) {
-    metadata_.eos_ids = integers("get_eos_ids");
-  }
-  metadata_.takes_seed = has_method("sampling_seed") && flag("sampling_seed");
-  metadata_.takes_top_k = has_method("sampling_top_k") && flag("sampling_top_k");
-  metadata_.takes_min_p = has_method("sampling_min_p") && flag("sampling_min_p");
-
-  check(metadata_.vocab_size > 0, path_, ": get_vocab_size is ", metadata_.vocab_size);
-  check(
-      0 < metadata_.max_seq_len && metadata_.max_seq_len <= metadata_.max_context_len,
-      path_, ": get_max_seq_len is ", metadata_.max_seq_len, ", expected 1 to get_max_context_len = ",
-      metadata_.max_context_len);
 }
 
-void LlmProgram::read_token_table() {
-  if (!has_method("token_bytes") || !has_method("token_offsets")) {
-    return;
+} // namespace
+
+LlmProgram::LlmProgram(
+    const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
+    : path_(path), tracer_(tracer) {
+  executorch::runtime::runtime_init();
+  const int registered = executorch_mlx_register();
+  check(
+      registered <= kOtherBackend, "MLXBackend cannot be registered: ",
+      because(static_cast<Error>(registered)));
+  module_ = open(path, device);
+  Constants constants(*module_, path);
+  check_forward(constants, path);
+  metadata_ = read_metadata(constants, path);
+  table_ = read_token_table(constants, metadata_, path);
+  metadata_.has_tokens = !table_.offsets.empty();
+  logits_ = metadata_.has_logits ? "forward" : "";
+  head_ = !metadata_.has_head ? "" : metadata_.has_logits ? "sample" : "forward";
+
+  inputs_.tokens.resize(metadata_.batch_size * metadata_.max_seq_len);
+  inputs_.start.resize(metadata_.batch_size);
+  inputs_.bias_tokens.assign(metadata_.logit_bias, kNoToken);
+  inputs_.bias_values.resize(metadata_.logit_bias);
+  if (metadata_.takes_allowed_tokens) {
+    const int64_t words = (metadata_.vocab_size + kBitsOfWord - 1) / kBitsOfWord;
+    inputs_.allowed_tokens.assign(metadata_.batch_size * words, kAllBits);
   }
-  token_bytes_ = array<uint8_t>("token_bytes", ScalarType::Byte);
-  token_offsets_ = array<int64_t>("token_offsets", ScalarType::Long);
-  check(
-      token_offsets_.size() == static_cast<size_t>(metadata_.vocab_size) + 1,
-      path_, ": token_offsets has ", token_offsets_.size(), " entries, expected get_vocab_size + 1 = ",
-      metadata_.vocab_size + 1);
-  check(
-      token_offsets_.front() == 0 &&
-          token_offsets_.back() == static_cast<int64_t>(token_bytes_.size()) &&
-          std::is_sorted(token_offsets_.begin(), token_offsets_.end()),
-      path_, ": token_offsets do not rise from 0 to the ", token_bytes_.size(), " bytes of token_bytes");
-  metadata_.has_tokens = true;
+  std::vector<Input> inputs = position_inputs();
+  bind(inputs, logits_values_);
+  if (!logits_.empty()) {
+    check_method(logits_, inputs);
+    check_output(logits_, /*is_token=*/false);
+  }
+  head_values_ = logits_values_;
+  if (!head_.empty()) {
+    const auto more = head_inputs();
+    bind(more, head_values_);
+    inputs.insert(inputs.end(), more.begin(), more.end());
+    check_method(head_, inputs);
+    check_output(head_, /*is_token=*/true);
+  }
+  load(head_.empty() ? logits_ : head_);
 }
 
-void LlmProgram::check_forward() {
-  const auto meta = module_->method_meta("forward");
-  check(meta.ok(), path_, ": forward: ", because(meta.error()));
+std::vector<LlmProgram::Input> LlmProgram::position_inputs() {
+  const auto batch = static_cast<SizesType>(metadata_.batch_size);
+  std::vector<Input> rows = {
+      {"tokens", ScalarType::Long, {batch, static_cast<SizesType>(metadata_.max_seq_len)}, inputs_.tokens.data()},
+      {"input_pos", ScalarType::Long, {1}, &inputs_.position}};
+  if (batch > 1) {
+    rows.push_back({"start", ScalarType::Long, {batch}, inputs_.start.data()});
+  }
+  return rows;
+}
 
-  const std::vector<Expected> rows = expected_inputs(metadata_);
+std::vector<LlmProgram::Input> LlmProgram::head_inputs() {
+  const auto batch = static_cast<SizesType>(metadata_.batch_size);
+  const auto bias = static_cast<SizesType>(metadata_.logit_bias);
+  const auto words = static_cast<SizesType>(inputs_.allowed_tokens.size()) / batch;
+  const bool penalties = metadata_.takes_penalties;
+  const struct {
+    bool is_there;
+    Input input;
+  } rows[] = {
+      {true, {"temperature", ScalarType::Float, {}, &inputs_.temperature}},
+      {true, {"top_p", ScalarType::Float, {}, &inputs_.top_p}},
+      {metadata_.takes_seed, {"seed", ScalarType::Long, {}, &inputs_.seed}},
+      {metadata_.takes_top_k, {"top_k", ScalarType::Long, {}, &inputs_.top_k}},
+      {metadata_.takes_min_p, {"min_p", ScalarType::Float, {}, &inputs_.min_p}},
+      {penalties, {"repetition_penalty", ScalarType::Float, {}, &inputs_.repetition_penalty}},
+      {penalties, {"presence_penalty", ScalarType::Float, {}, &inputs_.presence_penalty}},
+      {penalties, {"frequency_penalty", ScalarType::Float, {}, &inputs_.frequency_penalty}},
+      {bias > 0, {"bias_tokens", ScalarType::Long, {bias}, inputs_.bias_tokens.data()}},
+      {bias > 0, {"bias_values", ScalarType::Float, {bias}, inputs_.bias_values.data()}},
+      {words > 0, {"allowed_tokens", ScalarType::Int, {batch, words}, inputs_.allowed_tokens.data()}},
+  };
+  std::vector<Input> result;
+  for (const auto& row : rows) {
+    if (row.is_there) {
+      result.push_back(row.input);
+    }
+  }
+  return result;
+}
+
+void LlmProgram::check_method(const std::string& name, const std::vector<Input>& inputs) const {
+  const auto meta = module_->method_meta(name);
+  check(meta.ok(), path_, ": ", name, ": ", because(meta.error()));
   check(
-      meta->num_inputs() == rows.size(),
-      path_, ": forward has ", meta->num_inputs(), " inputs, expected ", rows.size(),
+      meta->num_inputs() == inputs.size(),
+      path_, ": ", name, " has ", meta->num_inputs(), " inputs, expected ", inputs.size(),
       " by its sampling_* methods");
-  for (size_t i = 0; i < rows.size(); ++i) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Input& input = inputs[i];
     const auto tag = meta->input_tag(i);
     check(
-        tag.ok() && *tag == Tag::Tensor,
-        path_, ": forward: input ", i, " (", rows[i].name, ") is no tensor");
+        tag.ok() && *tag == Tag::Tensor, path_, ": ", name, ": input ", i, " (", input.name, ") is no tensor");
     const auto info = meta->input_tensor_meta(i);
+    const auto sizes = info->sizes();
     check(
-        info->scalar_type() == rows[i].type && info->sizes().size() == rows[i].rank,
-        path_, ": forward: input ", i, " (", rows[i].name, ") is ", dtype(info->scalar_type()),
-        " of rank ", info->sizes().size(), ", expected ", dtype(rows[i].type), " of rank ",
-        rows[i].rank);
+        info->scalar_type() == input.type && sizes.size() == input.sizes.size(),
+        path_, ": ", name, ": input ", i, " (", input.name, ") is ", dtype(info->scalar_type()), " of rank ",
+        sizes.size(), ", expected ", dtype(input.type), " of rank ", input.sizes.size());
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      // The tokens' is a bound.
+      const bool fits = i == 0 && d == 1 ? sizes[d] >= input.sizes[d] : sizes[d] == input.sizes[d];
+      check(
+          fits, path_, ": ", name, ": input ", i, " (", input.name, ") is of size ", sizes[d], " on axis ", d,
+          ", expected ", input.sizes[d], " by the program's metadata");
+    }
   }
-  const auto tokens = meta->input_tensor_meta(0)->sizes();
-  check(
-      tokens[0] == 1 && tokens[1] >= metadata_.max_seq_len,
-      path_, ": forward: tokens is at most [", tokens[0], ", ", tokens[1],
-      "], expected [1, get_max_seq_len = ", metadata_.max_seq_len, "]");
-
-  const auto out = meta->num_outputs() > 0 ? meta->output_tag(0) : Error::NotFound;
-  check(
-      out.ok() && *out == Tag::Tensor &&
-          meta->output_tensor_meta(0)->scalar_type() == ScalarType::Long,
-      path_, ": forward does not return a token, Long [1]");
-
   for (size_t i = 0; i < meta->num_backends(); ++i) {
-    const char* name = meta->get_backend_name(i).get();
+    const char* backend = meta->get_backend_name(i).get();
     check(
-        executorch::runtime::get_backend_class(name) != nullptr,
-        path_, ": forward needs the backend ", name, ", which this process has not");
+        executorch::runtime::get_backend_class(backend) != nullptr,
+        path_, ": ", name, " needs the backend ", backend, ", which this process has not");
   }
 }
 
-void LlmProgram::load_forward(executorch::runtime::EventTracer* tracer) {
-  const Error error = module_->load_method("forward", nullptr, tracer);
-  check(error == Error::Ok, path_, ": forward cannot be loaded: ", because(error));
+void LlmProgram::check_output(const std::string& name, bool is_token) const {
+  const auto meta = module_->method_meta(name);
+  const auto tag = meta->num_outputs() > 0 ? meta->output_tag(0) : Error::NotFound;
+  const bool is_tensor = tag.ok() && *tag == Tag::Tensor;
+  const ScalarType type = is_tensor ? meta->output_tensor_meta(0)->scalar_type() : ScalarType::Undefined;
+  if (is_token) {
+    check(type == ScalarType::Long, path_, ": ", name, " does not return a token, Long [", metadata_.batch_size, "]");
+    return;
+  }
+  const bool is_float = type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
+  check(
+      is_float, path_, ": ", name, " returns ", is_tensor ? dtype(type) : "no tensor",
+      ", expected logits (Float, Half or BFloat16), as there is no sampling_head");
 }
 
-void LlmProgram::bind_inputs() {
-  inputs_.tokens.resize(metadata_.max_seq_len);
-  const auto add = [&](std::vector<SizesType> sizes, void* data, ScalarType type) {
-    tensors_.push_back(make_tensor_ptr(std::move(sizes), data, type));
-    values_.emplace_back(*tensors_.back());
-  };
-  const std::vector<SizesType> scalar;
-  add({1, static_cast<SizesType>(metadata_.max_seq_len)}, inputs_.tokens.data(), ScalarType::Long);
-  add({1}, &inputs_.position, ScalarType::Long);
-  add(scalar, &inputs_.temperature, ScalarType::Float);
-  add(scalar, &inputs_.top_p, ScalarType::Float);
-  if (metadata_.takes_seed) {
-    add(scalar, &inputs_.seed, ScalarType::Long);
+void LlmProgram::load(const std::string& method) {
+  if (!module_->is_method_loaded(method)) {
+    const Error error = module_->load_method(method, nullptr, tracer_);
+    check(error == Error::Ok, path_, ": ", method, " cannot be loaded: ", because(error));
   }
-  if (metadata_.takes_top_k) {
-    add(scalar, &inputs_.top_k, ScalarType::Long);
-  }
-  if (metadata_.takes_min_p) {
-    add(scalar, &inputs_.min_p, ScalarType::Float);
+}
+
+void LlmProgram::bind(const std::vector<Input>& inputs, std::vector<EValue>& values) {
+  for (const Input& input : inputs) {
+    tensors_.push_back(make_tensor_ptr(input.sizes, input.data, input.type));
+    values.emplace_back(*tensors_.back());
   }
 }
 
@@ -235,97 +226,111 @@ std::string_view LlmProgram::token_bytes(int64_t token) const {
   check_argument(
       0 <= token && token < metadata_.vocab_size,
       "token_bytes: id ", token, " is outside [0, ", metadata_.vocab_size, ")");
-  const int64_t begin = token_offsets_[token];
+  const int64_t begin = table_.offsets[token];
   return {
-      reinterpret_cast<const char*>(token_bytes_.data()) + begin,
-      static_cast<size_t>(token_offsets_[token + 1] - begin)};
+      reinterpret_cast<const char*>(table_.bytes.data()) + begin,
+      static_cast<size_t>(table_.offsets[token + 1] - begin)};
+}
+
+const char* LlmProgram::not_taken(const Sampling& s) const {
+  const LlmMetadata& m = metadata_;
+  const struct {
+    const char* name;
+    bool is_on;
+    bool is_taken;
+  } rows[] = {
+      {"seed", s.seed.has_value(), m.takes_seed},
+      {"top_k", s.top_k > 0, m.takes_top_k},
+      {"min_p", s.min_p > 0, m.takes_min_p},
+      {"repetition_penalty", s.repetition_penalty != 1, m.takes_penalties},
+      {"presence_penalty", s.presence_penalty != 0, m.takes_penalties},
+      {"frequency_penalty", s.frequency_penalty != 0, m.takes_penalties},
+      {"logit_bias", !s.logit_bias.empty(), m.logit_bias > 0},
+      {"allowed_tokens", static_cast<bool>(s.allowed_tokens), m.takes_allowed_tokens},
+  };
+  for (const auto& row : rows) {
+    if (row.is_on && !row.is_taken) {
+      return row.name;
+    }
+  }
+  return nullptr;
 }
 
 void LlmProgram::set_sampling(const Sampling& sampling) {
-  const auto taken = [&](bool set, bool takes, const char* name) {
-    check_argument(!set || takes, name, ": the program was exported without it");
-  };
-  taken(sampling.seed.has_value(), metadata_.takes_seed, "seed");
-  taken(sampling.top_k.has_value(), metadata_.takes_top_k, "top_k");
-  taken(sampling.min_p.has_value(), metadata_.takes_min_p, "min_p");
   inputs_.temperature = sampling.temperature;
   inputs_.top_p = sampling.top_p;
-  inputs_.top_k = sampling.top_k.value_or(0);
-  inputs_.min_p = sampling.min_p.value_or(0);
+  inputs_.top_k = sampling.top_k;
+  inputs_.min_p = sampling.min_p;
+  inputs_.repetition_penalty = sampling.repetition_penalty;
+  inputs_.presence_penalty = sampling.presence_penalty;
+  inputs_.frequency_penalty = sampling.frequency_penalty;
+  std::fill(inputs_.bias_tokens.begin(), inputs_.bias_tokens.end(), kNoToken);
+  std::fill(inputs_.bias_values.begin(), inputs_.bias_values.end(), 0.0f);
+  for (size_t i = 0; i < sampling.logit_bias.size(); ++i) {
+    std::tie(inputs_.bias_tokens[i], inputs_.bias_values[i]) = sampling.logit_bias[i];
+  }
 }
 
-int64_t LlmProgram::call(std::span<const int64_t> tokens, int64_t position, int64_t seed) {
-  const std::array<SizesType, 2> sizes = {1, static_cast<SizesType>(tokens.size())};
-  Error error = executorch::runtime::resize_tensor(*tensors_[0], {sizes.data(), sizes.size()});
-  check(error == Error::Ok, "forward: ", tokens.size(), " tokens: ", because(error));
-  std::copy(tokens.begin(), tokens.end(), inputs_.tokens.begin());
-  inputs_.position = position;
+EValue LlmProgram::execute(const std::string& method, const Piece& piece, const std::vector<EValue>& values) {
+  load(method);
+  const int64_t count = static_cast<int64_t>(piece.tokens.size()) / metadata_.batch_size;
+  const std::array<SizesType, 2> sizes = {
+      static_cast<SizesType>(metadata_.batch_size), static_cast<SizesType>(count)};
+  const Error error = executorch::runtime::resize_tensor(*tensors_[0], {sizes.data(), sizes.size()});
+  check(error == Error::Ok, method, ": ", count, " tokens: ", because(error));
+  std::copy(piece.tokens.begin(), piece.tokens.end(), inputs_.tokens.begin());
+  std::copy(piece.start.begin(), piece.start.end(), inputs_.start.begin());
+  inputs_.position = piece.position;
+
+  const auto outputs = module_->execute(method, values);
+  check(
+      outputs.ok(), method, ": ", count, " tokens at position ", piece.position, ": ", because(outputs.error()));
+  check(outputs->size() > 0 && (*outputs)[0].isTensor(), method, ": returned no tensor");
+  return (*outputs)[0];
+}
+
+std::vector<int64_t> LlmProgram::draw(const Piece& piece, int64_t seed) {
   inputs_.seed = seed;
-
-  const auto outputs = module_->execute("forward", values_);
+  const EValue out = execute(head_, piece, head_values_);
+  std::fill(inputs_.allowed_tokens.begin(), inputs_.allowed_tokens.end(), kAllBits);
+  const auto& tensor = out.toTensor();
   check(
-      outputs.ok(), "forward: ", tokens.size(), " tokens at position ", position, ": ",
-      because(outputs.error()));
-  const auto& out = (*outputs)[0];
-  check(
-      out.isTensor() && out.toTensor().numel() == 1,
-      "forward: returned ", out.isTensor() ? out.toTensor().numel() : 0, " elements, expected 1 token");
-  const int64_t token = *out.toTensor().const_data_ptr<int64_t>();
-  check(
-      0 <= token && token < metadata_.vocab_size,
-      "forward: returned token ", token, ", outside the vocabulary [0, ", metadata_.vocab_size, ")");
-  return token;
-}
-
-bool LlmProgram::has_method(const std::string& name) const {
-  return std::binary_search(methods_.begin(), methods_.end(), name);
-}
-
-std::vector<EValue> LlmProgram::constants(const std::string& name) {
-  check(has_method(name), path_, ": no method ", name);
-  auto values = module_->execute(name);
-  check(values.ok(), path_, ": ", name, ": ", because(values.error()));
-  return std::move(*values);
-}
-
-int64_t LlmProgram::integer(const std::string& name) {
-  const std::vector<EValue> values = constants(name);
-  check(values.size() == 1 && values[0].isInt(), path_, ": ", name, " is not one integer");
-  return values[0].toInt();
-}
-
-bool LlmProgram::flag(const std::string& name) {
-  const std::vector<EValue> values = constants(name);
-  check(values.size() == 1 && values[0].isBool(), path_, ": ", name, " is not one bool");
-  return values[0].toBool();
-}
-
-// ExecuTorch's own runner wants one int output per id; a tensor is as clear.
-std::vector<int64_t> LlmProgram::integers(const std::string& name) {
-  const std::vector<EValue> values = constants(name);
-  if (values.size() == 1 && values[0].isTensor()) {
-    const std::span<const int64_t> ids = array<int64_t>(name, ScalarType::Long);
-    return {ids.begin(), ids.end()};
+      tensor.numel() == metadata_.batch_size,
+      head_, ": returned ", tensor.numel(), " elements, expected a token for each of ", metadata_.batch_size, " rows");
+  const int64_t* data = tensor.const_data_ptr<int64_t>();
+  const std::vector<int64_t> tokens(data, data + tensor.numel());
+  for (const int64_t token : tokens) {
+    check(
+        0 <= token && token < metadata_.vocab_size,
+        head_, ": returned token ", token, ", outside the vocabulary [0, ", metadata_.vocab_size, ")");
   }
-  std::vector<int64_t> ids;
-  for (const EValue& value : values) {
-    check(value.isInt(), path_, ": ", name, " is neither integers nor a tensor of them");
-    ids.push_back(value.toInt());
-  }
-  return ids;
+  return tokens;
 }
 
-// A view of the program's own memory.
-template <typename T>
-std::span<const T> LlmProgram::array(const std::string& name, ScalarType type) {
-  const std::vector<EValue> values = constants(name);
-  check(values.size() == 1 && values[0].isTensor(), path_, ": ", name, " is not one tensor");
-  const auto& tensor = values[0].toTensor();
+std::vector<float> LlmProgram::logits(const Piece& piece) {
+  const EValue out = execute(logits_, piece, logits_values_);
+  const auto& tensor = out.toTensor();
+  const int64_t vocab_size = metadata_.vocab_size;
+  const bool fits = (tensor.dim() == 2 || tensor.dim() == 3) && tensor.size(0) == metadata_.batch_size &&
+      tensor.size(tensor.dim() - 1) == vocab_size && tensor.numel() > 0;
   check(
-      tensor.scalar_type() == type && tensor.dim() == 1,
-      path_, ": ", name, " is ", dtype(tensor.scalar_type()), " of rank ", tensor.dim(),
-      ", expected ", dtype(type), " of rank 1");
-  return {tensor.const_data_ptr<T>(), static_cast<size_t>(tensor.numel())};
+      fits, logits_, ": returned logits of rank ", tensor.dim(), " with ", tensor.numel(), " elements, expected [",
+      metadata_.batch_size, ", 1, ", vocab_size, "]");
+  std::vector<float> result(metadata_.batch_size * vocab_size);
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      read_last_row<float>(tensor, vocab_size, result.data());
+      break;
+    case ScalarType::Half:
+      read_last_row<executorch::aten::Half>(tensor, vocab_size, result.data());
+      break;
+    case ScalarType::BFloat16:
+      read_last_row<executorch::aten::BFloat16>(tensor, vocab_size, result.data());
+      break;
+    default:
+      check(false, logits_, ": returned ", dtype(tensor.scalar_type()), ", expected Float, Half or BFloat16");
+  }
+  return result;
 }
 
 } // namespace executorch_mlx

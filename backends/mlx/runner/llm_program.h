@@ -1,4 +1,5 @@
-// One loaded .pte with a sampling head: checked at load, called with plain values.
+// One loaded .pte of a language model, by docs/llm-program.md: checked at load, called
+// with plain values.
 #pragma once
 
 #include <executorch/extension/module/module.h>
@@ -6,12 +7,23 @@
 #include <executorch_mlx/llm_runner.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "constants.h"
+
 namespace executorch_mlx {
+
+// Tokens [B, S] one row after the other, at `position` of the caches; `start` [B] is
+// where each row begins.
+struct Piece {
+  std::span<const int64_t> tokens;
+  int64_t position;
+  std::span<const int64_t> start;
+};
 
 class LlmProgram {
  public:
@@ -24,50 +36,69 @@ class LlmProgram {
   }
   std::string_view token_bytes(int64_t token) const;
 
-  // Throws LlmArgumentError for a parameter that `forward` does not take.
+  // What is on in `sampling` and the head does not take, by name; null: nothing.
+  const char* not_taken(const Sampling& sampling) const;
+
+  // The parameters of the head from now on, but for the seed and the mask.
   void set_sampling(const Sampling& sampling);
 
-  // One call of `forward`: `tokens`, at most max_seq_len of them, at `position`.
-  int64_t call(std::span<const int64_t> tokens, int64_t position, int64_t seed);
+  // The mask of the next draw, [B, words], all bits set after it.
+  std::span<int32_t> allowed_tokens() {
+    return inputs_.allowed_tokens;
+  }
+
+  // One call of the method with the head: the token of every row, [B].
+  std::vector<int64_t> draw(const Piece& piece, int64_t seed);
+
+  // One call of the method with logits: those of the last token, [B, V].
+  std::vector<float> logits(const Piece& piece);
 
  private:
-  // The inputs of `forward` for the life of the program; the tensors are views.
+  // What the methods are given; the tensors are views of it.
   struct Inputs {
     std::vector<int64_t> tokens;
     int64_t position = 0;
+    std::vector<int64_t> start;
     float temperature = 0;
     float top_p = 1;
     int64_t seed = 0;
     int64_t top_k = 0;
     float min_p = 0;
+    float repetition_penalty = 1;
+    float presence_penalty = 0;
+    float frequency_penalty = 0;
+    std::vector<int64_t> bias_tokens;
+    std::vector<float> bias_values;
+    std::vector<int32_t> allowed_tokens;
+  };
+  struct Input {
+    const char* name;
+    executorch::aten::ScalarType type;
+    std::vector<executorch::aten::SizesType> sizes;
+    void* data;
   };
 
-  void open(const std::string& device);
-  void read_metadata();
-  void read_token_table();
-  void check_forward();
-  void load_forward(executorch::runtime::EventTracer* tracer);
-  void bind_inputs();
-
-  // Constant methods, by name.
-  bool has_method(const std::string& name) const;
-  std::vector<executorch::runtime::EValue> constants(const std::string& name);
-  int64_t integer(const std::string& name);
-  bool flag(const std::string& name);
-  std::vector<int64_t> integers(const std::string& name);
-  template <typename T>
-  std::span<const T> array(const std::string& name, executorch::aten::ScalarType type);
+  std::vector<Input> position_inputs();
+  std::vector<Input> head_inputs();
+  void check_method(const std::string& name, const std::vector<Input>& inputs) const;
+  void check_output(const std::string& name, bool is_token) const;
+  void bind(const std::vector<Input>& inputs, std::vector<executorch::runtime::EValue>& values);
+  void load(const std::string& method);
+  executorch::runtime::EValue execute(
+      const std::string& method, const Piece& piece, const std::vector<executorch::runtime::EValue>& values);
 
   std::string path_;
+  executorch::runtime::EventTracer* tracer_;
   std::unique_ptr<executorch::extension::Module> module_;
-  std::vector<std::string> methods_;
   LlmMetadata metadata_;
-  std::span<const uint8_t> token_bytes_; // in the program
-  std::span<const int64_t> token_offsets_;
+  TokenTable table_;
+  std::string head_; // the methods; empty: there is none
+  std::string logits_;
 
   Inputs inputs_;
-  std::vector<executorch::extension::TensorPtr> tensors_;
-  std::vector<executorch::runtime::EValue> values_;
+  std::vector<executorch::extension::TensorPtr> tensors_; // the first are the tokens
+  std::vector<executorch::runtime::EValue> logits_values_;
+  std::vector<executorch::runtime::EValue> head_values_;
 };
 
 } // namespace executorch_mlx

@@ -5,10 +5,14 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "arguments.h"
+#include "json.h"
 #include "profile.h"
+#include "text.h"
 
 namespace executorch_mlx {
 
@@ -36,57 +40,113 @@ void print_text(std::string_view text) {
   std::fflush(stdout);
 }
 
-void print_timings(const GenerateResult& result) {
+void print_timings(const GenerateResult& result, const std::string& label) {
   const Timings& t = result.timings;
   std::fprintf(
-      stderr, "prompt: %lld tokens in %.4f s, %.2f tokens/s\n",
+      stderr, "%sprompt: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
       static_cast<long long>(t.prompt_tokens), t.prefill, t.prefill_tokens_per_second());
-  std::fprintf(stderr, "time to first token: %.4f s\n", t.time_to_first_token);
+  std::fprintf(stderr, "%stime to first token: %.4f s\n", label.c_str(), t.time_to_first_token);
   std::fprintf(
-      stderr, "decode: %lld tokens in %.4f s, %.2f tokens/s\n",
+      stderr, "%sdecode: %lld tokens in %.4f s, %.2f tokens/s\n", label.c_str(),
       static_cast<long long>(t.decoded_tokens), t.decode, t.decode_tokens_per_second());
-  std::fprintf(stderr, "finish: %s\n", to_string(result.finish));
+  std::fprintf(stderr, "%sfinish: %s\n", label.c_str(), to_string(result.finish));
 }
+
+// Writes what comes in one of the three ways; the rows of a batch do not come apart, and
+// are written when all are there.
+class Printer {
+ public:
+  explicit Printer(const Arguments& arguments)
+      : arguments_(arguments), is_batch_(arguments.prompts.size() > 1) {}
+
+  void token(size_t row, int64_t id, std::string_view text) {
+    if (arguments_.json) {
+      print_text(token_line(row, id, text));
+    } else if (is_batch_) {
+      return;
+    } else if (arguments_.ids) {
+      print_text(std::to_string(id) + "\n");
+    } else {
+      print_text(text);
+      printed_ += text.size();
+    }
+  }
+
+  void answer(size_t row, const GenerateResult& result, double load_seconds) {
+    if (arguments_.json) {
+      return print_text(answer_line(row, result, load_seconds));
+    }
+    const std::string label = is_batch_ ? str("[", row, "] ") : "";
+    if (is_batch_) {
+      print_text(label + (arguments_.ids ? joined(result.tokens) : result.text) + "\n");
+    } else if (!arguments_.ids) {
+      print_text(result.text.substr(printed_) + "\n");
+    }
+    print_timings(result, label);
+  }
+
+ private:
+  static std::string joined(const std::vector<int64_t>& ids) {
+    std::string text;
+    for (const int64_t id : ids) {
+      text += str(text.empty() ? "" : " ", id);
+    }
+    return text;
+  }
+
+  const Arguments& arguments_;
+  bool is_batch_;
+  size_t printed_ = 0;
+};
 
 void generate_once(LlmRunner& runner, const Arguments& arguments) {
-  size_t printed = 0;
-  const GenerateResult result =
-      runner.generate(arguments.prompt, arguments.config, [&](int64_t id, std::string_view text) {
-        if (arguments.ids) {
-          print_text(std::to_string(id) + "\n");
-        } else {
-          print_text(text);
-          printed += text.size();
-        }
-        return !interrupted;
-      });
-  if (!arguments.ids) {
-    print_text(result.text.substr(printed) + "\n");
+  Printer printer(arguments);
+  const auto on_token = [&](size_t row, int64_t id, std::string_view text) {
+    printer.token(row, id, text);
+    return !interrupted;
+  };
+  std::vector<GenerateResult> results;
+  if (arguments.prompts.size() > 1) {
+    results = runner.generate_batch(arguments.prompts, arguments.config, on_token);
+  } else {
+    runner.reset();
+    results.push_back(runner.generate(
+        arguments.prompts[0], arguments.config,
+        [&](int64_t id, std::string_view text) { return on_token(0, id, text); }));
   }
-  print_timings(result);
+  for (size_t row = 0; row < results.size(); ++row) {
+    printer.answer(row, results[row], runner.load_seconds());
+  }
+  if (!arguments.json) {
+    std::fprintf(stderr, "peak memory: %.1f MB\n", static_cast<double>(peak_resident_bytes()) / 1e6);
+  }
 }
 
-int run(const Arguments& arguments) {
+int run(Arguments arguments) {
   std::optional<executorch::etdump::ETDumpGen> tracer;
   if (!arguments.profile.empty()) {
     tracer.emplace();
   }
   LlmRunner runner(arguments.model, arguments.device, tracer ? &*tracer : nullptr);
-  if (!arguments.ids && !runner.metadata().has_tokens) {
+  const LlmMetadata& meta = runner.metadata();
+  if (!arguments.ids && !arguments.json && !meta.has_tokens) {
     throw LlmArgumentError(arguments.model + ": carries no bytes of its tokens, use --ids");
   }
-  std::fprintf(stderr, "load: %.4f s\n", runner.load_seconds());
+  auto& seed = arguments.config.sampling.seed;
+  if (!seed && (meta.takes_seed || !meta.has_head)) {
+    seed = random_seed();
+  }
+  if (!arguments.json) {
+    std::fprintf(stderr, "load: %.4f s\n", runner.load_seconds());
+    if (seed) {
+      std::fprintf(stderr, "seed: %lld\n", static_cast<long long>(*seed));
+    }
+  }
 
-  Arguments all = arguments;
   running = &runner;
   std::signal(SIGINT, on_interrupt);
-  if (const auto seed = runner.start(all.config.sampling)) {
-    std::fprintf(stderr, "seed: %lld\n", static_cast<long long>(*seed));
-    all.config.sampling.seed = seed;
-  }
-  for (int64_t i = 0; i < all.repeat && !interrupted; ++i) {
-    runner.reset();
-    generate_once(runner, all);
+  for (int64_t i = 0; i < arguments.repeat && !interrupted; ++i) {
+    generate_once(runner, arguments);
   }
   std::signal(SIGINT, SIG_DFL);
   running = nullptr;

@@ -1,6 +1,8 @@
 // Messages out of parts.
 #pragma once
 
+#include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch_mlx/llm_runner.h>
 
 #include <sstream>
@@ -27,6 +29,15 @@ void check_argument(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {
     throw LlmArgumentError(str(parts...));
   }
+}
+
+// ExecuTorch has logged the details of an error by the time it returns one.
+inline std::string because(executorch::runtime::Error error) {
+  return str(executorch::runtime::to_string(error), ", see the log");
+}
+
+inline std::string dtype(executorch::aten::ScalarType type) {
+  return executorch::runtime::toString(type);
 }
 
 } // namespace executorch_mlx

@@ -1,0 +1,183 @@
+#include "host_sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <vector>
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr float kBelowOne = 1 - 0x1p-24f;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLeastTemperature = 1e-30f;
+constexpr float kMostTemperature = 1e30f;
+
+// Where the noise of the most likely tokens changes its key, and by what.
+constexpr int64_t kNoiseParts[] = {0, 256, 2048};
+constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
+
+// Threefry-2x32 with 20 rounds (Salmon et al., SC'11).
+std::array<uint32_t, 2> threefry(uint64_t seed, uint32_t x0, uint32_t x1) {
+  constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const auto high = static_cast<uint32_t>(seed >> 32);
+  const auto low = static_cast<uint32_t>(seed);
+  const uint32_t keys[3] = {high, low, high ^ low ^ 0x1BD11BDA};
+  x0 += keys[0];
+  x1 += keys[1];
+  for (uint32_t group = 0; group < 5; ++group) {
+    for (const int distance : kRotations[group % 2]) {
+      x0 += x1;
+      x1 = std::rotl(x1, distance) ^ x0;
+    }
+    x0 += keys[(group + 1) % 3];
+    x1 += keys[(group + 2) % 3] + group + 1;
+  }
+  return {x0, x1};
+}
+
+// Word `i` of the `count` that MLX's random::bits gives for the key of `seed`. The
+// counters of the first half are paired with those of the second.
+uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
+  const int64_t half = (count + 1) / 2;
+  const int64_t first = i < half ? i : i - half;
+  const bool has_partner = half + first < count;
+  const auto pair = threefry(seed, static_cast<uint32_t>(first), has_partner ? static_cast<uint32_t>(half + first) : 0);
+  return pair[i < half ? 0 : 1];
+}
+
+float minus_gumbel(uint32_t word) {
+  const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
+  return std::min(std::log(-std::log(uniform)), kLargest);
+}
+
+// Noise of the token that comes `rank`-th among `count` in the order of likelihood.
+float noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
+  const size_t part = rank < kNoiseParts[1] ? 0 : rank < kNoiseParts[2] ? 1 : 2;
+  const int64_t begin = kNoiseParts[part];
+  const int64_t end = part < 2 ? kNoiseParts[part + 1] : std::max(count, kNoiseParts[2] + 1);
+  const uint64_t seed = static_cast<uint64_t>(draw.seed) ^ (part * kNoiseKey);
+  return minus_gumbel(random_word(seed, draw.row * (end - begin) + rank - begin, draw.batch * (end - begin)));
+}
+
+float weight(float drop, float temperature) {
+  return std::pow(2.0f, drop * (-kLog2E / temperature));
+}
+
+// The first of the smallest.
+template <typename Cost>
+int64_t argmin(int64_t count, Cost&& cost) {
+  int64_t best = 0;
+  float lowest = cost(0);
+  for (int64_t i = 1; i < count; ++i) {
+    if (const float c = cost(i); c < lowest) {
+      best = i;
+      lowest = c;
+    }
+  }
+  return best;
+}
+
+void penalize(std::span<float> logits, std::span<const int64_t> history, const Sampling& sampling) {
+  std::map<int64_t, int64_t> times;
+  for (const int64_t token : history) {
+    ++times[token];
+  }
+  for (const auto& [token, count] : times) {
+    if (token < 0 || token >= static_cast<int64_t>(logits.size())) {
+      continue;
+    }
+    float& logit = logits[token];
+    logit = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
+    logit -= sampling.presence_penalty;
+    logit -= sampling.frequency_penalty * static_cast<float>(count);
+  }
+}
+
+void adjust(const HostDraw& draw, const Sampling& sampling) {
+  const auto logits = draw.logits;
+  if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
+    penalize(logits, draw.history, sampling);
+  }
+  for (const auto& [token, value] : sampling.logit_bias) {
+    logits[token] += value;
+  }
+  for (size_t v = 0; v < logits.size(); ++v) {
+    const bool is_allowed = draw.allowed_tokens.empty() || (draw.allowed_tokens[v / 32] >> (v % 32) & 1) != 0;
+    // NaN never wins, and +inf is the largest number: there is a distance to it.
+    logits[v] = is_allowed && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
+  }
+}
+
+// The distance of the last token that top_p and top_k keep: `drops` are ascending.
+float limit_of(const std::vector<float>& drops, const Sampling& sampling, float temperature) {
+  const auto count = static_cast<int64_t>(drops.size());
+  int64_t place = count;
+  if (sampling.top_p < 1) {
+    std::vector<float> weights(drops.size());
+    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return weight(d, temperature); });
+    // Summed from the smallest on: what the program has added up in parts.
+    const double mass = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
+    const double reach = static_cast<double>(sampling.top_p) * mass;
+    double sum = 0;
+    for (place = 0; place < count; ++place) {
+      sum += weights[place];
+      if (sum >= reach) {
+        break;
+      }
+    }
+  }
+  if (sampling.top_k > 0) {
+    place = std::min(place, sampling.top_k - 1);
+  }
+  return place < count ? drops[place] : kInfinity;
+}
+
+int64_t draw_filtered(const HostDraw& draw, const Sampling& sampling, float top, float temperature) {
+  const auto count = static_cast<int64_t>(draw.logits.size());
+  const auto drop_of = [&](int64_t token) { return top - draw.logits[token]; };
+  std::vector<int64_t> tokens(draw.logits.size());
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::stable_sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) { return drop_of(a) < drop_of(b); });
+  std::vector<float> drops(tokens.size());
+  std::transform(tokens.begin(), tokens.end(), drops.begin(), drop_of);
+  const float limit = limit_of(drops, sampling, temperature);
+  const float most = sampling.min_p > 0 ? -std::log(std::min(sampling.min_p, 1.0f)) : kInfinity;
+  const int64_t rank = argmin(count, [&](int64_t i) {
+    const float steps = drops[i] / temperature;
+    return drops[i] <= limit && steps <= most ? steps + noise_of_rank(draw, i, count) : kInfinity;
+  });
+  return tokens[rank];
+}
+
+} // namespace
+
+int64_t draw_on_host(const HostDraw& draw, const Sampling& sampling) {
+  adjust(draw, sampling);
+  const auto count = static_cast<int64_t>(draw.logits.size());
+  const auto& logits = draw.logits;
+  const int64_t best = argmin(count, [&](int64_t v) { return -logits[v]; });
+  if (!(sampling.temperature > 0)) {
+    return best;
+  }
+  const float temperature = std::clamp(sampling.temperature, kLeastTemperature, kMostTemperature);
+  const float top = std::max(logits[best], -kLargest);
+  const bool has_filters =
+      sampling.top_p < 1 || (sampling.top_k > 0 && sampling.top_k < count) || sampling.min_p > 0;
+  if (has_filters) {
+    return draw_filtered(draw, sampling, top, temperature);
+  }
+  return argmin(count, [&](int64_t v) {
+    const uint32_t word = random_word(static_cast<uint64_t>(draw.seed), draw.row * count + v, draw.batch * count);
+    return (top - logits[v]) / temperature + minus_gumbel(word);
+  });
+}
+
+} // namespace executorch_mlx
