@@ -81,6 +81,8 @@ install_package() {
   # The compiler runs in the next step, in plain view and with the wheels in place.
   EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},dev]" ||
     die "pip could not install the requirements of pyproject.toml: see above"
+  # For the example of JSON by a schema. Of what it asks for, triton is for its CUDA kernels alone.
+  pip install -qq --no-deps "xgrammar==0.2.8" || die "pip could not install xgrammar: see above"
 }
 
 # -- C++ ------------------------------------------------------------------------------------------
