@@ -55,6 +55,19 @@ ADAPTIVE = [
     row("mean.dim/global average", lambda x: F.adaptive_avg_pool2d(x, 1), floats(N, 2, 5, 6), dtypes=ONE),
 ]
 
-ROWS = [*MAX, *AVERAGE, *ADAPTIVE]
+H, W = Dyn("h", 8, also=(4, 11), min=4, max=64), Dyn("w", 6, also=(17, 5), min=4, max=64)
+
+DYNAMIC = [
+    row("max_pool2d_with_indices/dynamic", lambda x: (F.max_pool2d(x, 3, 2, 1, return_indices=True), F.max_pool2d(
+        x, 2, 1, 1, dilation=2)), floats(1, 2, H, W), dtypes=ONE),
+    row("avg_pool2d/dynamic", lambda x: (F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False)),
+        floats(1, 2, H, W), dtypes=ONE),
+    row("avg_pool2d/dynamic width", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), floats(2, 5, W), dtypes=ONE),
+    row("_adaptive_avg_pool2d/dynamic", lambda x: F.adaptive_avg_pool2d(x, (3, 5)), floats(1, 2, H, W), dtypes=ONE),
+    row("adaptive_max_pool2d/dynamic", lambda x: (F.adaptive_max_pool2d(x, (3, 5), True), F.adaptive_max_pool2d(x, 1, True)),
+        floats(1, 2, H, W), dtypes=ONE, verified=False),
+]
+
+ROWS = [*MAX, *AVERAGE, *ADAPTIVE, *DYNAMIC]
 
 test_row = checks(ROWS)

@@ -9,6 +9,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from .registry import Unsupported
+from .slots import TensorSlot, ValueSlot
 
 # ExecuTorch's ScalarType (runtime/core/portable_type/scalar_type.h), which is c10's.
 SCALAR_TYPES: dict[torch.dtype, int] = {
@@ -44,10 +45,12 @@ def check_node(node: Node) -> None:
 
 def promote(*operands: Any) -> torch.dtype:
     """torch's promoted dtype of slots and Python numbers."""
-    samples = [
-        torch.empty([1] * min(len(o.shape or ()), 1), dtype=o.dtype, device="meta")
-        if hasattr(o, "dtype")
-        else o
-        for o in operands
-    ]
+    samples = [_sample(o) for o in operands]
     return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype
+
+
+def _sample(operand: Any) -> Any:
+    if isinstance(operand, TensorSlot):
+        axes = [1] * min(len(operand.shape or ()), 1)
+        return torch.empty(axes, dtype=operand.dtype, device="meta")
+    return operand.kind() if isinstance(operand, ValueSlot) else operand
