@@ -264,7 +264,8 @@ def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _draw_of_ranks(drop, reach, temperature, seed, top_k, min_p):
-    """The place of the winner in the ascending `drop`, and whether its last one is dropped."""
+    """The place of the winner in the ascending `drop`, and whether its last one cannot win: it is
+    dropped, or its logit is -inf, as of most tokens under a mask."""
     limit = _limit(drop, reach, temperature, top_k)
     steps = drop / temperature
     kept = drop <= limit
@@ -273,7 +274,7 @@ def _draw_of_ranks(drop, reach, temperature, seed, top_k, min_p):
     words = _words_of_ranks(*drop.shape, seed)
     place = torch.where(kept, steps + _minus_gumbel(words), torch.inf).argmin(-1, keepdim=True)
     last = drop.shape[1] - 1
-    sure = ~kept[:, last:] & (drop[:, last:] == drop[:, last:])
+    sure = ~(kept & (drop < torch.inf))[:, last:] & (drop[:, last:] == drop[:, last:])
     return place, sure
 
 
