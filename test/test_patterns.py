@@ -1,5 +1,7 @@
 """Fusions: the fused node is in the payload, and gives what the spelled-out text gives."""
 
+import math
+
 import pytest
 import torch
 from oprows import Dyn, bf16, f16, f32, floats, ints, lower, row, run_in_process
@@ -119,3 +121,165 @@ def test_grouped_attention_dynamic(delegate):
                floats(1, 2, N, 8), dtypes=[f32], loose=4)
     ops = check(case)
     assert "SdpaNode" in ops and "BroadcastToNode" not in ops, ops
+
+
+class GemmaNorm(torch.nn.Module):
+    """As Gemma spells it: the weight counts from one, and all of it is in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-0.5, 0.5, 8))
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (y * (1.0 + self.weight.float())).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rms_norm_with_a_weight_that_counts_from_one(delegate, dtype):
+    case = row("program/gemma", GemmaNorm(), floats(2, N, 8), dtypes=[dtype], loose=2)
+    casts = [] if dtype == f32 else ["AsTypeNode"]
+    assert check(case) == [*casts, "RMSNormNode", *casts]
+
+
+class LayerNorm(torch.nn.Module):
+    def __init__(self, text, affine=True):
+        super().__init__()
+        self.text, self.affine = text, affine
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x):
+        y = self.text(x)
+        return self.weight * y + self.bias if self.affine else y
+
+
+def by_squares(x):
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / torch.sqrt((centered * centered).mean(-1, keepdim=True) + 1e-5)
+
+
+def by_powers(x):
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).pow(2).mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def by_variance(x, correction=0):
+    y = x.float()
+    y = (y - y.mean(-1, keepdim=True)) / torch.sqrt(y.var(-1, keepdim=True, correction=correction) + 1e-5)
+    return y.to(x.dtype)
+
+
+LAYER_NORMS = {
+    "squares": (LayerNorm(by_squares), f32),
+    "powers": (LayerNorm(by_powers), f32),
+    "plain": (LayerNorm(by_powers, affine=False), f32),
+    "variance in half": (LayerNorm(by_variance), bf16),
+}
+
+
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_layer_norm(delegate, name):
+    module, dtype = LAYER_NORMS[name]
+    case = row("program/layer norm", module, floats(2, N, 8), dtypes=[dtype], loose=4)
+    assert check(case) == ["LayerNormNode"]
+
+
+def gelu_new(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def gelu_erf(x):
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+@pytest.mark.parametrize("text", [gelu_new, gelu_fast, gelu_erf])
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_gelu(delegate, text, dtype):
+    # Of a sum, which has several readers, and of a product, which must not be taken apart.
+    case = row("program/gelu", lambda x, y: (text(x + y), text(x * y)), floats(3, N), floats(3, N),
+               dtypes=[dtype], loose=4)
+    assert sorted(check(case)) == ["AddNode", "GeluNode", "GeluNode", "MultiplyNode"]
+
+
+class Flattened(torch.nn.Module):
+    """GPT-2's layer: rows of all sequences in one matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 40).reshape(8, 5))
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+
+    def forward(self, x):
+        y = torch.addmm(self.bias, x.view(-1, 8), self.weight)
+        z = torch.mm(x.view(-1, 8), self.weight)
+        return y.view(*x.shape[:-1], 5), z.view(*x.shape[:-1], 5)
+
+
+def test_a_product_of_flattened_rows(delegate):
+    assert check(row("program/flattened", Flattened(), floats(2, 3, 8), dtypes=[f32])) == ["AddmmNode"] * 2
+
+
+class PartialRotary(Rotary):
+    """As Phi-3 spells it: the first half of each row is rotated, the rest goes past."""
+
+    def forward(self, query, other, start):
+        turned = super().forward(query[..., :8], query[..., :8], start)[0]
+        return torch.cat([turned, other[..., 8:]], dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_partial_rope(delegate, dtype):
+    fused = PartialRotary()
+    case = row("program/partial", lambda x, start: fused(x, x, start), floats(1, 4, N, 16),
+               ints(1, low=0, high=9), dtypes=[dtype], loose=4)
+    ops = check(case)
+    assert ops.count("RopeNode") == 1 and "ConcatenateNode" not in ops and "SliceNode" not in ops, ops
+
+
+def test_partial_rope_of_two_tensors_is_joined(delegate):
+    case = row("program/two tensors", PartialRotary(), floats(1, 4, 3, 16), floats(1, 4, 3, 16),
+               ints(1, low=0, high=9), dtypes=[f32], loose=4)
+    assert "ConcatenateNode" in check(case)
+
+
+def norm_over(axis):
+    return lambda x: x * torch.rsqrt(x.pow(2).mean(axis, keepdim=True) + 1e-5)
+
+
+# What looks like a fusion and is none: name → (text, inputs, the node it must not become).
+NEAR_MISSES = {
+    "norm over another axis": (norm_over(1), [floats(2, 8, 8)], "RMSNormNode"),
+    "sample variance": (lambda x: by_variance(x, correction=1), [floats(2, 8)], "LayerNormNode"),
+    "centered elsewhere": (
+        lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
+        [floats(2, 8)], "LayerNormNode",
+    ),
+    "another cubic": (
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3))), [floats(9)], "GeluNode"
+    ),
+    "another argument": (lambda x: 0.5 * x * (1 + torch.erf(x)), [floats(9)], "GeluNode"),
+    "not halved": (lambda x: x * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9)], "GeluNode"),
+    "of another": (
+        lambda x, y: 0.5 * y * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9), floats(9)], "GeluNode"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_stay_spelled_out(delegate, name):
+    text, inputs, node = NEAR_MISSES[name]
+    ops = check(row(f"program/{name}", text, *inputs, dtypes=[f32], loose=4))
+    assert node not in ops
+
+
+def test_rows_that_a_view_mixes_stay_a_view(delegate):
+    case = row("program/mixed", lambda x, w: torch.mm(x.view(6, 4), w).view(2, 3, 4).transpose(0, 1),
+               floats(3, 2, 4), floats(4, 4), dtypes=[f32])
+    assert "ReshapeNode" in check(case)

@@ -1,3 +1,3 @@
 """Fusions over several nodes. Importing this package registers every one of them."""
 
-from . import attention, norm, quant, rope  # noqa: F401
+from . import attention, gelu, linear, norm, quant, rope  # noqa: F401

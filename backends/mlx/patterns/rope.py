@@ -3,7 +3,7 @@
     x * cos + cat(-x[half:], x[:half]) * sin,   cos, sin of positions ⊗ inv_freq, twice
 
 with positions that run on from an offset: `arange(S) + offset`. Any other positions stay
-spelled out.
+spelled out. Only the first numbers of each row may be rotated.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _counts_from_zero(node: Node) -> bool:
     return start == 0 and step in ([], [1])
 
 
-def _rope(P, node: Node) -> Match:
-    m = Matcher(P)
+def _rotation(m: Matcher, node):
+    """(x, inv_freq, offset) of a rotated `x`."""
     for straight, crossed in m.commuted(node, *_ADD):
         found = _halves(m, straight, crossed)
         if found is not None:
@@ -81,23 +81,48 @@ def _rope(P, node: Node) -> Match:
     offset = _offset(positions)
     if x.meta["val"].ndim != 4 or x.meta["val"].shape[-1] != 2 * inv_freq.meta["val"].numel():
         raise NoMatch
+    if not m.P.is_constant(inv_freq):
+        raise NoMatch
+    return x, inv_freq, offset
 
+
+def _rope(P, node: Node) -> Match:
+    m = Matcher(P)
+    return m.finish(node, _rotate(*_rotation(m, node)))
+
+
+def _partial_rope(P, node: Node) -> Match:
+    """Of the first numbers of each row only; the rest goes past."""
+    m = Matcher(P)
+    parts, *axis = m.call(node, "aten.cat.default").args
+    last = node.meta["val"].ndim - 1
+    if len(parts) != 2 or axis not in ([-1], [last]):
+        raise NoMatch
+    rotated, inv_freq, offset = _rotation(m, parts[0])
+    x = m.call(rotated, *_SLICE).args[0]
+    dims, width = rotated.meta["val"].shape[-1], x.meta["val"].shape[-1]
+    if m.call(parts[1], *_SLICE).args[0] is not x or x.meta["val"].ndim != 4:
+        raise NoMatch
+    for part, start, stop in ((rotated, 0, dims), (parts[1], dims, width)):
+        _, part_axis, begin, end, *step = part.args
+        if part_axis not in (-1, last) or (begin, min(end, width), step) != (start, stop, []):
+            raise NoMatch
+    return m.finish(node, _rotate(x, inv_freq, offset))
+
+
+def _rotate(x: Node, inv_freq: Node, offset: Node):
     def lower(P, last):
-        frequencies = P.value(inv_freq)
+        frequencies, count = P.value(inv_freq), inv_freq.meta["val"].numel()
         # MLX divides by its frequencies.
         freqs = P.constant(
             f"{frequencies.name}.reciprocal",
             lambda: frequencies.data().float().reciprocal().reshape(-1),
-            like=torch.empty(inv_freq.meta["val"].numel(), device="meta"),
+            like=torch.empty(count, device="meta"),
         )
         start = P.cast(P.emit(ir.ReshapeNode, x=P.value(offset), shape=[]), torch.int32)
-        return P.emit(
-            ir.RopeNode, x=P.value(x), dims=x.meta["val"].shape[-1], offset=start, freqs=freqs
-        )
+        return P.emit(ir.RopeNode, x=P.value(x), dims=2 * count, offset=start, freqs=freqs)
 
-    if not P.is_constant(inv_freq):
-        raise NoMatch
-    return m.finish(node, lower)
+    return lower
 
 
 def _halves(m: Matcher, straight, crossed):
@@ -127,4 +152,5 @@ def _halves(m: Matcher, straight, crossed):
     return None
 
 
+REGISTRY.pattern(attempt(_partial_rope))
 REGISTRY.pattern(attempt(_rope))

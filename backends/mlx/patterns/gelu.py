@@ -1,0 +1,112 @@
+"""GELU as models spell it out: x/2 * (1 + tanh(√(2/π) (x + 0.044715 x³))), x/2 * (1 + erf(x/√2))."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.registry import REGISTRY
+from ..serialization import ir
+
+_MUL = ("aten.mul.Tensor", "aten.mul.Scalar")
+_ADD = ("aten.add.Tensor", "aten.add.Scalar")
+_POW = "aten.pow.Tensor_Scalar"
+_CUBIC = 0.044715
+
+
+def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
+    """The number and the other factors of a product, however it is bracketed.
+
+    A value that several read is a factor, not a part: the argument of a GELU is one.
+    """
+    if is_call(node, *_MUL) and (not m.nodes or len(node.users) == 1):
+        number, factors = 1.0, []
+        for operand in m.call(node, *_MUL).args:
+            n, f = _product(m, operand)
+            number, factors = number * n, factors + f
+        return number, factors
+    if is_call(node, "aten.div.Tensor") and len(node.users) == 1:
+        above, below = m.call(node, "aten.div.Tensor").args
+        number, factors = _product(m, above)
+        return number / m.number(below), factors
+    if is_call(node, _POW) and len(node.users) == 1 and node.args[1] in (2, 3):
+        return 1.0, [m.call(node, _POW).args[0]] * int(node.args[1])
+    try:
+        return m.number(node), []
+    except NoMatch:
+        return 1.0, [node]
+
+
+def _sum(m: Matcher, node: Any) -> tuple[float, Any]:
+    """(1, y) of y + 1, either way round; (0, …) where no number is added."""
+    for y, number in m.commuted(node, *_ADD):
+        try:
+            return m.number(number), y
+        except NoMatch:
+            pass
+    return 0.0, node
+
+
+def _close(number: float, expected: float, dtype: torch.dtype) -> bool:
+    """Equal, as far as the number's own type goes."""
+    return math.isclose(number, expected, rel_tol=4 * torch.finfo(dtype).eps)
+
+
+def _gelu(P, node: Node) -> Match:
+    m = Matcher(P)
+    if not is_call(node, *_MUL) or not node.meta["val"].is_floating_point():
+        raise NoMatch
+    dtype = node.meta["val"].dtype
+    half, factors = _product(m, node)
+    if len(factors) != 2 or half != 0.5:
+        raise NoMatch
+    for x, gate in (factors, factors[::-1]):
+        if is_call(gate, *_ADD):
+            break
+    else:
+        raise NoMatch
+    one, inner = _sum(m, gate)
+    if one != 1 or x.meta["val"].dtype != dtype:
+        raise NoMatch
+    if is_call(inner, "aten.erf.default"):
+        number, factors = _product(m, m.call(inner, "aten.erf.default").args[0])
+        if factors != [x] or not _close(number, math.sqrt(0.5), dtype):
+            raise NoMatch
+        approximate = "none"
+    else:
+        _check_polynomial(m, m.call(inner, "aten.tanh.default").args[0], x, dtype)
+        approximate = "tanh"
+    return m.finish(node, lambda P, last: P.emit(ir.GeluNode, x=P.value(x), approximate=approximate))
+
+
+def _check_polynomial(m: Matcher, node: Any, x: Node, dtype: torch.dtype) -> None:
+    """√(2/π) (x + 0.044715 x³), or √(2/π) x (1 + 0.044715 x²)."""
+    number, factors = _product(m, node)
+    if not _close(number, math.sqrt(2 / math.pi), dtype):
+        raise NoMatch
+    power = 2 if x in factors else 3
+    others = [f for f in factors if f is not x]
+    if len(others) != 1 or len(factors) != 4 - power:
+        raise NoMatch
+    (inner,) = others
+    for first, term in m.commuted(inner, *_ADD):
+        known = first is x if power == 3 else _is_one(m, first)
+        if known:
+            number, factors = _product(m, term)
+            if factors == [x] * power and _close(number, _CUBIC, dtype):
+                return
+    raise NoMatch
+
+
+def _is_one(m: Matcher, value: Any) -> bool:
+    try:
+        return m.number(value) == 1
+    except NoMatch:
+        return False
+
+
+REGISTRY.pattern(attempt(_gelu))
