@@ -58,6 +58,7 @@ class LLMProgram:
         self.vocab_size: int = self.get("get_vocab_size")
         self.has_head: bool = self.get("sampling_head", False)
         self.has_logits: bool = not self.has_head or "sample" in names
+        self._drawing = "sample" if "sample" in names else "forward"
 
     def _constant(self, name: str) -> Sequence[Any]:
         return self._program.load_method(name).execute([])
@@ -111,8 +112,7 @@ class LLMProgram:
             words = -(-self.vocab_size // WORD)
             everything = torch.full((self.batch, words), -1, dtype=torch.int32)
             inputs.append(everything if allowed is None else allowed)
-        name = "sample" if self.has_logits else "forward"
-        return self._program.load_method(name).execute(inputs)[0].tolist()
+        return self._program.load_method(self._drawing).execute(inputs)[0].tolist()
 
     def _inputs(self, tokens, position, start) -> list[torch.Tensor]:
         inputs = [tokens.contiguous(), torch.tensor([position], dtype=torch.int64)]

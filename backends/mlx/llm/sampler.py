@@ -91,28 +91,33 @@ class HostSampler(Sampler):
 
 def sampler_of(program: LLMProgram, settings: Settings) -> Sampler:
     """The sampler that honours all of `settings`; SettingError where there is none."""
-    refused = [name for name in settings.asked() if not program.takes(name)]
-    if program.has_head and not refused:
-        _check_bias(program, settings, program.get("sampling_logit_bias", 0))
-        return HeadSampler(program, settings)
-    if program.has_logits:
-        _check_bias(program, settings, program.vocab_size)
-        return HostSampler(program, settings)
-    raise SettingError(
-        refused[0],
-        f" is not among the parameters that {program.path.name} was exported with; "
-        "leave it off, or export the model again with it",
-    )
-
-
-def _check_bias(program: LLMProgram, settings: Settings, most: int) -> None:
-    bias = settings.logit_bias
-    if len(bias) > most:
-        raise SettingError("logit_bias", f" has {len(bias)} tokens, expected at most {most}")
-    if outside := [token for token in bias if token >= program.vocab_size]:
+    outside = [token for token in settings.logit_bias if token >= program.vocab_size]
+    if outside:
         raise SettingError(
             "logit_bias", f": id {outside[0]} is outside the vocabulary [0, {program.vocab_size})"
         )
+    refusal = _refusal(program, settings)
+    if program.has_head and refusal is None:
+        return HeadSampler(program, settings)
+    if program.has_logits:
+        return HostSampler(program, settings)
+    raise refusal
+
+
+def _refusal(program: LLMProgram, settings: Settings) -> SettingError | None:
+    """What the head of `program` cannot honour."""
+    absent = [name for name in settings.asked() if not program.takes(name)]
+    if absent:
+        return SettingError(
+            absent[0],
+            f" is not among the parameters that {program.path.name} was exported with; "
+            "leave it off, or export the model again with it",
+        )
+    most = program.get("sampling_logit_bias", 0)
+    if len(settings.logit_bias) > most:
+        told = f" has {len(settings.logit_bias)} tokens, {program.path.name} takes at most {most}"
+        return SettingError("logit_bias", told)
+    return None
 
 
 def _base(settings: Settings) -> int:

@@ -1,0 +1,69 @@
+"""A language model that is exported in seconds: one layer, random weights, the demo's tokenizer."""
+
+import fcntl
+from pathlib import Path
+
+import torch
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo_model"
+VOCABULARY = 1536
+CONTEXT = 1024
+CHUNK = 16
+BOS, EOS = 0, 1
+
+# Every message is a line, and the answer is the line after them.
+TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role not in ["system", "user", "assistant"] -%}
+{{- raise_exception("no role " + message.role) -}}
+{%- endif -%}
+{{- message.content + "\n" -}}
+{%- endfor -%}"""
+
+
+def model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,  # logits that differ
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def tokenizer(template: str | None = TEMPLATE):
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(DEMO)
+    loaded.chat_template = template
+    return loaded
+
+
+def export(path: Path, **options) -> Path:
+    """`options` are those of `export_llm`."""
+    from executorch_mlx.llm.export import export_llm
+
+    options = {"tokenizer": tokenizer(), "chunk": CHUNK} | options
+    export_llm(model(), **options).save(path)
+    return path
+
+
+def shared(tmp_path_factory, name: str, **options) -> Path:
+    """The same, once for all of the test processes."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if base.name.startswith("popen-") else base
+    path = folder / f"{name}.pte"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            export(path.with_suffix(".tmp"), **options).rename(path)
+    return path
