@@ -90,6 +90,18 @@ std::vector<std::pair<int64_t, float>> bias_list(std::string_view flag, const st
   return result;
 }
 
+// Ids beyond the vocabulary allow nothing more.
+AllowedTokens allow_only(std::vector<int64_t> ids) {
+  return [ids = std::move(ids)](std::span<const int64_t>, std::span<int32_t> words) {
+    std::fill(words.begin(), words.end(), 0);
+    for (const int64_t id : ids) {
+      if (static_cast<size_t>(id / 32) < words.size()) {
+        words[id / 32] |= static_cast<int32_t>(1u << (id % 32));
+      }
+    }
+  };
+}
+
 std::string all_of(std::istream& stream) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
@@ -157,6 +169,10 @@ constexpr Option kOptions[] = {
     {"--logit-bias", "LIST", "5:1.5,7:-100 is added to the logits of 5 and 7",
      [](Arguments& a, std::string_view f, const std::string& t) {
        a.config.sampling.logit_bias = bias_list(f, t);
+     }},
+    {"--allow-ids", "IDS", "draw none but these",
+     [](Arguments& a, std::string_view f, const std::string& t) {
+       a.config.sampling.allowed_tokens = allow_only(id_list(f, t));
      }},
     {"--stop", "TEXT", "end before this text; may come several times",
      [](Arguments& a, std::string_view f, const std::string& t) {
