@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -16,7 +17,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
-from .preprocess import MLXBackend
+from .preprocess import OWN_NODES, MLXBackend
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ class Report:
 class MLXPartitioner(Partitioner):
     """Delegates to MLX everything that lowers; the rest runs on ExecuTorch's own kernels.
 
-    `explain()` tells, after lowering, what stayed behind and why.
+    With `own_nodes` it may use nodes that ExecuTorch's own MLX delegate lacks: more lowers, and the
+    program runs with this delegate only. `explain()` tells, after lowering, what stayed behind and
+    why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_nodes: bool = False) -> None:
         super().__init__()
-        self.delegation_spec = DelegationSpec(MLXBackend.__name__, [])
+        self._own_nodes = own_nodes
+        specs = [CompileSpec(OWN_NODES, b"")] if own_nodes else []
+        self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
 
     def explain(self) -> Report:
@@ -66,7 +71,7 @@ class MLXPartitioner(Partitioner):
         return Report(tuple(d for report in self._reports for d in report.decisions))
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        reasons = ProgramBuilder(exported_program).check()
+        reasons = ProgramBuilder(exported_program, own_nodes=self._own_nodes).check()
         self._reports.append(
             Report(
                 tuple(Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
@@ -95,7 +100,7 @@ class MLXPartitioner(Partitioner):
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Operators with a lowering of their own stay whole, unless it turns down one of their
         calls in this program: then that one has to be taken apart, and with it all of them."""
-        builder = ProgramBuilder(ep)
+        builder = ProgramBuilder(ep, own_nodes=self._own_nodes)
         whole = set(REGISTRY.decomposable())
         for module in ep.graph_module.modules():
             for node in module.graph.nodes if isinstance(module, GraphModule) else ():

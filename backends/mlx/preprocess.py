@@ -16,6 +16,7 @@ from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
 CONSTANT_ALIGNMENT = 16
+OWN_NODES = "own_nodes"  # the key of a compile spec; its value says nothing
 
 
 class MLXBackend(BackendDetails):
@@ -26,7 +27,8 @@ class MLXBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Payload (24-byte header, then the FlatBuffer program) and the constants it names."""
-        program = assemble(ProgramBuilder(edge_program).build())
+        own_nodes = any(spec.key == OWN_NODES for spec in compile_specs)
+        program = assemble(ProgramBuilder(edge_program, own_nodes=own_nodes).build())
         store = NamedDataStore()
         for key, tensor in program.constants.items():
             store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT)

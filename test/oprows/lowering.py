@@ -66,7 +66,7 @@ def _lower(module: torch.nn.Module, row: Row):
     inputs = row.inputs(0)
     with torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
-    partitioner = MLXPartitioner()
+    partitioner = MLXPartitioner(own_nodes=row.own_nodes)
     # The verifier mistakes the first tensor of an operator's list for the list, and so makes
     # a constant of its first dimension.
     verified = row.verified and not row.traced

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from executorch_mlx.serialization import ir
+from executorch_mlx.serialization.generate import FIRST_OWN_OP
 from torch.utils import _pytree as pytree
 
 from .inputs import FLOATS, Input
@@ -89,6 +91,10 @@ class Row:
     def module(self) -> torch.nn.Module:
         return Cases(self)
 
+    @property
+    def own_nodes(self) -> bool:
+        return any(op.OP_TYPE >= FIRST_OWN_OP for op in ir.OPS.values() if op.NAME in self.fused)
+
     def tolerance_of(self, dtype: torch.dtype) -> float:
         """Relative and absolute."""
         return self.loose * TOLERANCE[dtype]
@@ -143,7 +149,7 @@ def row(
     `verified`: let ExecuTorch's verifier of the edge dialect look; it knows no unsigned
     integers, no operators that promote and none outside core ATen, and where an operator
     returns a list it makes a dynamic first dimension static.
-    `fused`: IR nodes that the program must have.
+    `fused`: IR nodes that the program must have; nodes of ours are asked for.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):
         fn, *arguments = arguments

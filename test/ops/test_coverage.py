@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 
 from executorch_mlx.builder.registry import REGISTRY
+from executorch_mlx.serialization import ir
+from executorch_mlx.serialization.generate import FIRST_OWN_OP
 from oprows.lowering import target_name
 
 # What no exported program and no traced text holds: torch decomposes it first, on every way
@@ -41,6 +43,11 @@ def rows():
 def test_every_target_has_a_row():
     registered = {target_name(t) for t in REGISTRY.handlers}
     assert registered - {r.target for r in rows()} - set(WITHOUT_ROW) == set()
+
+
+def test_every_node_of_ours_has_a_row_that_asks_for_it():
+    own = {op.NAME for op in ir.OPS.values() if op.OP_TYPE >= FIRST_OWN_OP}
+    assert own - {node for r in rows() for node in r.fused} == set()
 
 
 def test_exceptions_are_needed():

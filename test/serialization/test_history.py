@@ -29,6 +29,9 @@ def test_record_is_up_to_date(text):
     assert recorded == today, "run python test/serialization/history.py"
 
 
+# Where the union ends.
+END = "}\n\n// " + "-" * 75 + "\n// Program"
+
 # what is edited, text before, text after, what the check says (None: allowed)
 EDITS = [
     ("field appended", "decimals: int32 = 0;", "decimals: int32 = 0; more: int32 = 7;", None),
@@ -74,17 +77,17 @@ EDITS = [
     ("enum value changed", "BoolValueSlot = 3", "BoolValueSlot = 4", "BoolValueSlot was 3, is 4"),
     ("enum value removed", ",\n  BoolValueSlot = 3", "", "BoolValueSlot was 3, is None"),
     ("op table renamed", "RoundParams", "RoundNode", None),
-    ("own op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode = 200", None),
+    ("own op appended", END, "My: UnaryNode = 250" + END, None),
     ("op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode", None),
-    ("op removed", ",\n  FlipNode: FlipParams", "", "ops: FlipNode is gone"),
+    ("op removed", "  FlipNode: FlipParams,\n", "", "ops: FlipNode is gone"),
     ("op renamed", "FlipNode:", "ReverseNode:", "ops: FlipNode is gone"),
     ("op inserted", "  TruncNode:", "  My: UnaryNode,\n  TruncNode:", "TruncNode: 0: was 135, is"),
-    ("op renumbered", "FlipParams\n}", "FlipParams = 140\n}", "FlipNode: 0: was 136, is 140"),
+    ("op renumbered", "FlipParams,", "FlipParams = 140,", "FlipNode: 0: was 136, is 140"),
     ("tag taken", "TruncNode: UnaryNode", "TruncNode: UnaryNode = 136", "TruncNode: 0: was 135"),
     ("op retyped", "TruncNode: UnaryNode", "TruncNode: AxisNode", "TruncNode: AxisNode is shared"),
-    ("tag reused", "FlipParams\n}", "FlipParams, My: UnaryNode = 7\n}", "My: tag 7 is not"),
-    ("tag twice", "FlipParams\n}", "FlipParams, My: UnaryNode = 7\n}", "tag 7 is given to 2 ops"),
-    ("tag too large", "FlipParams\n}", "FlipParams, My: UnaryNode = 256\n}", "My: tag 256 is not"),
+    ("tag reused", END, "My: UnaryNode = 7" + END, "My: tag 7 is not"),
+    ("tag twice", END, "My: UnaryNode = 7" + END, "tag 7 is given to 2 ops"),
+    ("tag too large", END, "My: UnaryNode = 256" + END, "My: tag 256 is not"),
     ("comment changed", "// runs at every call", "// runs", None),
 ]
 

@@ -20,6 +20,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from ..serialization import ir
+from ..serialization.generate import FIRST_OWN_OP
 from . import dtypes
 from .bind import bind_arguments
 from .known import folded
@@ -47,14 +48,18 @@ class Interface:
 
 
 class ProgramBuilder:
-    """Lowers the graph of `program` (edge or ATen dialect).
+    """Lowers the graph of `program` (edge or ATen dialect); with `own_nodes` also to nodes that
+    ExecuTorch's own MLX delegate lacks.
 
     Handlers use: `emit`, `constant`, `scalar`, `cast`, `size`, `item`, `trace`, `inline`,
     `chain`, `in_place`, and `out`, the fake value of the node being lowered.
     """
 
-    def __init__(self, program: ExportedProgram, registry: Registry = REGISTRY):
+    def __init__(
+        self, program: ExportedProgram, registry: Registry = REGISTRY, *, own_nodes: bool = False
+    ):
         self.program = program
+        self.own_nodes = own_nodes
         self.registry = registry
         self.chains: list[list[Emitted]] = [[]]
         self.interface = Interface()
@@ -281,6 +286,11 @@ class ProgramBuilder:
         unknown = set(fields) - set(kinds)
         if unknown:
             raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
+        if op.OP_TYPE >= FIRST_OWN_OP and not self.own_nodes:
+            raise Unsupported(
+                f"{op.__name__} is a node that ExecuTorch's own MLX delegate lacks; "
+                "MLXPartitioner(own_nodes=True) asks for it"
+            )
         key = None
         if "out" in kinds and "out" not in fields:
             fields = simplified(self._made, op, fields)
@@ -323,9 +333,12 @@ class ProgramBuilder:
             tensor = torch.tensor(value, dtype=dtype)
             name = f"scalar_{len(self._scalars)}"
             self._scalars[key] = self.constant(name, lambda: tensor, like=tensor)
+            self._scalars[key].number = tensor.item()
         return self._scalars[key]
 
     def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
+        if not shape and not isinstance(value, ValueSlot):
+            return self.scalar(value, dtype)
         if isinstance(value, bool):
             value = int(value)
         scalar_type = dtypes.scalar_type(dtype)
@@ -338,8 +351,8 @@ class ProgramBuilder:
     def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
         if x.dtype == dtype:
             return x
-        if x.space == Space.CONSTANT and x.shape == ():
-            return self.scalar(x.data().to(dtype).item(), dtype)
+        if x.number is not None:
+            return self.scalar(torch.tensor(x.number, dtype=x.dtype).to(dtype).item(), dtype)
         out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
         out.shape = x.shape
         return out
