@@ -1,5 +1,6 @@
 // chat MODEL.pte SECONDS IDS...: every IDS, such as 0,354,264, is a turn of one
-// conversation; an answer has to do with so many seconds.
+// conversation, or one in the place of the last if it begins with ^; an answer has to do
+// with so many seconds.
 #include <executorch_mlx/llm_runner.h>
 
 #include <chrono>
@@ -34,8 +35,17 @@ int main(int argc, char** argv) try {
   executorch_mlx::GenerateConfig config;
   config.max_new_tokens = INT64_MAX;
   std::vector<int64_t> prompt;
+  std::vector<int64_t> prompt_before;
+  int64_t position_before = 0;
   for (int turn = 3; turn < argc; ++turn) {
     std::istringstream ids(argv[turn]);
+    if (ids.peek() == '^') {
+      ids.get();
+      runner.rewind(position_before);
+      prompt = prompt_before;
+    }
+    position_before = runner.position();
+    prompt_before = prompt;
     for (std::string id; std::getline(ids, id, ',');) {
       prompt.push_back(std::stoll(id));
     }

@@ -66,6 +66,21 @@ def test_the_example_keeps_the_conversation(chat, program):
     assert said[1].endswith(f" {len(second)} tokens in the cache")
 
 
+def test_the_example_takes_a_turn_back(chat, program, tmp_path):
+    state = programs.summed_state(64)
+    options = {"tokens": [bytes([65 + i % 26]) for i in range(256)], "get_eos_ids": [20]}
+    path = program("summed_long", programs.summed, state=state, max_context_len=64, **options)
+    want = chat(path, 60, "3,1", "7,7,9")
+    texts, said = chat(path, 60, "3,1", "2,5", "^7,7,9")
+    assert [texts[0], texts[2]] == want[0]
+    assert said[2].split(", ")[2] == want[1][1].split(", ")[2]
+    # A program that cannot go back that far: its caches slide.
+    short = tmp_path / "short.pte"
+    programs.export(short, programs.summed, state=state, max_context_len=64, get_max_rewind=2, **options)
+    with pytest.raises(AssertionError, match="rewind: position 3, expected 0 or 62 to 64"):
+        chat(short, 60, "3,1", "2,5", "^7,7,9")
+
+
 def test_the_example_cancels_from_another_thread(chat, program):
     path = program("endless_text", programs.successor, max_context_len=10**12)
     _, said = chat(path, 0.05, "1", "2")
