@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "borrow.h"
 #include "context.h"
 #include "dtype.h"
 
@@ -194,7 +195,9 @@ std::optional<executorch::runtime::FreeableBuffer> find_data(const NamedDataMap*
   return std::nullopt;
 }
 
-mx::array read_constant(const executorch::runtime::FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name) {
+// A tensor of the named data; `buffer` is what it is made of `in_place`, if it can be.
+mx::array read_constant(
+    executorch::runtime::FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name, bool in_place) {
   const auto order = memory_order(meta);
   check_program(is_plain(order), "constant \"", name, "\": dim_order ", dims(order), " is not the plain one");
   const auto shape = static_shape(meta);
@@ -206,6 +209,11 @@ mx::array read_constant(const executorch::runtime::FreeableBuffer& buffer, const
   check_program(
       bytes == static_cast<__int128>(buffer.size()),
       "constant \"", name, "\": ", buffer.size(), " bytes came for ", describe(meta));
+  if (in_place) {
+    if (auto borrowed = borrow(buffer, shape, dtype)) {
+      return *borrowed;
+    }
+  }
   auto array = allocate(shape, dtype);
   if (buffer.size() != 0) {
     std::memcpy(array.data<char>(), buffer.data(), buffer.size());
@@ -216,7 +224,7 @@ mx::array read_constant(const executorch::runtime::FreeableBuffer& buffer, const
 mx::array first_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
   const auto& meta = program.meta(slot);
   if (auto buffer = find_data(data, program.tensor_names[slot])) {
-    auto contents = read_constant(*buffer, meta, program.tensor_names[slot]);
+    auto contents = read_constant(*buffer, meta, program.tensor_names[slot], /*in_place=*/false);
     buffer->Free();
     return contents;
   }
@@ -224,7 +232,7 @@ mx::array first_contents(const Program& program, uint32_t slot, const NamedDataM
   const auto dtype = dtype_of(meta.scalar_type());
   Context::check_size(shape, dtype);
   auto zeros = allocate(shape, dtype);
-  std::memset(zeros.data<char>(), 0, zeros.nbytes());
+  clear(zeros.data<char>(), zeros.nbytes());
   return zeros;
 }
 
@@ -247,7 +255,7 @@ void load_constants(const Program& program, const NamedDataMap* data, SharedData
         fail(
             Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
       }
-      constant = std::make_shared<const mx::array>(read_constant(*buffer, program.meta(i), name));
+      constant = std::make_shared<const mx::array>(read_constant(*buffer, program.meta(i), name, /*in_place=*/true));
       buffer->Free();
       shared.constants.put(key, constant);
     }

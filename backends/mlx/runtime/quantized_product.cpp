@@ -69,7 +69,10 @@ std::optional<mx::array> quantized_product(
   if (!fits) {
     return std::nullopt;
   }
-  const auto plain = [&](const mx::array& a) { return mx::contiguous(a, /*allow_col_major=*/false, stream); };
+  const auto plain = [&](const mx::array& a) {
+    const bool is_plain = a.is_available() && a.flags().row_contiguous;
+    return is_plain ? a : mx::contiguous(a, /*allow_col_major=*/false, stream);
+  };
   auto shape = x.shape();
   shape.back() = w.shape(0);
   return mx::array(
