@@ -25,6 +25,7 @@ UNARY = {
     "cos": ir.CosNode,
     "cosh": ir.CoshNode,
     "erf": ir.ErfNode,
+    "erfinv": ir.ErfInvNode,
     "exp": ir.ExpNode,
     "expm1": ir.Expm1Node,
     "floor": ir.FloorNode,

@@ -870,6 +870,7 @@ class RandomBitsNode(RandomBitsParams, Op): OP_TYPE = 133
 class UpdateAndAttendNode(UpdateAndAttendParams, Op): OP_TYPE = 134
 class TruncNode(UnaryNode, Op): OP_TYPE = 135
 class FlipNode(FlipParams, Op): OP_TYPE = 136
+class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 # fmt: on
 
 OPS: dict[int, type[Op]] = {op.OP_TYPE: op for op in Op.__subclasses__()}

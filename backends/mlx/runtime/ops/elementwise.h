@@ -172,6 +172,7 @@ constexpr Row kElementwiseRows[] = {
     MLX_ROW(CosNode, unary<mx::cos>),
     MLX_ROW(CoshNode, unary<mx::cosh>),
     MLX_ROW(ErfNode, unary<mx::erf>),
+    MLX_ROW(ErfInvNode, unary<mx::erfinv>),
     MLX_ROW(ExpNode, unary<mx::exp>),
     MLX_ROW(Expm1Node, unary<mx::expm1>),
     MLX_ROW(FloorNode, unary<mx::floor>),
