@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executorch.exir import to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.packed import MLXEmbedding, MLXExperts, MLXLinear
@@ -10,6 +10,7 @@ from executorch_mlx.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
 from oprows import Dyn, bf16, checks, f16, f32, floats, indices, ints, row
 from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
@@ -27,6 +28,14 @@ def groups(q, scale, zero_point):
 
 def blocks(q, scale):
     return dequantize_affine(q, [2, 8], scale, None, torch.int8, output_dtype=f16)
+
+
+def qparams(mapping):
+    return lambda x: torch.ops.torchao.choose_qparams_affine(x, mapping, [1, 8], I8, -128, 127, 1e-6, f32, I8, True)
+
+
+def quantize_affine(x, scale, zero_point):
+    return torch.ops.torchao.quantize_affine(x, [1, 4], scale, zero_point, I8, -8, 7)
 
 
 I8 = torch.int8
@@ -64,6 +73,12 @@ ROWS = [
     row("torchao::dequantize_affine", groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
+    *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)], verified=False)
+      for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
+    row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
+        ints(3, 2, low=-8, high=8, dtype=I8)),
+    row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
+                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], verified=False),
     row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
         floats(2, 3, 64), cases=[(floats(64),)], loose=3),
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
@@ -198,12 +213,22 @@ def test_an_extent_that_no_group_divides_is_spelled_out(delegate):
     assert "QuantizedMatmulNode" not in names(ops)
 
 
-def test_dynamic_activations_stay_behind(delegate):
-    config = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))
-    _, report = lowered(torch.nn.Linear(64, 8), config, f32, torch.randn(2, 64))
-    reasons = {d.target: d.reason for d in report.refused}
-    for op in ("choose_qparams_affine", "quantize_affine"):
-        assert "dynamic" in reasons[f"torchao.{op}.default"]
+@pytest.mark.parametrize("config", (
+    Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)), Int8DynamicActivationInt8WeightConfig(),
+), ids=lambda config: type(config).__name__)
+def test_dynamic_activations(delegate, config):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 32)).eval(), torch.randn(2, 5, 64)
+    quantize_(model, config)
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,), dynamic_shapes=({1: torch.export.Dim("n", min=1, max=16)},))
+    partitioner = MLXPartitioner()
+    edge = EdgeCompileConfig(_check_ir_validity=False)  # _int_mm is not in core ATen
+    program = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=edge).to_executorch()
+    assert not partitioner.explain().refused, partitioner.explain()
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    for inputs in (x, x[:, :1].contiguous()):
+        torch.testing.assert_close(method.execute([inputs])[0], model(inputs).detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 6, 8))
