@@ -5,7 +5,7 @@ the mask goes in with the token, no logit comes out.
 
     .venv/bin/python examples/json_by_schema.py [--schema FILE] [--prompt TEXT] [--seed N]
 
-`make` installs `xgrammar`; elsewhere it is pip install xgrammar.
+`make build` installs `xgrammar`; elsewhere it is pip install xgrammar.
 """
 
 from __future__ import annotations

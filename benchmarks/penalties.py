@@ -1,0 +1,94 @@
+"""What penalties, a bias and a mask of allowed tokens cost before the draw.
+
+    python benchmarks/penalties.py [--vocab 151936] [--repeats 101] [--window 64] [--bias 32]
+
+One row of float32 logits of text, top_k 40, lowered through the delegate; medians of the time
+that the process's CPUs spend, so that others on the machine count little. "more" is what a
+setting costs over the draw alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+
+import torch
+from sampling import load, make_logits
+
+from executorch_mlx import SamplingHead, load_delegate
+
+DRAW = {"temperature": torch.tensor(1.0), "seed": torch.tensor(0), "top_k": torch.tensor(40)}
+
+
+class Head(torch.nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.head, self.names = SamplingHead(torch.nn.Identity()), names
+
+    def forward(self, logits, *values):
+        return self.head(logits, **dict(zip(self.names, values, strict=True)))
+
+
+def settings(vocabulary: int, window: int, bias: int) -> dict[str, dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(0)
+    words = -(-vocabulary // 32)
+    few = torch.zeros(1, words, dtype=torch.int32)
+    few[0, :: words // 5] = 1
+    penalties = {
+        "repetition_penalty": torch.tensor(1.2),
+        "presence_penalty": torch.tensor(0.1),
+        "frequency_penalty": torch.tensor(0.1),
+        "history": torch.randint(vocabulary, (1, window), generator=g),
+    }
+    biases = {
+        "bias_tokens": torch.randint(vocabulary, (bias,), generator=g),
+        "bias_values": torch.randn(bias, generator=g),
+    }
+    everything = {"allowed_tokens": torch.full((1, words), -1, dtype=torch.int32)}
+    return {
+        "draw": {},
+        "penalties": penalties,
+        "bias": biases,
+        "mask, all allowed": everything,
+        "mask, six allowed": {"allowed_tokens": few},
+        "all three": penalties | biases | everything,
+    }
+
+
+def microseconds(calls: dict, repeats: int) -> dict[str, float]:
+    """Of each call, all calls in turn in every round."""
+    times = {name: [] for name in calls}
+    for _ in range(repeats + 3):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            times[name].append(time.process_time() - start)
+    return {name: 1e6 * statistics.median(t[3:]) for name, t in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--vocab", type=int, default=151936, help="tokens in the vocabulary")
+    parser.add_argument("--repeats", type=int, default=101, help="calls that are counted")
+    parser.add_argument("--window", type=int, default=64, help="tokens that the penalties look at")
+    parser.add_argument("--bias", type=int, default=32, help="tokens with a bias")
+    options = parser.parse_args()
+
+    load_delegate()
+    logits = make_logits("text", options.vocab)
+    print(f"V = {options.vocab}, window {options.window}, bias of {options.bias}, float32, B = 1")
+    print(f"{'':20} {'us':>7} {'more':>7}")
+    calls = {}
+    for name, given in settings(options.vocab, options.window, options.bias).items():
+        values = DRAW | given
+        inputs = [logits, *values.values()]
+        calls[name] = functools.partial(load(Head(tuple(values)), tuple(inputs)), inputs)
+    cost = microseconds(calls, options.repeats)
+    for name, value in cost.items():
+        print(f"{name:20} {value:7.0f} {value - cost['draw']:7.0f}")
+
+
+if __name__ == "__main__":
+    main()
