@@ -49,11 +49,18 @@ class Packed(torch.nn.Module):
 
 
 class MLXLinear(Packed):
-    """`[..., K]` → `[..., N]`, with a weight [N, K]."""
+    """`[..., K]` → `[..., N]`, with a weight [N, K] times the number `factor`, if there is one."""
 
-    def __init__(self, *operands, bias: torch.Tensor | None = None, **form):
+    def __init__(
+        self,
+        *operands,
+        bias: torch.Tensor | None = None,
+        factor: torch.Tensor | None = None,
+        **form,
+    ):
         super().__init__(*operands, **form)
         self.bias = _frozen(bias)
+        self.factor = None if factor is None else float(factor)
 
     @property
     def in_features(self) -> int:
@@ -65,6 +72,8 @@ class MLXLinear(Packed):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = custom_quant_ops.quantized_matmul(x, *self.operands())
+        if self.factor is not None:
+            y = y * self.factor
         return y if self.bias is None else y + self.bias
 
 

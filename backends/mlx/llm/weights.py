@@ -52,7 +52,7 @@ def is_mlx(folder: str | Path) -> bool:
     config = json.loads((Path(folder) / "config.json").read_text())
     if "group_size" in config.get("quantization", {}):
         return True
-    files = sorted(Path(folder).glob("*.safetensors"))
+    files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         return False
     with safe_open(files[0], "pt") as file:
@@ -84,7 +84,7 @@ def _load_mlx(folder: Path) -> PreTrainedModel:
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Views of all the mapped files."""
     tensors = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 renamed = name

@@ -1,0 +1,57 @@
+"""NVFP4 and MX weights of torchao's, as MLX has them: the bytes are the same."""
+
+from __future__ import annotations
+
+import torch
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+from torchao.prototype.mx_formats.utils import from_blocked
+
+from ..packing import FLOAT_MODES
+from .packed import MLXLinear, is_linear
+
+
+def use_packed_weights(model: torch.nn.Module) -> list[str]:
+    """Replace linear layers of `model` whose weights are torchao's `NVFP4Tensor` or `MXTensor`, in
+    place, without a detour through full precision; returns their paths.
+
+    Raises ValueError for weights that MLX has no mode for, and for layers that quantize their
+    activations too: MLX multiplies by quantized weights only.
+    """
+    replaced = []
+    for path, layer in list(model.named_modules()):
+        if is_linear(layer) and isinstance(layer.weight, (NVFP4Tensor, MXTensor)):
+            model.set_submodule(path, _packed(path, layer))
+            replaced.append(path)
+    return replaced
+
+
+def _packed(path: str, layer: torch.nn.Linear) -> MLXLinear:
+    weight = layer.weight
+    rows, columns = weight.shape
+    octets = weight.qdata.view(torch.uint8)
+    bits = octets.shape[1] * 8 // columns
+    mode = "nvfp4" if isinstance(weight, NVFP4Tensor) else f"mxfp{bits}"
+    if FLOAT_MODES.get(mode) != (bits, weight.block_size) or _is_e5m2(weight):
+        raise ValueError(
+            f"{path}: {type(weight).__name__} of {bits} bits in blocks of {weight.block_size}; MLX has "
+            f"{', '.join(f'{m} {form}' for m, form in FLOAT_MODES.items())}"
+        )
+    if weight.act_quant_kwargs is not None:
+        raise ValueError(f"{path}: its activations are quantized, MLX has that for weights only")
+    scales = weight.scale.view(torch.uint8)
+    if weight.is_swizzled_scales:
+        scales = from_blocked(scales, rows, columns // weight.block_size)
+    return MLXLinear(
+        octets.contiguous().view(torch.int32),
+        scales.reshape(rows, -1).contiguous(),
+        bias=layer.bias,
+        factor=getattr(weight, "per_tensor_scale", None),
+        bits=bits,
+        group_size=weight.block_size,
+        mode=mode,
+    )
+
+
+def _is_e5m2(weight: torch.Tensor) -> bool:
+    return getattr(weight, "elem_dtype", None) == torch.float8_e5m2

@@ -1,0 +1,68 @@
+"""NVFP4 and MX weights of torchao's, lowered as they are."""
+
+import pytest
+import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch.runtime import Runtime
+from executorch_mlx import MLXPartitioner
+from executorch_mlx.llm.microscaled import use_packed_weights
+from executorch_mlx.serialization.read import read_payload
+from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig, NVFP4WeightOnlyConfig
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+from torchao.quantization import quantize_
+
+
+def nvfp4(scaled):
+    return lambda model: quantize_(model, NVFP4WeightOnlyConfig(use_dynamic_per_tensor_scale=scaled))
+
+
+def mx(dtype):
+    def change(model):
+        model[0].weight = torch.nn.Parameter(MXTensor.to_mx(model[0].weight, dtype), requires_grad=False)
+
+    return change
+
+
+WAYS = {
+    "nvfp4": nvfp4(False),
+    "nvfp4, scaled": nvfp4(True),
+    "mxfp8": mx(torch.float8_e4m3fn),
+    "mxfp4": mx(torch.float4_e2m1fn_x2),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_linear(delegate, way, dtype):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48)).to(dtype).requires_grad_(False).eval()
+    x = torch.randn(2, 3, 64).to(dtype)
+    WAYS[way](model)
+    weight = model[0].weight.dequantize(torch.float32)
+    expected = torch.nn.functional.linear(x.float(), weight, model[0].bias.float())
+    assert use_packed_weights(model) == ["0"]
+    partitioner = MLXPartitioner()
+    lowered = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[partitioner])
+    assert not partitioner.explain().refused, partitioner.explain()
+    program = lowered.to_executorch()
+    (data,) = program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(data.data)).instruction_chains
+    assert chain.instructions[0].op.mode == way.split(",")[0]
+    (actual,) = Runtime.get().load_program(program.buffer).load_method("forward").execute([x])
+    assert actual.dtype == dtype
+    error = (actual.float() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_quantized_activations_are_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48)).to(torch.bfloat16)
+    quantize_(model, MXDynamicActivationMXWeightConfig())
+    with pytest.raises(ValueError, match="0: its activations are quantized"):
+        use_packed_weights(model)
+
+
+def test_what_mlx_has_no_mode_for_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48))
+    mx(torch.float8_e5m2)(model)
+    with pytest.raises(ValueError, match="0: MXTensor of 8 bits in blocks of 32; MLX has"):
+        use_packed_weights(model)
