@@ -49,7 +49,8 @@ def end_ids(tokenizer: Any, folder: str | Path | None = None) -> set[int]:
 
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
     """The ids of `text`; `special`: with those that the model expects around it."""
-    return tokenizer(text, add_special_tokens=special)["input_ids"]
+    # Not verbose: it would warn of the length that the context is checked for.
+    return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
 
 
 def encode_chat(

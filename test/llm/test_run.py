@@ -1,0 +1,151 @@
+"""executorch-mlx run: in a process of its own where signals, pipes and terminals come in."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_llm
+from executorch_mlx.cli.main import main
+from executorch_mlx.llm import LLM
+
+COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main"]
+PROMPT = "Return the value"
+
+
+def run(*arguments, stdin: str = "") -> subprocess.CompletedProcess:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def here(capfd, monkeypatch):
+    """The same in this process, which has imported everything."""
+
+    def run(*arguments, stdin: str = ""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main([str(argument) for argument in arguments])
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def llm(chat_program) -> LLM:
+    return LLM.load(chat_program)
+
+
+def test_help_comes_without_torch():
+    check = "import sys; from executorch_mlx.cli.main import main\n"
+    check += "try: main(['run', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert "--prompt TEXT" in done.stdout and done.stdout.endswith("False\n")
+
+
+def test_the_text_goes_to_stdout_and_metrics_to_stderr(here, chat_program, llm):
+    settings = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 7, "max_new_tokens": 20}
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = here("run", chat_program, "--prompt", PROMPT, *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == llm.generate(PROMPT, **settings).result().text + "\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[length; prompt: ") and "answer: 20 tokens" in line and line.endswith("seed 7]")
+
+
+def test_json(here, chat_program, llm):
+    whole = llm.generate(PROMPT, max_new_tokens=20).result()
+    stop = whole.text[9:14]
+    done = here("run", chat_program, "--prompt", "-", "--json", "--stop", "absent", "--stop", stop, stdin=PROMPT)
+    answer = json.loads(done.stdout)
+    assert answer["text"] == whole.text[: whole.text.index(stop)] and answer["finish"] == "stop"
+    assert answer["tokens"] == whole.tokens[: len(answer["tokens"])]
+    assert answer["metrics"]["generated_tokens"] == len(answer["tokens"])
+    assert done.stderr == ""
+
+
+def test_one_message_of_a_chat(here, chat_program, llm):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    flags = ("--chat", "--system", "Be brief.", "--prompt", PROMPT, "--max-new-tokens", 8)
+    assert here("run", chat_program, *flags).stdout == llm.chat(messages, max_new_tokens=8).result().text + "\n"
+
+
+def test_a_piped_chat(chat_program, llm):
+    """Two turns over one cache, a new chat, a command that is none, and the end before the last line."""
+    lines = ["Return", "", "More", "/clear", "/nonsense", "Return", "/exit", "Never"]
+    done = run("run", chat_program, "--json", "--max-new-tokens", 8, stdin="\n".join(lines))
+    assert done.returncode == 0, done.stderr
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    messages = [{"role": "user", "content": "Return"}]
+    assert first["tokens"] == third["tokens"] == llm.chat(messages, max_new_tokens=8).result().tokens
+    messages += [{"role": "assistant", "content": first["text"]}, {"role": "user", "content": "More"}]
+    assert second["tokens"] == llm.chat(messages, max_new_tokens=8).result().tokens
+    assert [answer["metrics"]["cached_tokens"] for answer in (first, second)] == [0, first["metrics"]["prompt_tokens"]]
+    assert done.stderr.startswith("/nonsense is no command; /clear begins a new chat")
+
+
+def test_a_chat_on_a_terminal(chat_program, llm):
+    """Ctrl-C ends the answer, not the chat; Ctrl-D leaves."""
+    controller, terminal = pty.openpty()
+    command = [*COMMAND, "run", chat_program, "--max-new-tokens", "8"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    seen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(controller, 4096)
+        seen = seen.partition(text)[2]
+
+    until(b"> ")
+    process.send_signal(signal.SIGINT)  # nothing to end: a new line
+    until(b"> ")
+    os.write(controller, b"Return\n")
+    until(b"[length; prompt: ")
+    until(b"> ")
+    os.write(controller, b"\x04")
+    assert process.wait(timeout=60) == 0
+    os.close(controller)
+
+
+def test_ctrl_c_keeps_what_was_printed(chat_program, llm):
+    command = [*COMMAND, "run", chat_program, "--prompt", PROMPT]
+    # The answer has no end of its own before the context is full.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    text = (first + out).decode()
+    assert process.returncode == 130, err
+    whole = llm.generate(PROMPT).result()
+    assert text.endswith("\n") and whole.text.startswith(text[:-1]) and 0 < len(text) - 1 < len(whole.text)
+    assert err.decode().startswith("[cancelled; prompt: ")
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--prompt", "x", "--system", "y"], "--system belongs to a chat: add --chat"),
+        (["--prompt", "x", "--top-k", "5"], "top_k is not among the parameters that rows.pte was exported with"),
+        (["--prompt", "x", "--tokenizer", str(small_llm.DEMO), "--chat"], "has no chat template"),
+        (["--tokenizer", str(small_llm.DEMO)], "has no chat template"),
+        (["--prompt", "x " * small_llm.CONTEXT], f"expected 1 to {small_llm.CONTEXT}"),
+    ],
+)
+def test_what_cannot_be_done_is_said(here, rows_program, arguments, told):
+    done = here("run", rows_program, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("executorch-mlx: ") and told in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_no_file_and_no_program(here, tmp_path):
+    done = here("run", tmp_path / "none.pte", "--prompt", "x")
+    assert done.returncode == 1 and "No such file" in done.stderr
+    Path(tmp_path / "text.pte").write_text("no program at all, but long enough to be looked at" * 9)
+    done = here("run", tmp_path / "text.pte", "--prompt", "x")
+    assert done.returncode == 1 and f"executorch-mlx: {tmp_path}/text.pte: " in done.stderr
