@@ -38,6 +38,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     sampling.add_argument("--penalties", type=int, default=0, metavar="N", help="take penalties over the last N tokens")
     sampling.add_argument("--logit-bias", type=int, default=0, metavar="K", help="take a bias for up to K tokens")
     sampling.add_argument("--allowed-tokens", action="store_true", help="take a mask of allowed tokens")
+    parser.add_argument("--portable", action=argparse.BooleanOptionalAction, default=True,
+                        help="use only nodes that ExecuTorch's own MLX delegate has")
     parser.set_defaults(run=run)
 
 
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
                     logit_bias=options.logit_bias,
                     allowed_tokens=options.allowed_tokens,
                 ),
+                portable=options.portable,
                 progress=progress.begin,
             )
             progress.begin("write")

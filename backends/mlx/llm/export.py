@@ -59,6 +59,7 @@ def export_llm(
     batch: int = 1,
     outputs: str = "head",
     sampling: Sampling = Sampling(),
+    portable: bool = True,
     progress: Any = lambda step: None,
 ) -> ExportedLLM:
     """Export `model`, a Hugging Face folder, a hub id or a loaded model, for MLX.
@@ -76,6 +77,7 @@ def export_llm(
     - `batch`: how many sequences run side by side.
     - `outputs`: `head`, a program that returns tokens; `logits`; or `both`, as two methods.
     - `sampling`: which parameters the head takes.
+    - `portable`: use only nodes that ExecuTorch's own MLX delegate has, so that it runs the file.
     - `progress` is called with the name of each long step before it begins.
 
     Raises ValueError naming the argument that is out of its range.
@@ -123,7 +125,7 @@ def export_llm(
         methods[name] = _export(method, chunk, inputs)
     constants = metadata(model, tokenizer, decoder, chunk, sampling, head=outputs != "logits")
     progress("lower")
-    partitioner = MLXPartitioner()
+    partitioner = MLXPartitioner(own_nodes=not portable)
     lowered = to_edge_transform_and_lower(
         methods,
         partitioner={name: [partitioner] for name in methods},
