@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..llm import Generation
 
@@ -112,19 +112,24 @@ class CompletionRequest(Options):
         return self.prompt
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: str
-
-
 class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[TextPart]
+    content: str
     name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, content: Any) -> Any:
+        """A text may come in parts."""
+        if not isinstance(content, list):
+            return content
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise ValueError(f"a part is {kind!r}, expected text")
+        return "".join(part["text"] for part in content)
 
     @model_validator(mode="after")
     def _only_text(self) -> Message:
@@ -134,10 +139,7 @@ class Message(BaseModel):
         return self
 
     def plain(self) -> dict[str, str]:
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text)
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+        return {"role": self.role, "content": self.content} | ({"name": self.name} if self.name else {})
 
 
 class ChatRequest(Options):

@@ -1,0 +1,25 @@
+"""One server for a module of tests, and OpenAI's own client for it."""
+
+import openai
+import pytest
+import served
+
+
+@pytest.fixture(scope="module")
+def server(chat_program):
+    with served.serve(chat_program) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def llm(chat_program):
+    """The same model beside the server."""
+    from executorch_mlx.llm import LLM
+
+    return LLM.load(chat_program)

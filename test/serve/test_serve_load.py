@@ -1,0 +1,178 @@
+"""Many clients at once, some of whom leave."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+
+import openai
+import pytest
+import served
+import small_llm
+from executorch_mlx.llm import LLM, Generation
+from executorch_mlx.serve.worker import Busy, Job, Worker
+from served import NAME
+
+COUNT = 20
+TOKENS = 12
+
+
+def until(condition) -> None:
+    """Waits for what has to come; the test's own time limit is the machine's patience."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def resident() -> int:
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+async def stream(client: openai.AsyncOpenAI, number: int) -> str | None:
+    """The text of stream `number`; every other one is left after three pieces and gives None."""
+    leaves = number % 2 == 1
+    chunks = await client.completions.create(
+        model=NAME,
+        prompt=[5, number + 10],
+        seed=number,
+        max_tokens=small_llm.CONTEXT if leaves else TOKENS,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    pieces = []
+    async for chunk in chunks:
+        pieces.append(chunk.choices[0].text)
+        if leaves and len(pieces) == 3:
+            await chunks.close()
+            return None
+    return "".join(pieces)
+
+
+async def streams(url: str) -> list[str | None]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*(stream(client, number) for number in range(COUNT)))
+
+
+def test_half_of_the_streams_are_dropped_and_the_others_complete(chat_program):
+    alone = LLM.load(chat_program)
+    expected = [
+        alone.generate([5, n + 10], seed=n, temperature=1.0, max_new_tokens=TOKENS, ignore_eos=True).result().text
+        for n in range(0, COUNT, 2)
+    ]
+    with served.serve(chat_program) as server:
+        threads, memory = [], []
+        for _ in range(3):
+            texts = asyncio.run(streams(server.url))
+            assert texts[::2] == expected and texts[1::2] == [None] * (COUNT // 2)
+            until(lambda: server.worker.count() == (0, 0))
+            dropped = [g for g in server.generations if g.finish == "cancelled"]
+            assert len(server.generations) == COUNT and len(dropped) == COUNT // 2
+            assert all(3 <= len(g.tokens) < small_llm.CONTEXT - 10 for g in dropped)
+            threads.append(threading.active_count())
+            # Nobody but this test holds an answer any more.
+            answers = [weakref.ref(generation) for generation in server.generations]
+            server.generations.clear()
+            del dropped
+            gc.collect()
+            assert [answer() for answer in answers] == [None] * COUNT
+            memory.append(resident())
+    assert threads[0] == threads[1] == threads[2]
+    # It grew by 0.2 MB in the second round and less in the others; a cache of the model has 0.5.
+    assert memory[2] - memory[0] < 4e6
+
+
+def test_a_client_that_leaves_the_queue_makes_room(server, llm):
+    """Not a stream: its answer would have come in one piece."""
+
+    async def leave():
+        gate = threading.Event()
+        running = server.worker.submit(held(llm, gate))
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            waiting = asyncio.create_task(client.completions.create(model=NAME, prompt=[7, 8]))
+            while server.worker.count() != (1, 1):
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            while server.worker.count() != (1, 0):  # while the model is still held
+                await asyncio.sleep(0.01)
+        running.cancel()
+        gate.set()
+        await collected(running)
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+
+
+# The queue -----------------------------------------------------------------------------
+
+
+def held(llm: LLM, gate: threading.Event) -> Generation:
+    """An answer that waits for `gate` before every token."""
+    return llm.generate([5], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=50)
+
+
+async def collected(job: Job) -> list[int]:
+    return [token.id async for token in job.tokens()]
+
+
+def test_turns(llm):
+    """One runs, `limit` wait, one more is refused; who leaves makes room at once."""
+
+    async def turns():
+        gate, worker = threading.Event(), Worker(limit=2)
+        try:
+            running = worker.submit(held(llm, gate))
+            until(lambda: worker.count() == (1, 0))
+            second, third = (worker.submit(llm.generate([6, n], max_new_tokens=3)) for n in (1, 2))
+            with pytest.raises(Busy, match="2 requests are waiting already"):
+                worker.submit(llm.generate([7]))
+            second.cancel()
+            assert worker.count() == (1, 1)
+            assert await collected(second) == [] and second.generation.finish is None
+            fourth = worker.submit(llm.generate([8], max_new_tokens=3))
+            running.cancel()
+            gate.set()
+            assert len(await collected(running)) <= 1 and running.generation.finish == "cancelled"
+            for job, prompt in ((third, [6, 2]), (fourth, [8])):
+                assert await collected(job) == llm.generate(prompt, max_new_tokens=3).result().tokens
+        finally:
+            gate.set()
+            worker.close()
+        with pytest.raises(Busy, match="shutting down"):
+            worker.submit(llm.generate([7]))
+
+    asyncio.run(turns())
+
+
+def test_closing_ends_what_runs_and_what_waits(llm):
+    async def closing():
+        gate, worker = threading.Event(), Worker(limit=2)
+        running, waiting = (worker.submit(held(llm, gate)) for _ in range(2))
+        until(lambda: worker.count() == (1, 1))
+        worker.close()
+        gate.set()
+        assert len(await collected(running)) <= 1 and await collected(waiting) == []
+
+    asyncio.run(closing())
+
+
+def test_a_step_that_fails_is_the_clients_to_know(llm):
+    async def failing():
+        worker = Worker(limit=1)
+        job = worker.submit(llm.generate([5], allowed_tokens=lambda answer: [1.5]))
+        with pytest.raises(ValueError, match="allowed_tokens gave"):
+            await collected(job)
+        assert len(await collected(worker.submit(llm.generate([5], max_new_tokens=2)))) == 2
+        worker.close()
+
+    asyncio.run(failing())
+
+
+def test_a_full_queue_is_the_servers_to_say(chat_program):
+    with served.serve(chat_program, queue=0) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="0 requests are waiting already") as caught:
+                client.completions.create(model=NAME, prompt=[5])
+    assert caught.value.status_code == 503 and caught.value.code == "overloaded"

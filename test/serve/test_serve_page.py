@@ -1,0 +1,119 @@
+"""The chat page in headless Chromium, driven by chromedriver over W3C WebDriver."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import small_llm
+
+BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no chromium with its chromedriver here")
+
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+ENTER = "\ue007"
+
+
+class Page:
+    """A page in a browser of its own."""
+
+    def __init__(self, session: httpx.Client, prefix: str):
+        self._session, self._prefix = session, prefix
+
+    def _post(self, path: str, body: dict):
+        response = self._session.post(f"{self._prefix}/{path}", json=body)
+        response.raise_for_status()
+        return response.json()["value"]
+
+    def open(self, url: str) -> None:
+        self._post("url", {"url": url})
+
+    def js(self, expression: str):
+        return self._post("execute/sync", {"script": f"return {expression}", "args": []})
+
+    def type(self, selector: str, text: str) -> None:
+        (element,) = self._post("element", {"using": "css selector", "value": selector}).values()
+        self._post(f"element/{element}/value", {"text": text})
+
+    def click(self, selector: str) -> None:
+        (element,) = self._post("element", {"using": "css selector", "value": selector}).values()
+        self._post(f"element/{element}/click", {})
+
+    def bubbles(self) -> list[tuple[str, str]]:
+        return [tuple(pair) for pair in self.js("[...document.querySelectorAll('#chat > div')].map(d => [d.className, d.textContent])")]
+
+    def until(self, expression: str) -> None:
+        deadline = time.monotonic() + 60
+        while not self.js(expression):
+            assert time.monotonic() < deadline, (expression, self.bubbles())
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def page(server, tmp_path_factory) -> Iterator[Page]:
+    log = tmp_path_factory.mktemp("chromedriver") / "log"
+    process = subprocess.Popen([DRIVER, "--port=0", f"--log-path={log}"], stdout=subprocess.PIPE, text=True)
+    try:
+        port = next(line.split()[-1].rstrip(".") for line in process.stdout if "started successfully on port" in line)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as session:
+            options = {"binary": BROWSER, "args": FLAGS}
+            asked = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
+            response = session.post("/session", json=asked)
+            response.raise_for_status()
+            prefix = f"/session/{response.json()['value']['sessionId']}"
+            page = Page(session, prefix)
+            page.open(f"{server.url}/")
+            page.until("model !== null")
+            yield page
+            session.delete(prefix)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_bears_the_models_name(page):
+    assert page.js("document.title") == page.js("document.getElementById('model').textContent") == "small"
+
+
+def test_two_turns(page, llm):
+    page.js("(document.getElementById('temperature').value = 0, document.getElementById('most').value = 9)")
+    page.type("#text", "Return" + ENTER)
+    page.until("document.getElementById('state').textContent.startsWith('9 tokens')")
+    messages = [{"role": "user", "content": "Return"}]
+    first = llm.chat(messages, max_new_tokens=9).result().text
+    page.until("running === null")
+    assert page.bubbles() == [("user", "Return"), ("assistant", first)]
+    page.type("#text", "More")
+    page.click("#send")
+    page.until("messages.length === 4")
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
+    assert page.bubbles()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
+    page.click("#clear")
+    assert page.bubbles() == [] and page.js("messages.length") == 0
+
+
+def test_a_long_answer_is_stopped(page, server):
+    page.js("document.getElementById('most').value = ''")
+    page.type("#text", "Go on" + ENTER)
+    page.until("document.querySelector('.assistant')?.textContent.length > 10")
+    page.click("#send")  # which says Stop
+    page.until("running === null && document.getElementById('state').textContent === 'stopped'")
+    generation = server.generations[-1]
+    deadline = time.monotonic() + 60
+    while generation.finish is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert generation.finish == "cancelled" and len(generation.tokens) < small_llm.CONTEXT - 10
+    page.click("#clear")
+
+
+def test_an_error_is_shown_and_the_message_forgotten(page):
+    page.js("document.getElementById('most').value = 5")
+    page.js("document.getElementById('text').value = 'x '.repeat(2000)")
+    page.click("#send")
+    page.until("document.querySelector('.error') !== null")
+    assert f"expected 1 to {small_llm.CONTEXT}" in page.js("document.querySelector('.error').textContent")
+    assert page.js("messages.length") == 0
