@@ -29,6 +29,7 @@ def counter(name="b1", initial=None, negated=False, init_chain=False, size=2):
     """Adds its input to a buffer and returns that, or its negative."""
     g = Graph()
     x, total = g.input((size,)), g.buffer((size,), initial=initial)
+    g.buffers = [total]
     g.names[total.idx] = name
     if initial is not None:
         g.data = {name: initial}
@@ -120,7 +121,9 @@ def test_constants_are_in_memory_and_in_the_file_once():
     methods = Methods(program)
     for name in names:
         assert getattr(methods, name)(ONE) == [[1, 2]]
-    assert 4 * size <= mx.get_active_memory() - before < 5 * size
+    # Where the file's own memory can be used nothing is copied at all.
+    assert mx.get_active_memory() - before < 5 * size
+    # A constant outlives the method that has read it.
     methods.unload("forward")
     assert methods.sample(ONE) == [[1, 2]]
     del methods
@@ -175,6 +178,48 @@ def test_a_failed_call_of_one_leaves_the_other_alone(capfd):
         both.sample(ONE, bad)
     assert both.forward(ONE) == [[3, 3]]
     assert "index 9 is outside [-2, 2)" in capfd.readouterr().err
+
+
+def losing(negated=False):
+    """Adds to the buffer; with a second input of 1, also what no kernel of MLX's CPU does."""
+    g = counter(negated=negated)
+    flag, chosen, y = g.input((1,), torch.bool), g.value(), g.temp()
+    wide = g.constant(torch.ones(1, 2, 2, dtype=torch.float64))
+    which = g.constant(torch.tensor([0], dtype=torch.int32))
+    bad = g.chain(
+        ir.GatherMmNode(a=wide, b=wide, out=y, lhs_indices=which, rhs_indices=which),
+        ir.AsTypeNode(x=y, out=y, scalar_type=6),
+        ir.SliceNode(x=y, out=y, axis=lit(0), start=lit(0), stop=lit(1)),
+        ir.ReshapeNode(x=y, out=y, shape=[lit(4)]),
+        ir.SliceNode(x=y, out=y, axis=lit(0), start=lit(0), stop=lit(2)),
+        ir.AddNode(a=g.buffers[0], b=y, out=g.buffers[0]),
+    )
+    condition = ir.IntOrVid(vid=chosen, is_vid=True)
+    g.emit(
+        ir.ItemIntNode(x=flag, out=chosen),
+        ir.IfNode(cond=condition, then_chain_idx=bad, else_chain_idx=g.chain()),
+    )
+    return g
+
+
+def test_a_buffer_that_an_evaluation_lost_is_lost_to_both(capfd):
+    """The first call of a method can be undone, later ones not: they update in place."""
+    both = Methods(pte({"forward": losing(), "sample": losing(negated=True), "other": counter("b2")}))
+    good, bad = torch.tensor([False]), torch.tensor([True])
+    with pytest.raises(RuntimeError):
+        both.forward(ONE, bad)
+    assert [both.forward(ONE, good), both.sample(ONE, good), both.other(ONE)] == [[[1, 1]], [[-2, -2]], [[1, 1]]]
+    for call in (both.sample, both.forward):
+        with pytest.raises(RuntimeError):
+            call(ONE, bad)
+    capfd.readouterr()
+    for call in (both.forward, both.sample):
+        with pytest.raises(RuntimeError):
+            call(ONE, good)
+        assert "the mutable buffers were lost in a failed evaluation" in capfd.readouterr().err
+    assert both.other(ONE) == [[2, 2]]
+    both.unload("forward"), both.unload("sample")
+    assert both.sample(ONE, good) == [[-1, -1]]
 
 
 def test_a_load_that_fails_leaves_the_others_alone(capfd):
