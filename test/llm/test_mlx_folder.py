@@ -100,6 +100,17 @@ def test_a_tied_head_has_the_very_weights_of_the_embedding(folders):
         assert getattr(head, name) is getattr(embedding, name)
 
 
+def test_a_folder_may_hold_several_files(folders, tmp_path):
+    source = folders["qwen3"][0]
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    tensors = sorted(load_file(source / "model.safetensors").items())
+    for part, file in enumerate(("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")):
+        save_file(dict(tensors[part::2]), tmp_path / file)
+    whole, split = load_causal_lm(source), load_causal_lm(tmp_path)
+    for (name, a), (_, b) in zip(whole.state_dict().items(), split.state_dict().items(), strict=True):
+        assert a.equal(b), name
+
+
 def test_another_dtype_casts_what_was_learnt_only(folders):
     model = load_causal_lm(folders["qwen3"][0], dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16, torch.int32}

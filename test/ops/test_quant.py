@@ -73,7 +73,8 @@ ROWS = [
     row("torchao::dequantize_affine", groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
-    *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)], verified=False)
+    *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)], verified=False,
+          dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
       for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
     row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
         ints(3, 2, low=-8, high=8, dtype=I8)),
@@ -139,8 +140,9 @@ def names(ops):
 
 
 @pytest.mark.parametrize("dtype", BARS, ids=str)
-@pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("granularity, mapping", [
+    ("32", "symmetric"), ("32", "zero_points"), ("64", "zero_points"), ("128", "symmetric"), ("row", "zero_points"),
+])
 @pytest.mark.parametrize("width", (torch.int4, torch.int8), ids=str)
 def test_linear(delegate, width, granularity, mapping, dtype):
     config = IntxWeightOnlyConfig(width, GRANULARITIES[granularity], MAPPINGS[mapping])
@@ -152,8 +154,7 @@ def test_linear(delegate, width, granularity, mapping, dtype):
 
 @pytest.mark.parametrize("dtype", BARS, ids=str)
 @pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("width", (torch.int4, torch.int8), ids=str)
+@pytest.mark.parametrize("width, granularity", [(torch.int4, "32"), (torch.int8, "row")], ids=str)
 def test_embedding(delegate, width, granularity, mapping, dtype):
     config = IntxWeightOnlyConfig(width, GRANULARITIES[granularity], MAPPINGS[mapping])
     ops = check(torch.nn.Embedding(20, 128), config, dtype, torch.tensor([[3, 0, 19], [7, 7, 1]]))
