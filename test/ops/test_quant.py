@@ -6,6 +6,7 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.packed import MLXEmbedding, MLXExperts, MLXLinear
+from executorch_mlx.llm.quantize import quantize_model
 from executorch_mlx.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
 from oprows import Dyn, bf16, checks, f16, f32, floats, indices, ints, row
@@ -193,10 +194,18 @@ class Tied(torch.nn.Module):
         return self.head(self.embedding(tokens))
 
 
-def test_a_tied_weight_is_stored_once(delegate):
-    model, tokens = Tied().eval(), torch.tensor([[3, 0, 95]])
-    config = IntxWeightOnlyConfig(torch.int4, PerGroup(32))
-    quantize_(model, config, lambda module, name: hasattr(module, "weight"))
+def by_torchao(model):
+    quantize_(model, IntxWeightOnlyConfig(torch.int4, PerGroup(32)), lambda module, name: hasattr(module, "weight"))
+
+
+def by_us(model):
+    quantize_model(model, 4, 32)
+
+
+@pytest.mark.parametrize("change, dtype", [(by_torchao, f32), (by_us, f32), (by_us, bf16)])
+def test_a_tied_weight_is_stored_once(delegate, change, dtype):
+    model, tokens = Tied().to(dtype).eval(), torch.tensor([[3, 0, 95]])
+    change(model)
     length = torch.export.Dim("length", min=1, max=32)
     exported = torch.export.export(model, (tokens,), dynamic_shapes=({1: length},))
     manager = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()])
@@ -204,8 +213,9 @@ def test_a_tied_weight_is_stored_once(delegate):
     (delegate_,) = program.executorch_program.backend_delegate_data
     assert read_payload(bytes(delegate_.data)).num_constant_tensors == 3
     method = Runtime.get().load_program(program.buffer).load_method("forward")
+    tolerance = 1e-4 if dtype == f32 else 5e-2
     for x in (tokens, tokens[:, :1].contiguous()):
-        torch.testing.assert_close(method.execute([x])[0], model(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(method.execute([x])[0], model(x), rtol=tolerance, atol=tolerance)
 
 
 def test_an_extent_that_no_group_divides_is_spelled_out(delegate):
