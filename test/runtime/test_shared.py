@@ -65,6 +65,15 @@ def test_two_programs_are_apart():
     assert one.sample(ONE) == [[-3, -3]]
 
 
+def test_two_buffers_of_one_name_are_refused(capfd):
+    g = counter()
+    again = g.buffer((2,))
+    g.names[again.idx] = "b1"
+    with pytest.raises(RuntimeError):
+        g.load()
+    assert "two mutable buffers are float32[2] b1" in capfd.readouterr().err
+
+
 def test_other_names_and_other_shapes_are_apart():
     wide = Methods(pte({"forward": counter(), "other": counter("b2"), "wide": counter(size=3)}))
     assert wide.forward(ONE) == wide.other(ONE) == [[1, 1]]

@@ -3,6 +3,7 @@
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
 #include <cstring>
+#include <set>
 
 #include "borrow.h"
 #include "context.h"
@@ -271,14 +272,17 @@ void load_buffers(
     State& state) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  std::set<std::string> names;
   for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
-    const char* name = program.tensor_names[i];
-    auto buffer = name == nullptr ? nullptr : session.buffers.find(shared_name(program, i));
+    const std::string name = shared_name(program, i);
+    const bool is_named = program.tensor_names[i] != nullptr;
+    check_program(!is_named || names.insert(name).second, "two mutable buffers are ", name);
+    auto buffer = is_named ? session.buffers.find(name) : nullptr;
     const bool is_new = buffer == nullptr;
     if (is_new) {
       buffer = std::make_shared<Buffer>();
-      if (name != nullptr) {
-        session.buffers.put(shared_name(program, i), buffer);
+      if (is_named) {
+        session.buffers.put(name, buffer);
       }
     }
     state.attach(i, std::move(buffer));
