@@ -30,7 +30,6 @@ WITHOUT_ROW = {
     "torch.sym_not": "part of a check",
     "torchao.choose_qparams_affine.default": "refused; the host has no kernel",
     "torchao.quantize_affine.default": "refused; the host has no kernel",
-    "higher_order.while_loop": "refused; ExecuTorch has none either",
     **{f"operator.{n}": "part of a check" for n in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
 }
 

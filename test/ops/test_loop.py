@@ -1,13 +1,14 @@
-"""Scans; loops that stay with ExecuTorch."""
+"""Scans, and loops that end by what they compute."""
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import checks, f32, floats, row
+from oprows import checks, data, f32, floats, row
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 ONE = (f32,)
+OURS = {"fused": ["WhileNode"]}
 
 
 def running(init, xs):
@@ -37,19 +38,47 @@ class Halve(torch.nn.Module):
         return while_loop(lambda x: x.sum() > 1, lambda x: (x * 0.5,), (x,))
 
 
+class Newton(torch.nn.Module):
+    """A root of `a`, with what the body only reads; and how many steps it took."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, a):
+        def goes_on(steps, x):
+            return torch.logical_and((x * x - a).abs().max() > 1e-4, steps < 50)
+
+        def step(steps, x):
+            return steps + 1, self.factor * (x + a / x)
+
+        return while_loop(goes_on, step, (torch.tensor(0), torch.ones_like(a)))
+
+
+def exchanged(a, b):
+    """The parts of the carry change places, and what the loop gave is used again."""
+    a, b, n = while_loop(
+        lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0))
+    )
+    return a * 2, b - a, n
+
+
 ROWS = [
     row("higher_order.scan", running, floats(3), floats(5, 3), dtypes=ONE),
     row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=ONE),
     row("higher_order.scan/parameters", Recurrent(), floats(2, 4), floats(5, 2, 2), dtypes=ONE),
+    row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=ONE, loose=4, **OURS),
+    row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)], dtypes=ONE, **OURS),
+    row("higher_order.while_loop/exchange", exchanged, floats(2), floats(2), dtypes=ONE, **OURS),
 ]
 
 test_row = checks(ROWS)
 
 
-def test_while_loop_is_refused_with_a_reason():
-    """ExecuTorch lowers none either, so that there is no program to run."""
+def test_while_loop_has_to_be_asked_for():
+    """ExecuTorch has none either, so that there is no program to run."""
     partitioner = MLXPartitioner()
     program = torch.export.export(Halve(), (torch.ones(3),))
     to_edge_transform_and_lower(program, partitioner=[partitioner])
     (reason,) = {d.reason for d in partitioner.explain().refused if "while_loop" in d.target}
-    assert "no loop that ends by what it computes" in reason
+    assert "own_nodes=True" in reason

@@ -11,8 +11,9 @@ from .program import Emitted, ProgramBuilder
 from .slots import Slot, Space, TensorSlot
 
 _RESULTS = ("out", "outs")
-_CONTROL = (ir.IfNode, ir.ScanNode)
-_CHAINS = ("then_chain_idx", "else_chain_idx", "body_chain_idx")
+_LOOPS = (ir.ScanNode, ir.WhileNode)
+_CONTROL = (ir.IfNode, *_LOOPS)
+_CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
@@ -53,7 +54,7 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
     """Temporary → the first and the last moment that touches it.
 
     Moments count instructions as if the chains of an if stood one after the other before it: what
-    runs is a part of that line, in its order. A scan goes back: what it or its body touches is in
+    runs is a part of that line, in its order. A loop goes back: what it or its body touches is in
     use from its begin to its end.
     """
     lives: dict[TensorSlot, tuple[int, int]] = {}
@@ -68,7 +69,7 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
                 if name in emitted.fields:
                     inner |= visit(builder.chains[emitted.fields[name]])
             own = {s for value in emitted.fields.values() for s in slots_in(value) if _is_temporary(s)}
-            again = emitted.op is ir.ScanNode
+            again = issubclass(emitted.op, _LOOPS)
             for slot in own | inner if again else own:
                 first, last = lives.get(slot, (now, now))
                 lives[slot] = min(first, begin if again else now), max(last, now)

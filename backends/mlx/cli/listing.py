@@ -12,7 +12,7 @@ from ..serialization import ir
 SPACES = ("constant", "input", "output", "buffer", "temporary")
 # Fields that an instruction writes. A scan also writes its slices, before each step.
 RESULTS = ("out", "outs", "outputs", "sliced")
-_CHAINS = ("then_chain_idx", "else_chain_idx", "body_chain_idx")
+_CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 _DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # builder/assemble.py puts it behind a constant's name
 
 Slot = ir.Tid | ir.Vid

@@ -108,12 +108,10 @@ def expand_dims(n, t):
 
 def squeeze(n, t):
     shape = t.shape(n.x)
-    if n.dims:
-        gone = {d % len(shape) for d in n.dims}
-    elif None in shape:
+    asked = {d % len(shape) for d in n.dims} if n.dims else set(range(len(shape)))
+    if any(shape[i] is None for i in asked):
         raise Unknown
-    else:
-        gone = {i for i, d in enumerate(shape) if d == 1}
+    gone = {i for i in asked if shape[i] == 1}
     return Type(tuple(d for i, d in enumerate(shape) if i not in gone), t.dtype(n.x))
 
 
@@ -156,7 +154,12 @@ def repeat(n, t):
 
 
 def split(n, t):
-    return [Type(_with(t.shape(n.x), n.axis, size), t.dtype(n.x)) for size in _dims(n.sizes, t)]
+    shape, sizes, parts = t.shape(n.x), list(_dims(n.sizes, t)), len(n.outs)
+    if len(sizes) == 1 and parts > 1:  # of each part, and the last is what is left
+        width, extent = sizes[0], shape[n.axis]
+        rest = None if None in (width, extent) else extent - width * (parts - 1)
+        sizes = [width] * (parts - 1) + [rest]
+    return [Type(_with(shape, n.axis, size), t.dtype(n.x)) for size in sizes]
 
 
 def concatenate(n, t):
@@ -301,12 +304,16 @@ def _table(*families: tuple[Rule, str]) -> dict[str, Rule]:
     return {name: rule for rule, names in families for name in names.split()}
 
 
-RULES: dict[str, Rule] = _table(
+# What has no rule below but takes one operand and no more, as functions of a number do.
+_UNARY = {
+    op.NAME.removesuffix("Node"): floating for op in ir.OPS.values() if issubclass(op, ir.UnaryNode)
+}
+
+RULES: dict[str, Rule] = _UNARY | _table(
     (same(), "IdCopy Contiguous Abs Neg Sign Square Floor Ceil Trunc BitwiseInvert Round Roll Flip"),
     (same(), "Sort Partition Cumsum Tril Triu RMSNorm LayerNorm Rope ScatterAdd"),
     (same("dst"), "SliceUpdate IndexCopy"),
-    (floating, "Arccos Arccosh Arcsin Arcsinh Arctan Arctanh Cos Cosh Erf Exp Expm1 Log Log10 Log1p Log2"),
-    (floating, "Reciprocal Rsqrt Sigmoid Silu Sin Sinh Sqrt Tan Tanh Gelu Softmax"),
+    (floating, "Gelu Softmax"),
     (lambda n, t: Type(t.shape(n.x), "bool"), "LogicalNot"),
     (lambda n, t: Type(t.shape(n.x), "uint32"), "Argsort ArgPartition"),
     (lambda n, t: Type(t.shape(n.x), dtype_name(n.scalar_type)), "AsType"),

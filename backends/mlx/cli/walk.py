@@ -70,6 +70,10 @@ class _Walk:
         if row.op == "If":
             self.steps.append(step)
             self._branches(row)
+        elif row.op == "While":
+            self.steps.append(step)
+            for chain in row.chains:
+                self._chain(chain)
         elif row.op == "Scan":
             self._scan(row, step)
             self.steps.append(step)

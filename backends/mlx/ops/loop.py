@@ -1,4 +1,5 @@
-"""Loops. MLX's IR has the scan, whose length is that of its inputs."""
+"""Loops. MLX's IR has the scan, whose length is that of its inputs; a loop that ends by what it
+computes is a node of ours."""
 
 from __future__ import annotations
 
@@ -42,4 +43,22 @@ def _copy(P, value, slot):
 
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
 def while_loop(P, arguments):
-    raise Unsupported("while_loop: MLX's IR has no loop that ends by what it computes")
+    condition, body, init, additional = arguments
+    if not all(isinstance(a, TensorSlot) for a in init):
+        raise Unsupported("while_loop over numbers")
+    carry = [P.fresh(v) for v in P.out]
+    for slot, value in zip(carry, init, strict=True):
+        _copy(P, P.cast(value, slot.dtype), slot)
+    with P.chain() as conditions:
+        (going,) = P.inline(condition, [*carry, *additional])
+        going = P.item(going) if isinstance(going, TensorSlot) else going
+    with P.chain() as bodies:
+        results = P.inline(body, [*carry, *additional])
+        # Read all of the old carry before any of it is written.
+        results = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
+        for result, slot in zip(results, carry, strict=True):
+            _copy(P, result, slot)
+    P.emit(
+        ir.WhileNode, cond=going, carry=carry, cond_chain_idx=conditions, body_chain_idx=bodies
+    )
+    return carry

@@ -182,6 +182,9 @@ std::vector<int64_t> callees(const fb::Instruction& instruction) {
   if (const auto* node = instruction.op_as_IfNode()) {
     return {node->then_chain_idx(), node->else_chain_idx()};
   }
+  if (const auto* node = instruction.op_as_WhileNode()) {
+    return {node->cond_chain_idx(), node->body_chain_idx()};
+  }
   if (const auto* node = instruction.op_as_ScanNode()) {
     return {node->body_chain_idx()};
   }

@@ -639,6 +639,18 @@ class IfParams(Table):
 
 
 @dataclass(kw_only=True)
+class WhileParams(Table):
+    """Runs chain `cond_chain_idx`, which writes `cond`, and while that is not 0 chain
+    `body_chain_idx` and the first again. `carry` lives across the steps.
+    """
+
+    cond: IntOrVid
+    carry: list[Tid]
+    cond_chain_idx: uint32 = 0
+    body_chain_idx: uint32 = 0
+
+
+@dataclass(kw_only=True)
 class MetalKernelParams(Table):
     """mlx::core::fast::metal_kernel. Output shapes are concatenated in
     `output_shapes_flat`, their ranks are in `output_shape_lengths`. Template
@@ -871,6 +883,7 @@ class UpdateAndAttendNode(UpdateAndAttendParams, Op): OP_TYPE = 134
 class TruncNode(UnaryNode, Op): OP_TYPE = 135
 class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
+class WhileNode(WhileParams, Op): OP_TYPE = 201
 # fmt: on
 
 OPS: dict[int, type[Op]] = {op.OP_TYPE: op for op in Op.__subclasses__()}

@@ -40,10 +40,21 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
 }
 
+// The carry is computed at every step, not only as far as the condition asks for it:
+// what waits would grow with the steps. A loop without an end is ended by the
+// budget of instructions.
+inline void while_loop(const fb::WhileParams& n, Context& c) {
+  for (c.run(n.cond_chain_idx()); c.integer(n.cond()) != 0; c.run(n.cond_chain_idx())) {
+    c.run(n.body_chain_idx());
+    mx::async_eval(c.list(*n.carry()));
+  }
+}
+
 constexpr Row kControlRows[] = {
     MLX_ROW(IfNode, if_else),
     MLX_ROW(MetalKernelNode, EXECUTORCH_MLX_METAL_KERNELS ? metal_kernel : no_metal_kernel),
     MLX_ROW(ScanNode, scan),
+    MLX_ROW(WhileNode, while_loop),
 };
 
 } // namespace executorch_mlx
