@@ -17,7 +17,7 @@ logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 
 from executorch_mlx.llm.export import export_llm  # noqa: E402
-from executorch_mlx.llm.generate import LLMProgram  # noqa: E402
+from executorch_mlx.llm import LLM  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +59,14 @@ def main() -> None:
     print(f"{options.output}: {size / 1e6:.1f} MB, {exported.report}\n")
 
     prompt = AutoTokenizer.from_pretrained(MODEL)(options.prompt)["input_ids"]
-    program = LLMProgram(options.output)
+    llm = LLM.load(options.output)
     for title, settings in SETTINGS.items():
         settings = settings | {"seed": options.seed}
         arguments = (options.runner, options.output, prompt, options.max_new_tokens, settings)
         text = run(*arguments)
         print(f"--- {title}, seed {options.seed}\n{options.prompt}{text}")
-        tokens = program.generate(prompt, max_new_tokens=options.max_new_tokens, **settings)
-        from_python = program.text(list(tokens))
+        answer = llm.generate(prompt, max_new_tokens=options.max_new_tokens, **settings)
+        from_python = answer.result().text
         print(f"    the same seed again: {_same(run(*arguments), text)}", end="; ")
         print(f"in Python: {_same(from_python, text)}\n")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from executorch_mlx.llm import LLM
 from executorch_mlx.cli.main import main
-from executorch_mlx.llm.generate import LLMProgram
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -41,11 +41,11 @@ def test_an_adapter_is_merged(adapter, tmp_path, capsys):
     told = capsys.readouterr()
     assert "nodes delegated to MLX" in told.out and "sampling_seed=False" in told.out
     assert "merge the adapter" in told.err
-    program = LLMProgram(file)
-    assert program.get("get_max_context_len") == 64
+    program = LLM.load(file)
+    assert program.program.get("get_max_context_len") == 64
     expected = greedy(merged)
     stop = next((i for i, t in enumerate(expected) if t in program.eos_ids), len(expected))
-    assert list(program.generate(PROMPT, max_new_tokens=16)) == expected[:stop]
+    assert program.generate(PROMPT, max_new_tokens=16).result().tokens == expected[:stop]
 
 
 def test_int4_is_smaller_and_runs(tmp_path):
@@ -54,7 +54,7 @@ def test_int4_is_smaller_and_runs(tmp_path):
     weights = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(MODEL).parameters())
     # 4 bits and two bfloat16 for 32 weights; the rest is norms, tokenizer and instructions.
     assert weights * 5 / 8 < file.stat().st_size < weights * 5 / 8 + 500_000
-    tokens = list(LLMProgram(file).generate(PROMPT, max_new_tokens=8))
+    tokens = LLM.load(file).generate(PROMPT, max_new_tokens=8).result().tokens
     assert tokens and all(0 <= t < 1536 for t in tokens)
 
 

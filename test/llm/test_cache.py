@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 import torch
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.generate import LLMProgram
+from executorch_mlx.llm.program import LLMProgram
 from executorch_mlx.llm.parameters import Sampling
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from executorch.runtime import Runtime
+from executorch_mlx.llm import LLM
 from executorch_mlx import load_delegate
 from executorch_mlx.llm.decoder import CachedDecoder
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.parameters import Sampling
-from executorch_mlx.llm.generate import LLMProgram
+from executorch_mlx.llm.program import LLMProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SMALL = dict(
@@ -56,7 +57,7 @@ def test_greedy_equals_transformers(program):
         torch.tensor([PROMPT]), do_sample=False, max_new_tokens=40, pad_token_id=0
     )[0, len(PROMPT) :].tolist()
     stop = next((i for i, t in enumerate(expected) if t in program.eos_ids), len(expected))
-    assert list(program.generate(PROMPT, max_new_tokens=40)) == expected[:stop]
+    assert LLM(program).generate(PROMPT, max_new_tokens=40).result().tokens == expected[:stop]
 
 
 def test_prompt_may_come_in_pieces(program):
@@ -68,7 +69,7 @@ def test_prompt_may_come_in_pieces(program):
 
 def test_same_seed_same_tokens_and_another_seed_others(program):
     settings = dict(max_new_tokens=20, temperature=1.0, top_k=50, top_p=0.95)
-    draws = [list(program.generate(PROMPT, seed=seed, **settings)) for seed in (1, 1, 2)]
+    draws = [LLM(program).generate(PROMPT, seed=seed, **settings).result().tokens for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
 
 
@@ -82,14 +83,14 @@ def test_metadata(program):
 
 
 def test_generation_ends_at_the_capacity(program):
-    tokens = list(program.generate([1] * 40, max_new_tokens=100, temperature=5.0, seed=3))
+    tokens = LLM(program).generate([1] * 40, max_new_tokens=100, temperature=5.0, seed=3).result().tokens
     assert len(tokens) <= 48 - 40 + 1
 
 
 @pytest.mark.parametrize("length", [0, 49])
 def test_prompt_length_is_checked(program, length):
     with pytest.raises(ValueError, match=f"the prompt has {length} tokens, expected 1 to 48"):
-        list(program.generate([1] * length, max_new_tokens=1))
+        LLM(program).generate([1] * length, max_new_tokens=1).result().tokens
 
 
 def test_write_beyond_the_cache_is_an_error_and_loses_nothing(program):

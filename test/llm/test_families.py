@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.generate import LLMProgram
 from executorch_mlx.llm.parameters import Sampling
 
 SMALL = dict(
@@ -84,6 +84,6 @@ def test_greedy_equals_transformers(name, tmp_path):
     exported = export_llm(model, chunk=PIECE, sampling=Sampling.none(), max_seq_len=PROMPT + STEPS)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    program = LLMProgram(tmp_path / "model.pte")
+    program = LLM.load(tmp_path / "model.pte")
     assert len(set(expected)) > 5
-    assert list(program.generate(prompt[0].tolist(), max_new_tokens=STEPS)) == expected
+    assert program.generate(prompt[0].tolist(), max_new_tokens=STEPS).result().tokens == expected

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.llm import LLM
 from executorch_mlx.llm.experts import use_gathered_experts
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.generate import LLMProgram
 from executorch_mlx.llm.packed import MLXEmbedding, MLXLinear
 from executorch_mlx.llm.parameters import Sampling
 from executorch_mlx.llm.weights import is_mlx, load_causal_lm
@@ -87,8 +87,8 @@ def test_greedy_equals_mlx_lm(folders, name, tmp_path):
     )
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    program = LLMProgram(tmp_path / "model.pte")
-    tokens = list(program.generate(PROMPT, max_new_tokens=STEPS))
+    program = LLM.load(tmp_path / "model.pte")
+    tokens = program.generate(PROMPT, max_new_tokens=STEPS).result().tokens
     assert len(set(tokens)) > 5
     assert tokens == answer["tokens"].tolist()
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.generate import LLMProgram
 from executorch_mlx.llm.packed import MLXEmbedding, MLXLinear
 from executorch_mlx.llm.parameters import Sampling
 from executorch_mlx.llm.quantize import quantize_model
@@ -143,5 +143,5 @@ def test_greedy_equals_the_eager_model(change, tmp_path):
     exported = export_llm(change(small(num_hidden_layers=1)), sampling=Sampling.none())
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    tokens = list(LLMProgram(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS))
+    tokens = LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS).result().tokens
     assert len(set(expected)) > 5 and tokens == expected

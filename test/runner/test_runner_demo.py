@@ -25,11 +25,11 @@ def _arguments(demo: Path, options: dict, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("options", [{}, OPTIONS, {"temperature": 1.5, "seed": 3}], ids=str)
 def test_same_tokens_as_python(run, demo, options):
-    from executorch_mlx.llm.generate import LLMProgram
+    from executorch_mlx.llm import LLM
 
-    python = LLMProgram(demo)
+    python = LLM.load(demo)
     # The defaults of both sides are greedy; a seed is of no effect then.
-    expected = list(python.generate(PROMPT, max_new_tokens=60, **options))
+    expected = python.generate(PROMPT, max_new_tokens=60, **options).result().tokens
     arguments = _arguments(demo, options, "--max-new-tokens", "60")
     assert run(*arguments, "--ids").ids == expected
     assert run(*arguments).text == python.text(expected)

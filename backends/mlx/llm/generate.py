@@ -12,8 +12,7 @@ import torch
 
 from .context import Context
 from .metrics import Metrics
-from .program import WORD
-from .program import LLMProgram as Program
+from .program import WORD, LLMProgram
 from .sampler import sampler_of
 from .settings import SettingError, Settings
 from .text import TextStream, TokenTable
@@ -189,7 +188,7 @@ class Generation(Iterator[Token]):
         return Result(self.text, self.tokens, self.finish, self.metrics, self.seed)
 
 
-def check_prompt(program: Program, prompt: Sequence[int]) -> None:
+def check_prompt(program: LLMProgram, prompt: Sequence[int]) -> None:
     """ValueError if `prompt` is not what `program` can go on from."""
     if not 0 < len(prompt) <= program.context_len:
         raise ValueError(
@@ -210,7 +209,7 @@ def check_length(max_new_tokens: int | None) -> None:
 
 
 def allowed_tokens(
-    settings: Settings, program: Program, answer: Sequence[int]
+    settings: Settings, program: LLMProgram, answer: Sequence[int]
 ) -> torch.Tensor | None:
     """The mask of the next draw, int32 `[B, ceil(V / 32)]`; None allows everything."""
     ask: Callable[[Sequence[int]], Any] | None = settings.allowed_tokens
@@ -224,26 +223,3 @@ def allowed_tokens(
             f" gave {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{words}]",
         )
     return mask.reshape(1, words).expand(program.batch, -1).contiguous()
-
-
-class LLMProgram(Program):
-    """A program with ids in and ids out."""
-
-    def step(self, tokens: Sequence[int], position: int, **settings: Any) -> int:
-        """Write `tokens` to the cache from `position` on; returns the token drawn after them."""
-        rows = torch.tensor([list(tokens)], dtype=torch.int64).expand(self.batch, -1)
-        sampler = sampler_of(self, Settings(**{"seed": 0 if self.takes("seed") else None} | settings))
-        return sampler.draw(rows, position, None, step=0, rows=[list(tokens)] * self.batch)[0]
-
-    def generate(self, prompt: Sequence[int], *, max_new_tokens: int, **settings: Any) -> Iterator[int]:
-        """The tokens that follow `prompt`, up to and without an end token."""
-        settings = {"seed": 0 if self.takes("seed") else None} | settings
-        generation = Generation(
-            Context(self), prompt, Settings(**settings),
-            table=None, max_new_tokens=max_new_tokens, stop=(), stop_ids=self.eos_ids,
-        )  # fmt: skip
-        return (token.id for token in generation if token.id not in self.eos_ids)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, by the program's own table."""
-        return TokenTable(self.get("token_bytes"), self.get("token_offsets")).text(tokens)

@@ -13,17 +13,17 @@ from executorch.runtime import Runtime
 
 from .._load import load_delegate
 
-# The scalar inputs of the method that returns tokens, in its order, and the metadata that says
-# whether it has them: see docs/llm-program.md.
+# The scalar inputs of the method that returns tokens, in its order: the value that is off, and the
+# metadata that says whether it is there. See docs/llm-program.md.
 SCALARS = (
-    ("temperature", torch.float32, None),
-    ("top_p", torch.float32, None),
-    ("seed", torch.int64, "sampling_seed"),
-    ("top_k", torch.int64, "sampling_top_k"),
-    ("min_p", torch.float32, "sampling_min_p"),
-    ("repetition_penalty", torch.float32, "sampling_penalties"),
-    ("presence_penalty", torch.float32, "sampling_penalties"),
-    ("frequency_penalty", torch.float32, "sampling_penalties"),
+    ("temperature", torch.float32, 0.0, None),
+    ("top_p", torch.float32, 1.0, None),
+    ("seed", torch.int64, 0, "sampling_seed"),
+    ("top_k", torch.int64, 0, "sampling_top_k"),
+    ("min_p", torch.float32, 0.0, "sampling_min_p"),
+    ("repetition_penalty", torch.float32, 1.0, "sampling_penalties"),
+    ("presence_penalty", torch.float32, 0.0, "sampling_penalties"),
+    ("frequency_penalty", torch.float32, 0.0, "sampling_penalties"),
 )
 METHODS = {"forward", "sample"}
 WORD = 32  # tokens in a word of the mask
@@ -59,6 +59,7 @@ class LLMProgram:
         self.has_head: bool = self.get("sampling_head", False)
         self.has_logits: bool = not self.has_head or "sample" in names
         self._drawing = "sample" if "sample" in names else "forward"
+        self._program.load_method(self._drawing)  # now, and not while somebody waits for a token
 
     def _constant(self, name: str) -> Sequence[Any]:
         return self._program.load_method(name).execute([])
@@ -78,7 +79,7 @@ class LLMProgram:
             return False
         if name in ("logit_bias", "allowed_tokens"):
             return bool(self.get(f"sampling_{name}", False))
-        told_by = {scalar: metadata for scalar, _, metadata in SCALARS}[name]
+        told_by = {scalar: metadata for scalar, *_, metadata in SCALARS}[name]
         return told_by is None or bool(self.get(told_by, False))
 
     def logits(self, tokens: torch.Tensor, position: int, start: Sequence[int] | None = None):
@@ -95,17 +96,19 @@ class LLMProgram:
         position: int,
         start: Sequence[int] | None = None,
         *,
-        scalars: Mapping[str, float],
+        scalars: Mapping[str, float] = {},
         bias: Mapping[int, float] = {},
         allowed: torch.Tensor | None = None,
     ) -> list[int]:
         """The same, with the tokens drawn, one for every row.
 
-        `scalars` has a value for each of SCALARS that the program takes; `allowed` is int32
-        `[B, ceil(V / 32)]`, or None for all.
+        `scalars` holds values of SCALARS, where those that are not there are off; `allowed` is
+        int32 `[B, ceil(V / 32)]`, or None for all.
         """
         inputs = self._inputs(tokens, position, start)
-        inputs += [torch.tensor(scalars[n], dtype=d) for n, d, _ in SCALARS if self.takes(n)]
+        for name, dtype, off, _ in SCALARS:
+            if self.takes(name):
+                inputs.append(torch.tensor(scalars.get(name, off), dtype=dtype))
         if self.takes("logit_bias"):
             inputs += self._bias(bias)
         if self.takes("allowed_tokens"):
@@ -113,6 +116,11 @@ class LLMProgram:
             everything = torch.full((self.batch, words), -1, dtype=torch.int32)
             inputs.append(everything if allowed is None else allowed)
         return self._program.load_method(self._drawing).execute(inputs)[0].tolist()
+
+    def step(self, tokens: Sequence[int], position: int, **scalars: float) -> int:
+        """`tokens` for one row of ids: a step by hand."""
+        rows = torch.tensor([list(tokens)], dtype=torch.int64).expand(self.batch, -1)
+        return self.tokens(rows, position, scalars=scalars)[0]
 
     def _inputs(self, tokens, position, start) -> list[torch.Tensor]:
         inputs = [tokens.contiguous(), torch.tensor([position], dtype=torch.int64)]
