@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gathered_product.h"
 #include "ops/index.h"
 #include "ops/row.h"
 
@@ -59,12 +60,18 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   check_matrix(a, "a");
   check_matrix(b, "b");
   const auto dtype = a.dtype();
-  if (wants_float32(a, c) || wants_float32(b, c)) {
-    a = to_float32(a, c);
-    b = to_float32(b, c);
-  }
   const auto lhs = batch_indices(n.lhs_indices(), a, c);
   const auto rhs = batch_indices(n.rhs_indices(), b, c);
+  const bool in_float32 = wants_float32(a, c) || wants_float32(b, c);
+  if (in_float32) {
+    a = to_float32(a, c);
+  }
+  if (const auto y = gathered_product(a, b, lhs, rhs, c.stream)) {
+    return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+  }
+  if (in_float32) {
+    b = to_float32(b, c);
+  }
   const auto y = mx::gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
   c.set(n.out(), mx::astype(y, dtype, c.stream));
 }

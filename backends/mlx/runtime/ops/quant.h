@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gathered_product.h"
 #include "ops/linalg.h"
 #include "ops/row.h"
 #include "quantized_product.h"
@@ -77,10 +78,18 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   const auto dtype = x.dtype();
   if (wants_float32(x, c)) {
     x = to_float32(x, c);
-    q = to_float32(std::move(q), c);
   }
   const auto lhs = batch_indices(n.lhs_indices(), x, c);
   const auto rhs = batch_indices(n.rhs_indices(), q.w, c);
+  if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
+    if (const auto y = gathered_quantized_product(
+            x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
+      return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+    }
+  }
+  if (dtype != x.dtype()) {
+    q = to_float32(std::move(q), c);
+  }
   const auto y = mx::gather_qmm(
       x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
       /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
