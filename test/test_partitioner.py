@@ -76,6 +76,14 @@ def test_nothing_supported(delegate):
     program.check((x,))
 
 
+def test_a_size_that_is_data_stays(delegate):
+    """The size of what `nonzero` found is asked on the host; nothing insists on its delegation."""
+    x = torch.tensor([0.0, 2.0, 0.0, 3.0])
+    program = lowered(lambda x: torch.nonzero(x), x)
+    assert program.delegates == 0
+    program.check((x,), (x + 1,), (torch.zeros(4),))
+
+
 def test_a_boolean_index_stays(delegate):
     x, mask = torch.randn(5), torch.tensor([True, False, True, True, False])
     program = lowered(lambda x, mask: (x + 1)[mask] * 2, x, mask)
