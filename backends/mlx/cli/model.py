@@ -25,11 +25,13 @@ def load(options: argparse.Namespace) -> LLM:
     """The model that the command line names; CommandError or OSError where there is none."""
     # What the wheels have to say about each other while they are imported is not for this page.
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ..llm import LLM
-    logging.disable(logging.NOTSET)
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ..llm import LLM
+        logging.disable(logging.NOTSET)
         return LLM.load(options.model, options.tokenizer)
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:
         raise CommandError(f"{options.model}: {error}") from error
