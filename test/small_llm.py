@@ -18,7 +18,8 @@ TEMPLATE = """\
 {{- raise_exception("no role " + message.role) -}}
 {%- endif -%}
 {{- message.content + "\n" -}}
-{%- endfor -%}"""
+{%- endfor -%}
+{{- hint -}}"""
 
 
 def model():

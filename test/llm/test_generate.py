@@ -245,6 +245,14 @@ def test_the_template_may_refuse(llm):
         llm.chat([{"role": "robot", "content": "text"}])
 
 
+def test_variables_of_the_template(llm):
+    messages = [{"role": "user", "content": "Return"}]
+    hinted = llm.chat(messages, template_options={"hint": "now"})
+    assert hinted.prompt == llm.encode("Return\nnow", special=False)
+    with pytest.raises(ValueError, match="tokenize is no variable of a template"):
+        llm.chat(messages, template_options={"tokenize": True})
+
+
 def test_an_unknown_setting_is_no_setting(llm):
     with pytest.raises(TypeError, match="temprature is no setting; there are temperature"):
         llm.generate(PROMPT, temprature=1.0)

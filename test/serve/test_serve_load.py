@@ -130,7 +130,7 @@ def test_turns(llm):
                 worker.submit(llm.generate([7]))
             second.cancel()
             assert worker.count() == (1, 1)
-            assert await collected(second) == [] and second.generation.finish is None
+            assert await collected(second) == [] and second.generation.finish == "cancelled"
             fourth = worker.submit(llm.generate([8], max_new_tokens=3))
             running.cancel()
             gate.set()
@@ -154,6 +154,7 @@ def test_closing_ends_what_runs_and_what_waits(llm):
         worker.close()
         gate.set()
         assert len(await collected(running)) <= 1 and await collected(waiting) == []
+        assert running.generation.finish == waiting.generation.finish == "cancelled"
 
     asyncio.run(closing())
 

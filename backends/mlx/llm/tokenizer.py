@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
 def encode_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = {}
 ) -> list[int]:
-    """The ids of a chat up to where the answer begins; `options` are the template's own.
+    """The ids of a chat up to where the answer begins; `options` are variables of the template.
 
     Raises ValueError if there is no template, or it refuses the messages.
     """
@@ -64,10 +65,11 @@ def encode_chat(
 
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template: give the prompt as text")
+    render = tokenizer.apply_chat_template
+    if taken := sorted(options.keys() & inspect.signature(render).parameters.keys()):
+        raise ValueError(f"template_options: {taken[0]} is no variable of a template")
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **options
-        )
+        text = render(list(messages), tokenize=False, add_generation_prompt=True, **options)
     except TemplateError as error:
         raise ValueError(f"messages: the chat template refuses them: {error}") from error
     return encode(tokenizer, text, special=False)

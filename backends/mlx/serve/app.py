@@ -190,6 +190,8 @@ async def _whole(request: Request, job: Job, shape: Shape) -> Response:
 def _check_whole(generation: Generation) -> None:
     if generation.finish == "cancelled":
         raise ApiError("the server is shutting down", status=503, kind="server_error")
+    if generation.finish in (None, "error"):
+        raise ApiError("the model failed", status=500, kind="server_error")
 
 
 def _failure(error: Exception) -> ApiError:

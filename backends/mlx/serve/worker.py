@@ -49,7 +49,8 @@ class Job:
                 self._send(token)
         except (RuntimeError, ValueError) as error:  # a step that failed, a mask that is none
             self._send(error)
-        self.end()
+        finally:
+            self.end()
 
     def end(self) -> None:
         self._send(_END)
@@ -91,6 +92,7 @@ class Worker:
         with self._turn:
             if job in self._waiting:
                 self._waiting.remove(job)
+                job.generation.close()
                 job.end()
 
     def count(self) -> tuple[int, int]:
@@ -108,6 +110,12 @@ class Worker:
             self.cancel(job)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:  # nobody waits for a thread that a bug has ended
+            self.close()
+
+    def _work(self) -> None:
         while True:
             with self._turn:
                 self._running = None
