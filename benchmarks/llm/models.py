@@ -1,0 +1,119 @@
+"""The models that benchmarks/llm.py compares, built from a config with random weights.
+
+    python benchmarks/llm/models.py SHAPE FORMAT CAPACITY FOLDER
+
+writes FOLDER/<shape>-<format>/, a folder that mlx-lm loads, and beside it <...>-<capacity>.pte,
+exported from that very folder: both sides have the same numbers. What is there stays.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHAPES = ("qwen3-0.6b", "demo")
+FORMATS = ("float32", "int4")
+
+
+def dense_folder(shape: str, root: Path) -> Path:
+    """float32 weights in Hugging Face's format."""
+    folder = root / f"{shape}-float32"
+    if (folder / "config.json").exists():
+        return folder
+    if shape == "demo":
+        shutil.copytree(EXAMPLES / "demo_model", folder)
+        return folder
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=151_643,
+        eos_token_id=151_645,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def folder_of(shape: str, form: str, root: Path) -> Path:
+    """The model as mlx-lm loads it; int4 is what its own converter makes, in groups of 64."""
+    dense = dense_folder(shape, root)
+    folder = root / f"{shape}-{form}"
+    if form == "int4" and not (folder / "config.json").exists():
+        convert(dense, folder)
+    return folder
+
+
+def convert(dense: Path, folder: Path) -> None:
+    """As `mlx_lm.convert -q --q-bits 4 --q-group-size 64` does, without a tokenizer."""
+    import json
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model, quantize_model
+
+    model, config = load_model(dense)
+    model, config = quantize_model(model, config, group_size=64, bits=4)
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
+    """The `.pte`, with the sampling head."""
+    path = root / f"{shape}-{form}-{capacity}.pte"
+    folder = folder_of(shape, form, root)
+    if path.exists():
+        return path
+    from executorch_mlx.llm.export import export_llm
+    from executorch_mlx.llm.parameters import Sampling
+    from executorch_mlx.llm.weights import load_causal_lm
+
+    exported = export_llm(load_causal_lm(folder), max_seq_len=capacity, sampling=Sampling(min_p=False))
+    unfinished = path.with_suffix(".part")
+    exported.save(unfinished)
+    unfinished.rename(path)
+    return path
+
+
+def vocabulary(program: Path) -> int:
+    """Tokens of the model that a program was exported from."""
+    import json
+
+    folder = program.parent / program.stem.rpartition("-")[0]
+    return json.loads((folder / "config.json").read_text())["vocab_size"]
+
+
+def weight_bytes(shape: str, form: str, root: Path) -> int:
+    return sum(file.stat().st_size for file in folder_of(shape, form, root).glob("*.safetensors"))
+
+
+def cache_bytes(shape: str, capacity: int, root: Path) -> int:
+    """Keys and values in float32, for `capacity` positions."""
+    import json
+
+    config = json.loads((dense_folder(shape, root) / "config.json").read_text())
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return 2 * 4 * config["num_hidden_layers"] * heads * size * capacity
+
+
+if __name__ == "__main__":
+    shape, form, capacity, root = sys.argv[1:]
+    Path(root).mkdir(parents=True, exist_ok=True)
+    program_of(shape, form, int(capacity), Path(root))
