@@ -52,4 +52,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_product(const ExecutorchMl
 // Whether executorch_mlx_quantized_product has kernels for it.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k);
 
+// "avx512", "avx2" or "portable" in the place of the best that this processor has; false if it does
+// not have it. For tests: not while products run.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
+
 } // extern "C"

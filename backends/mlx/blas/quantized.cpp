@@ -1,30 +1,49 @@
 // Products with quantized weights: unpacked on the way to a few rows of x; for many rows,
 // dequantized tile by tile and multiplied by the BLAS.
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <memory>
+#include <vector>
 
 #include "kernels.h"
 #include "pool.h"
 
 namespace executorch_mlx {
 
-const Kernels& kernels() {
+namespace {
+
+struct Choice {
+  const char* name;
+  const Kernels* kernels;
+};
+
+// What this processor runs, the best first.
+std::vector<Choice> choices() {
+  std::vector<Choice> result;
 #if EXECUTORCH_MLX_X86_KERNELS
-  static const Kernels& best = [] () -> const Kernels& {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      return avx512::kernels;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      return avx2::kernels;
-    }
-    return portable::kernels;
-  }();
-  return best;
-#else
-  return portable::kernels;
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    result.push_back({"avx512", &avx512::kernels});
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    result.push_back({"avx2", &avx2::kernels});
+  }
 #endif
+  result.push_back({"portable", &portable::kernels});
+  return result;
+}
+
+std::atomic<const Kernels*>& chosen() {
+  static std::atomic<const Kernels*> kernels{choices().front().kernels};
+  return kernels;
+}
+
+} // namespace
+
+const Kernels& kernels() {
+  return *chosen().load(std::memory_order_relaxed);
 }
 
 namespace {
@@ -84,4 +103,15 @@ extern "C" void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* p
   const QuantizedRows q{
       p->w, p->scales, p->biases, static_cast<ScaleType>(p->scale_type), p->bits, p->group_size, p->k};
   p->m <= kFewRows ? few_rows(*p, q) : many_rows(*p, q);
+}
+
+extern "C" bool executorch_mlx_use_kernels(const char* name) {
+  using namespace executorch_mlx;
+  for (const auto& choice : choices()) {
+    if (std::strcmp(choice.name, name) == 0) {
+      chosen().store(choice.kernels, std::memory_order_relaxed);
+      return true;
+    }
+  }
+  return false;
 }
