@@ -83,15 +83,6 @@ def test_threads_may_take_turns(llm):
     assert [generation.tokens for generation in generations] == alone
 
 
-def test_a_ring_that_has_lost_what_is_behind_it_is_read_again(chat_program):
-    llm = LLM.load(chat_program)
-    llm.program.max_rewind = 8  # as a program with a sliding window says
-    list(llm.generate(LONG, max_new_tokens=1))
-    near, far = llm.generate(LONG[:-5], max_new_tokens=4), llm.generate(LONG[:-20], max_new_tokens=4)
-    assert ids(near) == greedy(LONG[:-5], 4) and near.metrics.cached_tokens == len(LONG) - 6
-    assert ids(far) == greedy(LONG[:-20], 4) and far.metrics.cached_tokens == 0
-
-
 # The end -------------------------------------------------------------------------------
 
 

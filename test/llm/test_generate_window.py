@@ -1,0 +1,65 @@
+"""A model with a sliding window: its caches go round, and what is behind them is read again."""
+
+import random
+
+import pytest
+import torch
+from executorch_mlx.llm import LLM
+from executorch_mlx.llm.export import export_llm
+from transformers import MistralConfig, MistralForCausalLM
+
+WINDOW, CHUNK = 8, 16
+
+
+def mistral() -> MistralForCausalLM:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,  # the second one looks behind the window through the first
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=300,
+        max_position_embeddings=256,
+        sliding_window=WINDOW,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory) -> LLM:
+    path = tmp_path_factory.mktemp("window") / "model.pte"
+    export_llm(mistral(), chunk=CHUNK).save(path)
+    return LLM.load(path)
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    tokens = torch.tensor([prompt])
+    options = {"do_sample": False, "max_new_tokens": count, "pad_token_id": 0}
+    return mistral().generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("back, reused", [(CHUNK - 1, True), (CHUNK, False)])
+def test_going_back_ends_where_the_ring_has_been_overwritten(llm, back, reused):
+    prompt = [random.Random(back).randrange(2, 300) for _ in range(50)]
+    llm.generate([7, *prompt], max_new_tokens=1).result()
+    llm.generate(prompt, max_new_tokens=1).result()
+    # Of what is kept, the last token is read again.
+    shorter = llm.generate(prompt[: len(prompt) - back + 1], max_new_tokens=12)
+    assert shorter.result().tokens == greedy(shorter.prompt, 12)
+    assert shorter.metrics.cached_tokens == (len(prompt) - back if reused else 0)
+
+
+def test_prompts_that_share_more_or_less(llm):
+    chance = random.Random(0)
+    base = [chance.randrange(2, 300) for _ in range(60)]
+    reused = 0
+    for _ in range(25):
+        prompt = base[: chance.randrange(1, 61)] + [chance.randrange(2, 300) for _ in range(chance.randrange(20))]
+        count = chance.randrange(1, 20)
+        generation = llm.generate(prompt, max_new_tokens=count)
+        assert generation.result().tokens == greedy(prompt, count)
+        reused += generation.metrics.cached_tokens > 0
+    assert 0 < reused < 25
