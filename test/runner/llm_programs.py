@@ -28,11 +28,8 @@ class _Program(torch.nn.Module):
         for name, value in state.items():
             self.register_buffer(name, value)
 
-    def forward(self, tokens, input_pos, temperature, top_p, *optional):
-        parameters = dict(zip(self.names, optional, strict=True))
-        return self.draw(
-            self, tokens, input_pos, temperature=temperature, top_p=top_p, **parameters
-        )
+    def forward(self, tokens, input_pos, *values):
+        return self.draw(self, tokens, input_pos, **dict(zip(self.names, values, strict=True)))
 
 
 def export(
@@ -44,27 +41,28 @@ def export(
     max_seq_len: int = 8,
     max_context_len: int = 16,
     optional: tuple[str, ...] = tuple(OPTIONAL),
+    parameters: bool = True,
     state: dict[str, torch.Tensor] | None = None,
     **metadata: object,
 ) -> Path:
     """Write the program that returns `draw(self, tokens, input_pos, **parameters)`.
 
-    `state` holds the buffers that `self` has. `metadata` replaces metadata methods; None
+    Without `parameters` there are none, as for logits. `state` holds the buffers that `self` has. `metadata` replaces metadata methods; None
     takes one away.
     """
-    module = _Program(draw, list(optional), state or {})
-    count = len(optional)
+    optional = optional if parameters else ()
+    examples = {"temperature": torch.tensor(0.0), "top_p": torch.tensor(1.0)} if parameters else {}
+    examples |= {name: OPTIONAL[name] for name in optional}
+    module = _Program(draw, list(examples), state or {})
     sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
     program = torch.export.export(
         module,
         (
             torch.zeros(1, 2, dtype=torch.int64),
             torch.zeros(1, dtype=torch.int64),
-            torch.tensor(0.0),
-            torch.tensor(1.0),
-            *(OPTIONAL[name] for name in optional),
+            *examples.values(),
         ),
-        dynamic_shapes=({1: sequence}, None, None, None, *([(None,) * count] if count else [])),
+        dynamic_shapes=({1: sequence}, None, *([(None,) * len(examples)] if examples else [])),
     )
     methods: dict[str, object] = {
         "get_max_seq_len": max_seq_len,

@@ -2,6 +2,7 @@
 
 import json
 
+import llm_programs as programs
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,10 +44,10 @@ def full(exported):
 
 @pytest.fixture(scope="module")
 def bare(exported):
-    """A head of few parameters, and logits for the host to honour the others."""
+    """Three rows; a head of few parameters, and logits for the host to honour the others."""
     from executorch_mlx.llm.parameters import Sampling
 
-    return exported("bare", outputs="both", sampling=Sampling(seed=False, top_k=False, min_p=False))
+    return exported("bare", outputs="both", batch=3, sampling=Sampling(top_k=False, min_p=False))
 
 
 def prompt_flags(*prompts):
@@ -86,13 +87,6 @@ def test_the_tokens_of_python(run, request, where, settings):
         assert done.ids == want
 
 
-def test_host_and_head_draw_the_same(run, full, bare):
-    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=12", "--seed=5", "--temperature=1"]
-    arguments += ["--top-k=30", "--frequency-penalty=0.5"]
-    # The window of the penalties is 16 tokens in the program, on the host the whole context.
-    assert run(bare, *arguments).ids[:11] == run(full, *arguments).ids[:11]
-
-
 @pytest.mark.parametrize("where", ["full", "bare"])
 def test_allowed_tokens(run, request, where):
     allowed = {3, 31, 32, 2999}
@@ -113,35 +107,62 @@ def test_too_many_biases(run, full):
 PROMPTS = [[1], PROMPT, list(range(20, 33))]
 
 
-@pytest.mark.parametrize("outputs", ["head", "logits"])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_k": 50, "seed": 9}], ids=str)
-def test_a_batch(run, exported, bare, outputs, settings):
+ON_HOST = {"temperature": 1.0, "top_k": 50, "seed": 9}
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 9}, ON_HOST], ids=str)
+def test_a_batch(run, bare, full, settings):
     from executorch_mlx.llm.llm import LLM
 
-    path = exported(f"batch_{outputs}", outputs=outputs, batch=3)
-    python = LLM.load(path)
+    python = LLM.load(bare)
     for prompts in (PROMPTS, PROMPTS[1:]):
         want = [result.tokens for result in python.generate_batch(prompts, max_new_tokens=9, **settings)]
         arguments = [*prompt_flags(*prompts), *flags(settings), "--max-new-tokens", "9"]
-        done = run(path, *arguments, "--json")
+        done = run(bare, *arguments, "--json")
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         rows = {line["row"]: line for line in lines if "finish" in line}
         assert [rows[row]["tokens"] for row in range(len(prompts))] == want
         assert [rows[row]["prompt_tokens"] for row in range(len(prompts))] == list(map(len, prompts))
-        shown = run(path, *arguments, "--ids").stdout.splitlines()
-        assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(want)]
+    shown = run(bare, *arguments, "--ids").stdout.splitlines()
+    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(want)]
     if not settings:
         # What stands before a row does not show.
-        alone = run(bare, *prompt_flags(prompts[0]), "--ids", "--max-new-tokens", "9")
+        alone = run(full, *prompt_flags(prompts[0]), "--ids", "--max-new-tokens", "9")
         assert alone.ids == want[0]
 
 
-def test_one_prompt_in_a_program_of_several_rows(run, exported, bare):
-    path = exported("batch_head", outputs="head", batch=3)
-    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=9"]
-    assert run(path, *arguments).ids == run(bare, *arguments).ids
-
-
-def test_more_prompts_than_rows(run, bare):
-    done = run(bare, *prompt_flags([1], [2]), "--ids")
+def test_more_prompts_than_rows(run, full):
+    done = run(full, *prompt_flags([1], [2]), "--ids")
     assert done.code == 2 and "prompts: 2, the program has 1 row" in done.stderr
+
+
+# -- programs without a head ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_logits_of_every_dtype(run, tmp_path, dtype):
+    """The most likely token follows the last; its neighbour has half a chance against it."""
+
+    def logits(self, tokens, input_pos, **_):
+        distance = torch.arange(256) - (tokens[:, -1:] + 1) % 256
+        return torch.where(distance == 0, 4.0, torch.where(distance == 1, 3.0, -40.0)).to(dtype).unsqueeze(1)
+
+    path = programs.export(tmp_path / "logits.pte", logits, parameters=False, sampling_head=False, max_context_len=64)
+    arguments = [path, "--prompt-ids", "10", "--ids", "--max-new-tokens", "30"]
+    assert run(*arguments).ids == list(range(11, 41))
+    drawn = run(*arguments, "--temperature=1", "--seed=3")
+    steps = {b - a for a, b in zip([10, *drawn.ids], drawn.ids)}
+    assert steps == {1, 2} and "seed: 3\n" in drawn.stderr
+    assert run(*arguments, "--temperature=1", "--seed=3", "--top-k=1").ids == list(range(11, 41))
+
+
+def test_a_head_that_returns_logits(run, tmp_path):
+    def logits(self, tokens, input_pos, **_):
+        return torch.zeros(1, 1, 256)
+
+    path = programs.export(tmp_path / "logits.pte", logits)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1 and "forward does not return a token, Long [1]" in done.stderr
+    path = programs.export(tmp_path / "tokens.pte", programs.successor, parameters=False, sampling_head=False)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1 and "forward returns Long, expected logits" in done.stderr
