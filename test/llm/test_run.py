@@ -127,18 +127,25 @@ def test_ctrl_c_keeps_what_was_printed(chat_program, llm):
     assert err.decode().startswith("[cancelled; prompt: ")
 
 
+def test_a_reader_may_have_had_enough(chat_program):
+    process = subprocess.Popen([*COMMAND, "run", chat_program, "--prompt", PROMPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(timeout=60) == 1
+
+
 @pytest.mark.parametrize(
     "arguments, told",
     [
         (["--prompt", "x", "--system", "y"], "--system belongs to a chat: add --chat"),
-        (["--prompt", "x", "--top-k", "5"], "top_k is not among the parameters that rows.pte was exported with"),
+        (["--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty is 0.0, expected above 0"),
         (["--prompt", "x", "--tokenizer", str(small_llm.DEMO), "--chat"], "has no chat template"),
         (["--tokenizer", str(small_llm.DEMO)], "has no chat template"),
         (["--prompt", "x " * small_llm.CONTEXT], f"expected 1 to {small_llm.CONTEXT}"),
     ],
 )
-def test_what_cannot_be_done_is_said(here, rows_program, arguments, told):
-    done = here("run", rows_program, *arguments)
+def test_what_cannot_be_done_is_said(here, chat_program, arguments, told):
+    done = here("run", chat_program, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("executorch-mlx: ") and told in done.stderr and len(done.stderr.splitlines()) == 1
 

@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
+    except BrokenPipeError:
+        raise
     except (CommandError, ProgramError, OSError) as error:
         print(f"executorch-mlx: {error}", file=sys.stderr)
         return 1
