@@ -47,8 +47,8 @@ def export(
 ) -> Path:
     """Write the program that returns `draw(self, tokens, input_pos, **parameters)`.
 
-    Without `parameters` there are none, as for logits. `state` holds the buffers that `self` has. `metadata` replaces metadata methods; None
-    takes one away.
+    Without `parameters` there are none, as for logits. `state` holds the buffers that `self` has.
+    `metadata` replaces metadata methods; None takes one away.
     """
     optional = optional if parameters else ()
     examples = {"temperature": torch.tensor(0.0), "top_p": torch.tensor(1.0)} if parameters else {}
