@@ -3,7 +3,6 @@
     python benchmarks/llm.py                         # Qwen3-0.6B's shape, float32 and int4
     python benchmarks/llm.py --shape demo
     python benchmarks/llm.py --only ours --format int4
-    python benchmarks/llm.py --xnnpack               # ExecuTorch's XNNPACK delegate, float32, beside
 
 One model with random weights, from a config; both sides load the same numbers (int4 is what
 mlx-lm's converter makes, in groups of 64), read the same kind of prompt and sample with
@@ -150,15 +149,6 @@ def capacities(shape: str, form: str, steps: int) -> None:
     print(f"  ratio {large / small:.2f}   (bar 0.90 to 1.10)")
 
 
-def xnnpack(shape: str, options: argparse.Namespace) -> None:
-    result = worker("xnnpack.py", shape, BUILD, "--prefill", *options.prefill, "--context", 128, "--steps", 8)
-    print(f"\n{shape}, float32, ExecuTorch's XNNPACK delegate")
-    for length, seconds in result["prefill"].items():
-        print(f"  prefill of {length:>5}: {int(length) / seconds:8.2f} tokens/s")
-    for length, seconds in result["decode"].items():
-        print(f"  decode after {length:>3}: {1 / seconds:8.2f} tokens/s (greedy, on the host)")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--shape", choices=models.SHAPES, default="qwen3-0.6b")
@@ -170,7 +160,6 @@ def main() -> None:
     parser.add_argument("--peer-prefill", type=int, default=16, help="tokens of mlx-lm's prompt")
     parser.add_argument("--peer-steps", type=int, default=4, help="decode steps of mlx-lm")
     parser.add_argument("--only", choices=["ours", "mlx-lm"], help="one side")
-    parser.add_argument("--xnnpack", action="store_true", help="the same model through XNNPACK too")
     parser.add_argument("--no-capacities", action="store_true", help="leave out the cost of capacity")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -178,8 +167,6 @@ def main() -> None:
         compare(options.shape, form, options)
     if not options.no_capacities and options.only != "mlx-lm" and options.shape != "demo":
         capacities(options.shape, options.format[-1], options.steps)
-    if options.xnnpack:
-        xnnpack(options.shape, options)
 
 
 if __name__ == "__main__":
