@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from .registry import aten_target
-from .slots import Space, TensorSlot
+from .slots import TensorSlot
 
 # The spellings of one thing that several patterns look through.
 CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
@@ -51,14 +51,14 @@ class Matcher:
         return node
 
     def number(self, value: Any) -> float:
-        """A Python number, or a one-element constant of the program."""
+        """A Python number, or one that export has made a tensor."""
         while is_call(value, *CASTS):
             value = value.args[0]
         if isinstance(value, (int, float)):
             return value
         slot = self.P.value_or_none(value)
-        if isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT and slot.shape == ():
-            return slot.data().item()
+        if isinstance(slot, TensorSlot) and slot.number is not None:
+            return slot.number
         raise NoMatch
 
     def finish(self, last: Node, lower: Callable[[Any, Node], Any]) -> Match:

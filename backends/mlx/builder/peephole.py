@@ -90,7 +90,7 @@ def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
         a, b = fields["a"], fields["b"]
         for x, other in ((a, b), (b, a)) if commutes else ((a, b),):
             same = x.dtype == other.dtype and _kind(x.dtype) in kinds and x.space != Space.BUFFER
-            if same and _number(other) == number:
+            if same and other.number == number:
                 return x
         return fields
 
@@ -99,12 +99,6 @@ def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
 
 def _kind(dtype: torch.dtype) -> str:
     return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
-
-
-def _number(x: TensorSlot) -> bool | int | float | None:
-    if x.shape != () or x.data is None or x.space == Space.BUFFER:
-        return None
-    return x.data().item()
 
 
 _RULES = {

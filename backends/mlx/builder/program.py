@@ -190,10 +190,8 @@ class ProgramBuilder:
                 else:
                     slot.is_input = True
                 self.interface.inputs.append(slot)
-            elif spec.kind == InputKind.CONSTANT_TENSOR and node.meta["val"].ndim == 0:
-                # A number of the source text.
-                value = self.program.constants[spec.target].item()
-                slot = self.scalar(value, node.meta["val"].dtype)
+            elif spec.target not in mutated and (value := self._number(spec)) is not None:
+                slot = self.scalar(value.item(), value.dtype)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 is_buffer = spec.kind == InputKind.BUFFER and spec.target in mutated
                 slot = slot_for(
@@ -207,6 +205,15 @@ class ProgramBuilder:
             else:
                 slot = None  # tokens and custom objects: no value of ours
             self._set(node, slot)
+
+    def _number(self, spec: Any) -> torch.Tensor | None:
+        """A number of the source text: export makes it a constant, or a buffer without state."""
+        if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            return None
+        stores = (self.program.state_dict, self.program.constants)
+        value = next((store[spec.target] for store in stores if spec.target in store), None)
+        plain = isinstance(value, torch.Tensor) and value.ndim == 0
+        return value if plain and not isinstance(value, FakeTensor) else None
 
     def _tensor_getter(self, target: str) -> Callable[[], torch.Tensor]:
         def get() -> torch.Tensor:

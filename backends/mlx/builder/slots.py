@@ -30,6 +30,8 @@ class TensorSlot:
     name: str | None = None
     # Constants and buffers: the data, asked for only when the program is serialized.
     data: Callable[[], torch.Tensor] | None = None
+    # What a 0-d constant of the source text is: a dry run may look at it.
+    number: bool | int | float | None = None
 
     @property
     def ndim(self) -> int:
