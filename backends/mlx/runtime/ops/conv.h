@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include <mlx/backend/cuda/cuda.h>
-
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -44,16 +42,6 @@ inline ConvWindow<3> window(const fb::ConvTranspose3DParams& n) {
       {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()},
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
-}
-
-// x [B, ..., C] with stride - 1 zeros between its elements along every axis but the first and last.
-inline mx::array spread(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
-  mx::Shape shape = x.shape(), steps(x.ndim(), 1);
-  for (size_t i = 0; i < stride.size(); ++i) {
-    shape[i + 1] = (shape[i + 1] - 1) * stride[i] + 1;
-    steps[i + 1] = stride[i];
-  }
-  return mx::slice_update(mx::zeros(shape, x.dtype(), s), x, mx::Shape(x.ndim(), 0), shape, steps, s);
 }
 
 // A convolution over N axes; `kTransposed` spreads the input instead.
@@ -102,13 +90,11 @@ void conv(const Node& n, Context& c) {
 
   const auto stride = std::vector<int>(at.stride.begin(), at.stride.end());
   const auto dilation = std::vector<int>(at.dilation.begin(), at.dilation.end());
-  // MLX 0.32's CUDA backend is wrong for some convolutions that spread their input themselves.
-  const bool spreads = kTransposed && stride != ones && c.stream.device == mx::Device::gpu && mx::cu::is_available();
   c.set(
       n.out(),
       mx::conv_general(
-          spreads ? spread(x, stride, c.stream) : x, w, kTransposed ? ones : stride, low, high, dilation,
-          kTransposed && !spreads ? stride : ones, groups, /*flip=*/kTransposed, c.stream));
+          x, w, kTransposed ? ones : stride, low, high, dilation, kTransposed ? stride : ones, groups,
+          /*flip=*/kTransposed, c.stream));
 }
 
 constexpr Row kConvRows[] = {
