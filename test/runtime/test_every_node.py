@@ -17,7 +17,7 @@ IN_PROGRAMS = {
     ir.ARangeNode, ir.FullNode, ir.FullLikeNode, ir.TriNode, ir.TrilNode, ir.TriuNode,
     ir.AddIntNode, ir.SubtractIntNode, ir.MultiplyIntNode, ir.FloorDivideIntNode, ir.ModIntNode,
     ir.ItemIntNode, ir.SymSizeNode, ir.RandomBitsNode, ir.IfNode, ir.ScanNode,
-    ir.UpdateAndAttendNode,  # test_kv_cache.py
+    ir.UpdateAndAttendNode,  # test_update_and_attend.py
 }  # fmt: skip
 
 
