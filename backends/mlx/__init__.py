@@ -1,7 +1,8 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
 The names below come when they are asked for: whatever does without torch, such as the help of the
-command line, starts without it. `executorch_mlx.custom_kernel_ops` defines all of `torch.ops.mlx`.
+command line, starts without it. `executorch_mlx.custom_kernel_ops` defines what is ours of
+`torch.ops.mlx`, `executorch_mlx.official_ops` what is ExecuTorch's own delegate's.
 """
 
 from importlib import import_module

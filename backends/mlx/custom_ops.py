@@ -136,12 +136,12 @@ def _check_rows(name, first, last, capacity):
         )
 
 
-def _kv_cache_update(cache, update, start, ring=False):
-    first, length, capacity = _position("kv_cache_update", start), update.shape[2], cache.shape[2]
+def _cache_update(cache, update, start, ring=False):
+    first, length, capacity = _position("cache_update", start), update.shape[2], cache.shape[2]
     if ring:
-        _check_rows("kv_cache_update", min(first, 0), length, capacity)
+        _check_rows("cache_update", min(first, 0), length, capacity)
     else:
-        _check_rows("kv_cache_update", first, first + length, capacity)
+        _check_rows("cache_update", first, first + length, capacity)
     updated = cache.clone()
     updated[:, :, torch.arange(first, first + length) % capacity] = update
     return updated
@@ -150,9 +150,9 @@ def _kv_cache_update(cache, update, start, ring=False):
 # `cache` [B, H, C, D] with `update` [B, H, S, D] for the positions `start` to `start + S`, which
 # are rows of the cache; those of a ring are rows modulo C, S at most C. Copied back into the
 # buffer it came from, the update is made in place.
-kv_cache_update = define(
-    "kv_cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False) -> Tensor",
-    _kv_cache_update,
+cache_update = define(
+    "cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False) -> Tensor",
+    _cache_update,
     lambda cache, update, start, ring=False: torch.empty_like(cache),
 )
 

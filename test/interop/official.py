@@ -103,8 +103,10 @@ def save_exported(test, path: Path) -> None:
     """The program before anybody's lowering."""
     test._set_seed()
     try:
+        with torch.no_grad():  # torch.export.load fails on float8 that is part of a weight with a gradient
+            model = test.create_model().eval()
         exported = torch.export.export(
-            test.create_model().eval(),
+            model,
             test.create_inputs(),
             dynamic_shapes=test.get_dynamic_shapes(),
             strict=True,
@@ -199,6 +201,7 @@ def run_one(target: Path, program: Path, lower: bool) -> int:
 
 def lower_by_ours(source: Path, path: Path) -> None:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+    from executorch.extension.llm import export  # noqa: F401  (defines its quantized formats)
     from executorch_mlx import MLXPartitioner
 
     partitioner = MLXPartitioner()

@@ -44,7 +44,7 @@ def test_a_step_copies_no_buffer(program, settings):
 
 def test_eager_update_writes_its_rows_only():
     cache, update = torch.zeros(1, 2, 6, 3), torch.ones(1, 2, 2, 3)
-    updated = torch.ops.mlx.kv_cache_update(cache, update, torch.tensor([3]))
+    updated = torch.ops.mlx.cache_update(cache, update, torch.tensor([3]))
     assert updated[:, :, 3:5].eq(1).all() and updated.sum() == update.sum()
     assert cache.eq(0).all()
 
@@ -53,4 +53,4 @@ def test_eager_update_writes_its_rows_only():
 def test_eager_update_checks_its_rows(start):
     cache, update = torch.zeros(1, 2, 6, 3), torch.ones(1, 2, 2, 3)
     with pytest.raises(ValueError, match=f"rows {start} to {start + 2} are outside a cache of 6"):
-        torch.ops.mlx.kv_cache_update(cache, update, torch.tensor([start]))
+        torch.ops.mlx.cache_update(cache, update, torch.tensor([start]))

@@ -125,6 +125,8 @@ def lowered_targets() -> Iterator[set[str]]:
 
 
 def target_name(target) -> str:
+    if isinstance(target, str):
+        return target
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):

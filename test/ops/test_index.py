@@ -136,7 +136,7 @@ def unread(m, x):
 
 
 def kv(m, x, at):
-    m.cache.copy_(torch.ops.mlx.kv_cache_update(m.cache, x, at))
+    m.cache.copy_(torch.ops.mlx.cache_update(m.cache, x, at))
     return m.cache[:, :, :4] * 1
 
 
@@ -158,7 +158,7 @@ STATE = [
     stateful("add.Tensor/buffer nobody reads", unread, floats(3), state=torch.zeros(3)),
     stateful("index_put/buffer", lambda m, x, at: (m.cache.index_put_([at], x), m.cache * 1)[1], floats(2, 3),
              data([5, 2]), cache=torch.zeros(6, 3)),
-    stateful("mlx::kv_cache_update", kv, floats(1, 2, 2, 4), indices(below=4), cache=torch.zeros(1, 2, 8, 4)),
+    stateful("mlx::cache_update", kv, floats(1, 2, 2, 4), indices(below=4), cache=torch.zeros(1, 2, 8, 4)),
 ]
 
 ROWS = [*READ, *WRITE, *STATE]

@@ -22,7 +22,7 @@ class CachedAttention(torch.nn.Module):
         ring = "window" in self.options
         for name, rows in (("keys", key), ("values", value)):
             cache = getattr(self, name)
-            cache.copy_(torch.ops.mlx.kv_cache_update(cache, rows, start, ring))
+            cache.copy_(torch.ops.mlx.cache_update(cache, rows, start, ring))
         return torch.ops.mlx.cached_attention(
             query, self.keys, self.values, start, 8**-0.5, *first, **self.options
         )

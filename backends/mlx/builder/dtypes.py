@@ -35,12 +35,18 @@ def scalar_type(dtype: torch.dtype) -> int:
         raise Unsupported(f"{dtype} is not a dtype that MLX has on every device") from None
 
 
-def check_node(node: Node) -> None:
-    """`Unsupported` if a tensor that `node` reads or makes has a dtype that MLX lacks."""
+# Of these only the bytes are read, and at serialization.
+_FLOATS_OF_A_BYTE = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
+
+
+def check_node(node: Node, bytes_are_enough: bool = False) -> None:
+    """`Unsupported` if a tensor that `node` reads or makes has a dtype that MLX lacks.
+    `bytes_are_enough`: it may read floats of a byte."""
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
-            scalar_type(leaf.dtype)
+            if not (bytes_are_enough and leaf.dtype in _FLOATS_OF_A_BYTE):
+                scalar_type(leaf.dtype)
 
 
 def promote(*operands: Any) -> torch.dtype:

@@ -24,7 +24,9 @@ from ..serialization.generate import FIRST_OWN_OP
 from . import dtypes
 from .bind import bind_arguments
 from .known import folded
+from .patterns import is_call
 from .peephole import simplified
+from .quantized import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target
 from .slots import Slot, Space, TensorSlot, ValueSlot, slot_for
 from .trace import trace
@@ -143,7 +145,7 @@ class ProgramBuilder:
         depth = len(self._nodes)
         try:
             for n in covered:
-                dtypes.check_node(n)
+                dtypes.check_node(n, bytes_are_enough=is_call(n, *DEQUANTIZE))
             self._set(node, folded(node, handler(self, node), self._env.get))
             reason = None
         except Unsupported as unsupported:

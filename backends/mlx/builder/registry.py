@@ -29,7 +29,8 @@ def aten_target(target: Any) -> Any:
 
 
 class Registry:
-    """Handlers by ATen overload (or Python operator), patterns in the order they are tried.
+    """Handlers by ATen overload (or Python operator), patterns in the order they are tried. An
+    overload that may come to be defined later goes by its name, "library.name.overload".
 
     A handler is called as `handler(P, **arguments)` with the arguments of the overload's
     schema by name, defaults filled in and nodes replaced by their slots; it returns a slot,
@@ -57,7 +58,8 @@ class Registry:
         return match
 
     def find(self, target: Any) -> Callable | None:
-        return self.handlers.get(aten_target(target))
+        target = aten_target(target)
+        return self.handlers.get(target) or self.handlers.get(str(target))
 
     def decomposable(self) -> list[torch._ops.OpOverload]:
         """Overloads with a handler that export would otherwise take apart. Views are left to

@@ -102,7 +102,7 @@ class _Layer(CacheLayerMixin):
         """Write the new rows; returns the whole buffers."""
         updated = []
         for buffer, states in zip(self.buffers(), (key_states, value_states)):
-            rows = torch.ops.mlx.kv_cache_update(
+            rows = torch.ops.mlx.cache_update(
                 buffer, states.to(buffer.dtype), self.position, self.window is not None
             )
             buffer.copy_(rows)

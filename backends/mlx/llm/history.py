@@ -33,7 +33,7 @@ class TokenHistory(torch.nn.Module):
         the KV caches do.
         """
         batch = self.tokens.shape[0]
-        rows = torch.ops.mlx.kv_cache_update(self.tokens, tokens.reshape(batch, 1, -1, 1), input_pos)
+        rows = torch.ops.mlx.cache_update(self.tokens, tokens.reshape(batch, 1, -1, 1), input_pos)
         self.tokens.copy_(rows)
         last = input_pos + (tokens.shape[1] - 1)
         positions = last - self.window + 1 + torch.arange(self.window, device=tokens.device)

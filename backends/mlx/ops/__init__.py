@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     loop,
     median,
     norm,
+    official,
     pool,
     quant,
     random,

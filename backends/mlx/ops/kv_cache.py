@@ -6,34 +6,15 @@ import torch
 
 from ..builder import dtypes
 from ..builder.registry import REGISTRY
+from ..builder.rows import add, subtract, write_rows
 from ..serialization import ir
 
 _MANY = 1 << 40  # more than any position
 
 
-@REGISTRY.lower(torch.ops.mlx.kv_cache_update.default)
-def kv_cache_update(P, cache, update, start, ring=False):
-    begin, length = P.item(start), P.size(update, 2)
-    update = P.cast(update, cache.dtype)
-    if not ring:
-        return _write(P, cache, P.in_place(cache), update, begin, _add(P, begin, length))
-    capacity = cache.shape[2]
-    row = P.emit(ir.ModIntNode, a=begin, b=capacity)
-    end = _add(P, row, length)
-    # The rows that go round: end - capacity of them, or none.
-    round_ = P.emit(ir.MultiplyIntNode, a=P.emit(ir.FloorDivideIntNode, a=end, b=capacity),
-                    b=_subtract(P, end, capacity))
-    stay = _subtract(P, length, round_)
-    head = P.emit(ir.SliceNode, x=update, axis=2, start=0, stop=stay)
-    tail = P.emit(ir.SliceNode, x=update, axis=2, start=stay, stop=length)
-    target = P.in_place(cache)
-    written = _write(P, cache, target, head, row, _add(P, row, stay))
-    return _write(P, written, target, tail, 0, round_)
-
-
-def _write(P, cache, target, update, start, stop):
-    out = {} if target is None else {"out": target}
-    return P.emit(ir.SliceUpdateNode, dst=cache, update=update, axis=2, start=start, stop=stop, **out)
+@REGISTRY.lower(torch.ops.mlx.cache_update.default)
+def cache_update(P, cache, update, start, ring=False):
+    return write_rows(P, cache, update, P.item(start), cache.shape[2] if ring else None)
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
@@ -41,7 +22,7 @@ def cached_attention(
     P, query, keys, values, start, scale, first=None, window=None, softcap=None
 ):
     begin = P.item(start)
-    end = _add(P, begin, P.size(query, 2))
+    end = add(P, begin, P.size(query, 2))
     rows = end if window is None else _at_most(P, end, keys.shape[2])
     k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=rows) for c in (keys, values))
     k, v = (P.cast(c, query.dtype) for c in (k, v))
@@ -65,7 +46,7 @@ def _visible(P, begin, end, rows, capacity, first, window):
     asking = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
     held = _range(P, 0, rows)
     if window is not None:
-        last = number(_subtract(P, end, 1))
+        last = number(subtract(P, end, 1))
         age = P.emit(ir.SubtractNode, a=last, b=held)
         held = P.emit(ir.SubtractNode, a=last, b=P.emit(ir.RemainderNode, a=age, b=number(capacity)))
     mask = compare(ir.LessEqualNode, held, asking)
@@ -106,20 +87,12 @@ def _softcapped(P, query, k, v, groups, rows, mask, scale, softcap):
 # Integers of the host ---------------------------------------------------------------------
 
 
-def _add(P, a, b):
-    return P.emit(ir.AddIntNode, a=a, b=b)
-
-
-def _subtract(P, a, b):
-    return P.emit(ir.SubtractIntNode, a=a, b=b)
-
-
 def _at_most(P, value, bound):
     """min(value, bound) for 0 <= value < 2^40, by the arithmetic that the wire has."""
     times = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    over = P.emit(ir.FloorDivideIntNode, a=_add(P, times, _MANY - 1), b=_MANY)  # 0 or 1
-    excess = P.emit(ir.MultiplyIntNode, a=over, b=_subtract(P, value, bound))
-    return _subtract(P, value, excess)
+    over = P.emit(ir.FloorDivideIntNode, a=add(P, times, _MANY - 1), b=_MANY)  # 0 or 1
+    excess = P.emit(ir.MultiplyIntNode, a=over, b=subtract(P, value, bound))
+    return subtract(P, value, excess)
 
 
 def _range(P, start, stop):

@@ -6,7 +6,7 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from .. import custom_quant_ops
-from ..builder.affine import affine, packed, result_dtype
+from ..builder.quantized import DEQUANTIZE, affine, dequantized, result_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -69,12 +69,9 @@ def _derived(P, t, dtype, change):
 
 @REGISTRY.lower(torch.ops.torchao.dequantize_affine.default)
 def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **range_):
-    a = affine(input, block_size, scale, zero_point, output_dtype=output_dtype, **range_)
-    if a is not None and a.packs:
-        # In float32: MLX would round q * scale to a half type before it adds the bias.
-        w = P.emit(ir.DequantizeNode, **packed(P, a, torch.float32), dtype=torch.float32)
-        w.shape = tuple(input.shape)
-        return P.cast(w, a.dtype)
+    weight = affine(P, input, block_size, scale, zero_point, output_dtype=output_dtype, **range_)
+    if weight is not None and weight.packs:
+        return dequantized(P, weight)
     dtype = result_dtype(output_dtype)
     if input.dtype.is_floating_point:
         raise Unsupported(f"dequantize_affine of {input.dtype}: integers were expected")
@@ -93,6 +90,23 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **r
 
     operands = [input, scale] + ([] if zero_point is None else [zero_point])
     return P.trace(text, *operands)[0]
+
+
+def _whole(read):
+    """A weight that is read as a matrix of floats."""
+
+    def lower(P, **arguments):
+        weight = read(P, **arguments)
+        if weight is None or not weight.packs:
+            raise Unsupported("quantized weights that MLX has no packing for, or that are no constants")
+        return dequantized(P, weight)
+
+    return lower
+
+
+for _target, _read in DEQUANTIZE.items():
+    if _read is not affine:
+        REGISTRY.add(_target, _whole(_read))
 
 
 def _by_its_definition(target):

@@ -1,26 +1,26 @@
-"""Products with, and rows of, weights that torchao has quantized."""
+"""Products with, and rows of, quantized weights."""
 
 from __future__ import annotations
 
 import torch
 from torch.fx import Node
 
-from ..builder import affine as quant
 from ..builder.bind import bind_arguments
 from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
-from ..builder.registry import REGISTRY
+from ..builder.quantized import DEQUANTIZE, Affine, Microscaled, dequantized, scaled
+from ..builder.registry import REGISTRY, aten_target
 from ..serialization import ir
 
-_DEQUANTIZE = "torchao.dequantize_affine.default"
 _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t_copy", "t"))
 
 
-def _weight(P, node: Node) -> quant.Affine:
+def _weight(P, node: Node) -> Affine | Microscaled:
     """The quantized constant behind `node`. The dequantization itself stays out of the match:
     others may read it, and unread it is dropped."""
-    if not is_call(node, _DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
+    if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch
-    weight = quant.affine(**bind_arguments(node, P.value_or_none))
+    read = DEQUANTIZE[str(aten_target(node.target))]
+    weight = read(P, **bind_arguments(node, P.value_or_none))
     if weight is None or not weight.packs:
         raise NoMatch
     return weight
@@ -47,13 +47,11 @@ def _embedding(P, node: Node) -> Match:
 
     def lower(P, last):
         index = P.value(indices)
-        # In float32: see ops.quant.dequantize_affine.
-        operands = quant.packed(P, weight, torch.float32)
+        operands = weight.operands(P, torch.float32)
         for name in ("w", "scales", "biases"):
-            operands[name] = P.emit(ir.TakeNode, x=operands[name], index=index, axis=0)
-        rows = P.emit(ir.DequantizeNode, **operands, dtype=torch.float32)
-        rows.shape = tuple(last.meta["val"].shape)
-        return P.cast(rows, weight.dtype)
+            if operands[name] is not None:
+                operands[name] = P.emit(ir.TakeNode, x=operands[name], index=index, axis=0)
+        return dequantized(P, weight, operands, tuple(last.meta["val"].shape))
 
     return m.finish(node, lower)
 
@@ -73,14 +71,15 @@ def _int8_product(P, node: Node) -> Match:
     if any(list(perm) != [1, 0] for perm in transposed.args[1:]):
         raise NoMatch
     q = P.value(source)
-    unscaled = quant.Affine(q, None, None, tuple(q.shape), -128, 127, node.meta["val"].dtype)
+    unscaled = Affine(q, None, None, tuple(q.shape), -128, 127, node.meta["val"].dtype)
     if not unscaled.packs:
         raise NoMatch
     return m.finish(node, lambda P, last: _product(P, P.value(x), unscaled, None))
 
 
-def _product(P, x, weight: quant.Affine, bias):
-    y = P.emit(ir.QuantizedMatmulNode, x=x, **quant.packed(P, weight, x.dtype), transpose=True)
+def _product(P, x, weight, bias):
+    y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.operands(P, x.dtype), transpose=True)
+    y = scaled(P, y, weight.factor)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 

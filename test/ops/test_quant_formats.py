@@ -1,0 +1,75 @@
+"""Weights in the quantized formats of `executorch.extension.llm`: packed for MLX as they are."""
+
+import torch
+from executorch.extension.llm.export.int4 import ExportableInt4Tensor
+from executorch.extension.llm.export.mx import ExportableMXConfig
+from executorch.extension.llm.export.nvfp4 import ExportableNVFP4Config
+from oprows import bf16, checks, f32, floats, indices, row
+from torchao.quantization import IntxWeightOnlyConfig, quantize_
+from torchao.quantization.granularity import PerGroup
+from torchao.quantization.quant_primitives import MappingType
+
+
+def int4(layer):
+    config = IntxWeightOnlyConfig(torch.int4, PerGroup(32), MappingType.ASYMMETRIC)
+    quantize_(layer, config, lambda module, name: module is layer)
+    packed = ExportableInt4Tensor.from_intx_unpacked_to_int8_tensor(layer.weight)
+    layer.weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+def of(config):
+    return lambda layer: quantize_(layer, config, lambda module, name: module is layer)
+
+
+FORMATS = {
+    "dequantize_int4_tensor": int4,
+    "dequantize_nvfp4": of(ExportableNVFP4Config()),
+    "dequantize_mx": of(ExportableMXConfig()),
+}
+
+
+class Quantized(torch.nn.Module):
+    """A layer of `dtype`, its weight quantized."""
+
+    def __init__(self, layer, quantize, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = layer.to(dtype)
+        with torch.no_grad():
+            quantize(self.layer)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Weight(Quantized):
+    """The matrix itself, read by nothing that multiplies."""
+
+    def forward(self, x):
+        return x + self.layer.weight.dequantize()
+
+
+def linear(quantize, dtype):
+    return Quantized(torch.nn.Linear(64, 48), quantize, dtype)
+
+
+def embedding(quantize, dtype):
+    return Quantized(torch.nn.Embedding(32, 64), quantize, dtype)
+
+
+PRODUCT, ROWS_ONLY = ("QuantizedMatmulNode",), ("TakeNode", "DequantizeNode")
+
+ROWS = [
+    case
+    for name, quantize in FORMATS.items()
+    for case in (
+        row(f"torchao::{name}", Weight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
+            verified=False),
+        *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64), dtypes=(dtype,), loose=5,
+              fused=PRODUCT, verified=False) for dtype in (f32, bf16)),
+        *(row(f"torchao::{name}/embedding {dtype}", embedding(quantize, dtype), indices(2, 3, below=32),
+              dtypes=(dtype,), fused=ROWS_ONLY, verified=False) for dtype in (f32, bf16)),
+    )
+]
+
+test_row = checks(ROWS)
