@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -100,13 +100,32 @@ class MLXPartitioner(Partitioner):
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Operators with a lowering of their own stay whole, unless it turns down one of their
         calls in this program: then that one has to be taken apart, and with it all of them."""
+        return list(self._that_lower(ep, REGISTRY.decomposable())), None
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """Spells out what has no node and is not of the core ATen set either: ExecuTorch's verifier
+        would refuse it."""
+        texts = REGISTRY.texts
+        called = {n.target for n in _calls(exported_program) if n.target in texts}
+        spelled = self._that_lower(exported_program, called)
+        if not spelled:
+            return exported_program
+        return exported_program.run_decompositions({target: texts[target] for target in spelled})
+
+    def _that_lower(self, ep: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
+        """Those of which no call in the program is turned down."""
         builder = ProgramBuilder(ep, own_nodes=self._own_nodes)
-        whole = set(REGISTRY.decomposable())
-        for module in ep.graph_module.modules():
-            for node in module.graph.nodes if isinstance(module, GraphModule) else ():
-                if node.target in whole and not builder.lowers_alone(node):
-                    whole.discard(node.target)
-        return list(whole), None
+        good = set(targets)
+        for node in _calls(ep):
+            if node.target in good and not builder.lowers_alone(node):
+                good.discard(node.target)
+        return good
+
+
+def _calls(program: ExportedProgram) -> Iterator[Node]:
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
 class _Supported(OperatorSupportBase):

@@ -41,6 +41,7 @@ class Registry:
     def __init__(self) -> None:
         self.handlers: dict[Any, Callable] = {}
         self.patterns: list[Callable] = []
+        self.texts: dict[torch._ops.OpOverload, Callable] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
         for target in targets if isinstance(targets, (list, tuple, set)) else [targets]:
@@ -51,6 +52,11 @@ class Registry:
 
     def lower(self, *targets: Any) -> Callable[[Callable], Callable]:
         return lambda handler: self.add(targets, handler)
+
+    def spell(self, target: torch._ops.OpOverload, text: Callable) -> None:
+        """`target` has no node: it lowers as `text`, a torch function of its arguments."""
+        self.add(target, traced(target, text))
+        self.texts[target] = text
 
     def pattern(self, match: Callable) -> Callable:
         """`match(P, node)` returns a `patterns.Match` whose last node is `node`, or None."""
@@ -77,6 +83,21 @@ class Registry:
             and not _is_view(t)
             and _returns_tensors(t)
         ]
+
+
+def traced(target: torch._ops.OpOverload, text: Callable) -> Callable:
+    """The handler of an operator that lowers by tracing `text`, a torch function of its arguments."""
+    schema = target._schema
+    keywords = {a.name for a in schema.arguments if a.kwarg_only}
+
+    def lower(P: Any, **arguments: Any) -> Any:
+        # By position: decompositions have names of their own for their parameters.
+        args = [v for name, v in arguments.items() if name not in keywords]
+        kwargs = {name: v for name, v in arguments.items() if name in keywords}
+        results = P.trace(text, *args, **kwargs)
+        return results if len(schema.returns) > 1 else results[0]
+
+    return lower
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     control,
     conv,
     create,
+    cumulative,
     elementwise,
     index,
     kv_cache,
@@ -26,5 +27,6 @@ from . import (  # noqa: F401
     scatter_reduce,
     shape,
     sort,
+    spelled,
     strided,
 )

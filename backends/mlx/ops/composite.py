@@ -10,7 +10,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from .. import custom_kernel_ops
-from ..builder.registry import REGISTRY
+from ..builder.registry import REGISTRY, traced
 
 aten = torch.ops.aten
 
@@ -34,21 +34,7 @@ DECOMPOSED = [
 ]
 
 
-def _traced(target, text):
-    schema = target._schema
-    keywords = {a.name for a in schema.arguments if a.kwarg_only}
-
-    def lower(P, **arguments):
-        # By position: decompositions have names of their own for their parameters.
-        args = [v for name, v in arguments.items() if name not in keywords]
-        kwargs = {name: v for name, v in arguments.items() if name in keywords}
-        results = P.trace(text, *args, **kwargs)
-        return results if len(schema.returns) > 1 else results[0]
-
-    return lower
-
-
 for _target, _text in custom_kernel_ops.COMPOSITES.items():
-    REGISTRY.add(_target, _traced(_target, _text))
+    REGISTRY.add(_target, traced(_target, _text))
 for _target in DECOMPOSED:
-    REGISTRY.add(_target, _traced(_target, decomposition_table[_target]))
+    REGISTRY.add(_target, traced(_target, decomposition_table[_target]))
