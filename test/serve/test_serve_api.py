@@ -114,7 +114,9 @@ REFUSED = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "is not supported here"),
     ({"extra_body": {"beam": 4}}, "beam", "beam is not a parameter here"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
-    ({"max_tokens": 0}, "max_tokens", "expected at least 1"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens is 0, expected at least 1"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "max_completion_tokens is -1, expected at least 1"),
+    ({"stop": ""}, "stop", "stop is [''], expected strings that are not empty"),
     ({"logit_bias": {n: 1.0 for n in range(2000)}}, "logit_bias", "id 1536 is outside the vocabulary"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "no role robot"),
@@ -135,7 +137,7 @@ def test_what_is_not_there_is_refused(client, fields, param, told, stream):
 
 
 def test_other_prompts_are_refused(client):
-    for fields in ({"prompt": ["a", "b"]}, {"prompt": []}, {"prompt": [5, -1]}, {"prompt": "a", "echo": True}, {"prompt": "a", "logprobs": 2}):
+    for fields in ({"prompt": "a", "logprobs": 0}, {"prompt": ["a", "b"]}, {"prompt": []}, {"prompt": [5, -1]}, {"prompt": "a", "echo": True}, {"prompt": "a", "logprobs": 2}):
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model=NAME, **fields)
 
@@ -156,6 +158,23 @@ def test_errors_have_openais_shape(server):
         ):
             assert 400 <= response.status_code < 500
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_that_is_no_json_is_told_as_such(server):
+    json = {"Content-Type": "application/json"}
+    for content, headers, told in (
+        ('{"model": "small", ', json, "the body is no JSON: "),
+        ("[]", json, "the body is no JSON object"),
+        ("{}", {"Content-Type": "text/plain"}, "its Content-Type is not application/json"),
+    ):
+        error = httpx.post(f"{server.url}/v1/chat/completions", content=content, headers=headers).json()["error"]
+        assert told in error["message"] and error["param"] is None
+
+
+def test_a_prompt_that_is_too_long_has_openais_code(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, messages=[{"role": "user", "content": "x " * small_llm.CONTEXT}])
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_requests_have_to_be_addressed_to_this_machine(server):

@@ -3,10 +3,12 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import httpx
+import pytest
 from executorch_mlx.cli.main import main
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
@@ -33,3 +35,23 @@ def test_it_serves_until_ctrl_c(chat_program, tmp_path):
 def test_no_model_to_serve(tmp_path, capfd):
     assert main(["serve", str(tmp_path / "none.pte")]) == 1
     assert "No such file" in capfd.readouterr().err
+
+
+def test_an_address_that_cannot_be_had_is_named(chat_program, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(chat_program), "--port", str(port)]) == 1
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--port", "70000"], "argument --port: '70000', expected 0 to 65535"),
+        (["--queue", "0"], "argument --queue: '0', expected 1 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_bad_usage(arguments, told, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "model.pte", *arguments])
+    assert told in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from . import model
@@ -17,10 +18,20 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     model.add_to(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    parser.add_argument("--port", type=_whole(0, 65535), default=8000, help="0 takes a free one (%(default)s)")
     parser.add_argument("--name", help="what clients call the model; by default the file's name")
-    parser.add_argument("--queue", type=int, default=64, metavar="N", help="requests that may wait at most (%(default)s)")
+    parser.add_argument("--queue", type=_whole(1, None), default=64, metavar="N", help="requests that may wait at most (%(default)s)")
     parser.set_defaults(run=run)
+
+
+def _whole(low: int, high: int | None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if text.lstrip("-").isdecimal() and low <= int(text) and (high is None or int(text) <= high):
+            return int(text)
+        upwards = f"{low} to {high}" if high is not None else f"{low} or more"
+        raise argparse.ArgumentTypeError(f"{text!r}, expected {upwards}")
+
+    return read
 
 
 def run(options: argparse.Namespace) -> int:

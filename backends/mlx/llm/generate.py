@@ -188,10 +188,14 @@ class Generation(Iterator[Token]):
         return Result(self.text, self.tokens, self.finish, self.metrics, self.seed)
 
 
+class PromptLengthError(ValueError):
+    """A prompt that is empty, or longer than the context."""
+
+
 def check_prompt(program: LLMProgram, prompt: Sequence[int]) -> None:
     """ValueError if `prompt` is not what `program` can go on from."""
     if not 0 < len(prompt) <= program.context_len:
-        raise ValueError(
+        raise PromptLengthError(
             f"the prompt has {len(prompt)} tokens, expected 1 to {program.context_len}"
         )
     outside = [token for token in prompt if not 0 <= token < program.vocab_size]

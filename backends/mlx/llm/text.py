@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from .settings import SettingError
+
 
 class TokenTable:
     """The bytes of every token: the tensors of `token_table`."""
@@ -26,14 +28,14 @@ class TextStream:
     """The text of tokens as they come, whole characters only, up to the first of the strings
     `stop`, of which no part is let out.
 
-    `table` may be None, then there is no text. Raises ValueError for an empty stop string.
+    `table` may be None, then there is no text. Raises SettingError for an empty stop string.
     """
 
     def __init__(self, table: TokenTable | None, stop: Sequence[str] = ()):
         if not all(isinstance(s, str) and s for s in stop):
-            raise ValueError(f"stop is {list(stop)!r}, expected strings that are not empty")
+            raise SettingError("stop", f" is {list(stop)!r}, expected strings that are not empty")
         if stop and table is None:
-            raise ValueError("stop: the program has no token bytes, so there is no text to stop at")
+            raise SettingError("stop", ": the program has no token bytes, so there is no text to stop at")
         self._table, self._stop = table, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""  # may be the beginning of a stop string

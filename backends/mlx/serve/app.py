@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from ..llm import LLM, Generation, SettingError
+from ..llm import LLM, Generation, PromptLengthError, SettingError
 from . import protocol
 from .protocol import ApiError, ChatRequest, ChatShape, CompletionRequest, Options, Shape
 from .worker import Busy, Job, Worker
@@ -67,7 +67,7 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check(body, name)
-        with _refusals("messages"):
+        with _refusals("messages", body.length_name):
             generation = llm.chat(
                 [message.plain() for message in body.messages],
                 template_options=body.chat_template_kwargs,
@@ -79,7 +79,7 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
         _check(body, name)
-        with _refusals("prompt"):
+        with _refusals("prompt", body.length_name):
             generation = llm.generate(
                 body.the_prompt(), max_new_tokens=body.most(), **body.settings()
             )
@@ -100,13 +100,18 @@ def _check_model(asked: str, name: str) -> None:
 
 
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    """What the model refuses before it runs is the client's to put right."""
+def _refusals(what: str, length: str) -> Iterator[None]:
+    """What the model refuses before it runs is the client's to put right; `what` and `length` are
+    the client's names for the prompt and for the length of the answer."""
     try:
         yield
     except SettingError as error:
-        name = "max_tokens" if error.name == "max_new_tokens" else error.name
-        raise ApiError(str(error), param=name, code="unsupported_value") from error
+        told, name = str(error), error.name
+        if name == "max_new_tokens":
+            told, name = told.replace(name, length, 1), length
+        raise ApiError(told, param=name, code="unsupported_value") from error
+    except PromptLengthError as error:
+        raise ApiError(f"{what}: {error}", param=what, code="context_length_exceeded") from error
     except ValueError as error:
         raise ApiError(str(error), param=what) from error
 
@@ -213,8 +218,13 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            told = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+            return JSONResponse(ApiError(told).body, 400)
         field = ".".join(str(part) for part in first["loc"] if part != "body")
-        told = f"{field}: {first['msg']}" if field else first["msg"]
+        told = f"{field}: {first['msg']}"
+        if not field:
+            told = "the body is no JSON object, or its Content-Type is not application/json"
         return JSONResponse(ApiError(told, param=field or None).body, 400)
 
     @app.exception_handler(HTTPException)

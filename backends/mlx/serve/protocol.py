@@ -104,6 +104,10 @@ class CompletionRequest(Options):
     def most(self) -> int:
         return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default
 
+    @property
+    def length_name(self) -> str:
+        return "max_tokens"
+
     def the_prompt(self) -> str | list[int]:
         if self.prompt and isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
             if len(self.prompt) > 1:
@@ -152,17 +156,26 @@ class ChatRequest(Options):
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
 
+    @property
+    def length_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
 
 def check_fields(options: Options) -> None:
     """ApiError for a field that asks for what is not there."""
     for name, value in (options.model_extra or {}).items():
-        if value is None or name in IDENTITIES or value in NEUTRAL.get(name, ()):
+        if value is None or name in IDENTITIES or _is_among(value, NEUTRAL.get(name, ())):
             continue
         if name in NEUTRAL:
             neutral = " or ".join(map(repr, (*NEUTRAL[name], None)))
             told = f"{name} is not supported here, expected {neutral}"
             raise ApiError(told, param=name, code="unsupported_parameter")
         raise ApiError(f"{name} is not a parameter here", param=name, code="unknown_parameter")
+
+
+def _is_among(value: Any, neutral: tuple) -> bool:
+    """0 is not False: completions ask for logprobs with a number."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 # What comes back -----------------------------------------------------------------------

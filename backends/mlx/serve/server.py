@@ -19,11 +19,18 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}") from error
+
+
 def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000, queue: int = 64) -> int:
-    """Serves `llm` until SIGINT or SIGTERM; returns the exit code."""
+    """Serves `llm` until SIGINT or SIGTERM; returns the exit code. OSError names an address that cannot be had."""
     app = create_app(llm, name=name, queue=queue, host=host)
-    config = uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=PATIENCE)
-    bound = config.bind_socket()
+    config = uvicorn.Config(app, timeout_graceful_shutdown=PATIENCE)
+    bound = _bind(host, port)
     print(f"{name}: chat at http://{host}:{bound.getsockname()[1]}/, OpenAI's API below /v1", flush=True)
     try:
         _Server(config).run(sockets=[bound])
