@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
@@ -158,3 +158,27 @@ def test_explain_names_node_target_and_reason(delegate):
 def test_explain_before_partitioning():
     with pytest.raises(RuntimeError, match="not partitioned"):
         MLXPartitioner().explain()
+
+
+def test_what_is_spelled_out_passes_the_verifier(delegate):
+    """exp2 and cumprod are not of the core ATen set: they are gone before it is looked at."""
+    x = torch.randn(3, 4)
+    program = lowered(lambda x: torch.exp2(x).cumprod(1), x)
+    assert program.delegates == 1 and not program.refused
+    program.check((x,), (x * 2,))
+
+
+def test_a_text_that_would_fix_a_dynamic_extent_is_refused(delegate):
+    """Doubling along an axis needs its extent; along the other it may be dynamic."""
+    rows = torch.export.Dim("rows", min=2, max=8)
+    exported = torch.export.export(
+        Wrapped(lambda x: x.cumprod(0)), (torch.randn(3, 4),), dynamic_shapes=(({0: rows},),)
+    )
+    partitioner = MLXPartitioner()
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+    (refused,) = partitioner.explain().refused
+    assert refused.target == "aten.cumprod.default" and "dynamic extent" in refused.reason
+    program = lowered(lambda x: x.cumprod(1), torch.randn(3, 4), dynamic_shapes=(({0: rows},),))
+    assert not program.refused
+    program.check((torch.randn(5, 4),))
