@@ -3,7 +3,8 @@
 A model whose text calls them (`torch.ops.mlx.rope`, `custom_sdpa`, `kv_cache_update`, `gather_mm`,
 `gather_qmm`, `moe_gather_inputs`, `moe_scatter_outputs`) exports here as it is. Names, arguments and
 meaning are those of executorch 1.5.1; `mlx::sample` is ours, with other arguments. Importing this
-module defines them in the operator library `mlx`.
+module defines them in the operator library `mlx`; one that is there already, with these arguments,
+is taken as it is.
 """
 
 from __future__ import annotations
@@ -11,8 +12,23 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .custom_ops import define
+from . import custom_ops
 from .packing import pack, unpack
+
+
+def define(schema, eager, fake):
+    """As `custom_ops.define`, unless somebody has defined just this."""
+    wanted = torch._C.parse_schema(f"mlx::{schema}")
+    if wanted.name in torch._C._dispatch_get_all_op_names():
+        there = getattr(torch.ops.mlx, wanted.name.removeprefix("mlx::")).default
+        if _arguments(there._schema) == _arguments(wanted):
+            return there
+    return custom_ops.define(schema, eager, fake)
+
+
+def _arguments(schema):
+    return [(a.name, str(a.real_type)) for a in schema.arguments]
+
 
 # Attention over a cache ------------------------------------------------------------------
 
