@@ -8,7 +8,6 @@ exported from that very folder: both sides have the same numbers. What is there 
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -22,11 +21,13 @@ def dense_folder(shape: str, root: Path) -> Path:
     folder = root / f"{shape}-float32"
     if (folder / "config.json").exists():
         return folder
-    if shape == "demo":
-        shutil.copytree(EXAMPLES / "demo_model", folder)
-        return folder
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    if shape == "demo":
+        model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "demo_model", dtype=torch.float32)
+        model.save_pretrained(folder)
+        return folder
 
     config = Qwen3Config(
         vocab_size=151_936,
