@@ -1,4 +1,4 @@
-"""Our language models beside mlx-lm's: speed, load time, memory.
+"""Our language models beside mlx-lm's and XNNPACK's: speed, load time, memory.
 
     python benchmarks/llm.py                         # Qwen3-0.6B's shape, float32 and int4
     python benchmarks/llm.py --shape demo
@@ -12,14 +12,20 @@ Models are built once, in build/benchmarks/llm.
 mlx-lm reads a prompt with some two tokens a second here, so its rate is measured on
 `--peer-prefill` tokens (it hardly depends on the length) and its cache is filled with random
 values for decoding at a length. Times are medians; busy processors make them longer for all.
+
+The same model also runs through ExecuTorch's XNNPACK delegate, sampled on the host with the same
+settings; its int4 is XNNPACK's own (see llm/xnnpack_model.py), and exporting a big model to it takes
+many minutes the first time. Libraries are loaded before the clock of `load` starts, on all sides.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,6 +34,7 @@ WORKERS = ROOT / "benchmarks" / "llm"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
 CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # positions of the caches
 CAPACITIES = (512, 8192)
+SIDES = ["ours", "mlx-lm", "xnnpack"]
 
 sys.path.insert(0, str(WORKERS))
 import models  # noqa: E402
@@ -43,20 +50,23 @@ def worker(name: str, *arguments: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def program(shape: str, form: str, capacity: int) -> Path:
-    path = BUILD / f"{shape}-{form}-{capacity}.pte"
+def program(shape: str, form: str, capacity: int, builder: str = "models.py", suffix: str = "") -> Path:
+    path = BUILD / f"{shape}-{form}-{capacity}{suffix}.pte"
     if not path.exists():
         print(f"building {path.name} ...", flush=True)
-        command = [sys.executable, "-W", "ignore", WORKERS / "models.py"]
+        command = [sys.executable, "-W", "ignore", WORKERS / builder]
         subprocess.run([*command, shape, form, str(capacity), BUILD], check=True, capture_output=True)
     return path
+
+
+RUNNER = ROOT / "build" / "mlx_llm_runner"
 
 
 def runner_memory(path: Path, context: int, steps: int) -> int:
     """Bytes that the C++ runner has in use while it decodes behind `context` tokens."""
     prompt = ",".join(str(i * 37 % models.vocabulary(path)) for i in range(context))
-    command = [ROOT / "build" / "mlx_llm_runner", path, "--prompt-ids", "-", "--ids", "--ignore-eos"]
-    command += ["--max-new-tokens", str(steps), "--temperature=0.8", "--top-k=40", "--top-p=0.9", "--seed=1"]
+    command = [RUNNER, path, "--prompt-ids", "-", "--ids", "--ignore-eos", "--max-new-tokens", str(steps)]
+    command += ["--temperature=0.8", "--top-k=40", "--top-p=0.9", "--seed=1"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -72,68 +82,97 @@ def runner_memory(path: Path, context: int, steps: int) -> int:
     return used
 
 
+def runner_baseline() -> int:
+    """Bytes that it has in use before there is a model: it waits for one that never comes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pte"
+        os.mkfifo(path)
+        process = subprocess.Popen([RUNNER, path, "--prompt-ids", "1"], stderr=subprocess.DEVNULL)
+        time.sleep(1)
+        used = resident(process.pid)
+        process.kill()
+        process.wait()
+    return used
+
+
 class Table:
-    """Rows of what was measured, with the ratio and its bar."""
+    """Rows of what was measured: ours, and each peer with its ratio to ours."""
 
     def __init__(self, title: str):
-        print(f"\n{title}\n{'':34}{'ours':>10}{'mlx-lm':>10}{'ratio':>9}{'bar':>9}", flush=True)
+        names = f"{'ours':>10}{'mlx-lm':>10}{'ratio':>9}{'bar':>9}{'XNNPACK':>10}{'ratio':>9}"
+        print(f"\n{title}\n{'':34}{names}", flush=True)
 
-    def row(self, name: str, ours, peer=None, ratio=None, bar: str = "") -> None:
-        cells = [f"{ours:10.2f}" if ours is not None else " " * 10]
-        cells.append(f"{peer:10.2f}" if peer is not None else " " * 10)
-        cells.append(f"{ratio:8.2f}x" if ratio is not None else " " * 9)
-        print(f"{name:34}{''.join(cells)}{bar:>9}", flush=True)
+    def row(self, name: str, ours=None, peer=None, xnnpack=None, bar: str = "") -> None:
+        cells = [cell(ours, 10), cell(peer, 10), ratio(ours, peer), f"{bar:>9}"]
+        print(f"{name:34}{''.join([*cells, cell(xnnpack, 10), ratio(ours, xnnpack)])}".rstrip(), flush=True)
+
+
+def cell(value: float | None, width: int) -> str:
+    return " " * width if value is None else f"{value:{width}.{2 if abs(value) >= 1 else 4}f}"
+
+
+def ratio(a: float | None, b: float | None) -> str:
+    return " " * 9 if None in (a, b) else f"{a / b:8.2f}x"
+
+
+def measured(shape: str, form: str, options: argparse.Namespace, contexts: list[int]) -> list[dict | None]:
+    """Ours, mlx-lm's and XNNPACK's, one after the other; None for one that was not asked for."""
+    capacity = CAPACITY[shape]
+    lengths = ["--prefill", *options.prefill, "--context", *contexts, "--steps", options.steps]
+    lengths += ["--repeats", options.repeats]
+    ours = peer = xnnpack = None
+    if "ours" in options.only:
+        ours = worker("ours.py", program(shape, form, capacity), *lengths)
+    if "mlx-lm" in options.only:
+        peer = worker(
+            "peer.py", models.folder_of(shape, form, BUILD), "--prefill", options.peer_prefill, "--context",
+            *contexts, "--steps", options.peer_steps,
+        )
+    if "xnnpack" in options.only:
+        path = program(shape, form, capacity, "xnnpack_model.py", "-xnnpack")
+        vocabulary = models.vocabulary(program(shape, form, capacity))
+        xnnpack = worker("xnnpack.py", path, "--vocabulary", vocabulary, *lengths)
+    return [ours, peer, xnnpack]
 
 
 def compare(shape: str, form: str, options: argparse.Namespace) -> None:
-    path = program(shape, form, CAPACITY[shape])
     contexts = [n for n in options.context if n + options.steps < CAPACITY[shape]]
-    ours = peer = None
-    if options.only != "mlx-lm":
-        ours = worker(
-            "ours.py", path, "--prefill", *options.prefill, "--context", *contexts, "--steps", options.steps,
-            "--repeats", options.repeats,
-        )
-    if options.only != "ours":
-        peer = worker(
-            "peer.py", BUILD / f"{shape}-{form}", "--prefill", options.peer_prefill, "--context", *contexts,
-            "--steps", options.peer_steps,
-        )
+    options.prefill = [n for n in options.prefill if n < CAPACITY[shape]]
+    sides = measured(shape, form, options, contexts)
+    ours, peer, xnnpack = sides
     table = Table(f"{shape}, {form}, {time.strftime('%H:%M')}")
-    dense = form == "float32"
-
-    def rate(result, kind, length, tokens):
-        return None if result is None else tokens / result[kind][str(length)]
-
-    def ratio(a, b):
-        return None if None in (a, b) else a / b
-
-    theirs = rate(peer, "prefill", options.peer_prefill, options.peer_prefill)
+    if xnnpack:
+        print(f"XNNPACK has {xnnpack['threads']} threads")
+    big = shape != "demo"
+    of_peer = None if peer is None else options.peer_prefill / peer["prefill"][str(options.peer_prefill)]
     for length in options.prefill:
-        a = rate(ours, "prefill", length, length)
-        bar = ">= 20x" if dense and length in (128, 512) and shape != "demo" else ""
-        table.row(f"prefill of {length}, tokens/s", a, theirs, ratio(a, theirs), bar)
+        a, c = (each and length / each["prefill"][str(length)] for each in (ours, xnnpack))
+        bar = ">= 20x" if form == "float32" and length in (128, 512) and big else ""
+        table.row(f"prefill of {length}, tokens/s", a, of_peer, c, bar)
     for length in contexts:
-        a, b = (rate(result, "decode", length, 1) for result in (ours, peer))
-        table.row(f"decode after {length}, tokens/s", a, b, ratio(a, b), ">= 1.3x" if shape != "demo" else "")
-    a, b = (None if result is None else result["load"] for result in (ours, peer))
-    table.row("load, s", a, b, ratio(a, b), "<= 1x")
-    memory(table, shape, form, path, contexts, ours, peer)
+        rates = [each and 1 / each["decode"][str(length)] for each in sides]
+        table.row(f"decode after {length}, tokens/s", *rates, ">= 1.3x" if big else "")
+    table.row("load, s", *[each and each["load"] for each in sides], "<= 1x")
+    for length in contexts:
+        used = [each and each["resident"][str(length)] / 1e6 for each in sides]
+        table.row(f"memory after {length}, MB: Python", *used)
+    table.row("  before load", *[each and each["before"] / 1e6 for each in sides])
+    if ours:
+        runner(shape, form, contexts)
 
 
-def memory(table: Table, shape: str, form: str, path: Path, contexts, ours, peer) -> None:
+def runner(shape: str, form: str, contexts: list[int]) -> None:
+    """The C++ runner's memory, where no Python hides what is the model's."""
     weights = models.weight_bytes(shape, form, BUILD)
+    needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
+    baseline = runner_baseline() / 1e6
+    print(f"C++ runner: {baseline:.1f} MB before load; weights and caches are {needed:.1f} MB")
     for length in contexts:
-        key = str(length)
-        needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
-        theirs = None if peer is None else peer["resident"][key] / 1e6
-        if ours is None:
-            continue
-        used = runner_memory(path, length, 6) / 1e6
-        table.row(f"memory after {length}, MB: runner", used, theirs, None)
-        python = ours["resident"][key] / 1e6
-        table.row("  the same in Python", python, None, None)
-        table.row("  over weights + caches", used, needed, used / needed, "<= 1.25x")
+        used = runner_memory(program(shape, form, CAPACITY[shape]), length, 6) / 1e6
+        print(
+            f"  after {length}: {used:.1f} MB, {used / needed:.2f} of weights and caches (bar <= 1.25); "
+            f"less what was before load {(used - baseline) / needed:.2f}"
+        )
 
 
 def capacities(shape: str, form: str, steps: int) -> None:
@@ -159,13 +198,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="prompts of ours, of each length")
     parser.add_argument("--peer-prefill", type=int, default=16, help="tokens of mlx-lm's prompt")
     parser.add_argument("--peer-steps", type=int, default=4, help="decode steps of mlx-lm")
-    parser.add_argument("--only", choices=["ours", "mlx-lm"], help="one side")
+    parser.add_argument("--only", choices=SIDES, nargs="*", default=SIDES, help="these sides")
     parser.add_argument("--no-capacities", action="store_true", help="leave out the cost of capacity")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     for form in options.format:
         compare(options.shape, form, options)
-    if not options.no_capacities and options.only != "mlx-lm" and options.shape != "demo":
+    if not options.no_capacities and "ours" in options.only and options.shape != "demo":
         capacities(options.shape, options.format[-1], options.steps)
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from executorch_mlx import load_delegate
 from executorch_mlx.llm.program import LLMProgram
 from process import resident, warm
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     warm(options.program)
+    load_delegate()  # the libraries, as mlx-lm's process has imported mlx
     before = resident()
     steps = Steps(options.program)
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,91 @@
+"""ExecuTorch's XNNPACK delegate, in a process of its own; the driver is benchmarks/llm.py.
+
+    python benchmarks/llm/xnnpack.py PROGRAM.pte --prefill 128 512 --context 128 --steps 16
+
+The program is one of xnnpack_model.py. It returns logits; the host draws with temperature 0.8,
+top_k 40 and top_p 0.9. The last line is JSON: seconds, bytes, threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (attention, caches)
+from executorch.extension.pybindings import portable_lib
+from executorch.kernels import quantized  # noqa: F401  (the 8-bit embedding)
+from executorch.runtime import Runtime
+from process import resident, warm
+
+PIECE = 512  # of xnnpack_model.py, which imports what would count as memory here
+
+
+def draw(logits: torch.Tensor) -> int:
+    """A token of logits `[V]`: the 40 most likely ones first, so that the rest is little work."""
+    top, tokens = (logits / 0.8).topk(40)
+    odds = top.softmax(-1)
+    odds[odds.cumsum(-1) - odds >= 0.9] = 0
+    return int(tokens[torch.multinomial(odds, 1)])
+
+
+class Steps:
+    """Calls of the program's one method, timed."""
+
+    def __init__(self, path: Path):
+        start = time.perf_counter()
+        self.program = Runtime.get().load_program(path)
+        self.method = self.program.load_method("forward")
+        self.load = time.perf_counter() - start
+
+    def call(self, tokens: torch.Tensor, position: int) -> tuple[int, float]:
+        start = time.perf_counter()
+        positions = torch.arange(position, position + tokens.shape[1])
+        (logits,) = self.method.execute([tokens, positions])
+        token = draw(logits[0, -1])
+        return token, time.perf_counter() - start
+
+    def fill(self, prompt: torch.Tensor) -> tuple[int, float]:
+        seconds, position, token = 0.0, 0, 0
+        for piece in prompt.split(PIECE, dim=1):
+            token, spent = self.call(piece.contiguous(), position)
+            position, seconds = position + piece.shape[1], seconds + spent
+        return token, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--prefill", type=int, nargs="*", default=[])
+    parser.add_argument("--context", type=int, nargs="*", default=[])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    warm(options.program)
+    before = resident()
+    steps = Steps(options.program)
+    torch.manual_seed(0)
+    prompt = torch.randint(options.vocabulary, (1, max([*options.prefill, *options.context, 2])))
+    steps.fill(prompt[:, :2])  # what a first call sets up
+    result = {"load": steps.load, "prefill": {}, "decode": {}, "resident": {}}
+    for length in options.prefill:
+        spent = [steps.fill(prompt[:, :length])[1] for _ in range(options.repeats)]
+        result["prefill"][length] = statistics.median(spent)
+    for length in options.context:
+        token, _ = steps.fill(prompt[:, :length])
+        times = []
+        for index in range(options.steps):
+            token, spent = steps.call(torch.tensor([[token]]), length + index)
+            times.append(spent)
+        result["decode"][length] = statistics.median(times[1:])
+        result["resident"][length] = resident()
+    result |= {"before": before, "threads": portable_lib._threadpool_get_thread_count()}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
