@@ -1,6 +1,9 @@
 #pragma once
 
 #include <array>
+#include <numeric>
+
+#include <mlx/backend/cuda/cuda.h>
 
 #include "ops/row.h"
 
@@ -42,6 +45,29 @@ inline ConvWindow<3> window(const fb::ConvTranspose3DParams& n) {
       {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()},
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
+}
+
+// x [B, ..., C] with stride - 1 zeros between its elements along every axis but the first and last.
+inline mx::array spread(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
+  mx::Shape shape = x.shape(), steps(x.ndim(), 1);
+  for (size_t i = 0; i < stride.size(); ++i) {
+    shape[i + 1] = (shape[i + 1] - 1) * stride[i] + 1;
+    steps[i + 1] = stride[i];
+  }
+  return mx::slice_update(mx::zeros(shape, x.dtype(), s), x, mx::Shape(x.ndim(), 0), shape, steps, s);
+}
+
+// w [O, ..., C] with the axes between the first and last turned round.
+inline mx::array turned(const mx::array& w, mx::StreamOrDevice s) {
+  std::vector<int> axes(w.ndim() - 2);
+  std::iota(axes.begin(), axes.end(), 1);
+  return mx::flip(w, axes, s);
+}
+
+// MLX 0.32's CUDA backend gives wrong numbers for a transposed convolution with groups that is not the
+// first of an evaluation, and for one that differs from an earlier one in its stride only.
+inline bool transposes_by_hand(mx::Stream stream) {
+  return stream.device == mx::Device::gpu && mx::cu::is_available();
 }
 
 // A convolution over N axes; `kTransposed` spreads the input instead.
@@ -90,11 +116,15 @@ void conv(const Node& n, Context& c) {
 
   const auto stride = std::vector<int>(at.stride.begin(), at.stride.end());
   const auto dilation = std::vector<int>(at.dilation.begin(), at.dilation.end());
+  if (!kTransposed) {
+    return c.set(n.out(), mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream));
+  }
+  const bool by_hand = transposes_by_hand(c.stream);
   c.set(
       n.out(),
       mx::conv_general(
-          x, w, kTransposed ? ones : stride, low, high, dilation, kTransposed ? stride : ones, groups,
-          /*flip=*/kTransposed, c.stream));
+          by_hand ? spread(x, stride, c.stream) : x, by_hand ? turned(w, c.stream) : w, ones, low, high, dilation,
+          by_hand ? ones : stride, groups, /*flip=*/!by_hand, c.stream));
 }
 
 constexpr Row kConvRows[] = {

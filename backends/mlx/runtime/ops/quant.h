@@ -58,17 +58,24 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   if (wants_float32(x, c)) {
     x = to_float32(x, c);
   }
+  // MLX's CUDA backend takes no vector.
+  const bool is_vector = x.ndim() == 1;
+  if (is_vector) {
+    x = mx::expand_dims(x, 0, c.stream);
+  }
+  const auto set = [&](const mx::array& y) {
+    c.set(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream));
+  };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
     if (const auto y = quantized_product(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
-      return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+      return set(*y);
     }
   }
   if (dtype != x.dtype()) {
     q = to_float32(std::move(q), c);
   }
-  const auto y = mx::quantized_matmul(
-      x, q.w, q.scales, q.biases, n.transpose(), n.group_size(), n.bits(), n.mode()->str(), c.stream);
-  c.set(n.out(), mx::astype(y, dtype, c.stream));
+  set(mx::quantized_matmul(
+      x, q.w, q.scales, q.biases, n.transpose(), n.group_size(), n.bits(), n.mode()->str(), c.stream));
 }
 
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
