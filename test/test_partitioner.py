@@ -182,3 +182,10 @@ def test_a_text_that_would_fix_a_dynamic_extent_is_refused(delegate):
     program = lowered(lambda x: x.cumprod(1), torch.randn(3, 4), dynamic_shapes=(({0: rows},),))
     assert not program.refused
     program.check((torch.randn(5, 4),))
+
+
+def test_named_results_can_be_stored(delegate):
+    x = torch.randn(3, 4)
+    program = lowered(lambda x: torch.sort(x, dim=1), x)
+    assert program.delegates == 1
+    program.check((x,))

@@ -18,6 +18,9 @@ from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
 from .preprocess import OWN_NODES, MLXBackend
+from .return_types import give_names
+
+give_names()
 
 
 @dataclass(frozen=True)

@@ -60,17 +60,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if results is not None and not hasattr(config, "workerinput"):
         results.write_text("")
     load_delegate()
-    _name_return_types()
-
-
-def _name_return_types() -> None:
-    """ExecuTorch writes down what holds a program's outputs, and torch has no name for its own
-    `torch.return_types.median`: a module that returns one lowers, but cannot be stored."""
-    stored = torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES
-    for kind in torch.return_types.all_return_types:
-        if kind in stored:
-            name = f"torch.return_types.{kind.__name__}"
-            stored[kind] = stored[kind]._replace(serialized_type_name=name)
 
 
 @pytest.fixture(autouse=True)
