@@ -3,7 +3,7 @@
 import pytest
 import small_llm
 import torch
-from executorch_mlx.llm import LLM, SettingError
+from executorch_mlx.llm import LLM, PromptLengthError, SettingError
 
 LONG = list(range(100, 100 + 2 * small_llm.CHUNK + 3))
 PROMPTS = [[5, 6, 7], LONG, [], [900], [3] * (small_llm.CONTEXT + 1), [8, 9], LONG[:20]]
@@ -40,7 +40,7 @@ def test_every_prompt_has_its_answer_or_its_error(of, request, single):
 
 def test_texts(rows, single):
     results = rows.generate_batch(TEXTS, max_new_tokens=6)
-    assert [type(result.error) for result in results] == [type(None), type(None), ValueError, type(None)]
+    assert [type(result.error) for result in results] == [type(None), type(None), PromptLengthError, type(None)]
     assert results[3].text == single.generate(TEXTS[3], max_new_tokens=6).result().text
 
 
