@@ -65,6 +65,11 @@ def test_int4_is_smaller_and_runs(tmp_path):
         (["--max-seq-len", "100000"], "max_seq_len is 100000, expected 2 to 512"),
         (["--batch", "0"], "batch is 0, expected at least 1"),
         (["--penalties", "-1"], "penalties is -1, expected at least 0"),
+        (["--chunk", "1"], "chunk is 1, expected at least 2"),
+        (["--sampling", "logits", "--penalties", "8"], "sampling.penalties is a parameter of the head"),
+        (["--sampling", "logits", "--unseeded"], "--unseeded belongs to a head"),
+        (["--group-size", "32"], "--group-size belongs to --quantize"),
+        (["-o", "/nowhere/x.pte"], "--output is /nowhere/x.pte, expected a file in a folder that is there"),
     ],
 )
 def test_what_is_out_of_range_is_told(arguments, message, tmp_path, capsys):

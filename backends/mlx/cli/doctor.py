@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .._load import blas, load_delegate
+from .model import quiet
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # all of them bring a libmlx
@@ -95,7 +96,8 @@ def _delegate(library: str | None) -> Iterator[str]:
     print(f"{'blas on cpu':<12} {blas(path)}")
     if sys.platform == "linux" and blas(path) == "mlx":
         print(f"{'':<12} many times slower than OpenBLAS: pip install scipy-openblas32")
-    problem = _run_program()
+    with quiet():
+        problem = _run_program()
     print(f"{'program':<12} {'runs' if problem is None else 'does not run'}")
     if problem is not None:
         yield problem

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from .model import CommandError
+from .model import CommandError, quiet
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -23,7 +24,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     weights = parser.add_argument_group("weights")
     weights.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights and arithmetic")
     weights.add_argument("--quantize", choices=("int4", "int8", "none"), default="none", help="linear layers and embeddings")
-    weights.add_argument("--group-size", type=int, choices=(32, 64, 128), default=64, help="weights that share a scale")
+    weights.add_argument("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS, help="weights that share a scale (default: 64)")
     weights.add_argument("--adapter", type=Path, metavar="DIR", help="peft folder with a LoRA adapter to merge")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--max-seq-len", type=int, metavar="N", help="positions of the caches; all of the model's up to 4096 unless given")
@@ -44,18 +45,20 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    _check(options)
     progress = _Progress()
-    with progress.step("import"):
+    with progress.step("import"), quiet():
         from ..llm.export import DTYPES, export_llm
         from ..llm.parameters import Sampling
     try:
-        with progress:
+        with progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
             exported = export_llm(
                 options.model,
                 adapter=options.adapter,
                 dtype=DTYPES[options.dtype],
                 quantize=options.quantize,
-                group_size=options.group_size,
+                group_size=getattr(options, "group_size", 64),
                 max_seq_len=options.max_seq_len,
                 chunk=options.chunk,
                 sliding_window=options.sliding_window,
@@ -78,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"methods   {', '.join(exported.methods)}")
     values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, list))}
     print(f"metadata  {', '.join(f'{k}={v}' for k, v in values.items())}")
+    if exported.unquantized:
+        print(f"unpacked  {', '.join(exported.unquantized)}: no group divides their rows")
     print(f"caches    {exported.cache_bytes / 1e6:.1f} MB")
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
@@ -111,4 +116,16 @@ class _Progress:
 
 
 def _window(text: str) -> str | int:
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a number of positions")
     return text if text == "auto" else int(text)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What is wrong is told before anything long begins."""
+    if "group_size" in options and options.quantize == "none":
+        raise CommandError("--group-size belongs to --quantize int4 or int8")
+    if options.sampling == "logits" and not options.seed:
+        raise CommandError("--unseeded belongs to a head, and --sampling is logits")
+    if options.output.is_dir() or not options.output.parent.is_dir():
+        raise CommandError(f"--output is {options.output}, expected a file in a folder that is there")

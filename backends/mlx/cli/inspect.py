@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from . import picture, text
+from .model import quiet
 from .pte import Contents, Delegate, ProgramError, read_pte
 from .report import report
 
@@ -29,7 +30,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    contents = read_pte(options.model)
+    with quiet():
+        contents = read_pte(options.model)
     delegates = _chosen(options.model, contents, options.method)
     if options.payload is not None:
         _extract(options.payload, delegates)

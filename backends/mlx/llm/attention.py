@@ -26,7 +26,10 @@ def attend_over_cache(
     cache `[B, G, C, D]`; returns `[B, S, H, D]`. Which keys a query sees is the cache's to say."""
     if s_aux is not None:
         raise ValueError(f"export_llm: {type(module).__name__} has attention sinks, expected none")
+    if not getattr(module, "is_causal", True):
+        raise ValueError(f"export_llm: {type(module).__name__} sees what comes later too, expected a decoder")
     cache = module.kv_cache
+    cache.attended.add(module.layer_idx)
     out = torch.ops.mlx.cached_attention(
         query,
         key,

@@ -38,6 +38,7 @@ class KVCache(Cache):
 
     position: torch.Tensor
     first: torch.Tensor | None
+    attended: set[int]  # the layers that have read it in this call
 
     @classmethod
     def on(
@@ -67,7 +68,7 @@ class KVCache(Cache):
 
     def at(self, position: torch.Tensor, first: torch.Tensor | None = None) -> KVCache:
         """This cache, with the tokens of the coming call at `position`."""
-        self.position, self.first = position, first
+        self.position, self.first, self.attended = position, first, set()
         for layer in self.layers:
             layer.position = position
         return self
@@ -102,6 +103,12 @@ class _Layer(CacheLayerMixin):
         """Write the new rows; returns the whole buffers."""
         updated = []
         for buffer, states in zip(self.buffers(), (key_states, value_states)):
+            if states.shape[1::2] != buffer.shape[1::2]:
+                (heads, size), (their_heads, their_size) = buffer.shape[1::2], states.shape[1::2]
+                raise ValueError(
+                    f"export_llm: {self.names[0]} has {heads} heads of {size} by the config, and the "
+                    f"layer makes {their_heads} of {their_size}; expected the same for keys and values"
+                )
             rows = torch.ops.mlx.cache_update(
                 buffer, states.to(buffer.dtype), self.position, self.window is not None
             )

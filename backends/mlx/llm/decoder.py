@@ -47,10 +47,17 @@ class CachedDecoder(torch.nn.Module):
         positions = (torch.arange(tokens.shape[1], device=tokens.device) + input_pos).unsqueeze(0)
         if start is not None:
             positions = (positions - start.unsqueeze(1)).clamp(min=0)
-        return self.model(
+        logits = self.model(
             input_ids=tokens,
             position_ids=positions,
             past_key_values=self.cache.at(input_pos, start),
             use_cache=True,
             logits_to_keep=1,
         ).logits
+        apart = sorted(set(range(len(self.cache.layers))) - self.cache.attended)
+        if apart:
+            raise ValueError(
+                f"export_llm: {type(self.model).__name__} attends in a way of its own in layers "
+                f"{', '.join(map(str, apart))}, expected the attention interface of transformers"
+            )
+        return logits

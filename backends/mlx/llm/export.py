@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
-from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ..partitioner import MLXPartitioner, Report
@@ -17,9 +16,9 @@ from .history import TokenHistory
 from .experts import use_gathered_experts
 from .metadata import metadata
 from .parameters import Sampling
-from .quantize import quantize_model
+from .quantize import is_microscaled, quantize_model
 from .sampling import sample_logits
-from .weights import cast_parameters, load_causal_lm
+from .weights import cast_parameters, find_folder, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}
@@ -37,6 +36,7 @@ class ExportedLLM:
     metadata: dict[str, Any]
     methods: tuple[str, ...]
     cache_bytes: int  # of keys and values, in memory
+    unquantized: tuple[str, ...] = ()  # layers that `quantize` left, as no group divides their rows
 
     def save(self, path: str | Path) -> int:
         """Write the `.pte`; returns its size in bytes."""
@@ -65,7 +65,8 @@ def export_llm(
     """Export `model`, a Hugging Face folder, a hub id or a loaded model, for MLX.
 
     A model that is handed over is used up: its attention, and with `quantize` its weights,
-    are replaced. A folder may hold weights that MLX has quantized; they stay as they are.
+    are replaced. A folder may hold weights that MLX has quantized, and a model linear layers with
+    NVFP4 or MX weights of torchao's; they stay as they are.
 
     - `adapter`: a folder of `peft`'s with a LoRA adapter, merged into the weights.
     - `dtype` of the weights and the arithmetic, by default float32 or that of `model`.
@@ -85,13 +86,22 @@ def export_llm(
     _check("quantize", quantize, QUANTIZATIONS)
     _check("outputs", outputs, OUTPUTS)
     _check("group_size", group_size, (32, 64, 128))
-    if batch < 1:
-        raise ValueError(f"export_llm: batch is {batch}, expected at least 1")
+    for name, value, least in (("batch", batch, 1), ("chunk", chunk, 2)):
+        if value < least:
+            raise ValueError(f"export_llm: {name} is {value}, expected at least {least}")
+    if outputs == "logits" and (asked := sampling.adjusts()):
+        raise ValueError(
+            f"export_llm: sampling.{asked} is a parameter of the head, and outputs is logits; expected "
+            "head or both, or to leave it off: the host honours it without"
+        )
     if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
         raise ValueError(f"export_llm: sliding_window is {sliding_window}, expected 'auto' or a length")
     progress("load")
     if not isinstance(model, PreTrainedModel):
-        folder = model if Path(model).is_dir() else snapshot_download(str(model))
+        try:
+            folder = find_folder(model)
+        except ValueError as error:
+            raise ValueError(f"export_llm: model {error}") from error
         tokenizer = tokenizer or _tokenizer(folder)
         model, dtype = load_causal_lm(folder), dtype or torch.float32
     model = model.eval().requires_grad_(False)
@@ -99,9 +109,14 @@ def export_llm(
         progress("merge the adapter")
         cast_parameters(model, dtype or model.dtype)
         model = merge_adapter(model, adapter)
+    if is_microscaled(model):
+        from .microscaled import use_packed_weights  # which takes prototypes of torchao's
+
+        use_packed_weights(model)
+    unquantized: list[str] = []
     if QUANTIZATIONS[quantize]:
         progress(f"quantize to {quantize}")
-        quantize_model(model, QUANTIZATIONS[quantize], group_size, dtype=dtype)
+        unquantized = quantize_model(model, QUANTIZATIONS[quantize], group_size, dtype=dtype)
     if dtype is not None:
         cast_parameters(model, dtype)
     config = model.config.get_text_config()
@@ -111,7 +126,7 @@ def export_llm(
             f"export_llm: sampling.penalties is {sampling.penalties}, expected at most {max_seq_len}"
         )
     use_gathered_experts(model)
-    chunk = max(2, min(chunk, max_seq_len))
+    chunk = min(chunk, max_seq_len)
     decoder = CachedDecoder(
         model, batch=batch, max_seq_len=max_seq_len, chunk=chunk, window=sliding_window
     )
@@ -121,7 +136,7 @@ def export_llm(
     methods = {}
     for name, draws in _methods(outputs).items():
         inputs = sampling.inputs(batch, config.vocab_size) if draws else {}
-        method = _Method(decoder, history, tuple(inputs) if draws else None)
+        method = _Method(decoder, history, draws)
         methods[name] = _export(method, chunk, inputs)
     constants = metadata(model, tokenizer, decoder, chunk, sampling, head=outputs != "logits")
     progress("lower")
@@ -134,7 +149,12 @@ def export_llm(
     )
     progress("serialize")
     return ExportedLLM(
-        lowered.to_executorch(), partitioner.explain(), constants, tuple(methods), decoder.cache.bytes
+        lowered.to_executorch(),
+        partitioner.explain(),
+        constants,
+        tuple(methods),
+        decoder.cache.bytes,
+        tuple(unquantized),
     )
 
 
@@ -144,32 +164,53 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
         raise ValueError(f"export_llm: adapter is {folder}, which has no adapter_config.json")
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    try:
+        adapted = PeftModel.from_pretrained(model, str(folder))
+    except (RuntimeError, ValueError) as error:  # other shapes, other layers
+        raise ValueError(f"export_llm: adapter {folder} does not fit a {type(model).__name__}: {error}") from error
+    if not hasattr(adapted, "merge_and_unload"):
+        kind = adapted.active_peft_config.peft_type.value
+        raise ValueError(f"export_llm: adapter {folder} is of kind {kind}, expected one to merge, such as LORA")
+    return adapted.merge_and_unload()
 
 
 class _Method(torch.nn.Module):
-    """A method of the program, with its parameters by position.
+    """A method of the program.
 
     All methods have the names of weights, caches and history in common: that is what makes
-    them share these. `names` is None where the method returns logits.
+    them share these.
     """
 
-    def __init__(
-        self, decoder: CachedDecoder, history: TokenHistory | None, names: tuple[str, ...] | None
-    ):
+    def __init__(self, decoder: CachedDecoder, history: TokenHistory | None, draws: bool):
         super().__init__()
-        self.decoder, self.history, self.names = decoder, history, names
+        self.decoder, self.history, self.draws = decoder, history, draws
 
-    def forward(self, tokens, input_pos, *others):
-        padded = self.decoder.batch > 1
-        start, others = (others[0], others[1:]) if padded else (None, others)
+    def forward(
+        self, tokens, input_pos, start=None, temperature=None, top_p=None, seed=None, top_k=None,
+        min_p=None, repetition_penalty=None, presence_penalty=None, frequency_penalty=None,
+        bias_tokens=None, bias_values=None, allowed_tokens=None,
+    ):  # fmt: skip
         logits = self.decoder(tokens, input_pos, start)
         seen = {}
         if self.history is not None:  # also for logits: another method may look at it later
             seen = dict(zip(("history", "history_valid"), self.history.update(tokens, input_pos, start)))
-        if self.names is None:
+        if not self.draws:
             return logits
-        return sample_logits(logits[:, -1], **dict(zip(self.names, others, strict=True)), **seen)
+        return sample_logits(
+            logits[:, -1],
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            bias_tokens=bias_tokens,
+            bias_values=bias_values,
+            allowed_tokens=allowed_tokens,
+            **seen,
+        )
 
 
 def _methods(outputs: str) -> dict[str, bool]:
@@ -180,16 +221,22 @@ def _methods(outputs: str) -> dict[str, bool]:
 def _export(method: _Method, chunk: int, parameters: dict) -> torch.export.ExportedProgram:
     batch = method.decoder.batch
     tokens, position = torch.zeros(batch, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    padding = [torch.zeros(batch, dtype=torch.int64)] if batch > 1 else []
-    others = (*padding, *parameters.values())
-    shapes = ({1: torch.export.Dim("sequence", min=1, max=chunk)}, None)
-    shapes += ((None,) * len(others),) if others else ()
+    # By name, so that the inputs of the program have those; it takes them in this order.
+    named = {"start": torch.zeros(batch, dtype=torch.int64)} if batch > 1 else {}
+    named |= parameters
+    shapes = {"tokens": {1: torch.export.Dim("sequence", min=1, max=chunk)}, "input_pos": None}
+    shapes |= dict.fromkeys(named)
     with torch.no_grad():
-        return torch.export.export(method, (tokens, position, *others), dynamic_shapes=shapes)
+        return torch.export.export(method, (tokens, position), named, dynamic_shapes=shapes)
 
 
 def _max_seq_len(config, asked: int | None) -> int:
-    limit = config.max_position_embeddings
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise ValueError(
+            f"export_llm: the config of a {config.model_type} has no max_position_embeddings, expected a "
+            "decoder with attention"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         limit = int(limit * rope["factor"])
@@ -201,7 +248,12 @@ def _max_seq_len(config, asked: int | None) -> int:
 
 def _tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a folder, or None where it has none."""
-    return AutoTokenizer.from_pretrained(folder) if any(Path(folder).glob("tokenizer*")) else None
+    if not any(Path(folder).glob("tokenizer*")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:  # all of its ways to say so
+        raise ValueError(f"export_llm: the tokenizer in {folder} cannot be read: {error!r}") from error
 
 
 def _check(name: str, value: Any, allowed) -> None:

@@ -31,6 +31,10 @@ class Sampling:
         """That of a program without a head."""
         return cls(seed=False, top_k=False, min_p=False)
 
+    def adjusts(self) -> str | None:
+        """The first of the parameters that stand before the draw, if it takes one."""
+        return next((n for n in ("penalties", "logit_bias", "allowed_tokens") if getattr(self, n)), None)
+
     def inputs(self, batch: int, vocab_size: int) -> dict[str, torch.Tensor]:
         """Example values, in the order of the method's inputs."""
         inputs = {"temperature": torch.tensor(0.8), "top_p": torch.tensor(0.95)}

@@ -55,6 +55,11 @@ def quantize_model(
     return kept
 
 
+def is_microscaled(model: torch.nn.Module) -> bool:
+    """Whether `model` has weights of torchao's that `microscaled` packs."""
+    return any(type(p).__name__ in ("NVFP4Tensor", "MXTensor") for p in model.parameters())
+
+
 def _quantized(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype | None):
     """`packing.quantize` of a weight [..., K], some rows at a time."""
     rows = weight.detach().flatten(0, -2)

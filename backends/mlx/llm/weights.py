@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..packing import FLOAT_MODES, dequantize
@@ -23,17 +24,27 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     With `dtype` None the weights keep the dtype in which they are stored, and their place: pages
     of the safetensors files. Otherwise floating parameters are cast to it; packed integers stay
     what they are, and tensors that are computed, such as the frequencies of a rotary embedding,
-    stay in float32. Raises FileNotFoundError if there is no config.json, and ValueError if the
-    tensors of an MLX folder are not those of the model.
+    stay in float32. Raises OSError if a file is missing, and ValueError if one is damaged, or the
+    tensors are not those of the model.
     """
     folder = Path(folder)
-    if is_mlx(folder):
-        model = _load_mlx(folder)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+    try:
+        model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
+    except (ImportError, SafetensorError) as error:  # packages of other quantizers; damage
+        raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
     return model.eval()
+
+
+def find_folder(model: str | Path) -> Path:
+    """`model` if it is a folder, else where the hub's files of that id are. ValueError if neither."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return Path(snapshot_download(str(model)))
+    except (OSError, ValueError) as error:  # no network, no such id, or nothing that may be one
+        raise ValueError(f"{model} is no folder here, and the hub does not give it: {error}") from error
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -49,7 +60,11 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def is_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm wrote the folder, quantized or not."""
-    config = json.loads((Path(folder) / "config.json").read_text())
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
     if "group_size" in config.get("quantization", {}):
         return True
     files = sorted(Path(folder).glob("model*.safetensors"))
@@ -57,6 +72,21 @@ def is_mlx(folder: str | Path) -> bool:
         return False
     with safe_open(files[0], "pt") as file:
         return (file.metadata() or {}).get("format") == "mlx"
+
+
+def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Nothing that is missing is made up."""
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    wrong = [f"{name} is {list(there)}, expected {list(here)}" for name, there, here in told["mismatched_keys"]]
+    for kind, found in (("has other shapes:", sorted(wrong)), ("lacks", sorted(told["missing_keys"]))):
+        if found:
+            raise ValueError(
+                f"load_causal_lm: {folder} {kind} {', '.join(found[:5])}{' …' if len(found) > 5 else ''}, "
+                f"for a {type(model).__name__}"
+            )
+    return model
 
 
 def _load_mlx(folder: Path) -> PreTrainedModel:

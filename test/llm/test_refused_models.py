@@ -1,0 +1,118 @@
+"""Models and folders that export turns down, each in words that name what is wrong."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers as hf
+from executorch_mlx.llm.export import export_llm
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+SMALL = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    max_position_embeddings=32,
+)
+MODELS = {
+    "no decoder": (hf.BertLMHeadModel, hf.BertConfig(**SMALL), "BertSelfAttention sees what comes later too"),
+    "attention of its own": (
+        hf.GPTJForCausalLM,
+        hf.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32),
+        "GPTJForCausalLM attends in a way of its own in layers 0",
+    ),
+    "no attention": (
+        hf.MambaForCausalLM,
+        hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4),
+        "the config of a mamba has no max_position_embeddings",
+    ),
+    "latent attention": (
+        hf.DeepseekV3ForCausalLM,
+        hf.DeepseekV3Config(
+            **SMALL, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
+            first_k_dense_replace=1, num_key_value_heads=2,
+        ),
+        "key_cache_0 has 2 heads of 8 by the config, and the layer makes 1 of 8",
+    ),
+    "attention sinks": (
+        hf.GptOssForCausalLM,
+        hf.GptOssConfig(**SMALL, head_dim=16, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1),
+        "GptOssAttention has attention sinks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    cls, config, told = MODELS[name]
+    with pytest.raises(ValueError, match=told):
+        export_llm(cls(config).eval())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def drop_a_weight(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_a_shape(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 5)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_off(folder):
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(5000)
+
+
+def damage_the_config(folder):
+    (folder / "config.json").write_text("{")
+
+
+def quantize_elsewhere(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def damage_the_tokenizer(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+
+FOLDERS = {
+    drop_a_weight: "lacks model.layers.0.mlp.up_proj.weight, for a LlamaForCausalLM",
+    change_a_shape: r"model.layers.0.mlp.up_proj.weight is \[3, 5\], expected \[32, 32\]",
+    cut_off: "Error while deserializing header",
+    damage_the_config: "config.json is no JSON: Expecting property name",
+    quantize_elsewhere: "GPTQ",
+    damage_the_tokenizer: "the tokenizer in .*model cannot be read",
+    shutil.rmtree: "model is no folder here, and the hub does not give it",
+}
+
+
+@pytest.mark.parametrize("damage", FOLDERS)
+def test_folders(folder, damage, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    damage(folder)
+    with pytest.raises(ValueError, match=FOLDERS[damage]):
+        export_llm(folder)
+
+
+def test_adapters(folder, tmp_path):
+    wide = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL | {"hidden_size": 64}))
+    get_peft_model(wide, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match="wide does not fit a LlamaForCausalLM: (.|\n)*size mismatch"):
+        export_llm(folder, adapter=tmp_path / "wide")
+    small = hf.LlamaForCausalLM.from_pretrained(folder)
+    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    get_peft_model(small, prefix).save_pretrained(tmp_path / "prefix")
+    with pytest.raises(ValueError, match="prefix is of kind PREFIX_TUNING, expected one to merge"):
+        export_llm(folder, adapter=tmp_path / "prefix")
