@@ -5,11 +5,13 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
+from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.microscaled import use_packed_weights
 from executorch_mlx.serialization.read import read_payload
 from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig, NVFP4WeightOnlyConfig
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.quantization import quantize_
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def nvfp4(scaled):
@@ -66,3 +68,26 @@ def test_what_mlx_has_no_mode_for_is_refused():
     mx(torch.float8_e5m2)(model)
     with pytest.raises(ValueError, match="0: MXTensor of 8 bits in blocks of 32; MLX has"):
         use_packed_weights(model)
+
+
+def test_export_takes_them_as_they_are(tmp_path):
+    """The head is not quantized there, and `quantize` takes it."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, initializer_range=0.5,
+    )
+    model = LlamaForCausalLM(config).eval()
+    quantize_(model.model.layers, NVFP4WeightOnlyConfig())
+    ids = torch.tensor([[5, 17, 20, 3]])
+    with torch.no_grad():
+        expected = model(ids).logits[0, -1]
+    exported = export_llm(model, quantize="int8", outputs="logits", dtype=torch.float32)
+    assert not exported.report.refused, exported.report
+    (data,) = exported.program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(data.data)).instruction_chains
+    modes = [i.op.mode for i in chain.instructions if type(i.op).__name__ == "QuantizedMatmulNode"]
+    assert modes == ["nvfp4"] * 7 + ["affine"]
+    exported.save(tmp_path / "model.pte")
+    logits = Runtime.get().load_program(tmp_path / "model.pte").load_method("forward").execute([ids, torch.tensor([0])])[0][0, -1]
+    assert (logits - expected).norm() / expected.norm() < 0.02
