@@ -189,3 +189,15 @@ def test_named_results_can_be_stored(delegate):
     program = lowered(lambda x: torch.sort(x, dim=1), x)
     assert program.delegates == 1
     program.check((x,))
+
+
+def test_extents_that_are_multiples(delegate):
+    """What export knows of them besides is no reason to refuse a pool."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 5, stride=4, padding=2), torch.nn.MaxPool2d(3, 2), torch.nn.Conv2d(2, 2, 3, padding=1)
+    )
+    height, width = (torch.export.Dim(name, min=2, max=8) * 16 for name in ("height", "width"))
+    x = torch.randn(1, 1, 96, 64)
+    program = Program(model.eval(), (x,), dynamic_shapes=({2: height, 3: width},))
+    assert program.delegates == 1 and not program.refused
+    program.check((x,), (torch.randn(1, 1, 48, 112),))

@@ -52,7 +52,11 @@ def _unchanged_extents(fake_mode: Any) -> Iterator[None]:
         yield
         return
 
-    def refuse(symbol: Any, value: Any, *_: Any) -> None:
+    set_replacement = env._set_replacement
+
+    def refuse(symbol: Any, value: Any, message: str) -> None:
+        if message == "find":  # a chain of replacements that it has had is made shorter
+            return set_replacement(symbol, value, message)
         raise Unsupported(f"its lowering would fix the dynamic extent {symbol} at {value}")
 
     guards, axioms = len(env.guards), dict(env.axioms)
