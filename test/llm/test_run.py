@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import small_llm
+from executorch.devtools import Inspector
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 
@@ -103,7 +105,10 @@ def test_a_chat_on_a_terminal(chat_program, llm):
         seen = seen.partition(text)[2]
 
     until(b"> ")
-    process.send_signal(signal.SIGINT)  # nothing to end: a new line
+    # Nothing to end: a new line. Just after the prompt Python misses a signal until the next one.
+    process.send_signal(signal.SIGINT)
+    while not select.select([controller], [], [], 1)[0]:
+        process.send_signal(signal.SIGINT)
     until(b"> ")
     os.write(controller, b"Return\n")
     until(b"[length; prompt: ")
@@ -132,6 +137,16 @@ def test_a_reader_may_have_had_enough(chat_program):
     os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(timeout=60) == 1
+
+
+def test_a_profile_of_every_instruction(here, chat_program, tmp_path):
+    done = here("run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile", tmp_path / "run.etdp")
+    assert done.returncode == 0, done.stderr
+    blocks = Inspector(etdump_path=str(tmp_path / "run.etdp")).event_blocks
+    steps = {event.name: len(event.perf_data.raw) for block in blocks for event in block.events if event.is_delegated_op}
+    assert steps["0.0 SymSizeNode"] == 3 and any(name.endswith("SdpaNode") for name in steps)
+    done = here("run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile", tmp_path / "no" / "run.etdp")
+    assert done.returncode == 1 and "No such file or directory" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     for name, kind, text in SETTINGS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "X", help=text)
     parser.add_argument("--json", action="store_true", help="every answer as one line of JSON: text, tokens, finish, seed, metrics")
+    parser.add_argument("--profile", metavar="FILE", help="time every instruction, for ExecuTorch's Inspector; slower")
     parser.set_defaults(run=run)
 
 
@@ -58,10 +59,14 @@ def run(options: argparse.Namespace) -> int:
     session = Session(llm, options, chat)
     if chat and not llm.chats:
         raise model.CommandError(f"{options.model} has no chat template: give a --prompt without --chat, or a --tokenizer with one")
-    if options.prompt is None:
-        return converse(session)
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    return INTERRUPTED if session.answer(prompt) == "cancelled" else 0
+    try:
+        if options.prompt is None:
+            return converse(session)
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+        return INTERRUPTED if session.answer(prompt) == "cancelled" else 0
+    finally:
+        if options.profile:
+            llm.program.write_profile(options.profile)
 
 
 class Session:

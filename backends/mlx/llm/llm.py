@@ -47,13 +47,16 @@ class LLM:
         self._table = _table(program, tokenizer)
 
     @classmethod
-    def load(cls, path: str | Path, tokenizer: str | Path | None = None) -> LLM:
+    def load(
+        cls, path: str | Path, tokenizer: str | Path | None = None, *, profile: bool = False
+    ) -> LLM:
         """The model in `path`; `tokenizer` is a Hugging Face folder, by default what is in the file.
+        `profile` is that of `LLMProgram`.
 
         Raises FileNotFoundError, ValueError if it is no language model or the folder has no
         tokenizer, RuntimeError where ExecuTorch refuses the file.
         """
-        program = LLMProgram(path)
+        program = LLMProgram(path, profile=profile)
         found = load_tokenizer(program, tokenizer)
         return cls(program, found, () if found is None else end_ids(found, tokenizer))
 

@@ -33,17 +33,18 @@ class LLMProgram:
     """A `.pte` made by `export_llm`.
 
     `metadata` holds the values of its metadata methods by name. Its calls all work on the one
-    KV cache inside: `Context` knows what that holds. Raises FileNotFoundError where there is no
+    KV cache inside: `Context` knows what that holds. With `profile` every instruction is timed,
+    for `write_profile`, and waits for the one before. Raises FileNotFoundError where there is no
     file, ValueError if it is no language model, RuntimeError where ExecuTorch refuses it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, profile: bool = False):
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         load_delegate()
         # The program has to outlive its methods.
-        self._program = Runtime.get().load_program(self.path)
+        self._program = Runtime.get().load_program(self.path, enable_etdump=profile)
         names = self._program.method_names
         if not {"forward", "get_max_seq_len", "get_vocab_size"} <= names:
             raise ValueError(
@@ -60,6 +61,12 @@ class LLMProgram:
         self.has_logits: bool = not self.has_head or "sample" in names
         self._drawing = "sample" if "sample" in names else "forward"
         self._program.load_method(self._drawing)  # now, and not while somebody waits for a token
+
+    def write_profile(self, path: str | Path) -> None:
+        """The times of all steps so far, as an ETDump for ExecuTorch's Inspector. OSError if
+        `path` cannot be written."""
+        open(path, "wb").close()  # ExecuTorch would not say so
+        self._program.write_etdump_result_to_file(str(path), "")
 
     def _constant(self, name: str) -> Sequence[Any]:
         return self._program.load_method(name).execute([])
