@@ -1,4 +1,4 @@
-// The plain names of CBLAS that libmlx imports, and what is known of who answers them.
+// The plain names of CBLAS that libmlx imports, what is known of who answers them, and kernels of ours.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,34 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_product(const ExecutorchMl
 
 // Whether executorch_mlx_quantized_product has kernels for it.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k);
+
+// What MLX's CPU backend makes of several passes over memory, in one; all is float32, and contiguous but for the x of the last.
+// y = x / (1 + exp(-x)).
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64_t count);
+
+// Each row of x [rows, width] over the root of the mean of its squares and eps, times weight [width],
+// which may be null.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
+    const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
+
+// Rotary position embedding of x [batch, heads, tokens, width], of any strides, into y. Of the first 2 * half numbers of a row, i turns with
+// half + i by (offset + token) * scale / period: periods [half], or null for base^(i / half).
+struct ExecutorchMlxRope {
+  const float* x;
+  int64_t strides[4];  // in elements
+  int64_t batch;
+  int64_t heads;
+  int64_t tokens;
+  int64_t width;
+  int64_t half;
+  const int32_t* offsets;  // one, or one for each of the batch
+  bool offset_for_each;
+  const float* periods;
+  float base;
+  float scale;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
 
 // "avx512", "avx2" or "portable" in the place of the best that this processor has; false if it does
 // not have it. For tests: not while products run.

@@ -38,12 +38,17 @@ inline V load_some(const T* from, int count) {
   return load<V>(some);
 }
 
+// Halves onto halves: one lane after the other would wait for every addition.
 inline float sum(Floats v) {
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    total += v[i];
-  }
-  return total;
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  typedef float Four __attribute__((vector_size(16)));
+  Four halves[2];
+  __builtin_memcpy(halves, &v, sizeof(v));
+  const Four four = halves[0] + halves[1];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
 }
 
 // -- float32 ------------------------------------------------------------------------------------
@@ -251,13 +256,18 @@ void quantized_tile(
       }
     }
   }
+  const int whole = groups / kLanes * kLanes;
   for (int j = 0; j < R; ++j) {
     const float* biases =
         as_float32(q.biases, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, room[j]);
     for (int r = 0; r < M; ++r) {
+      const float* of_x = sums + r * groups;
+      for (int g = 0; g < whole; g += kLanes) {
+        acc[r][j] += load<Floats>(biases + g) * load<Floats>(of_x + g);
+      }
       float total = sum(acc[r][j]);
-      for (int g = 0; g < groups; ++g) {
-        total += biases[g] * sums[r * groups + g];
+      for (int g = whole; g < groups; ++g) {
+        total += biases[g] * of_x[g];
       }
       y[r * ldy + row + j] = total;
     }
@@ -350,8 +360,79 @@ void dequantize_rows(const QuantizedRows& q, int first, int last, float* out) {
   }
 }
 
+// -- one pass over memory -----------------------------------------------------------------------
+
+// Cody and Waite's reduction to |r| <= log(2) / 2, and the polynomial of Cephes' expf.
+inline Floats exp(Floats x) {
+  constexpr float kRounds = 12582912;  // 1.5 * 2^23: what is added to it is rounded to a whole number
+  const Floats highest = Floats{} + 88.72283f;
+  const Floats lowest = Floats{} - 87.33654f;
+  const Floats within = x < lowest ? lowest : x;
+  const Floats rounded = within * 1.44269504f + kRounds;
+  const Floats n = rounded - kRounds;
+  const Floats r = (within - n * 0.693359375f) + n * 2.12194440e-4f;
+  constexpr float kCoefficients[] = {
+      1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  Floats p = Floats{} + 1.9875691500e-4f;
+  for (const float c : kCoefficients) {
+    p = p * r + c;
+  }
+  const Floats mantissa = p * (r * r) + r + 1;
+  // The exponent of 128 is that of infinity: in two steps.
+  const Words half = ((Words)rounded << 23) + (126u << 23);
+  const Floats y = mantissa * (Floats)half * 2;
+  return x > highest ? Floats{} + __builtin_inff() : y;
+}
+
+inline Floats silu_of(Floats x) {
+  return x / (1 + exp(-x));
+}
+
+void silu(const float* x, float* y, ptrdiff_t count) {
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats v = silu_of(load<Floats>(x + i));
+    __builtin_memcpy(y + i, &v, sizeof(v));
+  }
+  if (i < count) {
+    const Floats v = silu_of(load_some<Floats>(x + i, static_cast<int>(count - i)));
+    __builtin_memcpy(y + i, &v, (count - i) * sizeof(float));
+  }
+}
+
+void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
+  for (ptrdiff_t row = 0; row < rows; ++row, x += width, y += width) {
+    Floats squares[4] = {};
+    ptrdiff_t i = 0;
+    for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+      for (int u = 0; u < 4; ++u) {
+        const Floats v = load<Floats>(x + i + u * kLanes);
+        squares[u] += v * v;
+      }
+    }
+    float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; i < width; ++i) {
+      total += x[i] * x[i];
+    }
+    const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
+    for (ptrdiff_t j = 0; j < width; ++j) {
+      y[j] = weight ? x[j] * factor * weight[j] : x[j] * factor;
+    }
+  }
+}
+
+void rotate(
+    const float* __restrict x, const float* __restrict cosines, const float* __restrict sines, float* __restrict y,
+    ptrdiff_t half) {
+  for (ptrdiff_t i = 0; i < half; ++i) {
+    y[i] = x[i] * cosines[i] - x[half + i] * sines[i];
+    y[half + i] = x[i] * sines[i] + x[half + i] * cosines[i];
+  }
+}
+
 } // namespace
 
-extern const Kernels kernels = {dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows};
+extern const Kernels kernels = {
+    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, silu, rms_norm, rotate};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

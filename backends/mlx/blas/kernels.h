@@ -35,6 +35,12 @@ struct Kernels {
       ptrdiff_t ldy);
   // Rows first to last of the matrix as they are, [last - first, k].
   void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out);
+  // y = x / (1 + exp(-x)).
+  void (*silu)(const float* x, float* y, ptrdiff_t count);
+  // Rows of x over the root of the mean of their squares and eps, times weight, which may be null.
+  void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
+  // Turns the pairs (x[i], x[half + i]) of a row by the angles of these cosines and sines.
+  void (*rotate)(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half);
 };
 
 constexpr int kMostRows = 4;

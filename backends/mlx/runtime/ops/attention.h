@@ -1,5 +1,6 @@
 #pragma once
 
+#include "one_pass.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -18,16 +19,17 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   if (x.size() == 0) {
     return c.set(n.out(), x);
   }
-  if (n.offset()->is_vid()) {
-    const int offset = c.size("offset", c.integer(n.offset()->vid()));
-    return c.set(
-        n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
-  }
-  const auto& offset = c.in(n.offset()->tid());
+  const auto offset = n.offset()->is_vid() ? mx::array(c.size("offset", c.integer(n.offset()->vid())))
+                                           : c.in(n.offset()->tid());
   check_argument(
       is_integral(offset.dtype()) && offset.ndim() <= 1 &&
           (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0))),
       "offset is ", describe(offset), ", one integer or ", x.shape(0), " were expected");
+  if (!n.traditional()) {
+    if (const auto y = rope_in_one_pass(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
+      return c.set(n.out(), *y);
+    }
+  }
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 

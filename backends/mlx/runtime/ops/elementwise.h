@@ -4,6 +4,7 @@
 #include <functional>
 #include <numbers>
 
+#include "one_pass.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -42,6 +43,9 @@ void decision(const fb::BinaryNode& n, Context& c) {
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
+  if (const auto y = silu_in_one_pass(x, mx::to_stream(s))) {
+    return *y;
+  }
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "one_pass.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -15,6 +16,9 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto weight = c.optional(n.weight());
   check_norm(x, weight, "weight");
+  if (const auto y = rms_norm_in_one_pass(x, weight, n.eps(), c.stream)) {
+    return c.set(n.out(), *y);
+  }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
 }
 
