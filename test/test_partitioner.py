@@ -201,3 +201,11 @@ def test_extents_that_are_multiples(delegate):
     program = Program(model.eval(), (x,), dynamic_shapes=({2: height, 3: width},))
     assert program.delegates == 1 and not program.refused
     program.check((x,), (torch.randn(1, 1, 48, 112),))
+
+
+def test_what_was_exported_stays_whole(delegate):
+    """Its constants too, which the delegate takes over."""
+    x = torch.randn(3)
+    exported = torch.export.export(Wrapped(lambda x: x + torch.tensor([1.0, 2.0, 3.0])), (x,))
+    to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
+    torch.testing.assert_close(exported.module()(x), x + torch.tensor([1.0, 2.0, 3.0]))

@@ -96,6 +96,8 @@ class MLXPartitioner(Partitioner):
             tags[tag] = self.delegation_spec
         _tag_submodules(exported_program)
         _tag_owned_data(exported_program)
+        # ExecuTorch takes what a delegate owns out of this dictionary, which is also the caller's.
+        exported_program._constants = dict(exported_program.constants)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
     def ops_to_not_decompose(
