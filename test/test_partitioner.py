@@ -203,6 +203,15 @@ def test_extents_that_are_multiples(delegate):
     program.check((x,), (torch.randn(1, 1, 48, 112),))
 
 
+def test_a_pool_in_ceil_mode_over_dynamic_extents(delegate):
+    model = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+    height, width = (torch.export.Dim(name, min=2, max=8) * 2 for name in ("height", "width"))
+    x = torch.randn(1, 2, 8, 12)
+    program = Program(model, (x,), dynamic_shapes=({2: height, 3: width},))
+    assert program.delegates == 1 and not program.refused
+    program.check((x,), (torch.randn(1, 2, 14, 4),))
+
+
 def test_what_was_exported_stays_whole(delegate):
     """Its constants too, which the delegate takes over."""
     x = torch.randn(3)

@@ -27,6 +27,12 @@ class Spaced:
     padding: int = 0
     dilation: int = 1
     counts_padding: bool = True
+    ceil_mode: bool = False
+
+    @property
+    def reach(self) -> int:
+        """From the first element of a window to its last."""
+        return self.dilation * (self.size - 1)
 
     def windows(self, extent: int, count: int) -> list[range]:
         starts = range(-self.padding, count * self.stride - self.padding, self.stride)
@@ -41,7 +47,8 @@ class Spaced:
 
     def table(self, extent):
         """`windows` as positions [count, size]; then those within the axis, and the first of each."""
-        count = (extent + 2 * self.padding - self.dilation * (self.size - 1) - 1) // self.stride + 1
+        room = extent + 2 * self.padding - self.reach - 1
+        count = (room + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
         start = (torch.arange(count) * self.stride - self.padding).unsqueeze(1)
         positions = start + torch.arange(self.size) * self.dilation
         outside = torch.clamp(-start, min=0) + self.dilation - 1
@@ -87,7 +94,7 @@ Axis = Spaced | Adaptive
 
 def _spaced(P, x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Axis]:
     axes = [
-        Spaced(*numbers, counts_padding)
+        Spaced(*numbers, counts_padding, ceil_mode)
         for numbers in zip(
             *(
                 _of_every_axis(values, rank)
@@ -96,8 +103,9 @@ def _spaced(P, x, rank, kernel_size, stride, padding, dilation, ceil_mode, count
         )
     ]
     for axis, extent in zip(axes, x.shape[-rank:]):
-        if not isinstance(extent, int) and ceil_mode and axis.stride > 1:
-            raise Unsupported("pooling in ceil_mode over an axis whose extent is dynamic")
+        # Where this holds no window begins behind the end, of which torch would drop it.
+        if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.reach + 1:
+            raise Unsupported("pooling in ceil_mode, its windows apart, over an axis whose extent is dynamic")
     return axes
 
 
@@ -258,6 +266,8 @@ def _avg_pool_over(rank: int):
         axes = _spaced(
             P, self, rank, kernel_size, stride, padding, [1], ceil_mode, count_include_pad
         )
+        if ceil_mode and not all(isinstance(extent, int) for extent in self.shape[-rank:]):
+            raise Unsupported("average pooling in ceil_mode over an axis whose extent is dynamic")
         return _lower_avg(P, self, axes, divisor_override)
 
     return lower
