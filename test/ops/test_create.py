@@ -30,9 +30,9 @@ ROWS = [
     row("zeros_like", torch.zeros_like, floats(N, 2), dtypes=ONE, traced=True),
     row("ones_like", lambda x: torch.ones_like(x, dtype=i64), floats(N, 2), dtypes=ONE, traced=True),
     # What is in an empty tensor is nobody's business, its shape is.
-    row("empty.memory_format", lambda x: torch.empty([2, 3]) * 0 + x, floats(3), dtypes=ONE, traced=True),
-    row("empty_like", lambda x: torch.empty_like(x) * 0 + x, floats(3), dtypes=ONE, traced=True),
-    row("dim_order_ops::_empty_dim_order", lambda x: torch.empty([2, 3]) * 0 + x, floats(3), dtypes=ONE),
+    row("empty.memory_format", lambda x: torch.where(x > x, torch.empty([2, 3]), x), floats(3), dtypes=ONE, traced=True),
+    row("empty_like", lambda x: torch.where(x > x, torch.empty_like(x), x), floats(3), dtypes=ONE, traced=True),
+    row("dim_order_ops::_empty_dim_order", lambda x: torch.where(x > x, torch.empty([2, 3]), x), floats(3), dtypes=ONE),
     row("fill.Scalar", lambda x: aten.fill.Scalar(x, 4), floats(2, 3), dtypes=FLOATS, traced=True),
     row("arange", beside(lambda x: aten.arange(5), lambda x: aten.arange(2.5), lambda x: aten.arange(3, dtype=f32)),
         floats(2), dtypes=ONE, traced=True),
