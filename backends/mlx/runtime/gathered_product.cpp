@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "blas.h"
+#include "contiguous.h"
 
 namespace executorch_mlx {
 
@@ -163,11 +164,6 @@ class GatheredProduct : public mx::UnaryPrimitive {
   int group_size_;
   int bits_;
 };
-
-mx::array contiguous(const mx::array& a, mx::Stream stream) {
-  const bool is_plain = a.is_available() && a.flags().row_contiguous;
-  return is_plain ? a : mx::contiguous(a, /*allow_col_major=*/false, stream);
-}
 
 mx::array made(
     const mx::array& x,

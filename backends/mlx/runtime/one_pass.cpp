@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "blas.h"
+#include "contiguous.h"
 
 namespace executorch_mlx {
 
@@ -44,11 +45,6 @@ bool fits(const mx::array& x, mx::Stream stream) {
   return stream.device == mx::Device::cpu && x.dtype() == mx::float32 && x.size() > 0 && x.ndim() > 0;
 }
 
-mx::array plain(const mx::array& a, mx::Stream stream) {
-  const bool is_plain = a.is_available() && a.flags().row_contiguous;
-  return is_plain ? a : mx::contiguous(a, /*allow_col_major=*/false, stream);
-}
-
 mx::array one_pass(
     const mx::Shape& shape, const char* name, std::vector<mx::array> inputs, mx::Stream stream, OnePass::Run run) {
   return mx::array(shape, mx::float32, std::make_shared<OnePass>(stream, name, std::move(run)), std::move(inputs));
@@ -60,7 +56,7 @@ std::optional<mx::array> silu_in_one_pass(const mx::array& x, mx::Stream stream)
   if (!fits(x, stream)) {
     return std::nullopt;
   }
-  return one_pass(x.shape(), "Silu", {plain(x, stream)}, stream, [](const auto& inputs, mx::array& out) {
+  return one_pass(x.shape(), "Silu", {contiguous(x, stream)}, stream, [](const auto& inputs, mx::array& out) {
     return [x = inputs[0].template data<float>(), y = out.data<float>(), count = out.size()] {
       executorch_mlx_silu(x, y, static_cast<int64_t>(count));
     };
@@ -72,9 +68,9 @@ std::optional<mx::array> rms_norm_in_one_pass(
   if (!fits(x, stream) || (weight && weight->dtype() != mx::float32)) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs{plain(x, stream)};
+  std::vector<mx::array> inputs{contiguous(x, stream)};
   if (weight) {
-    inputs.push_back(plain(*weight, stream));
+    inputs.push_back(contiguous(*weight, stream));
   }
   return one_pass(x.shape(), "RmsNorm", std::move(inputs), stream, [eps](const auto& inputs, mx::array& out) {
     const float* weight = inputs.size() > 1 ? inputs[1].template data<float>() : nullptr;
@@ -96,9 +92,9 @@ std::optional<mx::array> rope_in_one_pass(
   if (!fits(x, stream) || x.ndim() != 4 || (freqs && freqs->dtype() != mx::float32)) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs{x, plain(mx::astype(offset, mx::int32, stream), stream)};
+  std::vector<mx::array> inputs{x, contiguous(mx::astype(offset, mx::int32, stream), stream)};
   if (freqs) {
-    inputs.push_back(plain(*freqs, stream));
+    inputs.push_back(contiguous(*freqs, stream));
   }
   const auto run = [=](const std::vector<mx::array>& inputs, mx::array& out) -> OnePass::Task {
     const auto& x = inputs[0];

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "blas.h"
+#include "contiguous.h"
 
 namespace executorch_mlx {
 
@@ -69,15 +70,11 @@ std::optional<mx::array> quantized_product(
   if (!fits) {
     return std::nullopt;
   }
-  const auto plain = [&](const mx::array& a) {
-    const bool is_plain = a.is_available() && a.flags().row_contiguous;
-    return is_plain ? a : mx::contiguous(a, /*allow_col_major=*/false, stream);
-  };
   auto shape = x.shape();
   shape.back() = w.shape(0);
   return mx::array(
       shape, mx::float32, std::make_shared<QuantizedProduct>(stream, group_size, bits),
-      {plain(x), plain(w), plain(scales), plain(biases)});
+      {contiguous(x, stream), contiguous(w, stream), contiguous(scales, stream), contiguous(biases, stream)});
 }
 
 } // namespace executorch_mlx
