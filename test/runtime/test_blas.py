@@ -3,27 +3,15 @@
 import ctypes
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from executorch_mlx import load_delegate
 from executorch_mlx._load import blas
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MLX has Accelerate elsewhere")
 
 FLOATS = ctypes.POINTER(ctypes.c_float)
-
-
-@pytest.fixture(scope="module", params=["portable", "avx2", "avx512"])
-def library(request) -> ctypes.CDLL:
-    """With the kernels of every instruction set; the best one, which is last, stays."""
-    library = ctypes.CDLL(str(Path(load_delegate()).parent / "libmlx_blas.so"))
-    library.executorch_mlx_use_kernels.restype = ctypes.c_bool
-    if not library.executorch_mlx_use_kernels(request.param.encode()):
-        pytest.skip(f"this processor has no {request.param}")
-    return library
 
 
 def pointer(x: np.ndarray):

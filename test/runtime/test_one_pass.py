@@ -2,11 +2,9 @@
 
 import ctypes
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from executorch_mlx import load_delegate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MLX has Accelerate elsewhere")
 
@@ -21,16 +19,6 @@ class Rope(ctypes.Structure):
         ("offsets", ctypes.c_void_p), ("offset_for_each", ctypes.c_bool), ("periods", ctypes.c_void_p),
         ("base", ctypes.c_float), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
     ]
-
-
-@pytest.fixture(scope="module", params=["portable", "avx2", "avx512"])
-def library(request) -> ctypes.CDLL:
-    """The best kernels, which are last, stay."""
-    library = ctypes.CDLL(str(Path(load_delegate()).parent / "libmlx_blas.so"))
-    library.executorch_mlx_use_kernels.restype = ctypes.c_bool
-    if not library.executorch_mlx_use_kernels(request.param.encode()):
-        pytest.skip(f"this processor has no {request.param}")
-    return library
 
 
 def at(tensor):
