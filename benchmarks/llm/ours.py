@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from executorch_mlx import load_delegate
 from executorch_mlx.llm.program import LLMProgram
 from process import resident, warm
+from programs import measured
 
 SCALARS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 
@@ -47,13 +47,6 @@ class Steps:
             position, seconds = position + piece.shape[1], seconds + spent
         return token, seconds
 
-    def decode(self, token: int, position: int, steps: int) -> list[float]:
-        times = []
-        for index in range(steps):
-            token, spent = self.call(torch.tensor([[token]]), position + index)
-            times.append(spent)
-        return times
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -70,18 +63,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     longest = max([*options.prefill, *options.context, 1])
     prompt = torch.randint(steps.program.vocab_size, (1, longest), generator=generator)
-
-    steps.fill(prompt[:, :2])  # what a first call sets up
-    result = {"load": steps.load, "prefill": {}, "decode": {}, "resident": {}}
-    for length in options.prefill:
-        spent = [steps.fill(prompt[:, :length])[1] for _ in range(options.repeats)]
-        result["prefill"][length] = statistics.median(spent)
-    for length in options.context:
-        token, _ = steps.fill(prompt[:, :length])
-        times = steps.decode(token, length, options.steps)
-        result["decode"][length] = statistics.median(times[1:])
-        result["resident"][length] = resident()
-    result["before"] = before
+    result = measured(steps, prompt, options) | {"load": steps.load, "before": before}
     print(json.dumps(result))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from executorch.extension.pybindings import portable_lib
 from executorch.kernels import quantized  # noqa: F401  (the 8-bit embedding)
 from executorch.runtime import Runtime
 from process import resident, warm
+from programs import measured
 
 PIECE = 512  # of xnnpack_model.py, which imports what would count as memory here
 
@@ -70,20 +70,8 @@ def main() -> None:
     steps = Steps(options.program)
     torch.manual_seed(0)
     prompt = torch.randint(options.vocabulary, (1, max([*options.prefill, *options.context, 2])))
-    steps.fill(prompt[:, :2])  # what a first call sets up
-    result = {"load": steps.load, "prefill": {}, "decode": {}, "resident": {}}
-    for length in options.prefill:
-        spent = [steps.fill(prompt[:, :length])[1] for _ in range(options.repeats)]
-        result["prefill"][length] = statistics.median(spent)
-    for length in options.context:
-        token, _ = steps.fill(prompt[:, :length])
-        times = []
-        for index in range(options.steps):
-            token, spent = steps.call(torch.tensor([[token]]), length + index)
-            times.append(spent)
-        result["decode"][length] = statistics.median(times[1:])
-        result["resident"][length] = resident()
-    result |= {"before": before, "threads": portable_lib._threadpool_get_thread_count()}
+    result = measured(steps, prompt, options)
+    result |= {"load": steps.load, "before": before, "threads": portable_lib._threadpool_get_thread_count()}
     print(json.dumps(result))
 
 

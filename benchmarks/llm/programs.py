@@ -1,0 +1,27 @@
+"""How the workers of benchmarks/llm.py measure an ExecuTorch program. mlx-lm's has no torch."""
+
+import statistics
+
+import torch
+from process import resident
+
+
+def measured(steps, prompt: torch.Tensor, options) -> dict[str, dict[int, float]]:
+    """Median seconds of a prefill and of a step, and bytes after it, by the lengths of `options`.
+
+    `steps.fill(prompt)` and `steps.call(tokens, position)` give a token and their seconds.
+    """
+    steps.fill(prompt[:, :2])  # what a first call sets up
+    result = {"prefill": {}, "decode": {}, "resident": {}}
+    for length in options.prefill:
+        spent = [steps.fill(prompt[:, :length])[1] for _ in range(options.repeats)]
+        result["prefill"][length] = statistics.median(spent)
+    for length in options.context:
+        token, _ = steps.fill(prompt[:, :length])
+        times = []
+        for index in range(options.steps):
+            token, spent = steps.call(torch.tensor([[token]]), length + index)
+            times.append(spent)
+        result["decode"][length] = statistics.median(times[1:])
+        result["resident"][length] = resident()
+    return result
