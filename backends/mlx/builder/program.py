@@ -258,7 +258,7 @@ class ProgramBuilder:
         if isinstance(value, torch.Tensor):
             if value.ndim == 0 and not isinstance(value, FakeTensor):
                 return self.scalar(value.item(), value.dtype)
-            return self.constant(node.target, lambda: value, like=value)
+            return self.constant(node.target, value)
         return value  # a branch or a body
 
     # -- what handlers use ----------------------------------------------------
@@ -322,16 +322,14 @@ class ProgramBuilder:
         return fields.get("out", fields.get("outs"))
 
     def constant(
-        self, name: str, data: Callable[[], torch.Tensor], *, like: torch.Tensor
+        self, name: str, data: torch.Tensor | Callable[[], torch.Tensor], shape=None, dtype: torch.dtype | None = None
     ) -> TensorSlot:
-        """A tensor that travels with the program; `data` runs only at serialization."""
-        return TensorSlot(
-            dtype=like.dtype,
-            shape=tuple(like.shape),
-            space=Space.CONSTANT,
-            name=name,
-            data=data,
-        )
+        """A tensor that travels with the program: `data`, or what it gives, of `shape` and `dtype`, when it
+        is called, which is only at serialization."""
+        if isinstance(data, torch.Tensor):
+            tensor = data
+            shape, dtype, data = tensor.shape, tensor.dtype, lambda: tensor
+        return TensorSlot(dtype=dtype, shape=tuple(shape), space=Space.CONSTANT, name=name, data=data)
 
     def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
         """A 0-d tensor of a number; a number known only at run time is made there."""
@@ -341,7 +339,7 @@ class ProgramBuilder:
         if key not in self._scalars:
             tensor = torch.tensor(value, dtype=dtype)
             name = f"scalar_{len(self._scalars)}"
-            self._scalars[key] = self.constant(name, lambda: tensor, like=tensor)
+            self._scalars[key] = self.constant(name, tensor)
             self._scalars[key].number = tensor.item()
         return self._scalars[key]
 

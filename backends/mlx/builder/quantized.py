@@ -72,9 +72,9 @@ class Affine:
             return pack((self.q.data().to(torch.int16) - self.low).to(torch.uint8), self.bits)
 
         return {
-            "w": _derived(P, self.q, "packed", words, (rows, columns * self.bits // 32), torch.uint32),
-            "scales": _derived(P, self.q, "scales", lambda: scales().to(dtype), groups, dtype),
-            "biases": _derived(P, self.q, "biases", lambda: biases().to(dtype), groups, dtype),
+            "w": P.constant(f"{self.q.name}.packed", words, (rows, columns * self.bits // 32), torch.uint32),
+            "scales": P.constant(f"{self.q.name}.scales", lambda: scales().to(dtype), groups, dtype),
+            "biases": P.constant(f"{self.q.name}.biases", lambda: biases().to(dtype), groups, dtype),
             "group_size": self.group_size,
             "bits": self.bits,
             "mode": "affine",
@@ -111,13 +111,10 @@ class Microscaled:
 
         shape = (rows, groups * group_size * bits // 32)
         return {
-            "w": _derived(
-                P, self.elements, "packed", lambda: octets(self.elements).view(torch.uint32), shape,
-                torch.uint32,
+            "w": P.constant(
+                f"{self.elements.name}.packed", lambda: octets(self.elements).view(torch.uint32), shape, torch.uint32
             ),
-            "scales": _derived(
-                P, self.scale, "octets", lambda: octets(self.scale), (rows, groups), torch.uint8
-            ),
+            "scales": P.constant(f"{self.scale.name}.octets", lambda: octets(self.scale), (rows, groups), torch.uint8),
             "biases": None,
             "group_size": group_size,
             "bits": bits,
@@ -156,17 +153,15 @@ def int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None
     rows, columns = qdata.shape[0], qdata.shape[1] * 2
     groups = (rows, columns // group_size)
 
-    def turned(t: TensorSlot, kind: str) -> TensorSlot:
-        return _derived(P, t, kind, lambda: t.data().detach().t(), groups, t.dtype)
+    def turned(t: TensorSlot) -> TensorSlot:
+        return P.constant(f"{t.name}.turned", lambda: t.data().detach().t(), groups, t.dtype)
 
     def numbers() -> torch.Tensor:
         return unpack(qdata.data().detach(), 4)
 
-    q = _derived(P, qdata, "numbers", numbers, (rows, columns), torch.uint8)
+    q = P.constant(f"{qdata.name}.numbers", numbers, (rows, columns), torch.uint8)
     block = (1, group_size)
-    return Affine(
-        q, turned(scale, "turned"), turned(zero_point, "turned"), block, 0, 15, result_dtype(output_dtype)
-    )
+    return Affine(q, turned(scale), turned(zero_point), block, 0, 15, result_dtype(output_dtype))
 
 
 def nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
@@ -195,12 +190,11 @@ DEQUANTIZE = {
 }
 
 
-def scaled(P, y: TensorSlot, factor: TensorSlot | None) -> TensorSlot:
-    """`y` times the factor of a weight."""
-    if factor is None:
-        return y
-    product = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
-    return P.cast(product, y.dtype)
+def scaled(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
+    """`y` times the factor of a weight, if there is one, in `dtype`; the product is of float32."""
+    if factor is not None:
+        y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
+    return P.cast(y, dtype)
 
 
 def dequantized(P, weight: Affine | Microscaled, rows: dict | None = None, shape=None) -> TensorSlot:
@@ -211,19 +205,11 @@ def dequantized(P, weight: Affine | Microscaled, rows: dict | None = None, shape
     made = torch.float32 if operands["mode"] == "affine" else torch.bfloat16
     w = P.emit(ir.DequantizeNode, **operands, dtype=made)
     w.shape = tuple(P.out.shape) if shape is None else shape
-    if weight.factor is not None:
-        w = scaled(P, P.cast(w, torch.float32), weight.factor)
-    return P.cast(w, weight.dtype)
+    return scaled(P, w, weight.factor, weight.dtype)
 
 
 def _are_constants(*slots: TensorSlot | None) -> bool:
     return all(s is not None and s.space == Space.CONSTANT for s in slots)
-
-
-def _derived(P, slot, kind, data, shape, dtype) -> TensorSlot:
-    """A constant made of that of `slot`, at serialization."""
-    like = torch.empty(shape, dtype=dtype, device="meta")
-    return P.constant(f"{slot.name}.{kind}", data, like=like)
 
 
 def _spread(t: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor:

@@ -70,10 +70,9 @@ def _filters(P, weight, transposed: bool, groups: int):
     layout = _transposed_layout if transposed else _layout
     if weight.space != Space.CONSTANT:
         return P.trace(layout, weight, groups)[0]
-    with torch.device("meta"):
-        like = layout(torch.empty(weight.shape, dtype=weight.dtype), groups)
+    shape = layout(torch.empty(weight.shape, device="meta"), groups).shape
     name = f"{weight.name}.channels_last"
-    return P.constant(name, lambda: layout(weight.data(), groups).contiguous(), like=like)
+    return P.constant(name, lambda: layout(weight.data(), groups).contiguous(), shape, weight.dtype)
 
 
 def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:

@@ -86,8 +86,7 @@ def _affine_arange(P, start, step):
     if not isinstance(count, int):
         raise Unsupported("arange with a fractional step and a dynamic length")
     data = torch.arange(count, dtype=torch.float64) * step + start
-    data = data.to(out)
-    return P.constant("arange", lambda: data, like=data)
+    return P.constant("arange", data.to(out))
 
 
 @REGISTRY.lower(aten.tril.default)

@@ -70,9 +70,8 @@ def gather_qmm(
         raise Unsupported("quantized experts that are not constants of the program")
     experts, rows, groups = scales.shape
 
-    def constant(kind, data, columns, dtype):
-        like = torch.empty((experts, rows, columns), dtype=dtype, device="meta")
-        return P.constant(f"{w.name}.{kind}", data, like=like)
+    def words():
+        return official_ops.words_of_experts(w.data(), bits)
 
     def offsets():
         zero_points = None if biases is None else biases.data()
@@ -81,12 +80,9 @@ def gather_qmm(
     return P.emit(
         ir.GatherQmmNode,
         x=x,
-        w=constant(
-            "packed", lambda: official_ops.words_of_experts(w.data(), bits),
-            groups * group_size * bits // 32, torch.uint32,
-        ),
-        scales=constant("scales", lambda: scales.data().to(x.dtype), groups, x.dtype),
-        biases=constant("biases", offsets, groups, x.dtype),
+        w=P.constant(f"{w.name}.packed", words, (experts, rows, groups * group_size * bits // 32), torch.uint32),
+        scales=P.constant(f"{w.name}.scales", lambda: scales.data().to(x.dtype), scales.shape, x.dtype),
+        biases=P.constant(f"{w.name}.biases", offsets, scales.shape, x.dtype),
         lhs_indices=lhs_indices, rhs_indices=rhs_indices,
         transpose=transpose, group_size=group_size, bits=bits, mode=mode,
         **_sorted(P, sorted_indices),

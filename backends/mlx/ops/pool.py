@@ -156,8 +156,7 @@ def _table(P, windows: list[range], extent: int, outside) -> TensorSlot | None:
         positions += inside + [beyond] * (widest - len(inside))
     if positions == list(range(extent)):
         return None
-    data = torch.tensor(positions, dtype=torch.int64)
-    return P.constant("windows", lambda: data, like=data)
+    return P.constant("windows", torch.tensor(positions, dtype=torch.int64))
 
 
 def _taken(x, axis: int, table, count: int):
@@ -255,8 +254,7 @@ def _sizes(P, axis: Axis, extent, count) -> int | TensorSlot | None:
     sizes = axis.sizes(extent, count)
     if len(set(sizes)) == 1:
         return sizes[0]
-    data = torch.tensor(sizes, dtype=torch.float32)
-    return P.constant("window_sizes", lambda: data, like=data)
+    return P.constant("window_sizes", torch.tensor(sizes, dtype=torch.float32))
 
 
 def _avg_pool_over(rank: int):

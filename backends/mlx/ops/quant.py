@@ -50,7 +50,7 @@ def _operands(P, w, scales, biases, dtype=None):
     """`w` in uint32, and floats among scales and biases in `dtype`: at serialization."""
     if w.space != Space.CONSTANT:
         raise Unsupported("packed weights that are not constants of the program")
-    words = _derived(P, w, torch.uint32, lambda t: t.view(torch.uint32))
+    words = P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)
     return words, _floats(P, scales, dtype), _floats(P, biases, dtype)
 
 
@@ -59,12 +59,7 @@ def _floats(P, t, dtype):
         return t
     if t.space != Space.CONSTANT:
         return P.cast(t, dtype)
-    return _derived(P, t, dtype, lambda t: t.to(dtype))
-
-
-def _derived(P, t, dtype, change):
-    like = torch.empty(t.shape, dtype=dtype, device="meta")
-    return P.constant(t.name, lambda: change(t.data()), like=like)
+    return P.constant(t.name, lambda: t.data().to(dtype), t.shape, dtype)
 
 
 @REGISTRY.lower(torch.ops.torchao.dequantize_affine.default)

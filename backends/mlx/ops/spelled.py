@@ -71,7 +71,7 @@ def _logaddexp2(x, y):
 
 
 def _shift(by):
-    """`by(x, distance, bits)` for distances from 0 to bits - 1; what is out of that is all bits."""
+    """`by(x, distance, dtype)` for distances from 0 to the bits of `dtype`, which those beyond count as."""
 
     def text(x, distance):
         if not isinstance(distance, torch.Tensor):

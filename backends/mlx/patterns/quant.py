@@ -79,7 +79,7 @@ def _int8_product(P, node: Node) -> Match:
 
 def _product(P, x, weight, bias):
     y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.operands(P, x.dtype), transpose=True)
-    y = scaled(P, y, weight.factor)
+    y = scaled(P, y, weight.factor, y.dtype)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 

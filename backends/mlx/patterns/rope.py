@@ -117,7 +117,8 @@ def _rotate(x: Node, inv_freq: Node, offset: Node):
         freqs = P.constant(
             f"{frequencies.name}.reciprocal",
             lambda: frequencies.data().float().reciprocal().reshape(-1),
-            like=torch.empty(count, device="meta"),
+            (count,),
+            torch.float32,
         )
         start = P.cast(P.emit(ir.ReshapeNode, x=P.value(offset), shape=[]), torch.int32)
         return P.emit(ir.RopeNode, x=P.value(x), dims=2 * count, offset=start, freqs=freqs)
