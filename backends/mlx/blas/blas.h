@@ -52,7 +52,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_product(const ExecutorchMl
 // Whether executorch_mlx_quantized_product has kernels for it.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k);
 
-// What MLX's CPU backend makes of several passes over memory, in one; all is float32, and contiguous but for the x of the last.
+// What MLX's CPU backend makes of several passes over memory, in one; all is float32, and contiguous
+// but for the x of the last.
+
 // y = x / (1 + exp(-x)).
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64_t count);
 
@@ -61,8 +63,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
     const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
 
-// Rotary position embedding of x [batch, heads, tokens, width], of any strides, into y. Of the first 2 * half numbers of a row, i turns with
-// half + i by (offset + token) * scale / period: periods [half], or null for base^(i / half).
+// Rotary position embedding of x [batch, heads, tokens, width], of any strides, into y. Of the first
+// 2 * half numbers of a row, i turns with half + i by (offset + token) * scale / period: periods [half], or null for base^(i / half).
 struct ExecutorchMlxRope {
   const float* x;
   int64_t strides[4];  // in elements
