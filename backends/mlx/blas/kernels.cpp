@@ -213,6 +213,13 @@ inline Floats spread(const float* from, int left) {
 
 constexpr int kMostGroups = 1024;  // that fit the room for converted scales
 
+// Has `size` bytes brought near. They may lie beyond what there is.
+inline void prefetch(const char* from, ptrdiff_t size) {
+  for (ptrdiff_t i = 0; i < size; i += 64) {
+    __builtin_prefetch(from + i);
+  }
+}
+
 // R rows of the matrix at `row`, M of x.
 template <int Bits, int PerGroup, int M, int R>
 void quantized_tile(
@@ -227,12 +234,22 @@ void quantized_tile(
   for (int j = 0; j < R; ++j) {
     scales[j] = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, room[j]);
   }
+  // A few rows of the matrix are three short pieces of memory, each of which would be waited for: those
+  // of the next tile are asked for now. With more rows of x the arithmetic is longer than the wait.
+  if constexpr (M == 1) {
+    const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == ScaleType::float32 ? 4 : 2);
+    prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
+    prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
+  }
   const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
   Floats acc[M][R] = {};
   for (int at = 0, b = 0; at < words; at += kLanes, ++b) {
     Words packed[R];
     for (int j = 0; j < R; ++j) {
       const uint32_t* from = w + static_cast<ptrdiff_t>(j) * words + at;
+      if constexpr (M == 1) {
+        __builtin_prefetch(from + R * words);
+      }
       packed[j] = at + kLanes <= words ? load<Words>(from) : load_some<Words>(from, words - at);
     }
     Floats part[M][R] = {};
