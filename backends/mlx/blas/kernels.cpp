@@ -359,20 +359,20 @@ inline Eight eight_numbers(const uint32_t* word, int bits, int part) {
   return __builtin_convertvector((EightInts)((all >> (steps * static_cast<uint32_t>(bits))) & mask), Eight);
 }
 
-void dequantize_rows(const QuantizedRows& q, int first, int last, float* out) {
+void dequantize_rows(const QuantizedRows& q, int first, int last, float* out, ptrdiff_t ldo) {
   const int words = q.k * q.bits / 32;
   const int groups = q.k / q.group_size;
   float scale_room[kMostGroups];
   float bias_room[kMostGroups];
-  for (int row = first; row < last; ++row) {
+  for (int row = first; row < last; ++row, out += ldo) {
     const float* scales = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row) * groups, groups, scale_room);
     const float* biases = as_float32(q.biases, q.scale_type, static_cast<ptrdiff_t>(row) * groups, groups, bias_room);
     const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
-    for (int k = 0; k < q.k; k += 8, out += 8) {
+    for (int k = 0; k < q.k; k += 8) {
       const int bit = k * q.bits;
       const int group = k / q.group_size;
       const Eight x = eight_numbers(w + bit / 32, q.bits, bit % 32 / (8 * q.bits)) * scales[group] + biases[group];
-      __builtin_memcpy(out, &x, sizeof(x));
+      __builtin_memcpy(out + k, &x, sizeof(x));
     }
   }
 }

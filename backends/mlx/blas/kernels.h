@@ -33,8 +33,8 @@ struct Kernels {
   void (*quantized_rows)(
       const QuantizedRows& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
       ptrdiff_t ldy);
-  // Rows first to last of the matrix as they are, [last - first, k].
-  void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out);
+  // Rows first to last of the matrix as they are, `ldo` apart.
+  void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out, ptrdiff_t ldo);
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   // Rows of x over the root of the mean of their squares and eps, times weight, which may be null.

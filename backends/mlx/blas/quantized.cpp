@@ -50,7 +50,8 @@ namespace {
 
 constexpr int kFewRows = 12;          // of x: above, unpacking once and a real product are faster
 constexpr int kRowsAtATime = 64;      // of w, that a thread takes
-constexpr int kTileBytes = 512 << 10;  // of dequantized weights: they stay in a core's own cache
+constexpr int kTileBytes = 1 << 20;   // of dequantized weights: they stay in a core's own cache
+constexpr int kPadding = 16;           // rows that are powers of two apart would share a few lines of it
 
 void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
   const auto& run = kernels();
@@ -79,13 +80,14 @@ void many_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
     const int last = std::min(p.n, first + tile);
     static thread_local std::unique_ptr<float[]> room;
     static thread_local size_t room_size = 0;
-    const size_t needed = static_cast<size_t>(tile) * p.k;
+    const int stride = p.k + kPadding;
+    const size_t needed = static_cast<size_t>(tile) * stride;
     if (room_size < needed) {
       room.reset(new float[needed]);
       room_size = needed;
     }
-    kernels().dequantize_rows(q, first, last, room.get());
-    cblas_sgemm(101, 111, 112, p.m, last - first, p.k, 1, p.x, p.k, room.get(), p.k, 0, p.y + first, p.n);
+    kernels().dequantize_rows(q, first, last, room.get(), stride);
+    cblas_sgemm(101, 111, 112, p.m, last - first, p.k, 1, p.x, p.k, room.get(), stride, 0, p.y + first, p.n);
   });
 }
 
