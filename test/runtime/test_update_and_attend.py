@@ -189,7 +189,8 @@ def test_rings_among_flat_caches(delegate):
         q, k, v, position = step(start, tokens)
         for result, (layer, reference) in zip(model(q, k, v, position), references, strict=True):
             want = reference(q, k * (layer + 1), v * (layer + 1), position)
-            torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-5)
+            # The scores and the values of layer 7 are 8 times as large.
+            torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-5 * (layer + 1))
 
 
 def test_a_ring_goes_back_as_far_as_it_holds(delegate, capfd):

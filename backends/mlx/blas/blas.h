@@ -82,6 +82,35 @@ struct ExecutorchMlxRope {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
 
+// Matrices [batch, heads, rows, columns] of any strides, in elements.
+struct ExecutorchMlxHeads {
+  const float* data;
+  int64_t strides[4];
+};
+
+// y [batch, heads, queries, values] = softmax(scale * q k^T + mask) v, where q has `heads` heads of
+// `width` numbers, and k and v have `kv_heads`, each for heads / kv_heads of q that follow one another.
+struct ExecutorchMlxAttention {
+  ExecutorchMlxHeads q;
+  ExecutorchMlxHeads k;
+  ExecutorchMlxHeads v;
+  int64_t batch;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t queries;
+  int64_t keys;
+  int64_t width;
+  int64_t values;
+  bool causal;  // the last query sees all keys, each one before it one less
+  // A mask, or null: which keys a query sees, or what is added to the scores.
+  const bool* seen;
+  const float* added;
+  int64_t mask_strides[4];
+  float scale;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttention* attention);
+
 // "avx512", "avx2" or "portable" in the place of the best that this processor has; false if it does
 // not have it. For tests: not while products run.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);

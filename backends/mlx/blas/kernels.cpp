@@ -417,6 +417,41 @@ void silu(const float* x, float* y, ptrdiff_t count) {
   }
 }
 
+float exponentials(float* x, ptrdiff_t count) {
+  const ptrdiff_t whole = count / kLanes * kLanes;
+  Floats highest = Floats{} - __builtin_inff();
+  for (ptrdiff_t i = 0; i < whole; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    highest = v > highest ? v : highest;
+  }
+  float maximum = highest[0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    maximum = highest[lane] > maximum ? highest[lane] : maximum;
+  }
+  for (ptrdiff_t i = whole; i < count; ++i) {
+    maximum = x[i] > maximum ? x[i] : maximum;
+  }
+  const auto exponential = [&](Floats v) {
+    const Floats below = v - maximum;
+    return below < -87.33654f ? Floats{} : exp(below);
+  };
+  Floats sums = {};
+  for (ptrdiff_t i = 0; i < whole; i += kLanes) {
+    const Floats v = exponential(load<Floats>(x + i));
+    __builtin_memcpy(x + i, &v, sizeof(v));
+    sums += v;
+  }
+  float total = sum(sums);
+  if (whole < count) {
+    const Floats v = exponential(load_some<Floats>(x + whole, static_cast<int>(count - whole)));
+    for (ptrdiff_t i = whole; i < count; ++i) {
+      x[i] = v[i - whole];
+      total += x[i];
+    }
+  }
+  return total;
+}
+
 void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
   for (ptrdiff_t row = 0; row < rows; ++row, x += width, y += width) {
     Floats squares[4] = {};
@@ -450,6 +485,6 @@ void rotate(
 } // namespace
 
 extern const Kernels kernels = {
-    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, silu, rms_norm, rotate};
+    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, silu, exponentials, rms_norm, rotate};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

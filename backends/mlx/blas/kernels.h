@@ -37,6 +37,8 @@ struct Kernels {
   void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out, ptrdiff_t ldo);
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
+  // x = exp(x - the highest of x). Returns their sum.
+  float (*exponentials)(float* x, ptrdiff_t count);
   // Rows of x over the root of the mean of their squares and eps, times weight, which may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Turns the pairs (x[i], x[half + i]) of a row by the angles of these cosines and sines.

@@ -5,6 +5,7 @@
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <functional>
 #include <stdexcept>
 
@@ -48,6 +49,16 @@ bool fits(const mx::array& x, mx::Stream stream) {
 mx::array one_pass(
     const mx::Shape& shape, const char* name, std::vector<mx::array> inputs, mx::Stream stream, OnePass::Run run) {
   return mx::array(shape, mx::float32, std::make_shared<OnePass>(stream, name, std::move(run)), std::move(inputs));
+}
+
+ExecutorchMlxHeads heads_of(const mx::array& x) {
+  return {x.data<float>(), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
+}
+
+bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
+  return from.size() <= to.size() && std::equal(from.rbegin(), from.rend(), to.rbegin(), [](int a, int b) {
+           return a == b || a == 1;
+         });
 }
 
 } // namespace
@@ -117,6 +128,61 @@ std::optional<mx::array> rope_in_one_pass(
   return one_pass(x.shape(), "Rope", std::move(inputs), stream, run);
 }
 
+std::optional<mx::array> attention_in_one_pass(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    const std::optional<mx::array>& mask,
+    mx::Stream stream) {
+  for (const auto* x : {&q, &k, &v}) {
+    if (!fits(*x, stream) || x->ndim() != 4 || x->shape(0) != q.shape(0)) {
+      return std::nullopt;
+    }
+  }
+  const mx::Shape scores{q.shape(0), q.shape(1), q.shape(2), k.shape(2)};
+  const bool is_bool = mask && mask->dtype() == mx::bool_;
+  if (q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
+      q.shape(3) != k.shape(3) ||
+      (mask && ((!is_bool && mask->dtype() != mx::float32) || !broadcasts_to(mask->shape(), scores)))) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{q, k, v};
+  if (mask) {
+    inputs.push_back(mx::broadcast_to(*mask, scores, stream));
+  }
+  const auto run = [=](const std::vector<mx::array>& inputs, mx::array& out) -> OnePass::Task {
+    ExecutorchMlxAttention attention{
+        .q = heads_of(inputs[0]),
+        .k = heads_of(inputs[1]),
+        .v = heads_of(inputs[2]),
+        .batch = out.shape(0),
+        .heads = out.shape(1),
+        .kv_heads = inputs[1].shape(1),
+        .queries = out.shape(2),
+        .keys = inputs[1].shape(2),
+        .width = inputs[0].shape(3),
+        .values = out.shape(3),
+        .causal = causal,
+        .seen = nullptr,
+        .added = nullptr,
+        .mask_strides = {},
+        .scale = scale,
+        .y = out.data<float>()};
+    if (inputs.size() > 3) {
+      const auto& mask = inputs[3];
+      attention.seen = is_bool ? mask.data<bool>() : nullptr;
+      attention.added = is_bool ? nullptr : mask.data<float>();
+      std::copy(mask.strides().begin(), mask.strides().end(), attention.mask_strides);
+    }
+    return [attention] { executorch_mlx_attention(&attention); };
+  };
+  auto shape = q.shape();
+  shape.back() = v.shape(3);
+  return one_pass(shape, "Attention", std::move(inputs), stream, run);
+}
+
 } // namespace executorch_mlx
 
 #else
@@ -134,6 +200,11 @@ std::optional<mx::array> rms_norm_in_one_pass(
 
 std::optional<mx::array> rope_in_one_pass(
     const mx::array&, int, float, float, const mx::array&, const std::optional<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> attention_in_one_pass(
+    const mx::array&, const mx::array&, const mx::array&, float, bool, const std::optional<mx::array>&, mx::Stream) {
   return std::nullopt;
 }
 

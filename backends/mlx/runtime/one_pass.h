@@ -27,4 +27,15 @@ std::optional<mx::array> rope_in_one_pass(
     const std::optional<mx::array>& freqs,
     mx::Stream stream);
 
+// q [B, H, T, D], k [B, G, S, D] and v [B, G, S, V], where H is a multiple of G; `mask`, bool or float32,
+// broadcasts to [B, H, T, S]. As mx::fast::scaled_dot_product_attention, which see.
+std::optional<mx::array> attention_in_one_pass(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    const std::optional<mx::array>& mask,
+    mx::Stream stream);
+
 } // namespace executorch_mlx

@@ -33,6 +33,22 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 
+// `mode` is "causal", "array" or empty, as MLX has it.
+inline mx::array attend(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    const std::string& mode,
+    const std::optional<mx::array>& mask,
+    const Context& c) {
+  if (const auto y = attention_in_one_pass(q, k, v, scale, mode == "causal", mask, c.stream)) {
+    return *y;
+  }
+  return mx::fast::scaled_dot_product_attention(
+      q, k, v, scale, mode, mask, std::nullopt, /*force_fused=*/false, c.stream);
+}
+
 inline void sdpa(const fb::SdpaParams& n, Context& c) {
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());
@@ -45,10 +61,7 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
   if (mask && is_float(mask->dtype())) {
     mask = mx::astype(*mask, q.dtype(), c.stream);
   }
-  c.set(
-      n.out(),
-      mx::fast::scaled_dot_product_attention(
-          q, k, v, n.scale(), n.causal() ? "causal" : "", mask, std::nullopt, /*force_fused=*/false, c.stream));
+  c.set(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c));
 }
 
 // The first of `tokens` positions [tokens, 1], which have to follow one another.
@@ -88,9 +101,9 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
           q.shape(1) % k.shape(1) == 0,
       "q is ", describe(q), ", k ", describe(k), " and v ", describe(v), ", which do not go together");
   const auto history = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
-  const auto attended = mx::fast::scaled_dot_product_attention(
+  const auto attended = attend(
       q, mx::astype(history.keys, q.dtype(), c.stream), mx::astype(history.values, q.dtype(), c.stream), *n.scale(),
-      history.mask_mode, history.mask, std::nullopt, /*force_fused=*/false, c.stream);
+      history.mask_mode, history.mask, c);
   c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 
