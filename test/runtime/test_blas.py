@@ -82,6 +82,37 @@ SCALES = [  # as they are stored, and what they are
 ]
 
 
+class HalfProduct(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
+    ]
+
+
+@pytest.mark.parametrize("kind", [1, 2], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("m, n, k", [(1, 203, 1024), (3, 17, 5), (70, 600, 100)])
+def test_half_product(library, kind, by_columns, m, n, k):
+    rng = np.random.default_rng(2)
+    store, read = SCALES[kind]
+    w = store(rng.standard_normal((k, n) if by_columns else (n, k), np.float32))
+    dense = read(w).T if by_columns else read(w)
+    x, y = rng.standard_normal((m, k), np.float32), np.full((m, n), np.nan, np.float32)
+    strides = (1, n) if by_columns else (k, 1)
+    product = HalfProduct(x.ctypes.data, w.ctypes.data, kind, *strides, m, n, k, y.ctypes.data)
+    library.executorch_mlx_half_product(ctypes.byref(product))
+    assert np.abs(y - x @ dense.T.astype(float)).max() < 3e-6 * (np.abs(x) @ np.abs(dense).T).max()
+
+
+@pytest.mark.parametrize("kind", [1, 2], ids=["float16", "bfloat16"])
+def test_every_half(library, kind):
+    w = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 1)
+    x, y = np.ones((1, 1), np.float32), np.empty((1, 1 << 16), np.float32)
+    product = HalfProduct(x.ctypes.data, w.ctypes.data, kind, 1, 1, 1, 1 << 16, 1, y.ctypes.data)
+    library.executorch_mlx_half_product(ctypes.byref(product))
+    np.testing.assert_array_equal(y, SCALES[kind][1](w).T)
+
+
 @pytest.mark.parametrize("scale_type", [0, 1, 2])
 @pytest.mark.parametrize("m", [1, 2, 7, 40])
 @pytest.mark.parametrize("bits, group, k", [(4, 32, 96), (4, 64, 1024), (4, 128, 384), (8, 32, 160), (8, 64, 64), (8, 128, 256), (2, 64, 192)])

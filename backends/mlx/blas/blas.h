@@ -52,6 +52,21 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_product(const ExecutorchMl
 // Whether executorch_mlx_quantized_product has kernels for it.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k);
 
+// y [m, n] = x [m, k] times the transpose of w [n, k], float16 (`type` 1) or bfloat16 (2), the numbers of
+// which are `row` and `column` apart. x and y are contiguous; sums are in float32.
+struct ExecutorchMlxHalf {
+  const float* x;
+  const uint16_t* w;
+  int type;
+  int64_t row;
+  int64_t column;
+  int m;
+  int n;
+  int k;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_product(const ExecutorchMlxHalf* product);
+
 // What MLX's CPU backend makes of several passes over memory, in one; all is float32, and contiguous
 // but for the x of the last.
 

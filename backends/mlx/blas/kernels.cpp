@@ -377,6 +377,45 @@ void dequantize_rows(const QuantizedRows& q, int first, int last, float* out, pt
   }
 }
 
+// -- half precision -----------------------------------------------------------------------------
+
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+template <ScaleType Type>
+inline Floats wide(Halves x) {
+  const Words bits = __builtin_convertvector(x, Words);
+  if constexpr (Type == ScaleType::bfloat16) {
+    return (Floats)(bits << 16);
+  }
+  const Words magnitude = (bits & 0x7fffu) << 13;
+  const Words finite = (Words)((Floats)magnitude * 0x1p112f);
+  const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
+  return (Floats)(value | (bits & 0x8000u) << 16);
+}
+
+template <ScaleType Type>
+void widen_from(const uint16_t* x, ptrdiff_t step, float* y, ptrdiff_t count) {
+  ptrdiff_t i = 0;
+  for (; step == 1 && i + kLanes <= count; i += kLanes) {
+    const Floats floats = wide<Type>(load<Halves>(x + i));
+    __builtin_memcpy(y + i, &floats, sizeof(floats));
+  }
+  for (; i < count; i += kLanes) {
+    const ptrdiff_t some = count - i < kLanes ? count - i : kLanes;
+    Halves halves = {};
+    for (ptrdiff_t j = 0; j < some; ++j) {
+      halves[j] = x[(i + j) * step];
+    }
+    const Floats floats = wide<Type>(halves);
+    __builtin_memcpy(y + i, &floats, some * sizeof(float));
+  }
+}
+
+void widen(const uint16_t* x, ScaleType type, ptrdiff_t step, float* y, ptrdiff_t count) {
+  type == ScaleType::bfloat16 ? widen_from<ScaleType::bfloat16>(x, step, y, count)
+                              : widen_from<ScaleType::float16>(x, step, y, count);
+}
+
 // -- one pass over memory -----------------------------------------------------------------------
 
 // Cody and Waite's reduction to |r| <= log(2) / 2, and the polynomial of Cephes' expf.
@@ -485,6 +524,7 @@ void rotate(
 } // namespace
 
 extern const Kernels kernels = {
-    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, silu, exponentials, rms_norm, rotate};
+    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, widen, silu, exponentials,
+    rms_norm, rotate};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

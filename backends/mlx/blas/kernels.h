@@ -35,6 +35,8 @@ struct Kernels {
       ptrdiff_t ldy);
   // Rows first to last of the matrix as they are, `ldo` apart.
   void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out, ptrdiff_t ldo);
+  // y = x, float16 or bfloat16 numbers that are `step` apart.
+  void (*widen)(const uint16_t* x, ScaleType type, ptrdiff_t step, float* y, ptrdiff_t count);
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   // x = exp(x - the highest of x). Returns their sum.

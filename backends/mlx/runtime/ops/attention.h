@@ -1,7 +1,7 @@
 #pragma once
 
 #include "one_pass.h"
-#include "ops/row.h"
+#include "ops/linalg.h"
 
 namespace executorch_mlx {
 
@@ -42,6 +42,12 @@ inline mx::array attend(
     const std::string& mode,
     const std::optional<mx::array>& mask,
     const Context& c) {
+  if (wants_float32(q, c)) {
+    const auto in_float32 = attend(
+        to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, mode,
+        mask ? std::optional(to_float32(*mask, c)) : mask, c);
+    return mx::astype(in_float32, q.dtype(), c.stream);
+  }
   if (const auto y = attention_in_one_pass(q, k, v, scale, mode == "causal", mask, c.stream)) {
     return *y;
   }

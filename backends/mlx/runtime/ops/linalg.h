@@ -1,6 +1,7 @@
 #pragma once
 
 #include "gathered_product.h"
+#include "half_product.h"
 #include "ops/index.h"
 #include "ops/row.h"
 
@@ -29,11 +30,28 @@ inline void check_matrix(const mx::array& x, const char* what, size_t lowest = 2
   check_argument(x.ndim() >= lowest, what, " has ", x.ndim(), " axes, at least ", lowest, " were expected");
 }
 
+// For halves on a CPU.
+inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
+  const auto x = to_float32(a, c);
+  const auto product = half_product(x, b, c.stream);
+  auto y = product ? *product : mx::matmul(x, to_float32(b, c), c.stream);
+  y = n.alpha() == 1.0f ? y : mx::multiply(y, number(n.alpha(), y), c.stream);
+  if (n.bias() == nullptr) {
+    return y;
+  }
+  const auto bias = to_float32(c.in(n.bias()), c);
+  return mx::add(y, n.beta() == 1.0f ? bias : mx::multiply(bias, number(n.beta(), y), c.stream), c.stream);
+}
+
 inline void addmm(const fb::AddmmParams& n, Context& c) {
   const auto& a = c.in(n.mat1());
   const auto& b = c.in(n.mat2());
   check_matrix(a, "mat1", 1);
   check_matrix(b, "mat2", 1);
+  const bool is_one_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
+  if (wants_float32(a, c) && is_one_dtype) {
+    return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
+  }
   if (n.bias() != nullptr) {
     return c.set(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream));
   }

@@ -1,5 +1,5 @@
-// Products with quantized weights: unpacked on the way to a few rows of x; for many rows,
-// dequantized tile by tile and multiplied by the BLAS.
+// Products with weights that are no float32: quantized ones are unpacked on the way to a few rows of x;
+// for many rows, and in half precision, they are made float32 tile by tile and multiplied by the BLAS.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -51,6 +51,7 @@ namespace {
 constexpr int kFewRows = 12;          // of x: above, unpacking once and a real product are faster
 constexpr int kRowsAtATime = 64;      // of w, that a thread takes
 constexpr int kTileBytes = 1 << 20;   // of dequantized weights: they stay in a core's own cache
+constexpr int kFewRowsTileBytes = 128 << 10;  // what has one use is not to push anything out
 constexpr int kPadding = 16;           // rows that are powers of two apart would share a few lines of it
 
 void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
@@ -73,21 +74,25 @@ void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
   });
 }
 
-void many_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
-  const int tile = std::clamp(kTileBytes / (p.k * 4) / 16 * 16, 16, 512);
-  parallel((p.n + tile - 1) / tile, [&](int i) {
+// y [m, n] = x [m, k] times the transpose of w [n, k]: fill(first, last, to, step) writes rows of w,
+// `step` apart, for the BLAS.
+template <typename Fill>
+void by_tiles(const float* x, int m, int n, int k, float* y, Fill&& fill) {
+  const int bytes = m <= kMostRows ? kFewRowsTileBytes : kTileBytes;
+  const int tile = std::clamp(bytes / (k * 4) / 16 * 16, 16, 512);
+  parallel((n + tile - 1) / tile, [&](int i) {
     const int first = i * tile;
-    const int last = std::min(p.n, first + tile);
+    const int last = std::min(n, first + tile);
     static thread_local std::unique_ptr<float[]> room;
     static thread_local size_t room_size = 0;
-    const int stride = p.k + kPadding;
-    const size_t needed = static_cast<size_t>(tile) * stride;
+    const int step = k + kPadding;
+    const size_t needed = static_cast<size_t>(tile) * step;
     if (room_size < needed) {
       room.reset(new float[needed]);
       room_size = needed;
     }
-    kernels().dequantize_rows(q, first, last, room.get(), stride);
-    cblas_sgemm(101, 111, 112, p.m, last - first, p.k, 1, p.x, p.k, room.get(), stride, 0, p.y + first, p.n);
+    fill(first, last, room.get(), step);
+    cblas_sgemm(101, 111, 112, m, last - first, k, 1, x, k, room.get(), step, 0, y + first, n);
   });
 }
 
@@ -104,7 +109,22 @@ extern "C" void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* p
   using namespace executorch_mlx;
   const QuantizedRows q{
       p->w, p->scales, p->biases, static_cast<ScaleType>(p->scale_type), p->bits, p->group_size, p->k};
-  p->m <= kFewRows ? few_rows(*p, q) : many_rows(*p, q);
+  if (p->m <= kFewRows) {
+    return few_rows(*p, q);
+  }
+  by_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int step) {
+    kernels().dequantize_rows(q, first, last, to, step);
+  });
+}
+
+extern "C" void executorch_mlx_half_product(const ExecutorchMlxHalf* p) {
+  using namespace executorch_mlx;
+  by_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int step) {
+    for (int row = first; row < last; ++row) {
+      kernels().widen(
+          p->w + row * p->row, static_cast<ScaleType>(p->type), p->column, to + int64_t{row - first} * step, p->k);
+    }
+  });
 }
 
 extern "C" bool executorch_mlx_use_kernels(const char* name) {
