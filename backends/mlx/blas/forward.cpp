@@ -16,6 +16,7 @@
 
 namespace {
 
+using executorch_mlx::FloatType;
 using executorch_mlx::kMostRows;
 using executorch_mlx::kernels;
 using executorch_mlx::parallel;
@@ -124,7 +125,7 @@ void cblas_sgemm(
     return parallel(parts, [&](int i) {
       const auto [begin, end] = share(n, parts, i);
       kernels().dot_rows(
-          a, lda, m, b + int64_t{begin} * ldb, ldb, end - begin, k, alpha, beta, c + begin, ldc);
+          a, lda, m, b + int64_t{begin} * ldb, FloatType::float32, ldb, end - begin, k, alpha, beta, c + begin, ldc);
     });
   }
   const auto& sgemm = blas().sgemm;

@@ -51,29 +51,71 @@ inline float sum(Floats v) {
 #endif
 }
 
-// -- float32 ------------------------------------------------------------------------------------
+// -- rows of float32 or of half precision --------------------------------------------------------
+
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+template <FloatType Type>
+inline Floats wide(Halves x) {
+  const Words bits = __builtin_convertvector(x, Words);
+  if constexpr (Type == FloatType::bfloat16) {
+    return (Floats)(bits << 16);
+  }
+  const Words magnitude = (bits & 0x7fffu) << 13;
+  const Words finite = (Words)((Floats)magnitude * 0x1p112f);
+  const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
+  return (Floats)(value | (bits & 0x8000u) << 16);
+}
+
+template <FloatType Type>
+struct Row {
+  typedef uint16_t Number;
+  static Floats lanes(const Number* from) {
+    return wide<Type>(load<Halves>(from));
+  }
+  static Floats some(const Number* from, int count) {
+    return wide<Type>(load_some<Halves>(from, count));
+  }
+};
+
+template <>
+struct Row<FloatType::float32> {
+  typedef float Number;
+  static Floats lanes(const Number* from) {
+    return load<Floats>(from);
+  }
+  static Floats some(const Number* from, int count) {
+    return load_some<Floats>(from, count);
+  }
+};
 
 // One row of w after the other, as memory has them: of rows side by side each begins anew at its own
 // page, which gets two thirds of what memory can give.
-template <int M>
+template <FloatType Type, int M>
 void dot_row(
-    const float* x, ptrdiff_t ldx, const float* w, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Row<Type>::Number* w, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
   constexpr int U = M == 1 ? 4 : 2;  // sums that do not wait for each other
   Floats acc[M][U] = {};
   int i = 0;
   for (; i + U * kLanes <= k; i += U * kLanes) {
     for (int u = 0; u < U; ++u) {
       const int at = i + u * kLanes;
-      const Floats row = load<Floats>(w + at);
+      const Floats row = Row<Type>::lanes(w + at);
       for (int r = 0; r < M; ++r) {
         acc[r][u] += load<Floats>(x + r * ldx + at) * row;
       }
     }
   }
   for (; i + kLanes <= k; i += kLanes) {
-    const Floats row = load<Floats>(w + i);
+    const Floats row = Row<Type>::lanes(w + i);
     for (int r = 0; r < M; ++r) {
       acc[r][0] += load<Floats>(x + r * ldx + i) * row;
+    }
+  }
+  if (i < k) {
+    const Floats row = Row<Type>::some(w + i, k - i);
+    for (int r = 0; r < M; ++r) {
+      acc[r][0] += load_some<Floats>(x + r * ldx + i, k - i) * row;
     }
   }
   for (int r = 0; r < M; ++r) {
@@ -81,36 +123,48 @@ void dot_row(
     for (int u = 1; u < U; ++u) {
       sums += acc[r][u];
     }
-    float total = sum(sums);
-    for (int t = i; t < k; ++t) {
-      total += x[r * ldx + t] * w[t];
-    }
+    const float total = sum(sums);
     float& out = y[r * ldy];
     out = alpha * total + (beta == 0 ? 0 : beta * out);
   }
 }
 
-template <int M>
+template <FloatType Type, int M>
 void dot_rows_of(
-    const float* x, ptrdiff_t ldx, const float* w, ptrdiff_t ldw, int n, int k, float alpha, float beta, float* y,
+    const float* x, ptrdiff_t ldx, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta, float* y,
     ptrdiff_t ldy) {
+  const auto* rows = static_cast<const typename Row<Type>::Number*>(w);
   for (int j = 0; j < n; ++j) {
-    dot_row<M>(x, ldx, w + j * ldw, k, alpha, beta, y + j, ldy);
+    dot_row<Type, M>(x, ldx, rows + j * ldw, k, alpha, beta, y + j, ldy);
+  }
+}
+
+template <FloatType Type>
+void dot_rows_in(
+    const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
+    float* y, ptrdiff_t ldy) {
+  switch (m) {
+    case 1:
+      return dot_rows_of<Type, 1>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    case 2:
+      return dot_rows_of<Type, 2>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    case 3:
+      return dot_rows_of<Type, 3>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    default:
+      return dot_rows_of<Type, 4>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
   }
 }
 
 void dot_rows(
-    const float* x, ptrdiff_t ldx, int m, const float* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
-    float* y, ptrdiff_t ldy) {
-  switch (m) {
-    case 1:
-      return dot_rows_of<1>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    case 2:
-      return dot_rows_of<2>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    case 3:
-      return dot_rows_of<3>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    default:
-      return dot_rows_of<4>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+    const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
+    float beta, float* y, ptrdiff_t ldy) {
+  switch (type) {
+    case FloatType::float32:
+      return dot_rows_in<FloatType::float32>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
+    case FloatType::float16:
+      return dot_rows_in<FloatType::float16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
+    case FloatType::bfloat16:
+      return dot_rows_in<FloatType::bfloat16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
   }
 }
 
@@ -164,13 +218,13 @@ inline float from_half(uint16_t bits) {
 }
 
 // `count` scales from number `first` on as float32: where they are, or in `room`.
-inline const float* as_float32(const void* scales, ScaleType type, ptrdiff_t first, int count, float* room) {
-  if (type == ScaleType::float32) {
+inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t first, int count, float* room) {
+  if (type == FloatType::float32) {
     return static_cast<const float*>(scales) + first;
   }
   const uint16_t* from = static_cast<const uint16_t*>(scales) + first;
   for (int i = 0; i < count; ++i) {
-    room[i] = type == ScaleType::bfloat16 ? from_bits(static_cast<uint32_t>(from[i]) << 16) : from_half(from[i]);
+    room[i] = type == FloatType::bfloat16 ? from_bits(static_cast<uint32_t>(from[i]) << 16) : from_half(from[i]);
   }
   return room;
 }
@@ -237,7 +291,7 @@ void quantized_tile(
   // A few rows of the matrix are three short pieces of memory, each of which would be waited for: those
   // of the next tile are asked for now. With more rows of x the arithmetic is longer than the wait.
   if constexpr (M == 1) {
-    const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == ScaleType::float32 ? 4 : 2);
+    const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
     prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
     prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
   }
@@ -379,25 +433,11 @@ void dequantize_rows(const QuantizedRows& q, int first, int last, float* out, pt
 
 // -- half precision -----------------------------------------------------------------------------
 
-typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-
-template <ScaleType Type>
-inline Floats wide(Halves x) {
-  const Words bits = __builtin_convertvector(x, Words);
-  if constexpr (Type == ScaleType::bfloat16) {
-    return (Floats)(bits << 16);
-  }
-  const Words magnitude = (bits & 0x7fffu) << 13;
-  const Words finite = (Words)((Floats)magnitude * 0x1p112f);
-  const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
-  return (Floats)(value | (bits & 0x8000u) << 16);
-}
-
-template <ScaleType Type>
+template <FloatType Type>
 void widen_from(const uint16_t* x, ptrdiff_t step, float* y, ptrdiff_t count) {
   ptrdiff_t i = 0;
   for (; step == 1 && i + kLanes <= count; i += kLanes) {
-    const Floats floats = wide<Type>(load<Halves>(x + i));
+    const Floats floats = Row<Type>::lanes(x + i);
     __builtin_memcpy(y + i, &floats, sizeof(floats));
   }
   for (; i < count; i += kLanes) {
@@ -411,9 +451,9 @@ void widen_from(const uint16_t* x, ptrdiff_t step, float* y, ptrdiff_t count) {
   }
 }
 
-void widen(const uint16_t* x, ScaleType type, ptrdiff_t step, float* y, ptrdiff_t count) {
-  type == ScaleType::bfloat16 ? widen_from<ScaleType::bfloat16>(x, step, y, count)
-                              : widen_from<ScaleType::float16>(x, step, y, count);
+void widen(const uint16_t* x, FloatType type, ptrdiff_t step, float* y, ptrdiff_t count) {
+  type == FloatType::bfloat16 ? widen_from<FloatType::bfloat16>(x, step, y, count)
+                              : widen_from<FloatType::float16>(x, step, y, count);
 }
 
 // -- one pass over memory -----------------------------------------------------------------------

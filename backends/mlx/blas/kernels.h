@@ -6,14 +6,14 @@
 
 namespace executorch_mlx {
 
-enum class ScaleType : int { float32, float16, bfloat16 };
+enum class FloatType : int { float32, float16, bfloat16 };
 
 // An [n, k] matrix in MLX's affine packing, and rows to multiply with it.
 struct QuantizedRows {
   const uint32_t* w;    // [n, k * bits / 32]
   const void* scales;   // [n, k / group_size]
   const void* biases;   // the same
-  ScaleType scale_type;
+  FloatType scale_type;
   int bits;             // 2, 4 or 8
   int group_size;       // 32, 64 or 128
   int k;
@@ -21,10 +21,10 @@ struct QuantizedRows {
 
 struct Kernels {
   // y[r * ldy + j] = alpha * sum over i of x[r * ldx + i] * w[j * ldw + i], and beta times what
-  // was there, for m rows of x (1 to kMostRows) and n rows of w.
+  // was there, for m rows of x (1 to kMostRows) and n rows of w, which are of `type`.
   void (*dot_rows)(
-      const float* x, ptrdiff_t ldx, int m, const float* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
-      float* y, ptrdiff_t ldy);
+      const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
+      float beta, float* y, ptrdiff_t ldy);
   // A row of x [k] in the order that quantized_rows reads it, and the sums of its groups.
   void (*arrange)(const float* x, const QuantizedRows& q, float* arranged, float* sums);
   // Elements of `arranged` for one row.
@@ -36,7 +36,7 @@ struct Kernels {
   // Rows first to last of the matrix as they are, `ldo` apart.
   void (*dequantize_rows)(const QuantizedRows& q, int first, int last, float* out, ptrdiff_t ldo);
   // y = x, float16 or bfloat16 numbers that are `step` apart.
-  void (*widen)(const uint16_t* x, ScaleType type, ptrdiff_t step, float* y, ptrdiff_t count);
+  void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t step, float* y, ptrdiff_t count);
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   // x = exp(x - the highest of x). Returns their sum.

@@ -51,7 +51,6 @@ namespace {
 constexpr int kFewRows = 12;          // of x: above, unpacking once and a real product are faster
 constexpr int kRowsAtATime = 64;      // of w, that a thread takes
 constexpr int kTileBytes = 1 << 20;   // of dequantized weights: they stay in a core's own cache
-constexpr int kFewRowsTileBytes = 128 << 10;  // what has one use is not to push anything out
 constexpr int kPadding = 16;           // rows that are powers of two apart would share a few lines of it
 
 void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
@@ -78,8 +77,7 @@ void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
 // `step` apart, for the BLAS.
 template <typename Fill>
 void by_tiles(const float* x, int m, int n, int k, float* y, Fill&& fill) {
-  const int bytes = m <= kMostRows ? kFewRowsTileBytes : kTileBytes;
-  const int tile = std::clamp(bytes / (k * 4) / 16 * 16, 16, 512);
+  const int tile = std::clamp(kTileBytes / (k * 4) / 16 * 16, 16, 512);
   parallel((n + tile - 1) / tile, [&](int i) {
     const int first = i * tile;
     const int last = std::min(n, first + tile);
@@ -108,7 +106,7 @@ extern "C" bool executorch_mlx_quantized_is_fast(int bits, int group_size, int k
 extern "C" void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* p) {
   using namespace executorch_mlx;
   const QuantizedRows q{
-      p->w, p->scales, p->biases, static_cast<ScaleType>(p->scale_type), p->bits, p->group_size, p->k};
+      p->w, p->scales, p->biases, static_cast<FloatType>(p->scale_type), p->bits, p->group_size, p->k};
   if (p->m <= kFewRows) {
     return few_rows(*p, q);
   }
@@ -119,10 +117,19 @@ extern "C" void executorch_mlx_quantized_product(const ExecutorchMlxQuantized* p
 
 extern "C" void executorch_mlx_half_product(const ExecutorchMlxHalf* p) {
   using namespace executorch_mlx;
+  const auto type = static_cast<FloatType>(p->type);
+  if (p->m <= kMostRows && p->column == 1) {
+    return parallel((p->n + kRowsAtATime - 1) / kRowsAtATime, [&](int i) {
+      const int first = i * kRowsAtATime;
+      const int count = std::min(p->n - first, kRowsAtATime);
+      kernels().dot_rows(
+          p->x, p->k, p->m, p->w + first * p->row, type, p->row, count, p->k, 1, 0, p->y + first, p->n);
+    });
+  }
   by_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int step) {
     for (int row = first; row < last; ++row) {
       kernels().widen(
-          p->w + row * p->row, static_cast<ScaleType>(p->type), p->column, to + int64_t{row - first} * step, p->k);
+          p->w + row * p->row, type, p->column, to + int64_t{row - first} * step, p->k);
     }
   });
 }
