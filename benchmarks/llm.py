@@ -175,11 +175,11 @@ def runner(shape: str, form: str, contexts: list[int]) -> None:
         )
 
 
-def capacities(shape: str, form: str, steps: int) -> None:
+def capacities(shape: str, form: str) -> None:
     """A step at one position costs the same whatever the caches could hold."""
     times = dict.fromkeys(CAPACITIES, float("inf"))
-    for capacity in CAPACITIES * 3:  # in turn: the better of processors that come and go
-        result = worker("ours.py", program(shape, form, capacity), "--context", 128, "--steps", steps)
+    for capacity in CAPACITIES * 4:  # in turn, and many steps: the better of processors that come and go
+        result = worker("ours.py", program(shape, form, capacity), "--context", 128, "--steps", 64)
         times[capacity] = min(times[capacity], result["decode"]["128"] * 1e3)
     small, large = times.values()
     print(f"\n{shape}, {form}: a decode step after 128 tokens")
@@ -205,7 +205,7 @@ def main() -> None:
     for form in options.format:
         compare(options.shape, form, options)
     if not options.no_capacities and "ours" in options.only and options.shape != "demo":
-        capacities(options.shape, options.format[-1], options.steps)
+        capacities(options.shape, options.format[-1])
 
 
 if __name__ == "__main__":
