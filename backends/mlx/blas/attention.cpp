@@ -1,7 +1,6 @@
 // Attention, piece by piece: the scores of some queries, their softmax and its product with the values
 // follow one another while they are in a core's own cache.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "kernels.h"

@@ -79,7 +79,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
     const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
 
 // Rotary position embedding of x [batch, heads, tokens, width], of any strides, into y. Of the first
-// 2 * half numbers of a row, i turns with half + i by (offset + token) * scale / period: periods [half], or null for base^(i / half).
+// 2 * half numbers of a row, i turns with half + i by (offset + token) * scale / period: periods
+// [half], or null for base^(i / half).
 struct ExecutorchMlxRope {
   const float* x;
   int64_t strides[4];  // in elements

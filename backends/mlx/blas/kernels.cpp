@@ -93,7 +93,8 @@ struct Row<FloatType::float32> {
 // page, which gets two thirds of what memory can give.
 template <FloatType Type, int M>
 void dot_row(
-    const float* x, ptrdiff_t ldx, const typename Row<Type>::Number* w, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Row<Type>::Number* w, int k, float alpha, float beta, float* y,
+    ptrdiff_t ldy) {
   constexpr int U = M == 1 ? 4 : 2;  // sums that do not wait for each other
   Floats acc[M][U] = {};
   int i = 0;
@@ -564,7 +565,6 @@ void rotate(
 } // namespace
 
 extern const Kernels kernels = {
-    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, widen, silu, exponentials,
-    rms_norm, rotate};
+    dot_rows, arrange, arranged_size, quantized_rows, dequantize_rows, widen, silu, exponentials, rms_norm, rotate};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

@@ -50,8 +50,8 @@ namespace {
 
 constexpr int kFewRows = 12;          // of x: above, unpacking once and a real product are faster
 constexpr int kRowsAtATime = 64;      // of w, that a thread takes
-constexpr int kTileBytes = 1 << 20;   // of dequantized weights: they stay in a core's own cache
-constexpr int kPadding = 16;           // rows that are powers of two apart would share a few lines of it
+constexpr int kTileBytes = 1 << 20;   // of weights made float32: they stay in a core's own cache
+constexpr int kPadding = 16;          // rows that are powers of two apart would share a few lines of it
 
 void few_rows(const ExecutorchMlxQuantized& p, const QuantizedRows& q) {
   const auto& run = kernels();
@@ -128,8 +128,7 @@ extern "C" void executorch_mlx_half_product(const ExecutorchMlxHalf* p) {
   }
   by_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int step) {
     for (int row = first; row < last; ++row) {
-      kernels().widen(
-          p->w + row * p->row, type, p->column, to + int64_t{row - first} * step, p->k);
+      kernels().widen(p->w + row * p->row, type, p->column, to + int64_t{row - first} * step, p->k);
     }
   });
 }

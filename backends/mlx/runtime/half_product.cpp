@@ -49,8 +49,10 @@ class HalfProduct : public mx::UnaryPrimitive {
 } // namespace
 
 std::optional<mx::array> half_product(const mx::array& x, const mx::array& b, mx::Stream stream) {
-  const bool fits = stream.device == mx::Device::cpu && x.dtype() == mx::float32 && x.size() > 0 && b.ndim() == 2 &&
-      b.size() > 0 && b.shape(0) == x.shape(-1) && (b.dtype() == mx::float16 || b.dtype() == mx::bfloat16);
+  constexpr int kLongest = 1 << 20;  // rows, of which some are float32 at a time
+  const bool is_half = b.dtype() == mx::float16 || b.dtype() == mx::bfloat16;
+  const bool fits = stream.device == mx::Device::cpu && x.dtype() == mx::float32 && x.size() > 0 && is_half &&
+      b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && b.shape(0) <= kLongest;
   if (!fits) {
     return std::nullopt;
   }

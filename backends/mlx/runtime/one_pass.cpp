@@ -143,7 +143,8 @@ std::optional<mx::array> attention_in_one_pass(
   }
   const mx::Shape scores{q.shape(0), q.shape(1), q.shape(2), k.shape(2)};
   const bool is_bool = mask && mask->dtype() == mx::bool_;
-  if (q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
+  constexpr int kMostKeys = 1 << 22;  // the scores of some queries are there at a time
+  if (k.shape(2) > kMostKeys || q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
       q.shape(3) != k.shape(3) ||
       (mask && ((!is_bool && mask->dtype() != mx::float32) || !broadcasts_to(mask->shape(), scores)))) {
     return std::nullopt;
