@@ -1,6 +1,6 @@
-# make demo, make test: each sets up what it needs first, once.
+# make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-suite build clean distclean same-python
+.PHONY: help demo docs test test-suite build wheels clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -8,25 +8,45 @@ N    ?= 2# test processes
 ARGS ?=
 
 help:
-	@echo "make demo       export the demo model and print text sampled by the C++ runner"
+	@echo "make demo       export the demo model and print text that the C++ runner generates"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
-	@echo "make test-suite run ExecuTorch's backend test suite, ours beside XNNPACK [N=processes]"
+	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
+	@echo "make wheels     build the wheels for Linux and macOS in dist/"
 	@echo "make build      set up .venv and build the delegate in build/"
-	@echo "make clean      remove what was built; make distclean removes .venv too"
+	@echo "make docs       build the documentation in build/docs; a broken link is an error"
+	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo
-	@echo "The first set-up of .venv and build/ listens to PYTHON=python3.12, CXX=clang++ (the C++"
-	@echo "compiler), MLX=cuda13 (mlx's backend on Linux) and TORCH=torch==2.13.0 (another build of it)."
+	@echo "Variables of the first set-up of .venv and build/:"
+	@echo "  PYTHON=python3.12    Python interpreter"
+	@echo "  CXX=clang++          C++ compiler"
+	@echo "  MLX=cuda13           backend of mlx on Linux: cpu, cuda12 or cuda13"
+	@echo "  TORCH=torch==2.13.0  pip requirement for another build of torch"
 
 demo: build
 	@$(PY) examples/demo.py
 
 test: build
+	@tools/setup.sh browser
+	@tools/setup.sh linker
 	@$(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
 
 test-suite: build
 	@$(PY) test/suite/run.py -n $(N) $(ARGS)
 
-# Ninja knows the C++ sources and the CMake files.
+# Not with --quiet, which would also silence the warnings that --strict counts.
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs: $(VENV)/.installed
+	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[docs]"
+	@touch $@
+
+wheels: build
+	@tools/setup.sh linker
+	@$(PY) tools/wheels.py
+
+# Always calls Ninja, which tracks the C++ sources and the CMake files.
 build: build/.configured
 	@$(PY) -m cmake --build build
 
@@ -41,7 +61,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(PY)
 $(PY):
 	@tools/setup.sh venv
 
-# A PYTHON that is asked for is what one gets.
+# An explicit PYTHON must match an existing .venv.
 ifdef PYTHON
 $(VENV)/.installed: | same-python
 same-python: $(PY)

@@ -1,10 +1,10 @@
-"""Finds the packages and drives CMake; the rest of the distribution is in pyproject.toml.
+"""Lists the packages and runs CMake; the rest of the distribution is described in pyproject.toml.
 
-A wheel gets what `cmake --install` lays down below executorch_mlx: the library in lib/, the runner in bin/.
-An editable install leaves them in build/, where the next `cmake --build build` renews them.
+A wheel contains the files that `cmake --install` writes below executorch_mlx: libraries in lib/, programs in bin/.
+An editable install uses the libraries in build/, which `cmake --build build` updates.
 
-EXECUTORCH_MLX_SKIP_CMAKE=1 installs the Python side alone; tools/setup.sh uses it to have the wheels
-in place before the first compilation.
+Two environment variables serve the scripts in tools/. EXECUTORCH_MLX_SKIP_CMAKE=1 skips the C++ build: setup.sh
+installs the wheels before the first build. EXECUTORCH_MLX_CMAKE_BUILD=<folder> makes a wheel of a build that exists.
 """
 
 import os
@@ -21,16 +21,17 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "executorch_mlx"
 SOURCES = "backends/mlx"
+MACOS_TAG = "macosx_14_0_arm64"  # as CMakeLists.txt builds
 
 
 def cmake(*arguments: object) -> None:
-    # `python -m cmake` is the one from PyPI: an older cmake on PATH does not get in its way.
+    # `python -m cmake` runs the cmake from PyPI, even if PATH has an older one.
     subprocess.run([sys.executable, "-m", "cmake", *map(str, arguments)], check=True)
 
 
 class BuildPython(build_py):
     def run(self) -> None:
-        if not self.editable_mode:  # a module deleted since the last build must not reach the wheel
+        if not self.editable_mode:  # keeps modules that were deleted since the last build out of the wheel
             shutil.rmtree(Path(self.build_lib) / PACKAGE, ignore_errors=True)
         super().run()
 
@@ -41,10 +42,13 @@ class BuildNative(build_ext):
     def run(self) -> None:
         if os.environ.get("EXECUTORCH_MLX_SKIP_CMAKE") == "1":
             return
+        if existing := os.environ.get("EXECUTORCH_MLX_CMAKE_BUILD"):
+            self.install(Path(existing))
+            return
         import ninja
 
         in_place = self.editable_mode or self.inplace
-        # A wheel may be built against other wheels than the tree's own (pip's isolation), hence a folder of its own.
+        # pip may build a wheel in an isolated environment, against other wheels than those of build/.
         build = ROOT / "build" if in_place else Path(self.build_temp).resolve() / "cmake"
         cmake(
             *([] if in_place else ["--fresh"]),
@@ -54,8 +58,11 @@ class BuildNative(build_ext):
         )
         cmake("--build", build)
         if not in_place:
-            cmake("--install", build, "--prefix", Path(self.build_lib).resolve() / PACKAGE, "--strip")
-            self.installed = (build / "install_manifest.txt").read_text().splitlines()
+            self.install(build)
+
+    def install(self, build: Path) -> None:
+        cmake("--install", build, "--prefix", Path(self.build_lib).resolve() / PACKAGE, "--strip")
+        self.installed = (build / "install_manifest.txt").read_text().splitlines()
 
     def get_outputs(self) -> list[str]:
         return [os.path.relpath(file) for file in self.installed]
@@ -66,13 +73,14 @@ class BuildNative(build_ext):
 
 class PlatformWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        # The library speaks no Python ABI: one wheel serves every Python 3 of its platform.
-        return "py3", "none", super().get_tag()[2]
+        # The library does not use the Python ABI: one wheel serves every Python 3 of its platform.
+        # On macOS, Python's own platform may be universal2, or older than CMakeLists.txt allows.
+        return "py3", "none", MACOS_TAG if sys.platform == "darwin" else super().get_tag()[2]
 
 
 setup(
     packages=[PACKAGE, *(f"{PACKAGE}.{name}" for name in find_packages(SOURCES))],
     ext_modules=[Extension(f"{PACKAGE}.mlx_delegate", sources=[])],
     cmdclass={"build_py": BuildPython, "build_ext": BuildNative, "bdist_wheel": PlatformWheel},
-    options={"build": {"build_base": "build/setuptools"}},  # build/ is CMake's
+    options={"build": {"build_base": "build/setuptools"}},  # build/ belongs to CMake
 )

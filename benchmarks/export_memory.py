@@ -1,10 +1,10 @@
-"""The peak memory of an export, beside the size of its weights.
+"""The peak memory of an export, relative to the size of the weights.
 
     python benchmarks/export_memory.py [--layers 14] [--quantize int4] [--dtype float32]
 
-Writes a folder of random bfloat16 weights, of the shape of Qwen3-0.6B with 32,768 tokens in its
-vocabulary, and exports it. Memory is the resident set of this process, with and without the pages
-of files, above what it had once everything was imported.
+Writes a checkpoint of random bfloat16 weights with the architecture of Qwen3-0.6B and a vocabulary of
+32,768 tokens, and exports it. Memory is the resident set of this process (`all`), and the part of it
+that is not file pages (`anonymous`), minus the values after the imports.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Qwen3ForCausalLM(Qwen3Config(
 
 
 def resident() -> dict[str, float]:
-    """MiB by kind; Linux only."""
+    """Resident memory of this process in MiB, by kind. Linux only."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":") for line in lines if line.startswith(("VmRSS", "RssAnon")))
     return {"all": int(found["VmRSS"].split()[0]) / 1024, "anonymous": int(found["RssAnon"].split()[0]) / 1024}
 
 
 class Peaks:
-    """The highest of each kind in every step."""
+    """Records the highest resident memory of each kind in every step."""
 
     def __init__(self):
         self.step, self.steps = "import", {}
@@ -61,21 +61,22 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-c", WRITE, folder, str(options.layers)], check=True, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-c", WRITE, folder, str(options.layers)]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         measure(Path(folder), options)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
     import torch
     from executorch_mlx.llm.export import export_llm
-    from executorch_mlx.llm.weights import load_causal_lm
+    from executorch_mlx.llm.export.weights import load_causal_lm
 
     weights = sum(f.stat().st_size for f in folder.glob("*.safetensors")) / 2**20
     base, peaks = resident(), Peaks()
     peaks.enter("load")
     exported = export_llm(
         load_causal_lm(folder), quantize=options.quantize, dtype=getattr(torch, options.dtype),
-        max_seq_len=512, progress=peaks.enter,
+        max_context_len=512, progress=peaks.enter,
     )
     peaks.enter("save")
     size = exported.save(folder / "model.pte") / 2**20

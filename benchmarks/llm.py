@@ -1,21 +1,22 @@
-"""Our language models beside mlx-lm's and XNNPACK's: speed, load time, memory.
+"""Language models with this delegate, mlx-lm and XNNPACK: speed, load time and memory.
 
-    python benchmarks/llm.py                         # Qwen3-0.6B's shape, float32 and int4
+    python benchmarks/llm.py                         # the architecture of Qwen3-0.6B, float32 and int4
     python benchmarks/llm.py --shape demo
     python benchmarks/llm.py --only ours --format int4
 
-One model with random weights, from a config; both sides load the same numbers (int4 is what
-mlx-lm's converter makes, in groups of 64), read the same kind of prompt and sample with
-temperature 0.8, top_k 40 and top_p 0.9. Every measurement is a process of its own, one at a time.
-Models are built once, in build/benchmarks/llm.
+The model of Qwen3-0.6B has random weights; `demo` is examples/demo_model. This delegate ("ours") and
+mlx-lm load the same weights; int4 is the result of mlx-lm's converter, in groups of 64. XNNPACK runs the
+same model through ExecuTorch with its own int4 format (see llm/xnnpack_model.py) and samples on the host.
+All three sample with temperature 0.8, top_k 40 and top_p 0.9.
 
-mlx-lm reads a prompt with some two tokens a second here, so its rate is measured on
-`--peer-prefill` tokens (it hardly depends on the length) and its cache is filled with random
-values for decoding at a length. Times are medians; busy processors make them longer for all.
+Each measurement runs in its own process, one at a time. Times are medians. `load` does not include
+loading the libraries. Models are built once, in build/benchmarks/llm; the export of a large model to
+XNNPACK takes many minutes.
 
-The same model also runs through ExecuTorch's XNNPACK delegate, sampled on the host with the same
-settings; its int4 is XNNPACK's own (see llm/xnnpack_model.py), and exporting a big model to it takes
-many minutes the first time. Libraries are loaded before the clock of `load` starts, on all sides.
+mlx-lm prefills about two tokens per second on a CPU, so it gets a prompt of only `--peer-prefill`
+tokens: its rate hardly depends on the length. For decoding, its cache is filled with random values.
+
+`ratio` is ours divided by the other side, `bar` the required ratio.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ROOT / "benchmarks" / "llm"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
-CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # positions of the caches
-CAPACITIES = (512, 8192)
+CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # of the KV caches, in positions
+CAPACITIES = (512, 8192)  # compared with each other
 SIDES = ["ours", "mlx-lm", "xnnpack"]
 
 sys.path.insert(0, str(WORKERS))
@@ -42,7 +43,7 @@ from process import resident  # noqa: E402
 
 
 def worker(name: str, *arguments: object) -> dict:
-    """What a worker has measured: the JSON of its last line."""
+    """Run a worker and return its measurements, the JSON in its last line."""
     command = [sys.executable, "-W", "ignore", WORKERS / name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -63,7 +64,7 @@ RUNNER = ROOT / "build" / "mlx_llm_runner"
 
 
 def runner_memory(path: Path, context: int, steps: int) -> int:
-    """Bytes that the C++ runner has in use while it decodes behind `context` tokens."""
+    """Resident memory of the C++ runner in bytes, while it decodes after a prompt of `context` tokens."""
     prompt = ",".join(str(i * 37 % models.vocabulary(path)) for i in range(context))
     command = [RUNNER, path, "--prompt-ids", "-", "--ids", "--ignore-eos", "--max-new-tokens", str(steps)]
     command += ["--temperature=0.8", "--top-k=40", "--top-p=0.9", "--seed=1"]
@@ -73,7 +74,7 @@ def runner_memory(path: Path, context: int, steps: int) -> int:
     process.stdin.write(prompt)
     process.stdin.close()
     used = 0
-    for _ in range(steps - 1):  # each line is a token: the last one may come with the end
+    for _ in range(steps - 1):  # one line per token; the process may end with the last one
         process.stdout.readline()
         used = resident(process.pid)
     process.stdout.read()
@@ -83,7 +84,7 @@ def runner_memory(path: Path, context: int, steps: int) -> int:
 
 
 def runner_baseline() -> int:
-    """Bytes that it has in use before there is a model: it waits for one that never comes."""
+    """Resident memory of the C++ runner in bytes before it loads a model: it waits for a named pipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pte"
         os.mkfifo(path)
@@ -96,7 +97,7 @@ def runner_baseline() -> int:
 
 
 class Table:
-    """Rows of what was measured: ours, and each peer with its ratio to ours."""
+    """Prints a table: a line per measurement, with our value, those of the others and the ratios."""
 
     def __init__(self, title: str):
         names = f"{'ours':>10}{'mlx-lm':>10}{'ratio':>9}{'bar':>9}{'XNNPACK':>10}{'ratio':>9}"
@@ -116,7 +117,7 @@ def ratio(a: float | None, b: float | None) -> str:
 
 
 def measured(shape: str, form: str, options: argparse.Namespace, contexts: list[int]) -> list[dict | None]:
-    """Ours, mlx-lm's and XNNPACK's, one after the other; None for one that was not asked for."""
+    """The measurements of ours, mlx-lm and XNNPACK; None for a side not in `--only`."""
     capacity = CAPACITY[shape]
     lengths = ["--prefill", *options.prefill, "--context", *contexts, "--steps", options.steps]
     lengths += ["--repeats", options.repeats]
@@ -142,7 +143,7 @@ def compare(shape: str, form: str, options: argparse.Namespace) -> None:
     ours, peer, xnnpack = sides
     table = Table(f"{shape}, {form}, {time.strftime('%H:%M')}")
     if xnnpack:
-        print(f"XNNPACK has {xnnpack['threads']} threads")
+        print(f"XNNPACK uses {xnnpack['threads']} threads")
     big = shape != "demo"
     of_peer = None if peer is None else options.peer_prefill / peer["prefill"][str(options.peer_prefill)]
     for length in options.prefill:
@@ -162,7 +163,7 @@ def compare(shape: str, form: str, options: argparse.Namespace) -> None:
 
 
 def runner(shape: str, form: str, contexts: list[int]) -> None:
-    """The C++ runner's memory, where no Python hides what is the model's."""
+    """The memory of the C++ runner, which has no Python interpreter in it."""
     weights = models.weight_bytes(shape, form, BUILD)
     needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
     baseline = runner_baseline() / 1e6
@@ -176,9 +177,9 @@ def runner(shape: str, form: str, contexts: list[int]) -> None:
 
 
 def capacities(shape: str, form: str) -> None:
-    """A step at one position costs the same whatever the caches could hold."""
+    """Compare the time of a decode step at one position between two capacities of the caches."""
     times = dict.fromkeys(CAPACITIES, float("inf"))
-    for capacity in CAPACITIES * 4:  # in turn, and many steps: the better of processors that come and go
+    for capacity in CAPACITIES * 4:  # alternate, and keep the best times: other processes disturb some of them
         result = worker("ours.py", program(shape, form, capacity), "--context", 128, "--steps", 64)
         times[capacity] = min(times[capacity], result["decode"]["128"] * 1e3)
     small, large = times.values()
@@ -194,12 +195,12 @@ def main() -> None:
     parser.add_argument("--format", choices=models.FORMATS, nargs="*", default=list(models.FORMATS))
     parser.add_argument("--prefill", type=int, nargs="*", default=[128, 512])
     parser.add_argument("--context", type=int, nargs="*", default=[128, 2048])
-    parser.add_argument("--steps", type=int, default=16, help="decode steps of ours")
-    parser.add_argument("--repeats", type=int, default=3, help="prompts of ours, of each length")
-    parser.add_argument("--peer-prefill", type=int, default=16, help="tokens of mlx-lm's prompt")
-    parser.add_argument("--peer-steps", type=int, default=4, help="decode steps of mlx-lm")
-    parser.add_argument("--only", choices=SIDES, nargs="*", default=SIDES, help="these sides")
-    parser.add_argument("--no-capacities", action="store_true", help="leave out the cost of capacity")
+    parser.add_argument("--steps", type=int, default=16, help="decode steps (ours and XNNPACK)")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts of each length (ours and XNNPACK)")
+    parser.add_argument("--peer-prefill", type=int, default=16, help="prompt length for mlx-lm")
+    parser.add_argument("--peer-steps", type=int, default=4, help="decode steps for mlx-lm")
+    parser.add_argument("--only", choices=SIDES, nargs="*", default=SIDES, help="measure only these sides")
+    parser.add_argument("--no-capacities", action="store_true", help="do not compare capacities")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     for form in options.format:

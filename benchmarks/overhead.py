@@ -1,11 +1,11 @@
-"""What the interpreter costs: our programs against the same arithmetic without them.
+"""The overhead of the delegate: programs against the same computation with MLX alone.
 
     python benchmarks/overhead.py
 
-1. A program of about 200 instructions, called from C++ through ExecuTorch, over the same graph
-   built by hand with mlx::core in the same process.
-2. A program of one instruction, called from Python through ExecuTorch, over MLX from Python,
-   data in and out of torch tensors for both.
+1. A program of about 200 instructions, called from C++ through ExecuTorch, against the same graph
+   built with mlx::core in the same process.
+2. A program of one instruction, called from Python through ExecuTorch, against MLX from Python. Both
+   take and return torch tensors.
 """
 
 from __future__ import annotations
@@ -89,11 +89,9 @@ def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
     return tuple(statistics.median(spent) for spent in times.values())
 
 
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=67, help="of three instructions each")
+    parser.add_argument("--layers", type=int, default=67, help="layers of three instructions each")
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--columns", type=int, default=16)

@@ -1,10 +1,10 @@
-"""What penalties, a bias and a mask of allowed tokens cost before the draw.
+"""The cost of penalties, logit bias and a mask of allowed tokens.
 
     python benchmarks/penalties.py [--vocab 151936] [--repeats 101] [--window 64] [--bias 32]
 
-One row of float32 logits of text, top_k 40, lowered through the delegate; medians of the time
-that the process's CPUs spend, so that others on the machine count little. "more" is what a
-setting costs over the draw alone.
+One sequence of text-like float32 logits, top_k 40, through the delegate. Times are medians of the CPU
+time of the process, which other processes disturb little. "more" is the time above that of the draw
+alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def settings(vocabulary: int, window: int, bias: int) -> dict[str, dict[str, tor
 
 
 def microseconds(calls: dict, repeats: int) -> dict[str, float]:
-    """Of each call, all calls in turn in every round."""
+    """The median CPU time of each call. Every round runs all calls."""
     times = {name: [] for name in calls}
     for _ in range(repeats + 3):
         for name, call in calls.items():
@@ -70,10 +70,10 @@ def microseconds(calls: dict, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--vocab", type=int, default=151936, help="tokens in the vocabulary")
-    parser.add_argument("--repeats", type=int, default=101, help="calls that are counted")
-    parser.add_argument("--window", type=int, default=64, help="tokens that the penalties look at")
-    parser.add_argument("--bias", type=int, default=32, help="tokens with a bias")
+    parser.add_argument("--vocab", type=int, default=151936, help="size of the vocabulary")
+    parser.add_argument("--repeats", type=int, default=101, help="measured rounds")
+    parser.add_argument("--window", type=int, default=64, help="number of tokens that the penalties look at")
+    parser.add_argument("--bias", type=int, default=32, help="number of tokens with a bias")
     options = parser.parse_args()
 
     load_delegate()

@@ -1,11 +1,11 @@
-"""What sampling inside the model costs: over plain argmax, and against mlx-lm.
+"""The cost of sampling inside the model, relative to a plain argmax and to mlx-lm.
 
     python benchmarks/sampling.py [--vocab 128256] [--repeats 51] [--logits text]
 
-One process, one row of float32 logits. Every round runs each setting once, with a new seed;
-the table shows medians. "over argmax" is the time over plain argmax lowered through the same
-delegate; "mlx-lm" the time of its `make_sampler` with the same settings on log-probabilities
-that it is given for nothing, over ours.
+One sequence of float32 logits. Every round runs each setting once, with a new seed; the table shows
+medians. "over argmax" is the time divided by that of a plain argmax through the same delegate.
+"mlx-lm" is the time of its `make_sampler` with the same settings divided by ours; it starts from
+log-probabilities, whose computation is not measured. "bar" is the required value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Argmax(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """`SamplingHead` over the logits themselves, its parameters as inputs."""
+    """`SamplingHead` on given logits, with the parameters as inputs."""
 
     def __init__(self, names):
         super().__init__()
@@ -49,8 +49,8 @@ class Head(torch.nn.Module):
 
 
 def make_logits(kind: str, vocabulary: int) -> torch.Tensor:
-    """`text`: probability by a power law of the rank, exponent 1.5, as tokens of text have it.
-    `normal`: independent, standard deviation 3, which is flatter than any trained model."""
+    """`text`: probabilities follow a power law of the rank with exponent 1.5, as tokens of text do.
+    `normal`: independent values with standard deviation 3, flatter than those of a trained model."""
     g = torch.Generator().manual_seed(0)
     if kind == "normal":
         return 3 * torch.randn(1, vocabulary, generator=g)
@@ -71,7 +71,7 @@ def delegate_call(logits, parameters):
     values = {"temperature": 1.0} | parameters | {"seed": 0}
     given = [torch.tensor(v, dtype=DTYPES[n]) for n, v in values.items()]
     run = load(Head(tuple(values)), (logits, *given))
-    # Made beforehand, like the inputs of every other call.
+    # Created in advance, so that their creation is not measured.
     seeds = iter([torch.tensor(i) for i in range(10000)])
     return lambda: run([logits, *given[:-1], next(seeds)])
 
@@ -90,7 +90,7 @@ def mlx_lm_call(logits, parameters):
 
 
 def measure(calls, repeats: int) -> dict[str, float]:
-    """Median microseconds of each call, all calls in turn in every round."""
+    """Median microseconds of each call. Every round runs all calls."""
     times = {name: [] for name in calls}
     for round_ in range(repeats + 3):
         for name, call in calls.items():
@@ -103,8 +103,8 @@ def measure(calls, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--vocab", type=int, default=128256, help="tokens in the vocabulary")
-    parser.add_argument("--repeats", type=int, default=51, help="rounds that are counted")
+    parser.add_argument("--vocab", type=int, default=128256, help="size of the vocabulary")
+    parser.add_argument("--repeats", type=int, default=51, help="measured rounds")
     parser.add_argument("--logits", choices=["text", "normal"], default="text")
     options = parser.parse_args()
 

@@ -1,6 +1,7 @@
-# FlatBuffers headers with the flatc of the very same version, and
+# Finds FlatBuffers, and defines
 #   flatbuffers_schema(TARGET SCHEMA)   schema.fbs -> <build>/generated/schema_generated.h
-# A generated header refuses other versions' headers, so the pair has to match.
+# The headers and flatc must have the same version: a generated header does not compile with other headers. The
+# versions of the system are used if they match; otherwise FlatBuffers is downloaded.
 set(EXECUTORCH_MLX_FLATBUFFERS_TAG v24.3.25)
 
 find_path(FLATBUFFERS_INCLUDE_DIR flatbuffers/flatbuffers.h)
@@ -27,11 +28,13 @@ if(FLATBUFFERS_INCLUDE_DIR AND FLATBUFFERS_FLATC)
 endif()
 
 if(_matching)
-  set(_include "${FLATBUFFERS_INCLUDE_DIR}")
+  # A copy: the folder of the system may contain headers of another mlx, as that of Homebrew does.
+  file(COPY "${FLATBUFFERS_INCLUDE_DIR}/flatbuffers" DESTINATION "${CMAKE_BINARY_DIR}/flatbuffers")
+  set(_include "${CMAKE_BINARY_DIR}/flatbuffers")
   set(_compiler "${FLATBUFFERS_FLATC}")
   set(_compiler_target "")
 else()
-  message(STATUS "no FlatBuffers headers with their own flatc on this system: fetching ${EXECUTORCH_MLX_FLATBUFFERS_TAG}")
+  message(STATUS "no FlatBuffers headers with a flatc of the same version on this system: downloading ${EXECUTORCH_MLX_FLATBUFFERS_TAG}")
   find_package(Git QUIET)
   if(Git_FOUND)
     execute_process(
@@ -40,7 +43,7 @@ else()
       RESULT_VARIABLE _reachable OUTPUT_QUIET ERROR_QUIET TIMEOUT 30)
   endif()
   if(NOT Git_FOUND OR NOT _reachable EQUAL 0)
-    message(FATAL_ERROR "FlatBuffers is missing: install libflatbuffers-dev and flatbuffers-compiler, or make github.com reachable with git")
+    message(FATAL_ERROR "FlatBuffers not found and github.com not reachable with git: install libflatbuffers-dev and flatbuffers-compiler")
   endif()
   include(FetchContent)
   set(FLATBUFFERS_BUILD_TESTS OFF CACHE BOOL "" FORCE)

@@ -1,9 +1,10 @@
-# Finds the executorch and mlx wheels: executorch::runtime and friends, and mlx.
+# Finds the executorch and mlx wheels, and defines the targets executorch::runtime etc. and mlx.
+# EXECUTORCH_MLX_WHEELS is the site-packages folder that contains them.
 if(NOT EXECUTORCH_MLX_WHEELS)
-  find_package(Python 3.10 COMPONENTS Interpreter)
+  find_package(Python 3.11 COMPONENTS Interpreter)
   if(NOT Python_Interpreter_FOUND)
     message(FATAL_ERROR
-      "no Python 3.10 or newer: pass -DPython_EXECUTABLE=<python with the wheels> "
+      "Python 3.11 or newer not found: pass -DPython_EXECUTABLE=<python with the wheels> "
       "or -DEXECUTORCH_MLX_WHEELS=<its site-packages>")
   endif()
   execute_process(
@@ -20,24 +21,31 @@ endif()
 
 foreach(_wheel executorch/share/cmake/executorch-config.cmake mlx/share/cmake/MLX/MLXConfig.cmake)
   if(NOT EXISTS "${EXECUTORCH_MLX_WHEELS}/${_wheel}")
-    message(FATAL_ERROR "${EXECUTORCH_MLX_WHEELS}/${_wheel} is missing: install both the executorch and the mlx wheel there")
+    message(FATAL_ERROR "${EXECUTORCH_MLX_WHEELS}/${_wheel} not found: install the executorch and mlx wheels there")
   endif()
 endforeach()
 
 find_package(executorch REQUIRED NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/executorch/share/cmake")
 find_package(MLX REQUIRED CONFIG NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/mlx/share/cmake/MLX")
 if(NOT TARGET executorch::runtime)
-  message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} ships no libexecutorch: 1.5.1 or newer is needed")
+  message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} has no libexecutorch: install version 1.5.1 or newer")
 endif()
 
-# executorch's targets hand the linker this machine's path to the wheel, ahead of any INSTALL_RPATH.
-# CMake itself does that for what runs in <build>; what is installed must not come back here.
+# executorch's targets add rpaths as link options: the absolute path of the wheel, which would precede INSTALL_RPATH
+# in installed binaries, and relative paths, which collide with those of INSTALL_RPATH on macOS. Remove them all:
+# BUILD_RPATH and INSTALL_RPATH of our targets name the folders.
 get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^executorch::")
 foreach(_target ${_targets})
   get_target_property(_options ${_target} INTERFACE_LINK_OPTIONS)
   if(_options)
-    list(FILTER _options EXCLUDE REGEX "^LINKER:-rpath,/")
+    list(FILTER _options EXCLUDE REGEX "^LINKER:-rpath,")
     set_target_properties(${_target} PROPERTIES INTERFACE_LINK_OPTIONS "${_options}")
   endif()
 endforeach()
+
+# mlx names frameworks (Metal, Accelerate, ...) by their paths on the machine that built the wheel. Only libmlx uses
+# them, and it links them itself.
+if(APPLE)
+  set_target_properties(mlx PROPERTIES INTERFACE_LINK_LIBRARIES "")
+endif()

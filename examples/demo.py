@@ -1,5 +1,5 @@
-"""The main job, end to end: a small Llama is exported with its cache and the sampling head,
-and the C++ runner prints text sampled inside the model.
+"""End to end: export a small Llama with KV caches and the sampling head, then let the C++ runner
+generate text with it.
 
     make demo        or        .venv/bin/python examples/demo.py
 """
@@ -12,27 +12,27 @@ import subprocess
 import warnings
 from pathlib import Path
 
-# What the wheels have to say about each other is not for this page.
+# Silence the warnings that torch, executorch and torchao emit on import.
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
 
-from executorch_mlx.llm.export import export_llm  # noqa: E402
 from executorch_mlx.llm import LLM  # noqa: E402
+from executorch_mlx.llm.export import export_llm  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "demo_model"
 
-SETTINGS = {
+PARAMETERS = {
     "temperature 0": {"temperature": 0.0},
     "temperature 0.8, top-k 40, top-p 0.95": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
     "temperature 1.5": {"temperature": 1.5},
 }
 
 
-def run(runner: Path, program: Path, prompt: list[int], tokens: int, settings: dict) -> str:
-    """What the C++ runner prints."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+def run(runner: Path, program: Path, prompt: list[int], tokens: int, parameters: dict) -> str:
+    """The output of the C++ runner."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
     ids = ",".join(map(str, prompt))
     command = [runner, program, "--prompt-ids", ids, "--max-new-tokens", str(tokens), *flags]
     finished = subprocess.run(command, capture_output=True, check=False)
@@ -47,9 +47,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--max-new-tokens", type=int, default=60)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "demo.pte")
-    parser.add_argument(
-        "--runner", type=Path, default=ROOT / "build" / "mlx_llm_runner"
-    )
+    parser.add_argument("--runner", type=Path, default=ROOT / "build" / "mlx_llm_runner")
     options = parser.parse_args()
 
     print(f"exporting {MODEL.relative_to(ROOT)} ...")
@@ -60,20 +58,20 @@ def main() -> None:
 
     prompt = AutoTokenizer.from_pretrained(MODEL)(options.prompt)["input_ids"]
     llm = LLM.load(options.output)
-    for title, settings in SETTINGS.items():
-        settings = settings | {"seed": options.seed}
-        arguments = (options.runner, options.output, prompt, options.max_new_tokens, settings)
+    for title, parameters in PARAMETERS.items():
+        parameters = parameters | {"seed": options.seed}
+        arguments = (options.runner, options.output, prompt, options.max_new_tokens, parameters)
         text = run(*arguments)
         print(f"--- {title}, seed {options.seed}\n{options.prompt}{text}")
-        answer = llm.generate(prompt, max_new_tokens=options.max_new_tokens, **settings)
+        answer = llm.generate(prompt, max_new_tokens=options.max_new_tokens, **parameters)
         from_python = answer.result().text
-        print(f"    the same seed again: {_same(run(*arguments), text)}", end="; ")
-        print(f"in Python: {_same(from_python, text)}\n")
+        print(f"    the same seed again: {_compare(run(*arguments), text)}", end="; ")
+        print(f"in Python: {_compare(from_python, text)}\n")
 
 
-def _same(other: str, text: str) -> str:
+def _compare(other: str, text: str) -> str:
     if other != text:
-        raise SystemExit(f"a different text:\n{other}")
+        raise SystemExit(f"different text:\n{other}")
     return "the same text"
 
 

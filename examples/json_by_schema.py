@@ -1,11 +1,11 @@
-"""JSON by a schema: a model that knows only docstrings is made to write what the schema asks for.
+"""Constrained decoding: a model trained on docstrings writes JSON that conforms to a schema.
 
-`xgrammar` says before every token which ones may come next, and the program draws among those:
-the mask goes in with the token, no logit comes out.
+Before each token `xgrammar` computes the mask of the tokens that may come next. The mask is an
+input of the program, which draws among those tokens; the logits stay inside.
 
     .venv/bin/python examples/json_by_schema.py [--schema FILE] [--prompt TEXT] [--seed N]
 
-`make build` installs `xgrammar`; elsewhere it is pip install xgrammar.
+Needs `xgrammar`, which `make build` installs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-if __name__ == "__main__":  # what the wheels have to say about each other is not for this page
+if __name__ == "__main__":  # silence the warnings that torch, executorch and torchao emit on import
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 import xgrammar  # noqa: E402
-from executorch_mlx.llm.export import Sampling, export_llm  # noqa: E402
-from executorch_mlx.llm.llm import LLM  # noqa: E402
+from executorch_mlx.llm import LLM  # noqa: E402
+from executorch_mlx.llm.export import HeadConfig, export_llm  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ SCHEMA = {
 
 
 class Grammar:
-    """The texts that a JSON schema allows, in the tokens of one model."""
+    """A JSON schema, compiled for the tokens of one model."""
 
     def __init__(self, tokenizer, vocab_size: int, eos_ids: Sequence[int], schema: dict):
         self.vocab_size = vocab_size
@@ -57,8 +57,11 @@ class Grammar:
         self.compiled = compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
 
     def allowed_tokens(self) -> Callable[[Sequence[int]], torch.Tensor]:
-        """What `LLM.generate` asks before every token of one answer: the ids of the answer so
-        far in, a bit for each token out. When the JSON is whole, only the end is allowed."""
+        """The `allowed_tokens` parameter of `LLM.generate`, for one answer.
+
+        A function from the token ids of the answer so far to the mask of the next token. When the
+        JSON is complete, it allows only the stop ids.
+        """
         matcher = xgrammar.GrammarMatcher(self.compiled)
         mask = xgrammar.allocate_token_bitmask(1, self.vocab_size)
         seen = 0
@@ -67,7 +70,7 @@ class Grammar:
             nonlocal seen
             for token in answer[seen:]:
                 if not matcher.accept_token(token):
-                    raise RuntimeError(f"the answer has token {token}, which was not allowed")
+                    raise RuntimeError(f"the answer contains token {token}, which the mask does not allow")
             seen = len(answer)
             matcher.fill_next_token_bitmask(mask)
             return mask
@@ -76,16 +79,16 @@ class Grammar:
 
 
 def export(path: Path) -> LLM:
-    """The demo model with masks among its inputs, written to `path` and loaded."""
+    """Export the demo model with a mask input to `path`, and load it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    export_llm(MODEL, sampling=Sampling(min_p=False, allowed_tokens=True)).save(path)
+    export_llm(MODEL, head=HeadConfig(min_p=False, allowed_tokens=True)).save(path)
     return LLM.load(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--prompt", default="Return the")
-    parser.add_argument("--schema", type=Path, help="a file with a JSON schema")
+    parser.add_argument("--schema", type=Path, help="file with a JSON schema")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "json_by_schema.pte")
     options = parser.parse_args(arguments)
@@ -94,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     llm = export(options.output)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     grammar = Grammar(tokenizer, llm.program.vocab_size, llm.eos_ids, schema)
-    settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": options.seed}
-    free = llm.generate(options.prompt, max_new_tokens=40, **settings).result()
+    parameters = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": options.seed}
+    free = llm.generate(options.prompt, max_new_tokens=40, **parameters).result()
     print(f"--- without the schema\n{options.prompt}{free.text}")
-    forced = llm.generate(options.prompt, allowed_tokens=grammar.allowed_tokens(), **settings).result()
-    print(f"--- by the schema\n{forced.text}")
-    if forced.finish != "stop":
-        raise SystemExit(f"the answer is not whole: it ended by {forced.finish}")
+    constrained = llm.generate(options.prompt, allowed_tokens=grammar.allowed_tokens(), **parameters).result()
+    print(f"--- with the schema\n{constrained.text}")
+    if constrained.finish != "stop":
+        raise SystemExit(f"the answer is incomplete: finish reason {constrained.finish}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python examples/train_demo_model.py --output examples/demo_model
 
-The corpus is read from the interpreter that runs the script, so nothing is downloaded; a Llama of
-about a million parameters learns from it on one CPU core and is saved as a Hugging Face folder.
-One seed, one thread and one version of Python and torch give one model.
+The corpus comes from the Python that runs the script, so nothing is downloaded. A Llama of about a
+million parameters trains on it on one CPU core and is saved as a Hugging Face folder. The result is
+reproducible for the same seed, one thread and the same versions of Python and torch.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 BOS, EOS = "<s>", "</s>"
 PROMPTS = ("", "Return the", "This class", "Create a new")  # for the samples in the model card
 
-# Distributions leave the tests out of their Pythons, and site-packages is not the standard library.
+# Some distributions of Python lack the tests, and site-packages is not part of the standard library.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -53,7 +53,7 @@ def docstrings(stdlib: Path) -> Iterator[str]:
 
 
 def prose(docstring: str) -> str:
-    """Keep the paragraphs that read as English: no doctests, tables, grammars or usage listings."""
+    """Return the paragraphs of English text: no doctests, tables, grammars or usage listings."""
     kept = []
     for paragraph in re.split(r"\n\s*\n", docstring.expandtabs()):
         paragraph = "\n".join(line.rstrip() for line in paragraph.splitlines()).strip("\n")
@@ -64,13 +64,13 @@ def prose(docstring: str) -> str:
 
 
 def read_corpus(stdlib: Path) -> list[str]:
-    """Return the documents: distinct, ASCII, at least three words, in the order of the files."""
+    """Return the distinct documents in ASCII with at least three words, in the order of the files."""
     texts = (prose(text) for text in docstrings(stdlib))
     return list(dict.fromkeys(t for t in texts if t.isascii() and len(t.split()) >= 3))
 
 
 def is_held_out(document: str) -> bool:
-    """Put one document in twenty into the validation set, by content and not by position."""
+    """Whether a document belongs to the validation set: about one in twenty, chosen by a hash of the content."""
     return hashlib.sha256(document.encode()).digest()[0] % 20 == 0
 
 
@@ -78,9 +78,9 @@ def is_held_out(document: str) -> bool:
 
 
 def train_tokenizer(documents: list[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE: any text encodes, and decoding gives it back byte for byte.
+    """Train a byte-level BPE, which can encode any text without loss.
 
-    Encoding puts BOS in front; EOS is left to whoever ends a document.
+    Encoding adds BOS in front, but no EOS.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -108,8 +108,8 @@ def train_tokenizer(documents: list[str], vocab_size: int, context: int) -> PreT
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[torch.Tensor]:
-    """Return one int64 vector a document: BOS, the text, EOS."""
-    encoded = tokenizer(documents, verbose=False)["input_ids"]  # longer than the context is fine here
+    """Return one int64 vector per document: BOS, the text, EOS."""
+    encoded = tokenizer(documents, verbose=False)["input_ids"]  # no warning about texts longer than the context
     return [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in encoded]
 
 
@@ -117,7 +117,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[tor
 
 
 def windows(documents: list[torch.Tensor], length: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yield `[length]` int64 windows for ever: all documents end to end, shuffled anew each epoch."""
+    """Yield `[length]` int64 windows without end, from the concatenated documents, shuffled in each epoch."""
     while True:
         order = torch.randperm(len(documents), generator=generator).tolist()
         stream = torch.cat([documents[i] for i in order])
@@ -126,7 +126,7 @@ def windows(documents: list[torch.Tensor], length: int, generator: torch.Generat
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm up linearly over 5 % of the steps, then follow a cosine down to zero."""
+    """The learning rate of a step: linear warm-up over 5 % of the steps, then cosine decay to zero."""
     warmup = max(1, steps // 20)
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -152,7 +152,7 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> L
 
 
 def new_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
-    """AdamW that decays matrices and leaves the norms alone."""
+    """Return AdamW with weight decay for matrices, but not for norms."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -160,7 +160,7 @@ def new_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
 
 
 def train(model: LlamaForCausalLM, documents: list[torch.Tensor], args: argparse.Namespace) -> float:
-    """Train in place and return the mean loss of the last tenth of the steps, in nats a token."""
+    """Train in place and return the mean loss of the last tenth of the steps, in nats per token."""
     generator = torch.Generator().manual_seed(args.seed)
     batches = windows(documents, args.context, generator)
     optimizer = new_optimizer(model)
@@ -185,7 +185,7 @@ def train(model: LlamaForCausalLM, documents: list[torch.Tensor], args: argparse
 
 @torch.no_grad()
 def evaluate(model: LlamaForCausalLM, documents: list[torch.Tensor]) -> float:
-    """Return the mean loss in nats a token, every document seen alone, as in generation."""
+    """Return the mean loss in nats per token, with each document on its own, as in generation."""
     model.eval()
     context = model.config.max_position_embeddings
     total, count = 0.0, 0
@@ -201,7 +201,7 @@ def evaluate(model: LlamaForCausalLM, documents: list[torch.Tensor]) -> float:
 
 
 class Outcome(NamedTuple):
-    """What the run measured, for the model card."""
+    """Measurements of a run, for the model card."""
 
     parameters: int
     documents: int
@@ -216,26 +216,25 @@ class Outcome(NamedTuple):
 MODEL_CARD = """\
 # Demo model
 
-A Llama of {parameters:,} parameters that writes docstring English. It is here so that `make demo`
-and the tests have a real language model, with a real tokenizer, that needs no download. It knows
-how docstrings sound and nothing else.
+A Llama of {parameters:,} parameters that imitates docstrings and can do nothing else. `make demo` and
+the tests use it as a real language model with a real tokenizer that needs no download.
 
 | | |
 |---|---|
 | architecture | `LlamaForCausalLM`: {layers} layers, hidden {hidden}, FFN {ffn}, {heads} query heads on {kv_heads} key/value heads, head size {head_dim}, tied embeddings |
 | positions | RoPE, theta {theta:g}, context {context} |
-| tokenizer | byte-level BPE, {vocab:,} tokens; `{bos}` ({bos_id}) opens a document, `{eos}` ({eos_id}) ends it |
+| tokenizer | byte-level BPE, {vocab:,} tokens; `{bos}` ({bos_id}) begins a document, `{eos}` ({eos_id}) ends it |
 | weights | float16 safetensors |
 | corpus | {documents:,} docstrings, {characters:,} characters, {tokens:,} tokens for training (sha256 `{corpus_digest}`) |
 | training | {steps:,} steps of {batch} × {context} tokens, AdamW, peak learning rate {learning_rate:g}, seed {seed} |
-| loss | {train_loss:.3f} training, {validation_loss:.3f} held-out, in nats a token |
+| loss | {train_loss:.3f} training, {validation_loss:.3f} held-out, in nats per token |
 
-Made by this command with Python {python} and torch {torch_version}, which also prints the losses
-(one document in twenty is held out; its loss is that of the saved float16 weights):
+This command made it with Python {python} and torch {torch_version}, and prints the losses. One document in
+twenty is held out; the held-out loss is that of the saved float16 weights:
 
     python examples/train_demo_model.py {flags} --output examples/demo_model
 
-What it writes at temperature 0.8, top-k 40, top-p 0.9, at most 160 new tokens (`>` marks the prompt):
+Its answers at temperature 0.8, top-k 40, top-p 0.9, at most 160 new tokens (`>` marks the prompt):
 
 ```
 {samples}
@@ -243,7 +242,7 @@ What it writes at temperature 0.8, top-k 40, top-p 0.9, at most 160 new tokens (
 
 ## Licence
 
-Trained on the docstrings of CPython's standard library, which are under the
+Trained on the docstrings of CPython's standard library, which are licensed under the
 [PSF License Agreement](https://docs.python.org/3/license.html), © Python Software Foundation.
 """
 
@@ -274,7 +273,7 @@ def write_model_card(folder: Path, model: LlamaForCausalLM, outcome: Outcome, ar
 
 
 def generate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: str, seed: int) -> str:
-    """Sample one document at temperature 0.8, top-k 40, top-p 0.9."""
+    """Generate one document with temperature 0.8, top-k 40 and top-p 0.9."""
     torch.manual_seed(seed)
     inputs = tokenizer(prompt, return_tensors="pt")
     out = model.generate(**inputs, do_sample=True, temperature=0.8, top_k=40, top_p=0.9, max_new_tokens=160)
@@ -291,18 +290,18 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, required=True, help="the Hugging Face folder to write")
     parser.add_argument("--steps", type=int, default=2600, help="optimizer steps")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the documents")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; more than one may change the last digits")
-    parser.add_argument("--batch", type=int, default=4, help="windows a step")
-    parser.add_argument("--context", type=int, default=512, help="tokens a window, and the model's context")
-    parser.add_argument("--vocab-size", type=int, default=1536, help="tokens of the tokenizer")
-    parser.add_argument("--learning-rate", type=float, default=4e-3, help="at the peak")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the documents")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; more than one may change the result slightly")
+    parser.add_argument("--batch", type=int, default=4, help="windows per step")
+    parser.add_argument("--context", type=int, default=512, help="tokens per window, and the context of the model")
+    parser.add_argument("--vocab-size", type=int, default=1536, help="size of the vocabulary")
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak learning rate")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_arguments()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as many threads as were asked for
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else it uses more threads than --threads
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
@@ -322,7 +321,7 @@ def main() -> None:
     model.to(torch.float16).save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
 
-    # Judge what was saved, not what was trained: the weights were rounded on the way.
+    # Evaluate the saved model: saving rounds the weights to float16.
     model = AutoModelForCausalLM.from_pretrained(args.output, dtype=torch.float32, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(args.output, local_files_only=True)
     validation_loss = evaluate(model, held_out_ids)
@@ -339,7 +338,7 @@ def main() -> None:
     )
     write_model_card(args.output, model, outcome, args)
     print(samples)
-    print(f"loss: {train_loss:.3f} training, {validation_loss:.3f} held-out, in nats a token")
+    print(f"loss: {train_loss:.3f} training, {validation_loss:.3f} held-out, in nats per token")
     print(f"wrote {args.output}: {folder_size(args.output):,} bytes")
 
 

@@ -1,4 +1,4 @@
-"""The delegate, registered once for the session; small language models, exported once."""
+"""The delegate, registered once per session, and small language models, exported once."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def same_numbers_in_any_order():
-    """What a test draws from torch does not hang on the tests that ran before it."""
+def seeded_torch():
+    """Seeds torch, so that the random inputs of a test do not depend on earlier tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def delegate() -> str:
-    """Path of the delegate that ExecuTorch's runtime now has."""
+    """Registers the delegate with ExecuTorch's runtime. Returns the path of its library."""
     from executorch_mlx import load_delegate
 
     return load_delegate()
@@ -22,26 +22,26 @@ def delegate() -> str:
 
 @pytest.fixture(scope="session")
 def chat_program(tmp_path_factory) -> Path:
-    """Takes every parameter, and returns logits too."""
+    """A program that takes every sampling parameter and returns tokens and logits."""
     import small_llm
-    from executorch_mlx.llm.parameters import Sampling
+    from executorch_mlx.llm.export import HeadConfig
 
-    sampling = Sampling(penalties=32, logit_bias=4, allowed_tokens=True)
-    return small_llm.shared(tmp_path_factory, "chat", outputs="both", sampling=sampling)
+    head = HeadConfig(penalties=32, logit_bias=4, allowed_tokens=True)
+    return small_llm.shared(tmp_path_factory, "chat", outputs="both", head=head)
 
 
 @pytest.fixture(scope="session")
 def logits_program(tmp_path_factory) -> Path:
-    """Has no head, no tokenizer and no token bytes."""
+    """A program without head, tokenizer and token bytes."""
     import small_llm
 
     return small_llm.shared(tmp_path_factory, "logits", outputs="logits", tokenizer=None)
 
 
 @pytest.fixture(scope="session")
-def rows_program(tmp_path_factory) -> Path:
-    """Three sequences side by side, and a head without options."""
+def batch_program(tmp_path_factory) -> Path:
+    """A program with three sequences and a head without optional parameters."""
     import small_llm
-    from executorch_mlx.llm.parameters import Sampling
+    from executorch_mlx.llm.export import HeadConfig
 
-    return small_llm.shared(tmp_path_factory, "rows", batch=3, sampling=Sampling.none())
+    return small_llm.shared(tmp_path_factory, "batch", batch=3, head=HeadConfig.minimal())

@@ -1,9 +1,9 @@
-"""Every op test in the C++ runtime: export, run `op_test_runner`, compare with torch.
+"""Run the op rows in the C++ runtime: export, run `op_test_runner`, compare with eager torch.
 
     python test/run_all_tests.py [NAME] [--list] [--rebuild] [-j N] [--clean-after] [-v]
 
-NAME is a row (`exp`, `sum.dim_IntList/all`), an operator (all its rows) or a family
-(`elementwise`). Exit code 0 if all pass, 1 if one fails, 2 for a wrong command line.
+NAME is an op row (`exp`, `sum.dim_IntList/dtype`), an operator (all its op rows) or a family (`elementwise`).
+Exits with 0 if all pass, 1 if one fails, 2 if the command line is invalid.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def families() -> list[str]:
-    return sorted(p.stem.removeprefix("test_") for p in (HERE / "ops").glob("test_*.py"))
+    return sorted(p.stem.removeprefix("test_") for p in (ROOT / "test" / "ops").glob("test_*.py"))
 
 
-def rows_of(family: str) -> list:
-    for folder in (HERE, HERE / "ops"):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    return getattr(importlib.import_module(f"test_{family}"), "ROWS", [])
+def op_rows(family: str) -> list:
+    """The op rows of a family. Python puts test/, the folder of this script, on `sys.path`."""
+    return getattr(importlib.import_module(f"ops.test_{family}"), "ROWS", [])
 
 
 def selected(name: str | None) -> Iterator[tuple[str, int, str]]:
-    """(family, index, row name) of the rows that NAME means."""
+    """(family, index, name) of the op rows that NAME selects."""
     for family in families():
-        for i, row in enumerate(rows_of(family)):
+        for i, row in enumerate(op_rows(family)):
             if name in (None, family, row.name, row.name.split("/")[0], row.target) or (
                 row.name.split("/")[0].partition(".")[0] == name
             ):
@@ -48,73 +45,68 @@ def selected(name: str | None) -> Iterator[tuple[str, int, str]]:
 
 
 def run_one(job: tuple[str, int, str]) -> tuple[str, float, str | None]:
-    """Name, seconds, and what went wrong."""
+    """Returns the name of the op row, the seconds it took, and the error or None."""
     from oprows.check import Failure
-    from oprows.program import run_in_program
+    from oprows.runner import run_in_runner
 
     warnings.filterwarnings("ignore")
     family, index, name = job
     begin = time.perf_counter()
     try:
-        run_in_program(rows_of(family)[index])
-        problem = None
+        run_in_runner(op_rows(family)[index])
+        error = None
     except Failure as failure:
-        problem = str(failure)
-    except BaseException:  # one broken row must not end the others; it is reported as failed
-        problem = traceback.format_exc()
-    return name, time.perf_counter() - begin, problem
-
-
-def _initialize() -> None:
-    rows_of(families()[0])
+        error = str(failure)
+    except BaseException:  # report the op row as failed and run the others
+        error = traceback.format_exc()
+    return name, time.perf_counter() - begin, error
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a row, an operator or a family")
-    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an op row, an operator or a family")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
     parser.add_argument("--rebuild", action="store_true", help="build op_test_runner first")
-    parser.add_argument("-j", type=int, default=1, metavar="N", help="rows at a time")
+    parser.add_argument("-j", type=int, default=1, metavar="N", help="number of processes")
     parser.add_argument("--clean-after", action="store_true", help="remove build/op_tests")
-    parser.add_argument("-v", "--verbose", action="store_true", help="a line for every row")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print a line for each op row that passes")
     options = parser.parse_args()
     if options.j < 1:
-        parser.error(f"-j: {options.j} is not a number of rows at a time")
+        parser.error(f"-j: got {options.j}, expected at least 1")
 
     jobs = list(selected(options.name))
     if not jobs:
         known = {n for _, _, row in selected(None) for n in (row, row.split("/")[0])} | set(families())
-        near = difflib.get_close_matches(options.name, sorted(known), n=5, cutoff=0.5)
-        hint = f"; near it: {', '.join(near)}" if near else ""
-        parser.error(f"no op test is called '{options.name}'{hint} (--list names them all)")
+        similar = difflib.get_close_matches(options.name, sorted(known), n=5, cutoff=0.5)
+        hint = f"; did you mean {', '.join(similar)}?" if similar else ""
+        parser.error(f"no op row, operator or family is called '{options.name}'{hint} (--list prints all op rows)")
     if options.list:
         for family, _, name in jobs:
-            print(f"{family:12} {name}")
+            print(f"{family:14} {name}")
         return 0
 
-    from oprows import program
+    from oprows import runner
 
     if options.rebuild:
         _rebuild()
-    if not program.PROGRAM.exists():
-        parser.error(f"{program.PROGRAM} is not built: pass --rebuild")
+    if not runner.RUNNER.exists():
+        parser.error(f"{runner.RUNNER} is not built; pass --rebuild")
     failed = _run(jobs, options)
     if options.clean_after:
-        shutil.rmtree(program.FOLDER, ignore_errors=True)
+        shutil.rmtree(runner.FOLDER, ignore_errors=True)
     print(f"{len(jobs) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 
 def _run(jobs: list[tuple[str, int, str]], options: argparse.Namespace) -> int:
+    """Run the jobs and print the results. Returns the number of failures."""
     failed = 0
-    # Processes of their own: export keeps state that threads would share.
-    with ProcessPoolExecutor(
-        options.j, mp_context=multiprocessing.get_context("spawn"), initializer=_initialize
-    ) as pool:
-        for name, seconds, problem in pool.map(run_one, jobs):
-            if problem is not None:
+    # Processes, because export keeps state that threads would share.
+    with ProcessPoolExecutor(options.j, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for name, seconds, error in pool.map(run_one, jobs):
+            if error is not None:
                 failed += 1
-                print(f"FAILED {name}\n  " + problem.replace("\n", "\n  "), flush=True)
+                print(f"FAILED {name}\n  " + error.replace("\n", "\n  "), flush=True)
             elif options.verbose:
                 print(f"passed {name} ({seconds:.1f} s)", flush=True)
     return failed
@@ -127,7 +119,7 @@ def _rebuild() -> None:
     for command in ([cmake, "-S", ROOT, "-B", build, *flags],
                     [cmake, "--build", build, "--target", "op_test_runner"]):
         if subprocess.run(command).returncode != 0:
-            raise SystemExit(f"run_all_tests: {' '.join(map(str, command))} failed")
+            raise SystemExit(f"run_all_tests: command failed: {' '.join(map(str, command))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A language model that is exported in seconds: one layer, random weights, the demo's tokenizer."""
+"""A language model that exports in seconds: one layer, random weights, the tokenizer of the demo model."""
 
 import fcntl
 from pathlib import Path
@@ -11,7 +11,7 @@ CONTEXT = 1024
 CHUNK = 16
 BOS, EOS = 0, 1
 
-# Every message is a line, and the answer is the line after them.
+# A chat template: each message is a line, and the answer is the next line.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role not in ["system", "user", "assistant"] -%}
@@ -34,7 +34,7 @@ def model():
         num_key_value_heads=1,
         vocab_size=VOCABULARY,
         max_position_embeddings=CONTEXT,
-        initializer_range=0.3,  # logits that differ
+        initializer_range=0.3,  # large enough for distinct logits
         bos_token_id=BOS,
         eos_token_id=EOS,
     )
@@ -50,7 +50,7 @@ def tokenizer(template: str | None = TEMPLATE):
 
 
 def export(path: Path, **options) -> Path:
-    """`options` are those of `export_llm`."""
+    """Export the model to `path` with the options of `export_llm`."""
     from executorch_mlx.llm.export import export_llm
 
     options = {"tokenizer": tokenizer(), "chunk": CHUNK} | options
@@ -59,7 +59,7 @@ def export(path: Path, **options) -> Path:
 
 
 def shared(tmp_path_factory, name: str, **options) -> Path:
-    """The same, once for all of the test processes."""
+    """As `export`, to a file that all test processes share: the first of them writes it."""
     base = tmp_path_factory.getbasetemp()
     folder = base.parent if base.name.startswith("popen-") else base
     path = folder / f"{name}.pte"

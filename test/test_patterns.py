@@ -1,4 +1,4 @@
-"""Fusions: the fused node is in the payload, and gives what the spelled-out text gives."""
+"""Fusions: the payload contains the fused node, and the result equals that of eager torch."""
 
 import math
 
@@ -11,7 +11,7 @@ N = Dyn("n", 3, also=(1, 7))
 
 
 class RMSNorm(torch.nn.Module):
-    """As the Llama of Hugging Face spells it: in float32 inside, the weight outside."""
+    """As in Hugging Face's Llama: normalization in float32, the weight in the dtype of the input."""
 
     def __init__(self, square, weight_first):
         super().__init__()
@@ -33,7 +33,7 @@ def rotate_half(x):
 
 
 class Rotary(torch.nn.Module):
-    """As the Llama of Hugging Face spells it; queries and keys share cos and sin."""
+    """As in Hugging Face's Llama: queries and keys share cos and sin."""
 
     def __init__(self, dim=8):
         super().__init__()
@@ -41,14 +41,16 @@ class Rotary(torch.nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def _apply(self, fn, recurse=True):
-        return self  # the frequencies stay in float32, whatever the model is cast to
+        return self  # keep the frequencies in float32 when the model is cast
+
+    sequence_axis = 2
 
     def forward(self, query, key, start):
-        position_ids = (torch.arange(query.shape[2]) + start)[None]
+        position_ids = (torch.arange(query.shape[self.sequence_axis]) + start)[None]
         freqs = position_ids[..., None].float() * self.inv_freq.to(dtype=torch.float)
         angles = torch.cat((freqs, freqs), dim=-1)
-        cos = (angles.cos() * 1.0).to(query.dtype)[:, None]
-        sin = (angles.sin() * 1.0).to(query.dtype)[:, None]
+        cos = (angles.cos() * 1.0).to(query.dtype).unsqueeze(3 - self.sequence_axis)
+        sin = (angles.sin() * 1.0).to(query.dtype).unsqueeze(3 - self.sequence_axis)
         return (
             query * cos + rotate_half(query) * sin,
             key * cos + rotate_half(key) * sin,
@@ -68,16 +70,17 @@ def grouped_attention(query, key, value):
     )
 
 
-def ops_of(lowered):
+def ir_nodes(lowered):
     return [
         i.op.NAME for g in lowered.graphs for c in g.instruction_chains for i in c.instructions
     ]
 
 
 def check(case):
+    """Lower, run and compare with eager torch. Returns the names of the IR nodes."""
     lowered = lower(case)
     run_in_process(case, lowered)
-    return ops_of(lowered)
+    return ir_nodes(lowered)
 
 
 SQUARES = {"pow": lambda x: x.pow(2), "mul": lambda x: x * x}
@@ -92,7 +95,7 @@ def test_rms_norm(delegate, square, weight_first, dtype):
     assert check(case) == ["RMSNormNode"]
 
 
-def test_a_norm_that_is_read_inside_stays_spelled_out(delegate):
+def test_norm_whose_scale_has_another_user_is_not_fused(delegate):
     def norm(x):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
         return x * scale, scale
@@ -106,6 +109,45 @@ def test_rope(delegate, dtype):
     case = row("program/rope", Rotary(), floats(1, 4, N, 8), floats(1, 2, N, 8), ints(1, low=0, high=9),
                dtypes=[dtype], loose=2)
     assert check(case).count("RopeNode") == 2
+
+
+class RotaryBeforeTranspose(Rotary):
+    """As in Gemma 3n: x is [B, S, H, D], and heads and sequence are swapped after the rotation."""
+
+    sequence_axis = 1
+
+    def forward(self, query, key, start):
+        return tuple(x.transpose(1, 2) for x in super().forward(query, key, start))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("length", [N, 4, 1], ids=["dynamic", "as many as heads", "one"])
+def test_rope_along_axis_1(delegate, dtype, length):
+    case = row("program/rope on axis 1", RotaryBeforeTranspose(), floats(1, length, 4, 8), floats(1, length, 2, 8),
+               ints(1, low=0, high=9), dtypes=[dtype], loose=2)
+    assert check(case).count("RopeNode") == 2
+
+
+class RotaryAlongHeads(Rotary):
+    """There are as many heads as positions, and the angles are aligned with the heads: a mistake that torch accepts."""
+
+    def forward(self, query, key, start):
+        return super().forward(query.transpose(1, 2), key.transpose(1, 2), start)
+
+
+def test_rope_table_aligned_with_another_axis_agrees_with_torch(delegate):
+    case = row("program/rope along heads", RotaryAlongHeads(), floats(1, 4, 4, 8), floats(1, 4, 4, 8),
+               ints(1, low=0, high=9), dtypes=[f32], loose=2)
+    check(case)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4), (4,)], ids=str)
+def test_rms_of_rows_without_keepdim_is_not_fused(delegate, shape):
+    def norm(x):
+        return x * torch.rsqrt(x.pow(2).mean(-1) + 1e-5)
+
+    case = row("program/rms without keepdim", norm, floats(*shape), dtypes=[f32])
+    assert "RMSNormNode" not in check(case)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -124,7 +166,7 @@ def test_grouped_attention_dynamic(delegate):
 
 
 class GemmaNorm(torch.nn.Module):
-    """As Gemma spells it: the weight counts from one, and all of it is in float32."""
+    """As in Gemma: everything is computed in float32, and the factor is one plus the weight."""
 
     def __init__(self):
         super().__init__()
@@ -137,21 +179,21 @@ class GemmaNorm(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_rms_norm_with_a_weight_that_counts_from_one(delegate, dtype):
+def test_rms_norm_with_one_plus_weight(delegate, dtype):
     case = row("program/gemma", GemmaNorm(), floats(2, N, 8), dtypes=[dtype], loose=2)
     casts = [] if dtype == f32 else ["AsTypeNode"]
     assert check(case) == [*casts, "RMSNormNode", *casts]
 
 
 class LayerNorm(torch.nn.Module):
-    def __init__(self, text, affine=True):
+    def __init__(self, normalize, affine=True):
         super().__init__()
-        self.text, self.affine = text, affine
+        self.normalize, self.affine = normalize, affine
         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 8))
         self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 8))
 
     def forward(self, x):
-        y = self.text(x)
+        y = self.normalize(x)
         return self.weight * y + self.bias if self.affine else y
 
 
@@ -176,7 +218,7 @@ LAYER_NORMS = {
     "squares": (LayerNorm(by_squares), f32),
     "powers": (LayerNorm(by_powers), f32),
     "plain": (LayerNorm(by_powers, affine=False), f32),
-    "variance in half": (LayerNorm(by_variance), bf16),
+    "variance in float32 of bfloat16": (LayerNorm(by_variance), bf16),
 }
 
 
@@ -199,17 +241,17 @@ def gelu_erf(x):
     return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-@pytest.mark.parametrize("text", [gelu_new, gelu_fast, gelu_erf])
+@pytest.mark.parametrize("gelu", [gelu_new, gelu_fast, gelu_erf])
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
-def test_gelu(delegate, text, dtype):
-    # Of a sum, which has several readers, and of a product, which must not be taken apart.
-    case = row("program/gelu", lambda x, y: (text(x + y), text(x * y)), floats(3, N), floats(3, N),
+def test_gelu(delegate, gelu, dtype):
+    # The arguments are a sum and a product. The pattern must not take the product for a part of the GELU.
+    case = row("program/gelu", lambda x, y: (gelu(x + y), gelu(x * y)), floats(3, N), floats(3, N),
                dtypes=[dtype], loose=4)
     assert sorted(check(case)) == ["AddNode", "GeluNode", "GeluNode", "MultiplyNode"]
 
 
 class Flattened(torch.nn.Module):
-    """GPT-2's layer: rows of all sequences in one matrix."""
+    """As in GPT-2: the sequences are flattened to one matrix, which is multiplied with the weights."""
 
     def __init__(self):
         super().__init__()
@@ -222,16 +264,16 @@ class Flattened(torch.nn.Module):
         return y.view(*x.shape[:-1], 5), z.view(*x.shape[:-1], 5)
 
 
-def test_a_product_of_flattened_rows(delegate):
+def test_product_of_a_flattened_tensor(delegate):
     assert check(row("program/flattened", Flattened(), floats(2, 3, 8), dtypes=[f32])) == ["AddmmNode"] * 2
 
 
 class PartialRotary(Rotary):
-    """As Phi-3 spells it: the first half of each row is rotated, the rest goes past."""
+    """As in Phi-3: rotates the first half of the last axis and appends the rest."""
 
     def forward(self, query, other, start):
-        turned = super().forward(query[..., :8], query[..., :8], start)[0]
-        return torch.cat([turned, other[..., 8:]], dim=-1)
+        rotated = super().forward(query[..., :8], query[..., :8], start)[0]
+        return torch.cat([rotated, other[..., 8:]], dim=-1)
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
@@ -243,7 +285,7 @@ def test_partial_rope(delegate, dtype):
     assert ops.count("RopeNode") == 1 and "ConcatenateNode" not in ops and "SliceNode" not in ops, ops
 
 
-def test_partial_rope_of_two_tensors_is_joined(delegate):
+def test_partial_rope_with_the_rest_of_another_tensor_is_not_fused(delegate):
     case = row("program/two tensors", PartialRotary(), floats(1, 4, 3, 16), floats(1, 4, 3, 16),
                ints(1, low=0, high=9), dtypes=[f32], loose=4)
     assert "ConcatenateNode" in check(case)
@@ -253,33 +295,33 @@ def norm_over(axis):
     return lambda x: x * torch.rsqrt(x.pow(2).mean(axis, keepdim=True) + 1e-5)
 
 
-# What looks like a fusion and is none: name → (text, inputs, the node it must not become).
+# Functions that resemble a fusion but are not: name → (function, inputs, the IR node that must not appear).
 NEAR_MISSES = {
     "norm over another axis": (norm_over(1), [floats(2, 8, 8)], "RMSNormNode"),
     "sample variance": (lambda x: by_variance(x, correction=1), [floats(2, 8)], "LayerNormNode"),
-    "centered elsewhere": (
+    "variance not centered": (
         lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
         [floats(2, 8)], "LayerNormNode",
     ),
-    "another cubic": (
+    "another cubic coefficient": (
         lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3))), [floats(9)], "GeluNode"
     ),
-    "another argument": (lambda x: 0.5 * x * (1 + torch.erf(x)), [floats(9)], "GeluNode"),
+    "erf without sqrt(2)": (lambda x: 0.5 * x * (1 + torch.erf(x)), [floats(9)], "GeluNode"),
     "not halved": (lambda x: x * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9)], "GeluNode"),
-    "of another": (
+    "gate of another tensor": (
         lambda x, y: 0.5 * y * (1 + torch.erf(x / math.sqrt(2.0))), [floats(9), floats(9)], "GeluNode"
     ),
 }
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
-def test_near_misses_stay_spelled_out(delegate, name):
-    text, inputs, node = NEAR_MISSES[name]
-    ops = check(row(f"program/{name}", text, *inputs, dtypes=[f32], loose=4))
+def test_near_misses_are_not_fused(delegate, name):
+    function, inputs, node = NEAR_MISSES[name]
+    ops = check(row(f"program/{name}", function, *inputs, dtypes=[f32], loose=4))
     assert node not in ops
 
 
-def test_rows_that_a_view_mixes_stay_a_view(delegate):
+def test_views_that_regroup_the_rows_of_a_product_are_kept(delegate):
     case = row("program/mixed", lambda x, w: torch.mm(x.view(6, 4), w).view(2, 3, 4).transpose(0, 1),
                floats(3, 2, 4), floats(4, 4), dtypes=[f32])
     assert "ReshapeNode" in check(case)

@@ -1,13 +1,15 @@
 #!/bin/sh
-# The set-up behind the Makefile, from a machine with only Python, a C++20 compiler and make.
+# The set-up steps of the Makefile. They need Python, a C++20 compiler and make.
 #
-#   tools/setup.sh venv      create .venv               [PYTHON=python3.12]
-#   tools/setup.sh install   the pins of pyproject.toml, and this package, editable
-#                            [MLX=cpu|cuda12|cuda13]  [TORCH=<pip requirement>]
-#   tools/setup.sh native    FlatBuffers, then configure and build the delegate in build/  [CXX=clang++]
-#   tools/setup.sh same      does .venv have the version of $PYTHON?
+#   tools/setup.sh venv      create .venv                                     [PYTHON=python3.12]
+#   tools/setup.sh install   install the requirements of pyproject.toml and this package, editable
+#                            [MLX=cpu|cuda12|cuda13] [TORCH=<pip requirement>]
+#   tools/setup.sh native    install FlatBuffers, then configure and build the delegate in build/  [CXX=clang++]
+#   tools/setup.sh browser   install Chromium for the tests of the chat page; never fails
+#   tools/setup.sh linker    install LLVM's linker, for the macOS wheel that is built on Linux; never fails
+#   tools/setup.sh same      check that .venv has the version of $PYTHON
 #
-# Each step stops with one line that says what is missing.
+# A step that fails prints one line that names what is missing.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -19,25 +21,25 @@ die() { printf '%s\n' "[setup] $*" >&2; exit 1; }
 # -- python ---------------------------------------------------------------------------------------
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
-supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; }
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; }
 
 find_python() {
   if [ -n "${PYTHON:-}" ]; then
-    command -v "$PYTHON" >/dev/null || die "no Python: PYTHON=$PYTHON is not a program on this machine"
-    supported "$PYTHON" || die "PYTHON=$PYTHON is Python $(version_of "$PYTHON" || echo '?'): 3.10 to 3.14 is needed"
+    command -v "$PYTHON" >/dev/null || die "PYTHON=$PYTHON: program not found"
+    supported "$PYTHON" || die "PYTHON=$PYTHON: got Python $(version_of "$PYTHON" || echo '?'), expected 3.11 to 3.14"
     return
   fi
-  for PYTHON in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
+  for PYTHON in python3 python3.13 python3.12 python3.11 python3.14; do
     if command -v "$PYTHON" >/dev/null && supported "$PYTHON"; then return; fi
   done
-  command -v python3 >/dev/null || die "no Python: install Python 3.10 or newer, or name one with make PYTHON=<program>"
-  die "python3 is Python $(version_of python3 || echo '?'): 3.10 to 3.14 is needed; name one with make PYTHON=<program>"
+  command -v python3 >/dev/null || die "Python not found: install Python 3.11 or newer, or name one with make PYTHON=<program>"
+  die "python3: got Python $(version_of python3 || echo '?'), expected 3.11 to 3.14; name one with make PYTHON=<program>"
 }
 
 make_venv() {
   find_python
-  check_compiler # now, not after minutes of downloads
-  if ! "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null; then # Debian packages them apart
+  check_compiler # before the downloads, which take minutes
+  if ! "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null; then # separate packages on Debian
     package=python$(version_of "$PYTHON")-venv
     system_install "$package" >/dev/null 2>&1 ||
       die "$PYTHON has no venv module: install it (on Debian and Ubuntu: apt-get install $package)"
@@ -49,7 +51,7 @@ make_venv() {
 same_python() {
   find_python
   [ "$(version_of "$PYTHON")" = "$(version_of "$python")" ] ||
-    die "$venv is Python $(version_of "$python") and PYTHON=$PYTHON is $(version_of "$PYTHON"): run make distclean first"
+    die "PYTHON=$PYTHON: got Python $(version_of "$PYTHON"), but $venv has $(version_of "$python"): run make distclean first"
 }
 
 # -- wheels ---------------------------------------------------------------------------------------
@@ -67,21 +69,21 @@ install_torch() {
     pip install -qq "torch==$version" || die "pip could not install torch $version: see above"
     return
   fi
-  # PyPI's own build for Linux brings gigabytes of CUDA along. The CPU build comes from where pip
-  # is configured to look, if it is there, and from PyTorch's index otherwise.
+  # PyPI's build for Linux requires gigabytes of CUDA libraries. Take the CPU build from the index that pip is
+  # configured for, or else from PyTorch's index.
   pip install -qq "torch==$version+cpu" 2>/dev/null ||
     pip install -qq "torch==$version+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
-    die "pip could not install the CPU build of torch $version (see above); make TORCH=torch==$version takes PyPI's CUDA build"
+    die "pip could not install the CPU build of torch $version (see above); make TORCH=torch==$version installs PyPI's CUDA build"
 }
 
 install_package() {
   pip install -qq "setuptools>=77" || die "pip could not install setuptools: see above"
   install_torch
-  say "installing executorch, mlx[${MLX:-cpu}] and what the tests need"
-  # The compiler runs in the next step, in plain view and with the wheels in place.
+  say "installing executorch, mlx[${MLX:-cpu}] and the requirements of the tests"
+  # The C++ build is the next step: it needs the wheels, and its output should be visible.
   EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},dev]" ||
     die "pip could not install the requirements of pyproject.toml: see above"
-  # For the example of JSON by a schema. Of what it asks for, triton is for its CUDA kernels alone.
+  # For examples/json_by_schema.py. Without its requirements: triton is used by its CUDA kernels only.
   pip install -qq --no-deps "xgrammar==0.2.8" || die "pip could not install xgrammar: see above"
 }
 
@@ -106,12 +108,12 @@ check_compiler() {
   for candidate in "${CXX:-}" c++ g++ clang++; do
     if [ -n "$candidate" ] && command -v "${candidate%% *}" >/dev/null; then compiler=$candidate; break; fi
   done
-  if [ -n "${CXX:-}" ] && [ "$compiler" != "$CXX" ]; then die "no C++ compiler: CXX=$CXX is not a program on this machine"; fi
+  if [ -n "${CXX:-}" ] && [ "$compiler" != "$CXX" ]; then die "CXX=$CXX: program not found"; fi
   [ -n "$compiler" ] ||
-    die "no C++ compiler: install one that speaks C++20 (Debian and Ubuntu: apt-get install g++; macOS: xcode-select --install)"
+    die "C++ compiler not found: install one that supports C++20 (Debian and Ubuntu: apt-get install g++; macOS: xcode-select --install)"
   printf '#include <concepts>\n#include <span>\nint f(std::span<const int> s, std::integral auto i) { return s[i]; }\n' |
     $compiler -std=c++20 -x c++ -fsyntax-only - 2>/dev/null ||
-    die "$compiler does not speak C++20: install GCC 11, Clang 14 or newer, or name one with make CXX=<program>"
+    die "$compiler does not support C++20: install GCC 11, Clang 14 or newer, or name one with make CXX=<program>"
 }
 
 get_flatbuffers() {
@@ -120,20 +122,51 @@ get_flatbuffers() {
   say "installing FlatBuffers"
   if system_install libflatbuffers-dev flatbuffers-compiler >/dev/null 2>&1; then return; fi
   if command -v brew >/dev/null && brew install --quiet flatbuffers; then return; fi
-  say "no system package of FlatBuffers (that takes root or sudo without a password): CMake fetches its sources"
+  say "cannot install FlatBuffers (needs apt-get with root or passwordless sudo, or brew): CMake downloads its sources"
 }
 
 build_native() {
   check_compiler
   get_flatbuffers
   say "building the delegate"
-  "$python" setup.py --quiet build_ext --inplace || die "the delegate did not build: see above"
+  "$python" setup.py --quiet build_ext --inplace || die "the build of the delegate failed: see above"
+}
+
+# -- browser --------------------------------------------------------------------------------------
+
+has_browser() {
+  command -v chromedriver >/dev/null || return 1
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null
+}
+
+# The tests of the chat page are skipped without a browser.
+get_browser() {
+  if has_browser; then return; fi
+  if ! command -v apt-get >/dev/null || ! as_root true; then
+    say "no Chromium with chromedriver, and no apt-get with root or passwordless sudo: the tests of the chat page are skipped"
+    return
+  fi
+  say "installing Chromium for the tests of the chat page"
+  if system_install --no-install-recommends chromium chromium-driver >/dev/null 2>&1 && has_browser; then return; fi
+  say "apt-get cannot install chromium and chromium-driver: the tests of the chat page are skipped"
+}
+
+# -- macOS wheel ----------------------------------------------------------------------------------
+
+# The linker for macOS in LLVM; tools/macos/build_wheel.py says what it does without.
+get_linker() {
+  if [ "$(uname -s)" != Linux ] || "$python" tools/macos/build_wheel.py --has-linker; then return; fi
+  if ! command -v apt-get >/dev/null || ! as_root true; then return; fi
+  say "installing LLVM's linker for the macOS wheel"
+  system_install --no-install-recommends lld-19 >/dev/null 2>&1 || say "apt-get cannot install lld-19"
 }
 
 case "${1:-}" in
   venv) make_venv ;;
   install) install_package ;;
   native) build_native ;;
+  browser) get_browser ;;
+  linker) get_linker ;;
   same) same_python ;;
-  *) die "usage: tools/setup.sh venv | install | native | same" ;;
+  *) die "usage: tools/setup.sh venv | install | native | browser | linker | same" ;;
 esac

@@ -1,4 +1,4 @@
-"""Which nodes go to MLX: those that a dry run of the builder can lower."""
+"""Selects the FX nodes that run on MLX: those that a dry run of the builder can lower."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from . import ops as _  # noqa: F401  (fills the registry)
 from .builder.program import ProgramBuilder
 from .builder.registry import REGISTRY, aten_target
-from .preprocess import OWN_NODES, MLXBackend
-from .return_types import give_names
-
-give_names()
+from .preprocess import ALLOW_EXTENSIONS, MLXBackend
+from .return_types import register_return_types
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one call. `reason` is None where it was delegated."""
+    """Whether an FX node is delegated.
+
+    `node` is its name and `target` the operator that it calls. `reason` says why it is not delegated. It is None if the
+    node is delegated.
+    """
 
     node: str
     target: str
@@ -34,16 +36,21 @@ class Decision:
 
 @dataclass(frozen=True)
 class Report:
-    """The decisions of the last `partition`, in graph order."""
+    """The decisions of a partitioner about every call in a program, in graph order.
+
+    `str(report)` is a summary for people: the number of delegated nodes, then each refused node with its reason.
+    """
 
     decisions: tuple[Decision, ...]
 
     @property
     def delegated(self) -> int:
+        """The number of delegated nodes."""
         return sum(d.reason is None for d in self.decisions)
 
     @property
     def refused(self) -> tuple[Decision, ...]:
+        """The decisions about nodes that are not delegated."""
         return tuple(d for d in self.decisions if d.reason is not None)
 
     def __str__(self) -> str:
@@ -53,33 +60,39 @@ class Report:
 
 
 class MLXPartitioner(Partitioner):
-    """Delegates to MLX everything that lowers; the rest runs on ExecuTorch's own kernels.
+    """Delegates every node that MLX can run. The other nodes run on ExecuTorch's own kernels.
 
-    With `own_nodes` it may use nodes that ExecuTorch's own MLX delegate lacks: more lowers, and the
-    program runs with this delegate only. `explain()` tells, after lowering, what stayed behind and
-    why.
+    Pass it to `to_edge_transform_and_lower` or `to_backend`. Afterwards `explain()` says which nodes were not
+    delegated, and why.
+
+    `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
+    but only this delegate can run the program.
     """
 
-    def __init__(self, *, own_nodes: bool = False) -> None:
+    def __init__(self, *, allow_extensions: bool = False) -> None:
         super().__init__()
-        self._own_nodes = own_nodes
-        specs = [CompileSpec(OWN_NODES, b"")] if own_nodes else []
+        self._allow_extensions = allow_extensions
+        specs = [CompileSpec(ALLOW_EXTENSIONS, b"")] if allow_extensions else []
         self.delegation_spec = DelegationSpec(MLXBackend.__name__, specs)
         self._reports: list[Report] = []
 
     def explain(self) -> Report:
-        """The decisions of every graph partitioned so far, as one report."""
+        """What was delegated, and why the rest was not. Covers every graph that was partitioned so far.
+
+        Raises RuntimeError before the first graph is partitioned.
+        """
         if not self._reports:
             raise RuntimeError("explain: this partitioner has not partitioned a program yet")
         return Report(tuple(d for report in self._reports for d in report.decisions))
 
+    # The interface of ExecuTorch's partitioners ----------------------------------------------
+
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        reasons = ProgramBuilder(exported_program, own_nodes=self._own_nodes).check()
-        self._reports.append(
-            Report(
-                tuple(Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
-            )
-        )
+        """Tag the nodes and the data that go to MLX."""
+        register_return_types()
+        reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
+        decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
+        self._reports.append(Report(tuple(decisions)))
         partitions = CapabilityBasedPartitioner(
             exported_program.graph_module,
             _Supported({n for n, reason in reasons.items() if reason is None}),
@@ -88,46 +101,45 @@ class MLXPartitioner(Partitioner):
         tags = {}
         for index, partition in enumerate(partitions):
             nodes = [n for n in partition.nodes if n.op == "call_function"]
-            if all(_is_bookkeeping(n) for n in nodes):
-                continue
+            if all(_computes_no_tensor(n) for n in nodes):
+                continue  # sizes and assertions alone are not worth a delegate call
             tag = f"mlx_{index}"
             for node in nodes:
                 node.meta["delegation_tag"] = tag
             tags[tag] = self.delegation_spec
         _tag_submodules(exported_program)
         _tag_owned_data(exported_program)
-        # ExecuTorch takes what a delegate owns out of this dictionary, which is also the caller's.
+        # ExecuTorch removes the data of a delegate from this dictionary. The copy protects the caller's program.
         exported_program._constants = dict(exported_program.constants)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Operators with a lowering of their own stay whole, unless it turns down one of their
-        calls in this program: then that one has to be taken apart, and with it all of them."""
-        return list(self._that_lower(ep, REGISTRY.decomposable())), None
+        """The operators to preserve: those with a handler that can lower each of their calls in the program."""
+        return list(self._targets_that_lower(ep, REGISTRY.ops_to_preserve())), None
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Spells out what has no node and is not of the core ATen set either: ExecuTorch's verifier
-        would refuse it."""
-        texts = REGISTRY.texts
-        called = {n.target for n in _calls(exported_program) if n.target in texts}
-        spelled = self._that_lower(exported_program, called)
-        if not spelled:
+        """Decompose operators that have no IR node and are not core ATen: ExecuTorch's verifier would refuse them."""
+        decompositions = REGISTRY.decompositions
+        called = {n.target for n in _calls(exported_program) if n.target in decompositions}
+        targets = self._targets_that_lower(exported_program, called)
+        if not targets:
             return exported_program
-        return exported_program.run_decompositions({target: texts[target] for target in spelled})
+        return exported_program.run_decompositions({target: decompositions[target] for target in targets})
 
-    def _that_lower(self, ep: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
-        """Those of which no call in the program is turned down."""
-        builder = ProgramBuilder(ep, own_nodes=self._own_nodes)
-        good = set(targets)
-        for node in _calls(ep):
-            if node.target in good and not builder.lowers_alone(node):
-                good.discard(node.target)
-        return good
+    def _targets_that_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
+        """Those of `targets` that lower in each of their calls in the program."""
+        builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
+        lowering = set(targets)
+        for node in _calls(program):
+            if node.target in lowering and not builder.can_lower(node):
+                lowering.discard(node.target)
+        return lowering
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
+    """The calls in the graph, its branches and its loop bodies."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (n for n in module.graph.nodes if n.op == "call_function")
@@ -141,15 +153,12 @@ class _Supported(OperatorSupportBase):
         return node in self.nodes
 
 
-def _is_bookkeeping(node: Node) -> bool:
-    """Sizes and assertions alone are not worth a delegate call."""
-    return not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)) or (
-        node.target is operator.getitem
-    )
+def _computes_no_tensor(node: Node) -> bool:
+    return node.target is operator.getitem or not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))
 
 
 def _tag_submodules(program: ExportedProgram) -> None:
-    """The branches of a delegated `cond` go with it."""
+    """Give the branches of a delegated `cond`, and the bodies of a delegated loop, its tag."""
     for node in program.graph.nodes:
         if node.op == "get_attr":
             tags = {user.meta.get("delegation_tag") for user in node.users}
@@ -158,11 +167,11 @@ def _tag_submodules(program: ExportedProgram) -> None:
 
 
 def _tag_owned_data(program: ExportedProgram) -> None:
-    """Parameters, constants and buffers belong to the delegate that alone uses them.
+    """Give each parameter, constant and buffer the tag of the delegate that owns it.
 
-    A buffer that is written must also be written by that delegate, and its new value read by
-    nobody else, nor returned as it is; one for which this does not hold stays with ExecuTorch
-    and travels as an argument.
+    A delegate owns data that it alone uses. If a buffer changes, the delegate must also compute the new value, nothing
+    else may read it, and neither the old nor the new value may be an output of the program. All other data stays with
+    ExecuTorch, which passes it as arguments.
     """
     signature = program.graph_signature
     data = {
@@ -170,18 +179,18 @@ def _tag_owned_data(program: ExportedProgram) -> None:
         *signature.inputs_to_buffers,
         *signature.inputs_to_lifted_tensor_constants,
     }
-    written_by = {target: name for name, target in signature.buffers_to_mutate.items()}
+    new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
     nodes = {n.name: n for n in program.graph.nodes}
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in data:
             continue
         tags = {user.meta.get("delegation_tag") for user in node.users if user.op != "output"}
-        writer = written_by.get(signature.inputs_to_buffers.get(node.name))
-        if writer is not None:
-            tags.add(nodes[writer].meta.get("delegation_tag"))
-            readers = (user for user in nodes[writer].users if user.op != "output")
+        new_value = new_values.get(signature.inputs_to_buffers.get(node.name))
+        if new_value is not None:
+            tags.add(nodes[new_value].meta.get("delegation_tag"))
+            readers = (user for user in nodes[new_value].users if user.op != "output")
             tags |= {user.meta.get("delegation_tag") for user in readers}
-            tags |= {None} if writer in signature.user_outputs else set()
-            tags |= {None for user in node.users if user.op == "output"}
+            is_output = new_value in signature.user_outputs or any(user.op == "output" for user in node.users)
+            tags |= {None} if is_output else set()
         if len(tags) == 1 and None not in tags:
             node.meta["delegation_tag"] = tags.pop()

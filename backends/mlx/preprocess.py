@@ -1,4 +1,4 @@
-"""The backend's compile step: one delegated graph → payload and constants."""
+"""The compile step of the backend: a delegated graph → payload and constants."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .builder.assemble import assemble, raw_bytes
 from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
-CONSTANT_ALIGNMENT = 16
-OWN_NODES = "own_nodes"  # the key of a compile spec; its value says nothing
+CONSTANT_ALIGNMENT = 16  # bytes
+ALLOW_EXTENSIONS = "allow_extensions"  # key of a compile spec; its presence counts, not its value
 
 
 class MLXBackend(BackendDetails):
-    """Compiles a delegated graph to the MLX IR. The class name is the backend id on the wire."""
+    """Compiles delegated graphs to the MLX IR. The class name is the backend id in the `.pte`."""
 
     @classmethod
     def copy_exported_program_for_preprocess(
         cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> ExportedProgram:
-        """The program itself: the builder changes nothing, and a copy would copy the weights."""
+        """The program itself, which the builder does not change. A copy would duplicate the weights."""
         return edge_program
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """Payload (24-byte header, then the FlatBuffer program) and the constants it names."""
-        return _compiled(edge_program, compile_specs, {})
+        """The payload of a graph, and the constants that it refers to by key."""
+        return _compile(edge_program, compile_specs, {})
 
     @classmethod
     def preprocess_multimethod(
@@ -42,26 +42,26 @@ class MLXBackend(BackendDetails):
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """`preprocess` of each; the bytes of what they have in common are there once."""
+        """`preprocess` for the graphs of every method. Constants that they share are held in memory once."""
         stored: dict[str, bytes] = {}
         return {
             method: [
-                _compiled(program, specs, stored)
+                _compile(program, specs, stored)
                 for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }
 
 
-def _compiled(
+def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes]
 ) -> PreprocessResult:
-    """`stored`: bytes by the keys of constants, which name their content; grows."""
-    own_nodes = any(spec.key == OWN_NODES for spec in compile_specs)
-    program = assemble(ProgramBuilder(edge_program, own_nodes=own_nodes).build())
+    """Adds the constants to `stored`, bytes by key. Constants with equal keys are equal."""
+    allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
+    program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build())
     store = NamedDataStore()
     for key in list(program.constants):
-        tensor = program.constants.pop(key)  # let go of one that was derived once it is written
+        tensor = program.constants.pop(key)  # frees a computed tensor as soon as it is stored
         if key not in stored:
             stored[key] = bytes(raw_bytes(tensor))
         store.add_named_data(key, stored[key], alignment=CONSTANT_ALIGNMENT)

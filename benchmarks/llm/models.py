@@ -1,9 +1,12 @@
-"""The models that benchmarks/llm.py compares, built from a config with random weights.
+"""The models on which benchmarks/llm.py compares the runtimes.
+
+`demo` is examples/demo_model; the others have random weights.
 
     python benchmarks/llm/models.py SHAPE FORMAT CAPACITY FOLDER
 
-writes FOLDER/<shape>-<format>/, a folder that mlx-lm loads, and beside it <...>-<capacity>.pte,
-exported from that very folder: both sides have the same numbers. What is there stays.
+writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
+FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. So both runtimes use the same weights.
+Existing files are kept.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ SHAPES = ("qwen3-0.6b", "demo")
 FORMATS = ("float32", "int4")
 
 
-def dense_folder(shape: str, root: Path) -> Path:
-    """float32 weights in Hugging Face's format."""
+def float32_folder(shape: str, root: Path) -> Path:
+    """A Hugging Face checkpoint with float32 weights."""
     folder = root / f"{shape}-float32"
     if (folder / "config.json").exists():
         return folder
@@ -50,23 +53,23 @@ def dense_folder(shape: str, root: Path) -> Path:
 
 
 def folder_of(shape: str, form: str, root: Path) -> Path:
-    """The model as mlx-lm loads it; int4 is what its own converter makes, in groups of 64."""
-    dense = dense_folder(shape, root)
+    """The checkpoint that mlx-lm loads. mlx-lm converts the int4 one from float32, in groups of 64."""
+    source = float32_folder(shape, root)
     folder = root / f"{shape}-{form}"
     if form == "int4" and not (folder / "config.json").exists():
-        convert(dense, folder)
+        convert(source, folder)
     return folder
 
 
-def convert(dense: Path, folder: Path) -> None:
-    """As `mlx_lm.convert -q --q-bits 4 --q-group-size 64` does, without a tokenizer."""
+def convert(source: Path, folder: Path) -> None:
+    """Quantize like `mlx_lm.convert -q --q-bits 4 --q-group-size 64`, without a tokenizer."""
     import json
 
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import load_model, quantize_model
 
-    model, config = load_model(dense)
+    model, config = load_model(source)
     model, config = quantize_model(model, config, group_size=64, bits=4)
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(
@@ -76,16 +79,16 @@ def convert(dense: Path, folder: Path) -> None:
 
 
 def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
-    """The `.pte`, with the sampling head."""
+    """The exported program, with a sampling head."""
     path = root / f"{shape}-{form}-{capacity}.pte"
     folder = folder_of(shape, form, root)
     if path.exists():
         return path
     from executorch_mlx.llm.export import export_llm
-    from executorch_mlx.llm.parameters import Sampling
-    from executorch_mlx.llm.weights import load_causal_lm
+    from executorch_mlx.llm.export import HeadConfig
+    from executorch_mlx.llm.export.weights import load_causal_lm
 
-    exported = export_llm(load_causal_lm(folder), max_seq_len=capacity, sampling=Sampling(min_p=False))
+    exported = export_llm(load_causal_lm(folder), max_context_len=capacity, head=HeadConfig(min_p=False))
     unfinished = path.with_suffix(".part")
     exported.save(unfinished)
     unfinished.rename(path)
@@ -93,7 +96,7 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
 
 
 def vocabulary(program: Path) -> int:
-    """Tokens of the model that a program was exported from."""
+    """The vocabulary size of the model that a program was exported from."""
     import json
 
     folder = program.parent / program.stem.rpartition("-")[0]
@@ -105,10 +108,10 @@ def weight_bytes(shape: str, form: str, root: Path) -> int:
 
 
 def cache_bytes(shape: str, capacity: int, root: Path) -> int:
-    """Keys and values in float32, for `capacity` positions."""
+    """The bytes of the KV cache in float32, for `capacity` positions."""
     import json
 
-    config = json.loads((dense_folder(shape, root) / "config.json").read_text())
+    config = json.loads((float32_folder(shape, root) / "config.json").read_text())
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return 2 * 4 * config["num_hidden_layers"] * heads * size * capacity

@@ -1,8 +1,8 @@
-"""Ours, in a process of its own; the driver is benchmarks/llm.py.
+"""Measures this delegate. benchmarks/llm.py runs it in its own process.
 
     python benchmarks/llm/ours.py PROGRAM.pte --prefill 128 512 --context 128 2048 --steps 16
 
-The last line is JSON: seconds and bytes.
+The last line of the output is JSON, with seconds and bytes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pathlib import Path
 
 import torch
 from executorch_mlx import load_delegate
-from executorch_mlx.llm.program import LLMProgram
+from executorch_mlx.llm.generate.program import LLMProgram
+from executorch_mlx.llm.sampling_parameters import SamplingParameters
 from process import resident, warm
 from programs import measured
 
-SCALARS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
+PARAMETERS = SamplingParameters(temperature=0.8, top_p=0.9, top_k=40)
 
 
 class Steps:
-    """Calls of the program's one method, timed."""
+    """Timed calls of the program."""
 
     def __init__(self, path: Path):
         start = time.perf_counter()
         self.program = LLMProgram(path)
-        # The delegate reads its weights when the method is loaded.
+        # Loading the method makes the delegate read the weights.
         self.program._program.load_method("forward")
         self.load = time.perf_counter() - start
         self.seed = 0
@@ -35,16 +36,15 @@ class Steps:
     def call(self, tokens: torch.Tensor, position: int) -> tuple[int, float]:
         self.seed += 1
         start = time.perf_counter()
-        scalars = SCALARS | {"seed": self.seed}
-        (token,) = self.program.tokens(tokens, position, scalars=scalars)
+        (token,) = self.program.tokens(tokens, position, parameters=PARAMETERS, seed=self.seed)
         return token, time.perf_counter() - start
 
     def fill(self, prompt: torch.Tensor, position: int = 0) -> tuple[int, float]:
-        """In pieces, as runners do; the token after the prompt and the seconds."""
+        """Prefill in chunks, as runners do; return the token after the prompt and the seconds."""
         seconds, token = 0.0, 0
-        for piece in prompt.split(self.program.max_seq_len, dim=1):
-            token, spent = self.call(piece, position)
-            position, seconds = position + piece.shape[1], seconds + spent
+        for chunk in prompt.split(self.program.chunk, dim=1):
+            token, spent = self.call(chunk, position)
+            position, seconds = position + chunk.shape[1], seconds + spent
         return token, seconds
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     warm(options.program)
-    load_delegate()  # the libraries, as mlx-lm's process has imported mlx
+    load_delegate()  # before `load` starts: peer.py has imported mlx by then, too
     before = resident()
     steps = Steps(options.program)
     generator = torch.Generator().manual_seed(0)

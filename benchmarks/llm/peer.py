@@ -1,9 +1,9 @@
-"""mlx-lm, in a process of its own; the driver is benchmarks/llm.py.
+"""Measures mlx-lm. benchmarks/llm.py runs it in its own process.
 
     python benchmarks/llm/peer.py FOLDER --prefill 16 --context 128 2048 --steps 4
 
-For decoding at a length its cache is filled with random values: reading as long a prompt would
-take it minutes. The last line is JSON: seconds and bytes.
+For decoding after a long context, the cache is filled with random values: a real prefill would take
+minutes. The last line of the output is JSON, with seconds and bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLER = make_sampler(temp=0.8, top_p=0.9, top_k=40)
 
 
 def filled_cache(model, length: int):
-    """As after `length` tokens."""
+    """A cache that holds `length` tokens of random values."""
     cache = make_prompt_cache(model)
     args = model.args
     for layer in cache:
@@ -36,7 +36,7 @@ def filled_cache(model, length: int):
 
 
 def token_times(model, prompt, cache, count: int) -> list[float]:
-    """Seconds that each token of mlx-lm's own loop takes. The first one includes the prompt."""
+    """Seconds per token in the generation loop of mlx-lm. The first time includes the prompt."""
     times, last = [], time.perf_counter()
     for _ in generate_step(prompt, model, max_tokens=count, sampler=SAMPLER, prompt_cache=cache):
         now = time.perf_counter()
@@ -48,7 +48,7 @@ def token_times(model, prompt, cache, count: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--prefill", type=int, default=0, help="tokens of the one prompt that is read")
+    parser.add_argument("--prefill", type=int, default=0, help="length of the prompt")
     parser.add_argument("--context", type=int, nargs="*", default=[])
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
@@ -66,7 +66,7 @@ def main() -> None:
         result["prefill"][options.prefill] = time.perf_counter() - start
     for length in options.context:
         cache = filled_cache(model, length)
-        # Its loop is one token ahead: the first time is of two steps.
+        # The loop computes one token ahead: the first time covers two steps.
         times = token_times(model, mx.array([1]), cache, options.steps + 1)
         result["decode"][length] = statistics.median(times[1:])
         result["resident"][length] = resident()

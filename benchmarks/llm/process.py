@@ -1,18 +1,18 @@
-"""What the workers of benchmarks/llm.py ask of the system."""
+"""Memory and file cache, for the workers of benchmarks/llm.py."""
 
 from pathlib import Path
 
 
 def resident(pid: int | str = "self") -> int:
-    """Bytes of memory that a process has in use, mapped files included."""
+    """The resident memory of a process in bytes, including mapped files."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} has no memory any more")
+    raise ProcessLookupError(f"process {pid} has ended")
 
 
 def warm(*files: Path) -> None:
-    """Have `files` in the system's cache."""
+    """Read `files`, so that the system caches them."""
     for path in files:
         with open(path, "rb") as file:
             while file.read(1 << 24):

@@ -1,4 +1,4 @@
-"""How the workers of benchmarks/llm.py measure an ExecuTorch program. mlx-lm's has no torch."""
+"""Measures an ExecuTorch program, for the workers of benchmarks/llm.py other than peer.py."""
 
 import statistics
 
@@ -7,11 +7,11 @@ from process import resident
 
 
 def measured(steps, prompt: torch.Tensor, options) -> dict[str, dict[int, float]]:
-    """Median seconds of a prefill and of a step, and bytes after it, by the lengths of `options`.
+    """Median seconds of a prefill and of a decode step, and resident bytes, for the lengths in `options`.
 
-    `steps.fill(prompt)` and `steps.call(tokens, position)` give a token and their seconds.
+    `steps.fill(prompt)` and `steps.call(tokens, position)` return a token and the seconds they took.
     """
-    steps.fill(prompt[:, :2])  # what a first call sets up
+    steps.fill(prompt[:, :2])  # warm up
     result = {"prefill": {}, "decode": {}, "resident": {}}
     for length in options.prefill:
         spent = [steps.fill(prompt[:, :length])[1] for _ in range(options.repeats)]

@@ -1,9 +1,9 @@
-"""ExecuTorch's XNNPACK delegate, in a process of its own; the driver is benchmarks/llm.py.
+"""Measures ExecuTorch's XNNPACK delegate. benchmarks/llm.py runs it in its own process.
 
     python benchmarks/llm/xnnpack.py PROGRAM.pte --prefill 128 512 --context 128 --steps 16
 
-The program is one of xnnpack_model.py. It returns logits; the host draws with temperature 0.8,
-top_k 40 and top_p 0.9. The last line is JSON: seconds, bytes, threads.
+xnnpack_model.py exports the program. It returns logits; the host draws with temperature 0.8, top_k 40
+and top_p 0.9. The last line of the output is JSON, with seconds, bytes and threads.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from pathlib import Path
 
 import torch
-from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (attention, caches)
+from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (registers attention and caches)
 from executorch.extension.pybindings import portable_lib
-from executorch.kernels import quantized  # noqa: F401  (the 8-bit embedding)
+from executorch.kernels import quantized  # noqa: F401  (registers the 8-bit embedding)
 from executorch.runtime import Runtime
 from process import resident, warm
 from programs import measured
 
-PIECE = 512  # of xnnpack_model.py, which imports what would count as memory here
+CHUNK = 512  # as in xnnpack_model.py, whose imports would add to the memory here
 
 
 def draw(logits: torch.Tensor) -> int:
-    """A token of logits `[V]`: the 40 most likely ones first, so that the rest is little work."""
+    """Draw a token from logits `[V]`. top_k comes first, so that top_p sorts only 40 values."""
     top, tokens = (logits / 0.8).topk(40)
     odds = top.softmax(-1)
     odds[odds.cumsum(-1) - odds >= 0.9] = 0
@@ -33,7 +33,7 @@ def draw(logits: torch.Tensor) -> int:
 
 
 class Steps:
-    """Calls of the program's one method, timed."""
+    """Timed calls of the program."""
 
     def __init__(self, path: Path):
         start = time.perf_counter()
@@ -50,9 +50,9 @@ class Steps:
 
     def fill(self, prompt: torch.Tensor) -> tuple[int, float]:
         seconds, position, token = 0.0, 0, 0
-        for piece in prompt.split(PIECE, dim=1):
-            token, spent = self.call(piece.contiguous(), position)
-            position, seconds = position + piece.shape[1], seconds + spent
+        for chunk in prompt.split(CHUNK, dim=1):
+            token, spent = self.call(chunk.contiguous(), position)
+            position, seconds = position + chunk.shape[1], seconds + spent
         return token, seconds
 
 

@@ -1,13 +1,13 @@
-"""The same model for ExecuTorch's XNNPACK delegate; the driver is benchmarks/llm.py.
+"""Exports the model of models.py to ExecuTorch's XNNPACK delegate, for benchmarks/llm.py.
 
     python benchmarks/llm/xnnpack_model.py SHAPE FORMAT CAPACITY FOLDER
 
-writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. The recipe is the quickest one known here for
-a Hugging Face model: ExecuTorch's kernels for attention and for caches written in place, XNNPACK
-for what it takes, a head for the last position only, prompts of 1 to PIECE tokens by one program.
+writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. This is the fastest recipe we know for a Hugging
+Face model: ExecuTorch's kernels for attention and for in-place cache updates, XNNPACK for everything
+that it supports, the head for the last position only, and one program for 1 to CHUNK tokens.
 
-int4 is XNNPACK's own: weights in groups of 64 without zero points, activations in 8 bits, each row
-by its own scale; the embedding in 8 bits. It starts from the float32 weights.
+int4 is XNNPACK's own format, made from the float32 weights: weights in groups of 64 without zero points,
+activations in 8 bits with a scale per row, and an 8-bit embedding.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import models
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
-from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (defines llama::)
+from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (registers torch.ops.llama)
 from executorch.extension.llm.export.quantize import quantize_model_
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.masking_utils import AttentionMaskInterface
 
-PIECE = 512
+CHUNK = 512
 
 
 class InPlace(StaticLayer):
-    """Keys and values `[1, capacity, heads, size]`, written at `start` where they are."""
+    """Keys and values `[1, capacity, heads, size]`, updated in place from position `start` on."""
 
     start: int = 0
 
@@ -44,7 +44,7 @@ class InPlace(StaticLayer):
 
 
 class Cached(torch.nn.Module):
-    """`(tokens [1, S], positions [S]) -> logits [1, 1, V]` of the last token, over caches of its own."""
+    """`(tokens [1, S], positions [S]) -> logits [1, 1, V]` of the last token, with KV caches."""
 
     def __init__(self, model, capacity: int):
         super().__init__()
@@ -74,7 +74,7 @@ class Cached(torch.nn.Module):
         torch._check(start + tokens.shape[1] <= self.capacity)
         for index, layer in enumerate(self.cache.layers):
             layer.start = start
-            # The buffers that export knows: else it takes the layer's tensors for constants.
+            # Use the registered buffers: export would treat the tensors of the layer as constants.
             layer.keys, layer.values = getattr(self, f"keys_{index}"), getattr(self, f"values_{index}")
         return self.model(
             input_ids=tokens,
@@ -91,10 +91,10 @@ def path_of(shape: str, form: str, capacity: int, root: Path) -> Path:
 
 @torch.no_grad()
 def export(shape: str, form: str, capacity: int, root: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(models.dense_folder(shape, root), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(models.float32_folder(shape, root), dtype=torch.float32)
     if form == "int4":
         quantize_model_(model, qlinear_config="8da4w", qlinear_group_size=64, qembedding_config="8w")
-    length = torch.export.Dim("length", max=min(PIECE, capacity))
+    length = torch.export.Dim("length", max=min(CHUNK, capacity))
     program = torch.export.export(
         Cached(model.eval(), capacity),
         (torch.zeros(1, 3, dtype=torch.int64), torch.arange(3)),
@@ -105,7 +105,7 @@ def export(shape: str, form: str, capacity: int, root: Path) -> None:
         partitioner=[XnnpackPartitioner()],
         compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
     )
-    # Fusion makes one kernel of an 8-bit embedding and its scales.
+    # Fuses the 8-bit embedding and its dequantization into one kernel.
     lowered = edge.to_executorch(ExecutorchBackendConfig(do_quant_fusion_and_const_prop=form == "int4"))
     path = path_of(shape, form, capacity, root)
     unfinished = path.with_suffix(".part")

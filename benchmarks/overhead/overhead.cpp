@@ -1,9 +1,9 @@
-// Times one .pte through ExecuTorch and the same graph built by hand with mlx::core, call by
-// call in turn, and prints the median of each in microseconds.
+// Measures the overhead of the delegate: times a .pte through ExecuTorch and the same graph written with
+// mlx::core, in alternating calls, and prints the median time of each in microseconds.
 //
 //   overhead_benchmark MODEL.pte ROWS COLUMNS LAYERS CALLS
 //
-// The graph is LAYERS times x = tanh(x * 0.5 + 0.25), on a float32 array ROWS x COLUMNS.
+// The graph applies x = tanh(x * 0.5 + 0.25) LAYERS times to a float32 array [ROWS, COLUMNS].
 
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
@@ -23,11 +23,11 @@ using executorch::extension::Module;
 namespace {
 
 template <typename Call>
-double microseconds(Call&& call) {
+double measure_us(Call&& call) {
   const auto start = std::chrono::steady_clock::now();
   call();
-  const std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - start;
-  return spent.count();
+  const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
+  return elapsed.count();
 }
 
 double median(std::vector<double>& values) {
@@ -51,20 +51,19 @@ int main(int argc, char** argv) {
 
   Module module(argv[1]);
   auto tensor = from_blob(input.data(), {rows, columns});
-  const float* delegated = nullptr;
-  const auto through_executorch = [&] {
+  const float* delegate_output = nullptr;
+  const auto run_delegate = [&] {
     auto result = module.forward(tensor);
     if (!result.ok()) {
       std::fprintf(stderr, "forward failed: %d\n", int(result.error()));
       std::exit(1);
     }
-    delegated = result->at(0).toTensor().const_data_ptr<float>();
+    delegate_output = result->at(0).toTensor().const_data_ptr<float>();
   };
 
-  // Constants are made once, as a loaded program has them; input and output are copied at every
-  // call, as a delegate has to.
+  // Like the delegate, this creates constants once and copies input and output in every call.
   const mx::array half(0.5f), quarter(0.25f);
-  const auto by_hand = [&] {
+  const auto run_mlx = [&] {
     mx::array x(input.data(), {rows, columns}, mx::float32);
     for (int i = 0; i < layers; ++i) {
       x = mx::tanh(mx::add(mx::multiply(x, half), quarter));
@@ -73,19 +72,20 @@ int main(int argc, char** argv) {
     std::memcpy(output.data(), x.data<float>(), output.size() * sizeof(float));
   };
 
-  std::vector<double> executorch_times, hand_times;
-  for (int i = 0; i < calls + 20; ++i) {
-    const double a = microseconds(through_executorch), b = microseconds(by_hand);
-    if (i >= 20) {
-      executorch_times.push_back(a);
-      hand_times.push_back(b);
+  constexpr int kWarmUpCalls = 20;
+  std::vector<double> delegate_times, mlx_times;
+  for (int i = 0; i < kWarmUpCalls + calls; ++i) {
+    const double delegate_time = measure_us(run_delegate), mlx_time = measure_us(run_mlx);
+    if (i >= kWarmUpCalls) {
+      delegate_times.push_back(delegate_time);
+      mlx_times.push_back(mlx_time);
     }
   }
   for (size_t i = 0; i < output.size(); ++i) {
-    if (delegated[i] != output[i]) {
-      std::fprintf(stderr, "element %zu differs: %g and %g\n", i, delegated[i], output[i]);
+    if (delegate_output[i] != output[i]) {
+      std::fprintf(stderr, "element %zu: got %g, expected %g\n", i, delegate_output[i], output[i]);
       return 1;
     }
   }
-  std::printf("%.2f %.2f\n", median(executorch_times), median(hand_times));
+  std::printf("%.2f %.2f\n", median(delegate_times), median(mlx_times));
 }

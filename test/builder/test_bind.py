@@ -1,4 +1,4 @@
-"""Arguments by the names of a schema."""
+"""`bind_arguments`: the arguments of a call by the names in its schema."""
 
 import pytest
 import torch
@@ -15,18 +15,18 @@ def call(target, **kwargs):
     return graph.call_function(target, (graph.placeholder("x"),), kwargs)
 
 
-def test_defaults_of_dtypes_are_dtypes():
+def test_default_dtype_is_a_torch_dtype():
     bound = bind_arguments(call(torch.ops.mlxbind.half.default), str)
     assert bound == {"x": "x", "dtype": torch.float16, "other": None, "count": 5}
 
 
-def test_given_arguments_come_as_they_are():
+def test_given_dtype_is_unchanged():
     node = call(torch.ops.mlxbind.half.default, dtype=torch.int8, other=torch.bool)
     assert bind_arguments(node, str) == {"x": "x", "dtype": torch.int8, "other": torch.bool, "count": 5}
 
 
-def test_a_default_that_mlx_lacks_is_refused():
-    with pytest.raises(Unsupported, match="dtype is by default"):
+def test_unsupported_default_dtype_is_refused():
+    with pytest.raises(Unsupported, match="dtype: the default dtype is not supported"):
         bind_arguments(call(torch.ops.mlxbind.wide.default), str)
     node = call(torch.ops.mlxbind.wide.default, dtype=torch.float32)
     assert bind_arguments(node, str)["dtype"] == torch.float32

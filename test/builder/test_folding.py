@@ -1,10 +1,10 @@
-"""What is folded while a program is built: known values, and instructions that repeat one another."""
+"""Constant folding and peephole optimization."""
 
 import itertools
 
 import pytest
 import torch
-from executorch_mlx.builder.peephole import holds
+from executorch_mlx.builder.peephole import can_represent
 from oprows import bf16, f16, f32, floats, i32, i64, ints, lower, row, run_in_process
 
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, i32, i64, f16, bf16, f32)
@@ -22,7 +22,7 @@ class Norm(torch.nn.Module):
 
 
 class OldValue(torch.nn.Module):
-    """A view of a buffer that is read after the buffer was written."""
+    """Reads a view of a buffer after it has written the buffer."""
 
     def __init__(self):
         super().__init__()
@@ -34,57 +34,61 @@ class OldValue(torch.nn.Module):
         return before.reshape(2, 3) * 2
 
 
-def masked(x):
+def causal_window(x):
     mask = torch.ones(4, 4).tril().bool() & (torch.arange(4)[:, None] - torch.arange(4) < 2)
     return torch.where(mask, x, 0.5)
 
 
-FOLDS = {
+# Name → (function, input, expected instructions).
+FOLDED = {
     "casts through a wider type": (lambda x: x.to(f32).to(bf16), floats(3, dtype=f16), ["AsTypeNode"]),
-    "casts there and back": (lambda x: x.to(f32).to(f16).exp(), floats(3, dtype=f16), ["ExpNode"]),
-    "integers in a float": (lambda x: x.to(f32).to(i64), ints(3, dtype=torch.int16), ["AsTypeNode"]),
+    "cast and cast back": (lambda x: x.to(f32).to(f16).exp(), floats(3, dtype=f16), ["ExpNode"]),
+    "small integers through float32": (lambda x: x.to(f32).to(i64), ints(3, dtype=torch.int16), ["AsTypeNode"]),
     "permutes": (lambda x: x.permute(1, 2, 0).permute(1, 0, 2).exp(), floats(2, 3, 4), ["TransposeNode", "ExpNode"]),
-    "permutes there and back": (lambda x: x.permute(1, 2, 0).permute(2, 0, 1).exp(), floats(2, 3, 4), ["ExpNode"]),
+    "permute and permute back": (lambda x: x.permute(1, 2, 0).permute(2, 0, 1).exp(), floats(2, 3, 4), ["ExpNode"]),
     "views": (lambda x: x.reshape(6, 4)[None].reshape(8, 3), floats(2, 3, 4), ["ReshapeNode"]),
-    "views there and back": (lambda x: x.reshape(24).unsqueeze(0).reshape(2, 3, 4).exp(), floats(2, 3, 4), ["ExpNode"]),
-    "a view and an expand to the same": (lambda x: x.view(2, 3).expand(2, 3).exp(), floats(2, 3), ["ExpNode"]),
-    "a factor of one": (lambda x: (x * 1.0 / 1).exp(), floats(3), ["ExpNode"]),
-    "a summand of zero": (lambda x: (x + 0) * x, ints(3), ["MultiplyNode"]),
-    "a mask": (masked, floats(2, 4, 4), ["WhereNode"]),
+    "view and view back": (lambda x: x.reshape(24).unsqueeze(0).reshape(2, 3, 4).exp(), floats(2, 3, 4), ["ExpNode"]),
+    "view and expand to the same shape": (lambda x: x.view(2, 3).expand(2, 3).exp(), floats(2, 3), ["ExpNode"]),
+    "factor of one": (lambda x: (x * 1.0 / 1).exp(), floats(3), ["ExpNode"]),
+    "summand of zero": (lambda x: (x + 0) * x, ints(3), ["MultiplyNode"]),
+    "mask": (causal_window, floats(2, 4, 4), ["WhereNode"]),
     "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
 }
-STAY = {
-    "a narrowing cast": (lambda x: x.to(f16).to(f32), floats(3, dtype=f32), ["AsTypeNode"] * 2),
-    "a cast that loses digits": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),
-    "large integers in a float": (lambda x: x.to(f32).to(i64), ints(3), ["AsTypeNode"] * 2),
-    "permutes of other axes": (lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2), floats(2, 3, 4), ["TransposeNode", "ExpNode", "TransposeNode"]),
-    "a zero, for -0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
-    "a one of another shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
-    "what is large": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
+KEPT = {
+    "narrowing cast": (lambda x: x.to(f16).to(f32), floats(3, dtype=f32), ["AsTypeNode"] * 2),
+    "cast that loses precision": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),
+    "large integers through float32": (lambda x: x.to(f32).to(i64), ints(3), ["AsTypeNode"] * 2),
+    "permutes around another instruction": (
+        lambda x: x.permute(1, 0, 2).exp().permute(1, 0, 2), floats(2, 3, 4),
+        ["TransposeNode", "ExpNode", "TransposeNode"],
+    ),
+    "summand of zero, which changes -0.0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
+    "factor of one of another shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
+    "large constant": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
 }
 
 
-def ops(name: str, fn, given) -> list[str]:
-    """Of the program, which has also given the right results."""
-    case = row(f"program/{name}", fn, given, dtypes=[f32])
+def instructions(name: str, fn, inputs) -> list[str]:
+    """Lowers `fn`, compares its results with eager torch, and returns the names of its instructions."""
+    case = row(f"program/{name}", fn, inputs, dtypes=[f32])
     lowered = lower(case)
     run_in_process(case, lowered)
     return [i.op.NAME for g in lowered.graphs for c in g.instruction_chains for i in c.instructions]
 
 
-@pytest.mark.parametrize("name", FOLDS)
-def test_folds(delegate, name):
-    fn, given, expected = FOLDS[name]
-    assert ops(name, fn, given) == expected
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded(delegate, name):
+    fn, inputs, expected = FOLDED[name]
+    assert instructions(name, fn, inputs) == expected
 
 
-@pytest.mark.parametrize("name", STAY)
-def test_stays(delegate, name):
-    fn, given, expected = STAY[name]
-    assert ops(name, fn, given) == expected
+@pytest.mark.parametrize("name", KEPT)
+def test_not_folded(delegate, name):
+    fn, inputs, expected = KEPT[name]
+    assert instructions(name, fn, inputs) == expected
 
 
-def test_a_view_of_a_buffer_is_of_its_old_value(delegate):
+def test_view_of_a_buffer_keeps_the_old_value(delegate):
     case = row("program/old value", OldValue(), floats(2, 3), dtypes=[f32], calls=3)
     lowered = lower(case)
     run_in_process(case, lowered)
@@ -92,7 +96,8 @@ def test_a_view_of_a_buffer_is_of_its_old_value(delegate):
 
 
 @pytest.mark.parametrize("wide, narrow", list(itertools.product(DTYPES, DTYPES)), ids=str)
-def test_a_type_holds_another_if_every_extreme_comes_back(wide, narrow):
+def test_can_represent(wide, narrow):
+    """True if the extreme values of `narrow` survive a cast to `wide` and back."""
     if narrow.is_floating_point:
         limits = torch.finfo(narrow)
         values = torch.tensor([limits.max, limits.min, limits.tiny, 1 + limits.eps, -0.0], dtype=narrow)
@@ -101,7 +106,7 @@ def test_a_type_holds_another_if_every_extreme_comes_back(wide, narrow):
     else:
         limits = torch.iinfo(narrow)
         values = torch.tensor([limits.max, limits.max - 1, limits.min, limits.min + 1], dtype=narrow)
-    there = values.to(wide)
-    same = (there.to(narrow) == values) & (there.double() == values.double())
-    comes_back = bool(same.all()) and (wide.is_floating_point or not narrow.is_floating_point)
-    assert holds(wide, narrow) == comes_back
+    cast = values.to(wide)
+    same = (cast.to(narrow) == values) & (cast.double() == values.double())
+    survives = bool(same.all()) and (wide.is_floating_point or not narrow.is_floating_point)
+    assert can_represent(wide, narrow) == survives

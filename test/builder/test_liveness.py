@@ -1,4 +1,4 @@
-"""Temporaries share numbers only where that changes nothing."""
+"""Temporaries that share a slot leave the results unchanged."""
 
 import functools
 import random
@@ -11,13 +11,14 @@ from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner, preprocess
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
-from executorch_mlx.builder.program import Emitted, Interface
+from executorch_mlx.builder.emitter import Emitted
+from executorch_mlx.builder.interface import Interface
 from executorch_mlx.builder.slots import Space, TensorSlot
 from executorch_mlx.serialization import ir
 
 
 class RandomProgram:
-    """What ProgramBuilder leaves behind, drawn at random: straight lines, ifs, scans, in-place updates."""
+    """A random program, with the attributes of a ProgramBuilder: instructions, ifs, scans and in-place updates."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -37,7 +38,7 @@ class RandomProgram:
         return TensorSlot(torch.float32, (2,), space)
 
     def fill(self, chain, known, depth):
-        """Emit into `chain`; what it makes is added to `known`."""
+        """Append random instructions to `chain`, and their results to `known`."""
         for _ in range(self.random.randint(4, 14)):
             kind = self.random.random()
             if kind < 0.7 or depth > 1:
@@ -85,17 +86,20 @@ class RandomProgram:
         return Emitted(ir.ScanNode, fields | {"body_chain_idx": index, "scan_axis": 0})
 
 
-class Machine:
-    """Runs a numbered program; a value is the text of how it was made, hashed."""
+class Interpreter:
+    """Runs a program symbolically: the value of a slot is a hash of the expression that computes it.
 
-    def __init__(self, graph: ir.MLXGraph, taken: int):
-        self.graph, self.random = graph, random.Random(taken)
+    `branch_seed` decides which branches are taken. `results` are the outputs and the buffer.
+    """
+
+    def __init__(self, graph: ir.MLXGraph, branch_seed: int):
+        self.graph, self.random = graph, random.Random(branch_seed)
         inputs = range(graph.num_constant_tensors, graph.num_constant_tensors + graph.num_input_tensors)
         self.slots = {tid: ("input", tid) for tid in inputs}
         buffer = graph.mutable_buffer_map[0].idx
         self.slots[buffer] = ("buffer",)
         self.run(graph.main_chain_idx)
-        self.seen = [self.slots[s.idx] for s in graph.output_map] + [self.slots[buffer]]
+        self.results = [self.slots[s.idx] for s in graph.output_map] + [self.slots[buffer]]
 
     def run(self, chain):
         for instruction in self.graph.instruction_chains[chain].instructions:
@@ -116,7 +120,7 @@ class Machine:
                 self.slots[slot.idx] = hash(values)
         elif isinstance(op, ir.SplitNode):
             for i, slot in enumerate(op.outs):
-                self.slots[slot.idx] = hash((i, get(op.x)))  # reads while it writes
+                self.slots[slot.idx] = hash((i, get(op.x)))  # writes one result before it reads for the next
         elif isinstance(op, ir.IdCopyNode):
             self.slots[op.out.idx] = get(op.x)
         elif isinstance(op, ir.SliceUpdateNode):
@@ -126,26 +130,32 @@ class Machine:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_random_programs_do_the_same(seed):
-    plain = assemble(RandomProgram(seed), recycled=False).graph
-    recycled = assemble(RandomProgram(seed)).graph
-    assert recycled.num_temp_tensors <= plain.num_temp_tensors
-    for taken in range(4):
-        assert Machine(plain, taken).seen == Machine(recycled, taken).seen
+def test_random_programs_keep_their_results(seed):
+    plain = assemble(RandomProgram(seed), reuse_slots=False).graph
+    shared = assemble(RandomProgram(seed)).graph
+    assert shared.num_temp_tensors <= plain.num_temp_tensors
+    for branch_seed in range(4):
+        assert Interpreter(plain, branch_seed).results == Interpreter(shared, branch_seed).results
 
 
-def test_numbers_are_contiguous_and_as_few_as_live_at_once():
+def test_slots_are_as_many_as_live_at_once():
     for seed in range(50):
         program = RandomProgram(seed)
         lives = lifetimes(program)
         numbers = recycle(lives)
         assert set(numbers.values()) == set(range(len(set(numbers.values()))))
         last = max((end for _, end in lives.values()), default=0)
-        most = max(sum(a <= now <= b for a, b in lives.values()) for now in range(last + 1))
-        assert len(set(numbers.values())) == most
+        peak = max(sum(a <= now <= b for a, b in lives.values()) for now in range(last + 1))
+        assert len(set(numbers.values())) == peak
 
 
-def test_a_result_is_no_operand_of_the_same_instruction():
+@pytest.mark.parametrize("seed", range(20))
+def test_slot_numbers_are_deterministic(seed):
+    first, second = (assemble(program).graph for program in [RandomProgram(seed), RandomProgram(seed)])
+    assert first == second
+
+
+def test_result_and_operand_of_an_instruction_share_no_slot():
     for seed in range(50):
         for chain in assemble(RandomProgram(seed)).graph.instruction_chains:
             for op in (i.op for i in chain.instructions):
@@ -155,7 +165,7 @@ def test_a_result_is_no_operand_of_the_same_instruction():
                     assert op.x not in op.outs
 
 
-def test_a_long_line_needs_two():
+def test_linear_program_needs_two_slots():
     slots = [TensorSlot(torch.float32, (2,), Space.INPUT)] + [TensorSlot(torch.float32) for _ in range(50)]
     slots[-1].space = Space.OUTPUT
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
@@ -165,37 +175,39 @@ def test_a_long_line_needs_two():
 
 
 class Deep(torch.nn.Module):
+    """Has layers with several temporaries each, a buffer that changes, and a branch."""
+
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(6))
-        self.register_buffer("seen", torch.zeros(3, 6))
+        self.register_buffer("total", torch.zeros(3, 6))
 
     def forward(self, x):
         for layer in self.layers:
             a, b = layer(torch.nn.functional.layer_norm(x, (6,))).split(3, -1)
             x = x + torch.cat([torch.sin(b), a * b], -1)
-            self.seen.add_(x)
+            self.total.add_(x)
         x = torch.cond(x.sum() > 0, lambda x: x.exp() + x, lambda x: x.sin() * x, (x,))
-        return torch.softmax(x, -1) + self.seen, x
+        return torch.softmax(x, -1) + self.total, x
 
 
-def test_a_real_program_gives_the_same_bits(delegate, monkeypatch):
+def test_exported_program_keeps_its_results(delegate, monkeypatch):
     torch.manual_seed(1)
     module, results, counts = Deep().eval(), {}, {}
     program = torch.export.export(module, (torch.randn(3, 6),))
-    for recycled in (False, True):
+    for reuse in (False, True):
 
         def counting(builder):
-            made = assemble(builder, recycled=recycled)
-            counts[recycled] = made.graph.num_temp_tensors
-            return made
+            assembled = assemble(builder, reuse_slots=reuse)
+            counts[reuse] = assembled.graph.num_temp_tensors
+            return assembled
 
         monkeypatch.setattr(preprocess, "assemble", functools.wraps(assemble)(counting))
         edge = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()])
         loaded = Runtime.get().load_program(edge.to_executorch().buffer)
         method = loaded.load_method("forward")
         xs = [torch.full((3, 6), 0.1), torch.full((3, 6), -0.3)]
-        results[recycled] = [t.clone() for x in xs for t in method.execute([x])]
+        results[reuse] = [t.clone() for x in xs for t in method.execute([x])]
     assert counts[True] * 4 < counts[False]
     for plain, shared, eager in zip(results[False], results[True], [t for x in xs for t in module(x)]):
         assert torch.equal(plain, shared)

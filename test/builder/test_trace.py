@@ -1,4 +1,4 @@
-"""Tracing a composite leaves the dynamic extents of the program alone."""
+"""Tracing a function does not specialize the dynamic dimensions of the program."""
 
 import pytest
 import torch
@@ -16,20 +16,20 @@ def dynamic_program():
     return torch.export.export(Tangent(), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
 
 
-def settles_its_rows(x):
+def branches_on_its_size(x):
     return torch.exp(x) if x.shape[0] == 3 else torch.sin(x)
 
 
-def test_a_text_that_fixes_an_extent_is_refused():
+def test_function_that_specializes_a_dimension_is_refused():
     registry = Registry()
     registry.add(
-        torch.ops.aten.tan.default, lambda P, self: P.trace(settles_its_rows, self)[0]
+        torch.ops.aten.tan.default, lambda P, self: P.trace(branches_on_its_size, self)[0]
     )
     program = dynamic_program()
     shape_env = program.graph_module.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode.shape_env
     reasons = ProgramBuilder(program, registry).check()
     (reason,) = reasons.values()
-    assert "would fix the dynamic extent" in reason
+    assert "would specialize the dynamic dimension" in reason
     assert not shape_env.replacements
-    with pytest.raises(Unsupported, match="would fix the dynamic extent"):
+    with pytest.raises(Unsupported, match="would specialize the dynamic dimension"):
         ProgramBuilder(program, registry).build()

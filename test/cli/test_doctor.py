@@ -1,4 +1,4 @@
-"""What `doctor` says of a sound installation, and of ones with something wrong."""
+"""`executorch-mlx doctor`: its report on a working installation and on broken ones."""
 
 import os
 import subprocess
@@ -7,36 +7,42 @@ import sys
 import pytest
 
 
-def doctor(*arguments, **environment) -> tuple[int, str]:
-    """In a process of its own: a delegate is registered once."""
+def doctor(*arguments, **environment) -> tuple[int, list[str]]:
+    """Exit code and lines. Runs in its own process, because a process registers a delegate only once."""
     done = subprocess.run(
         [sys.executable, "-m", "executorch_mlx.cli.main", "doctor", *map(str, arguments)],
         capture_output=True, text=True, env=os.environ | environment, timeout=300,
     )  # fmt: skip
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout.splitlines()
 
 
-def test_a_sound_installation(delegate):
-    code, out = doctor()
-    assert code == 0, out
-    facts = dict(line.split(maxsplit=1) for line in out.splitlines())
+def errors(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("error: ")]
+
+
+def test_a_working_installation_is_ok(delegate):
+    code, lines = doctor()
+    assert code == 0 and lines[-1] == "ok", lines
+    facts = dict(line.split(maxsplit=1) for line in lines[:-1])
     assert facts["executorch"] == "1.5.1" and facts["torch"].startswith("2.13.0")
     assert facts["delegate"] == delegate
     assert "libmlx" in facts["libmlx"] and facts["program"] == "runs"
-    assert "wrong:" not in out
+    assert errors(lines) == []
 
 
-@pytest.mark.parametrize("make", [None, b"no library"])
-def test_no_delegate(tmp_path, make):
+@pytest.mark.parametrize("content", [None, b"no library"], ids=["missing", "not a library"])
+def test_a_delegate_that_does_not_load_is_an_error(tmp_path, content):
     library = tmp_path / "libmlx_delegate.so"
-    if make is not None:
-        library.write_bytes(make)
-    code, out = doctor("--library", library)
+    if content is not None:
+        library.write_bytes(content)
+    code, lines = doctor("--library", library)
     assert code == 1
-    (wrong,) = [line for line in out.splitlines() if line.startswith("wrong:")]
-    assert str(library) in wrong
+    (error,) = errors(lines)
+    assert str(library) in error
 
 
-def test_a_device_that_is_not_here(delegate):
-    code, out = doctor(EXECUTORCH_MLX_DEVICE="nowhere")
-    assert code == 1 and "does not run" in out
+def test_an_unknown_device_is_an_error(delegate):
+    code, lines = doctor(EXECUTORCH_MLX_DEVICE="nowhere")
+    assert code == 1
+    (error,) = errors(lines)
+    assert error.startswith("error: program: a small program does not run")

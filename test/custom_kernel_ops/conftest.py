@@ -1,4 +1,4 @@
-"""`draw`: mlx::sample, eager or exported and run by the delegate. `plain`: its specification."""
+"""`draw` runs mlx::sample, eager or in a program. `reference` is its specification."""
 
 import functools
 
@@ -10,12 +10,12 @@ NOISE_KEY = 0x1E3779B97F4A7C15
 LARGEST = torch.finfo(torch.float32).max
 
 
-def _draw(how, logits, temperature=1.0, top_p=1.0, **given):
-    given = {"temperature": temperature, "top_p": top_p} | given
-    given = {n: torch.tensor(v, dtype=DTYPES[n]) for n, v in given.items() if v is not None}
+def _draw(how, logits, temperature=1.0, top_p=1.0, **parameters):
+    parameters = {"temperature": temperature, "top_p": top_p} | parameters
+    parameters = {n: torch.tensor(v, dtype=DTYPES[n]) for n, v in parameters.items() if v is not None}
     if how == "eager":
-        return Sample(tuple(given))(logits, *given.values())
-    return load(tuple(logits.shape), logits.dtype, tuple(given))([logits, *given.values()])
+        return Sample(tuple(parameters))(logits, *parameters.values())
+    return load(tuple(logits.shape), logits.dtype, tuple(parameters))([logits, *parameters.values()])
 
 
 @pytest.fixture(params=["eager", "runtime"])
@@ -33,22 +33,22 @@ def random_bits(batch, count, seed):
 
 
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
-    """bool `[B, V]`: the tokens that every filter keeps, by their definition, in float64."""
+    """The tokens that all filters keep, bool `[B, V]`, computed in float64 from their definition."""
     x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf).double()
     p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST)) / temperature, -1)
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
     mass = p.gather(-1, order).cumsum(-1)
     keep = torch.ones_like(x, dtype=torch.bool)
-    for row in range(len(x)):
-        limits = []
+    for i in range(len(x)):
+        last_ranks = []
         if top_p < 1:
-            limits.append(int((mass[row] < top_p).sum()))
+            last_ranks.append(int((mass[i] < top_p).sum()))
         if top_k is not None and 0 < top_k < x.shape[1]:
-            limits.append(top_k - 1)
-        for place in limits:
-            keep[row] &= x[row] >= x[row, order[row, min(place, x.shape[1] - 1)]]
+            last_ranks.append(top_k - 1)
+        for rank in last_ranks:
+            keep[i] &= x[i] >= x[i, order[i, min(rank, x.shape[1] - 1)]]
         if min_p is not None and min_p > 0:
-            keep[row] &= p[row] >= min(min_p, 1) * p[row].max() * (1 - 1e-9)
+            keep[i] &= p[i] >= min(min_p, 1) * p[i].max() * (1 - 1e-9)
     return keep
 
 
@@ -58,8 +58,8 @@ def _kept():
 
 
 @pytest.fixture
-def plain():
-    """The token by the definition: Gumbel noise for all tokens, argmax over those kept."""
+def reference():
+    """A function that computes the token from the definition: an argmax over the kept tokens with Gumbel noise."""
 
     def specification(logits, temperature=1.0, top_p=1.0, seed=0, top_k=None, min_p=None):
         x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf)
@@ -68,9 +68,9 @@ def plain():
         keep = kept(logits, temperature, top_p, top_k, min_p)
         batch, vocabulary = x.shape
         off = not top_p < 1 and not (top_k and 0 < top_k < vocabulary) and not (min_p or 0) > 0
-        if off:  # word [b, v] is that of token v
+        if off:  # token v uses word [b, v]
             words = random_bits(batch, vocabulary, seed).float()
-        else:  # word [b, i] is that of the i-th most likely token
+        else:  # the i-th most likely token uses word [b, i]
             near = random_bits(batch, 256, seed)
             middle = random_bits(batch, 2048 - 256, seed ^ NOISE_KEY)
             far = random_bits(batch, max(vocabulary - 2048, 1), seed ^ (2 * NOISE_KEY))

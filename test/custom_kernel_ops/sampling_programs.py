@@ -1,4 +1,4 @@
-"""mlx::sample as a module, exported and lowered."""
+"""mlx::sample as a module, and as a program."""
 
 import functools
 
@@ -16,8 +16,8 @@ class Sample(torch.nn.Module):
         self.names = names
 
     def forward(self, logits, *values):
-        given = dict(zip(self.names, values, strict=True))
-        return sample(logits, given.pop("temperature"), given.pop("top_p"), **given)
+        parameters = dict(zip(self.names, values, strict=True))
+        return sample(logits, parameters.pop("temperature"), parameters.pop("top_p"), **parameters)
 
 
 def lower(model, arguments, **options):
@@ -31,7 +31,7 @@ def lower(model, arguments, **options):
 
 @functools.cache
 def load(shape, dtype, names):
-    """A method of the runtime that draws; it holds the program that it belongs to."""
+    """A function that runs mlx::sample in the runtime."""
     from executorch.runtime import Runtime
 
     executorch_mlx.load_delegate()
@@ -39,4 +39,5 @@ def load(shape, dtype, names):
     buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values)).buffer
     program = Runtime.get().load_program(buffer)
     method = program.load_method("forward")
+    # The program must outlive its method.
     return lambda arguments, program=program: method.execute(arguments)[0].clone()

@@ -1,4 +1,4 @@
-"""Penalties, bias and mask against their definition, token by token in NumPy."""
+"""Penalties, bias and mask against a NumPy reference that handles one token at a time."""
 
 import functools
 from collections import Counter
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.penalties import bias_logits, mask_logits, penalize_logits
-from executorch_mlx.llm.sampling import adjust_logits, sample_logits
+from executorch_mlx.llm.sampling_head import adjust_logits, sample_logits
 from sampling_programs import lower
 
 VOCABULARY = 500
@@ -17,16 +17,16 @@ DRAW = {"temperature": 0.9, "top_p": 0.95, "seed": 0, "top_k": 40}
 
 
 class Adjusted(torch.nn.Module):
-    """The logits that are drawn from, and what is drawn."""
+    """The adjusted logits, and a token drawn from them."""
 
     def __init__(self, names):
         super().__init__()
         self.names = names
 
     def forward(self, logits, *values):
-        given = dict(zip(self.names, values, strict=True))
-        draw = {name: given.pop(name) for name in DRAW}
-        adjusted = adjust_logits(logits, **given)
+        parameters = dict(zip(self.names, values, strict=True))
+        draw = {name: parameters.pop(name) for name in DRAW}
+        adjusted = adjust_logits(logits, **parameters)
         return adjusted, sample_logits(adjusted, **draw)
 
 
@@ -57,21 +57,21 @@ def run(request):
 
 
 def case(seed, batch=3, dtype=torch.float32, vocabulary=VOCABULARY, **changes):
-    """Logits and parameters of every kind; history and bias repeat, and leave the vocabulary."""
+    """Random logits and parameters. History and bias contain repeated ids and ids outside of the vocabulary."""
     g = torch.Generator().manual_seed(seed)
 
-    def some(*shape, low=-3, high=vocabulary // 8):
+    def random_ids(*shape, low=-3, high=vocabulary // 8):
         return torch.randint(low, high, shape, generator=g)
 
     given = {
         "repetition_penalty": 0.5 + 2 * torch.rand((), generator=g),
         "presence_penalty": torch.randn((), generator=g),
         "frequency_penalty": torch.randn((), generator=g),
-        "history": torch.cat([some(batch, 20), some(batch, 4, high=2 * vocabulary)], 1),
+        "history": torch.cat([random_ids(batch, 20), random_ids(batch, 4, high=2 * vocabulary)], 1),
         "history_valid": torch.rand(batch, 24, generator=g) < 0.7,
-        "bias_tokens": torch.cat([some(5), some(2, high=2 * vocabulary), torch.tensor([-1, 2**40])]),
+        "bias_tokens": torch.cat([random_ids(5), random_ids(2, high=2 * vocabulary), torch.tensor([-1, 2**40])]),
         "bias_values": 3 * torch.randn(9, generator=g),
-        "allowed_tokens": some(batch, -(-vocabulary // 32), low=-(2**31), high=2**31).int(),
+        "allowed_tokens": random_ids(batch, -(-vocabulary // 32), low=-(2**31), high=2**31).int(),
     }
     logits = 3 * torch.randn(batch, vocabulary, generator=g)
     return logits.to(dtype), given | changes
@@ -82,27 +82,27 @@ def reference(
     bias_tokens, bias_values, allowed_tokens,
 ):  # fmt: skip
     x, vocabulary = logits.float().numpy().copy(), logits.shape[1]
-    known = range(vocabulary)
+    valid_ids = range(vocabulary)
     repetition, presence, frequency = (
         np.float32(float(v)) for v in (repetition_penalty, presence_penalty, frequency_penalty)
     )
-    for row, tokens, valid, words in zip(
+    for sequence, tokens, valid, words in zip(
         x, history.tolist(), history_valid.tolist(), allowed_tokens.tolist()
     ):
-        for token, n in Counter(t for t, v in zip(tokens, valid) if v and t in known).items():
-            value = row[token] / repetition if row[token] > 0 else row[token] * repetition
-            row[token] = value - presence - frequency * np.float32(n)
+        for token, n in Counter(t for t, v in zip(tokens, valid) if v and t in valid_ids).items():
+            value = sequence[token] / repetition if sequence[token] > 0 else sequence[token] * repetition
+            sequence[token] = value - presence - frequency * np.float32(n)
         for token, value in zip(bias_tokens.tolist(), bias_values.numpy()):
-            if token in known:
-                row[token] += value
-        for token in known:
+            if token in valid_ids:
+                sequence[token] += value
+        for token in valid_ids:
             if not words[token // 32] >> token % 32 & 1:
-                row[token] = -np.inf
+                sequence[token] = -np.inf
     return torch.from_numpy(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_logits_are_those_of_the_definition(run, dtype):
+def test_logits_equal_the_reference(run, dtype):
     for seed in range(10):
         logits, given = case(seed, dtype=dtype)
         adjusted, _ = run(logits, **given)
@@ -110,7 +110,7 @@ def test_logits_are_those_of_the_definition(run, dtype):
         assert adjusted.equal(reference(logits, **given)), seed
 
 
-def test_runtime_equals_eager_to_the_bit_for_many_seeds():
+def test_runtime_equals_eager_bit_for_bit():
     seen = set()
     for seed in range(300):
         logits, given = case(seed)
@@ -121,16 +121,16 @@ def test_runtime_equals_eager_to_the_bit_for_many_seeds():
     assert len(seen) > 100
 
 
-@pytest.mark.parametrize("one", PENALTIES)
-def test_each_penalty_alone(run, one):
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_each_penalty_alone(run, penalty):
     logits, given = case(1)
     off = {"bias_values": torch.zeros(9), "allowed_tokens": torch.full((3, 16), -1, dtype=torch.int32)}
-    given |= OFF | off | {one: given[one]}
+    given |= OFF | off | {penalty: given[penalty]}
     adjusted, _ = run(logits, **given)
     assert adjusted.equal(reference(logits, **given)) and not adjusted.equal(logits)
 
 
-def test_off_is_the_same_logits_and_the_same_tokens(run):
+def test_off_values_change_nothing(run):
     off = OFF | {"bias_values": torch.zeros(9), "allowed_tokens": torch.full((3, 16), -1, dtype=torch.int32)}
     for seed in range(40):
         logits, given = case(seed, **off)
@@ -141,7 +141,7 @@ def test_off_is_the_same_logits_and_the_same_tokens(run):
         assert tokens.equal(sample_logits(logits, **DRAW | {"seed": seed}))
 
 
-def test_repetition_is_that_of_transformers():
+def test_repetition_penalty_equals_transformers():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     for penalty in (0.7, 1.0, 1.3, 5.0):
@@ -152,13 +152,13 @@ def test_repetition_is_that_of_transformers():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, torch.nan])
-def test_a_repetition_penalty_of_nothing_is_off(run, value):
+def test_repetition_penalty_that_is_not_positive_is_off(run, value):
     logits, given = case(4)
     adjusted, _ = run(logits, **given | {"repetition_penalty": torch.tensor(value)})
     assert adjusted.equal(reference(logits, **given | {"repetition_penalty": 1.0}))
 
 
-def test_an_infinite_penalty_forbids_what_was_there_and_nothing_else(run):
+def test_infinite_penalty_excludes_only_tokens_in_the_history(run):
     logits, given = case(5)
     for name in ("presence_penalty", "frequency_penalty"):
         changed = given | OFF | {name: torch.tensor(torch.inf)}
@@ -167,7 +167,7 @@ def test_an_infinite_penalty_forbids_what_was_there_and_nothing_else(run):
         assert not adjusted.isnan().any()
 
 
-def test_history_without_valid_counts_as_a_whole():
+def test_history_without_valid_counts_fully():
     logits, given = case(6)
     penalties = {name: given[name] for name in PENALTIES}
     everything = torch.ones_like(given["history_valid"])
@@ -177,13 +177,13 @@ def test_history_without_valid_counts_as_a_whole():
 
 
 def packed(allowed):
-    """bool `[B, V]` as words."""
+    """The words of a mask, bool `[B, V]`."""
     batch, vocabulary = allowed.shape
     bits = torch.nn.functional.pad(allowed, (0, -vocabulary % 32)).reshape(batch, -1, 32)
     return (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)
 
 
-# A long row is searched for candidates, and most of what it finds may be masked.
+# With a large vocabulary, sampling searches for candidates, most of which may be masked.
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 32000])
 @pytest.mark.parametrize("count", [1, 2, 30, 70])
 def test_only_allowed_tokens_are_drawn(run, vocabulary, count):
@@ -199,7 +199,7 @@ def test_only_allowed_tokens_are_drawn(run, vocabulary, count):
         assert token.equal(sample_logits(adjusted.masked_fill(~allowed, -torch.inf), **DRAW | draw))
 
 
-def test_a_row_with_nothing_allowed_gives_token_0(run):
+def test_sequence_without_allowed_tokens_gives_token_0(run):
     logits, given = case(7)
     given["allowed_tokens"][1] = 0
     for seed in range(5):
@@ -208,7 +208,7 @@ def test_a_row_with_nothing_allowed_gives_token_0(run):
         assert all(given["allowed_tokens"][b, t // 32] >> t % 32 & 1 for b, t in ((0, tokens[0]), (2, tokens[2])))
 
 
-def test_bits_beyond_the_vocabulary_do_not_matter(run):
+def test_bits_beyond_the_vocabulary_are_ignored(run):
     logits, given = case(8)
     other = given["allowed_tokens"].clone()
     other[:, -1] ^= -(2 ** (VOCABULARY % 32))
@@ -221,23 +221,23 @@ LOGITS, HISTORY, ONE = torch.zeros(2, 40), torch.zeros(2, 3, dtype=torch.int64),
 @pytest.mark.parametrize(
     "operator, arguments, message",
     [
-        (penalize_logits, (LOGITS[0], HISTORY), r"logits are torch.float32 of shape \[40\]"),
-        (penalize_logits, (LOGITS.long(), HISTORY), "logits are torch.int64"),
-        (penalize_logits, (LOGITS, HISTORY.int()), "history is torch.int32 .* expected int64"),
-        (penalize_logits, (LOGITS, HISTORY[:1]), r"history is torch.int64 of shape \[1, 3\]"),
-        (penalize_logits, (LOGITS, HISTORY, HISTORY), "valid is torch.int64 .* expected torch.bool"),
-        (penalize_logits, (LOGITS, HISTORY, HISTORY[:, :2] > 0), r"of history, \[2, 3\]"),
-        (penalize_logits, (LOGITS, HISTORY, None, torch.ones(2)), "repetition is torch.float32 of"),
-        (penalize_logits, (LOGITS, HISTORY, None, None, HISTORY[0, 0]), "presence is torch.int64"),
-        (bias_logits, (LOGITS, HISTORY, HISTORY), r"tokens are torch.int64 of shape \[2, 3\]"),
-        (bias_logits, (LOGITS, HISTORY[0], torch.ones(2)), r"of tokens, \[3\]"),
-        (bias_logits, (LOGITS, HISTORY[0], HISTORY[0]), "values are torch.int64"),
-        (mask_logits, (LOGITS, torch.zeros(2, 1).int()), r"torch.int32 of shape \[2, 2\]: a bit"),
-        (mask_logits, (LOGITS, torch.zeros(2, 2).long()), "allowed is torch.int64"),
+        (penalize_logits, (LOGITS[0], HISTORY), r"logits: got torch.float32 of shape \[40\]"),
+        (penalize_logits, (LOGITS.long(), HISTORY), "logits: got torch.int64"),
+        (penalize_logits, (LOGITS, HISTORY.int()), "history: got torch.int32 .* expected torch.int64"),
+        (penalize_logits, (LOGITS, HISTORY[:1]), r"history: got torch.int64 of shape \[1, 3\], .* \[2, N\]"),
+        (penalize_logits, (LOGITS, HISTORY, HISTORY), "valid: got torch.int64 .* expected torch.bool"),
+        (penalize_logits, (LOGITS, HISTORY, HISTORY[:, :2] > 0), r"expected torch.bool of shape \[2, 3\]"),
+        (penalize_logits, (LOGITS, HISTORY, None, torch.ones(2)), "repetition: got torch.float32 of"),
+        (penalize_logits, (LOGITS, HISTORY, None, None, HISTORY[0, 0]), "presence: got torch.int64"),
+        (bias_logits, (LOGITS, HISTORY, HISTORY), r"tokens: got torch.int64 of shape \[2, 3\]"),
+        (bias_logits, (LOGITS, HISTORY[0], torch.ones(2)), r"values: .* of shape \[3\]"),
+        (bias_logits, (LOGITS, HISTORY[0], HISTORY[0]), "values: got torch.int64"),
+        (mask_logits, (LOGITS, torch.zeros(2, 1).int()), r"torch.int32 of shape \[2, 2\], a bit"),
+        (mask_logits, (LOGITS, torch.zeros(2, 2).long()), "allowed: got torch.int64"),
     ],
     ids=str,
 )
-def test_refusals(operator, arguments, message):
+def test_invalid_arguments_raise(operator, arguments, message):
     with pytest.raises(ValueError, match=f"mlx::{operator._schema.name[5:]}: .*{message}"):
         operator(*arguments)
 
@@ -245,14 +245,14 @@ def test_refusals(operator, arguments, message):
 @pytest.mark.parametrize(
     "given, error, message",
     [
-        ({"presence_penalty": 1.0}, TypeError, "presence_penalty and history come together"),
-        ({"history": HISTORY}, TypeError, "a penalty and history come together"),
-        ({"history_valid": HISTORY > 0}, TypeError, "history_valid came without history"),
-        ({"bias_tokens": HISTORY[0]}, TypeError, "bias_tokens and bias_values come together"),
-        ({"repetition_penalty": "2", "history": HISTORY}, TypeError, "repetition_penalty is str"),
+        ({"presence_penalty": 1.0}, TypeError, "presence_penalty and history: got only one of them"),
+        ({"history": HISTORY}, TypeError, "a penalty and history: got only one of them"),
+        ({"history_valid": HISTORY > 0}, TypeError, "history_valid: expected history as well"),
+        ({"bias_tokens": HISTORY[0]}, TypeError, "bias_tokens and bias_values: got only one of them"),
+        ({"repetition_penalty": "2", "history": HISTORY}, TypeError, "repetition_penalty: got str"),
     ],
     ids=str,
 )
-def test_parameters_come_together(given, error, message):
+def test_incomplete_parameters_raise(given, error, message):
     with pytest.raises(error, match=f"SamplingHead: {message}"):
         adjust_logits(LOGITS, **given)

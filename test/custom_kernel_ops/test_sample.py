@@ -1,4 +1,4 @@
-"""mlx::sample against its specification: token for token, on every path."""
+"""mlx::sample against its specification, token for token, with inputs that need every version of the algorithm."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SETTINGS = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
 }
-# Shorter than a block, sorted as a whole, no multiple of anything, a prime, usual ones.
+# Smaller than a block, small enough for a sort, primes and other sizes that no block divides, usual sizes.
 VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
 
 
@@ -24,7 +24,7 @@ def logits_of(kind, batch, vocabulary, seed=0):
         return torch.zeros(batch, vocabulary)
     if kind == "ties":
         return (noise * 2).round()
-    # Rank to probability by a power law, as in text.
+    # Probabilities follow a power law of the rank, as in natural language.
     rank = torch.rand(batch, vocabulary, generator=g).argsort(-1)
     return -1.5 * torch.log(1.0 + rank) + noise * 0.1
 
@@ -32,66 +32,64 @@ def logits_of(kind, batch, vocabulary, seed=0):
 @pytest.mark.parametrize("kind", ["text", "flat", "ties", "constant"])
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [1000, 32000])
-def test_same_token_as_the_specification(draw, plain, name, kind, vocabulary):
+def test_token_equals_the_specification(draw, reference, name, kind, vocabulary):
     for seed in range(8):
         logits = logits_of(kind, 1, vocabulary, seed)
         assert draw(logits, seed=seed, **SETTINGS[name]).equal(
-            plain(logits, seed=seed, **SETTINGS[name])
+            reference(logits, seed=seed, **SETTINGS[name])
         ), seed
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_shapes(draw, plain, vocabulary, batch):
+def test_any_vocabulary_and_batch(draw, reference, vocabulary, batch):
     for name in ("greedy", "temperature", "all"):
         for seed in (1, 2**40 + 3):
             logits = logits_of("text", batch, vocabulary, seed)
             token = draw(logits, seed=seed, **SETTINGS[name])
             assert token.dtype == torch.int64 and token.shape == (batch,)
-            assert token.equal(plain(logits, seed=seed, **SETTINGS[name])), (name, seed)
+            assert token.equal(reference(logits, seed=seed, **SETTINGS[name])), (name, seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_half_precision_logits_are_judged_in_float32(draw, plain, dtype, name):
+def test_half_precision_logits_are_computed_in_float32(draw, reference, dtype, name):
     for seed in range(8):
-        logits = logits_of("text", 2, 32000, seed).to(dtype)  # ties in plenty
+        logits = logits_of("text", 2, 32000, seed).to(dtype)  # with many ties
         assert draw(logits, seed=seed, **SETTINGS[name]).equal(
-            plain(logits, seed=seed, **SETTINGS[name])
+            reference(logits, seed=seed, **SETTINGS[name])
         )
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "all"])
-def test_a_thousand_seeds(draw, plain, name):
+def test_a_thousand_seeds(draw, reference, name):
     logits = logits_of("text", 1, 32000)
     tokens = [int(draw(logits, seed=seed, **SETTINGS[name])) for seed in range(1000)]
-    expected = [int(plain(logits, seed=seed, **SETTINGS[name])) for seed in range(50)]
+    expected = [int(reference(logits, seed=seed, **SETTINGS[name])) for seed in range(50)]
     assert tokens[:50] == expected
     assert len(set(tokens)) > 3
 
 
 def test_runtime_equals_eager_for_a_thousand_seeds(draw_both):
-    """The contract between host and device, with every parameter moving."""
+    """With parameters that change from seed to seed."""
     eager, runtime = draw_both["eager"], draw_both["runtime"]
     logits = logits_of("text", 1, 32000)
     names = list(SETTINGS)
     for seed in range(1000):
-        given = {"top_k": 0, "min_p": 0.0} | SETTINGS[names[seed % len(names)]]
-        assert eager(logits, seed=seed, **given).equal(runtime(logits, seed=seed, **given)), seed
+        parameters = {"top_k": 0, "min_p": 0.0} | SETTINGS[names[seed % len(names)]]
+        assert eager(logits, seed=seed, **parameters).equal(runtime(logits, seed=seed, **parameters)), seed
 
 
 @pytest.mark.parametrize("seed", [-1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("name", ["temperature", "top_k"])
-def test_all_bits_of_the_seed_count(draw, plain, seed, name):
+def test_all_bits_of_the_seed_count(draw, reference, seed, name):
     logits = logits_of("flat", 2, 70001)
-    for vocabulary in (1000, 32000, 70001):  # dense words, and words one by one
-        row = logits[:, :vocabulary].contiguous()
-        assert draw(row, seed=seed, **SETTINGS[name]).equal(
-            plain(row, seed=seed, **SETTINGS[name])
-        )
+    for vocabulary in (1000, 32000, 70001):
+        part = logits[:, :vocabulary].contiguous()
+        assert draw(part, seed=seed, **SETTINGS[name]).equal(reference(part, seed=seed, **SETTINGS[name]))
 
 
-def test_greedy_takes_the_lowest_of_equal_tokens(draw):
+def test_greedy_ties_go_to_the_lowest_token(draw):
     for vocabulary in (10, 1000, 32000, 50257):
         logits = torch.zeros(2, vocabulary)
         logits[0, [3, 5, vocabulary - 1]] = 2.0
@@ -100,7 +98,7 @@ def test_greedy_takes_the_lowest_of_equal_tokens(draw):
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.0, -1.0, -torch.inf, torch.nan])
-def test_no_positive_temperature_is_greedy(draw, temperature):
+def test_temperature_that_is_not_positive_is_greedy(draw, temperature):
     logits = logits_of("flat", 3, 32000)
     assert draw(logits, temperature, seed=1, top_p=0.9).equal(logits.argmax(-1))
 
@@ -119,39 +117,39 @@ def test_extreme_temperatures(draw, temperature):
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [1000, 32000])
-def test_nan_never_wins(draw, plain, name, vocabulary):
+def test_nan_never_wins(draw, reference, name, vocabulary):
     logits = logits_of("text", 2, vocabulary)
-    for places in ([0], [vocabulary - 1], [0, 17, 500], list(range(0, vocabulary, 2))):
-        holed = logits.clone()
-        holed[0, places] = torch.nan
+    for tokens in ([0], [vocabulary - 1], [0, 17, 500], list(range(0, vocabulary, 2))):
+        with_nan = logits.clone()
+        with_nan[0, tokens] = torch.nan
         for seed in range(4):
-            token = draw(holed, seed=seed, **SETTINGS[name])
-            assert int(token[0]) not in places
-            assert token.equal(plain(holed, seed=seed, **SETTINGS[name]))
+            token = draw(with_nan, seed=seed, **SETTINGS[name])
+            assert int(token[0]) not in tokens
+            assert token.equal(reference(with_nan, seed=seed, **SETTINGS[name]))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [5, 1000, 32000])
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-def test_a_row_with_nothing_to_choose_gives_token_0(draw, name, vocabulary, value):
+def test_sequence_without_finite_logits_gives_token_0(draw, name, vocabulary, value):
     logits = logits_of("text", 2, vocabulary)
     logits[1] = value
     token = draw(logits, seed=3, **SETTINGS[name])
     assert int(token[1]) == 0
-    only = draw(torch.full((1, vocabulary), value), seed=3, **SETTINGS[name])
-    assert only.tolist() == [0]
+    alone = draw(torch.full((1, vocabulary), value), seed=3, **SETTINGS[name])
+    assert alone.tolist() == [0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [50, 32000])
-def test_infinite_logits(draw, plain, name, vocabulary):
+def test_infinite_logits(draw, reference, name, vocabulary):
     logits = logits_of("text", 2, vocabulary)
     logits[0, 30] = torch.inf
     logits[1, 4:] = -torch.inf
     for seed in range(6):
         token = draw(logits, seed=seed, **SETTINGS[name])
         assert int(token[0]) == 30 and int(token[1]) < 4
-        assert token.equal(plain(logits, seed=seed, **SETTINGS[name]))
+        assert token.equal(reference(logits, seed=seed, **SETTINGS[name]))
 
 
 @pytest.mark.parametrize(
@@ -160,75 +158,75 @@ def test_infinite_logits(draw, plain, name, vocabulary):
      {"top_k": 32001}, {"top_k": 2**40}, {"min_p": 0.0}, {"min_p": -1.0}],
     ids=str,
 )  # fmt: skip
-def test_a_filter_that_is_off_drops_nothing(draw, off):
+def test_off_value_of_a_filter_drops_nothing(draw, off):
     logits = logits_of("flat", 1, 32000)
     for seed in range(10):
         assert draw(logits, seed=seed, **off).equal(draw(logits, seed=seed))
 
 
-@pytest.mark.parametrize("only_top", [{"top_p": 0.0}, {"top_p": -1.0}, {"top_k": 1}, {"min_p": 1.0},
+@pytest.mark.parametrize("strictest", [{"top_p": 0.0}, {"top_p": -1.0}, {"top_k": 1}, {"min_p": 1.0},
                                       {"min_p": 7.0}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("vocabulary", [100, 32000])
-def test_the_most_likely_token_is_always_kept(draw, only_top, vocabulary):
+def test_the_most_likely_token_is_always_kept(draw, strictest, vocabulary):
     logits = logits_of("text", 2, vocabulary)
     for seed in range(10):
-        assert draw(logits, 5.0, seed=seed, **only_top).equal(logits.argmax(-1))
+        assert draw(logits, 5.0, seed=seed, **strictest).equal(logits.argmax(-1))
 
 
-@pytest.mark.parametrize("given", [{"top_k": 3}, {"top_p": 0.3}, {"min_p": 0.9}], ids=str)
+@pytest.mark.parametrize("parameters", [{"top_k": 3}, {"top_p": 0.3}, {"min_p": 0.9}], ids=str)
 @pytest.mark.parametrize("vocabulary", [100, 32000])
-def test_tokens_tied_with_the_last_one_kept_are_kept(draw, given, vocabulary):
+def test_tokens_tied_with_the_last_kept_token_are_kept(draw, parameters, vocabulary):
     logits = torch.full((1, vocabulary), -30.0)
     tied = torch.arange(vocabulary)[7::9][:300]
     logits[0, tied] = 2.0
-    tokens = {int(draw(logits, seed=seed, **given)) for seed in range(60)}
+    tokens = {int(draw(logits, seed=seed, **parameters)) for seed in range(60)}
     assert tokens <= set(tied.tolist())
     assert len(tokens) > min(9, 0.6 * len(tied)), "only some of the tied tokens were kept"
 
 
 @pytest.mark.parametrize("top_k", [2, 63, 64, 65, 255, 1000, 1500, 31999])
-def test_top_k_of_any_size(draw, plain, top_k):
+def test_any_top_k(draw, reference, top_k):
     for kind in ("text", "flat", "ties"):
         logits = logits_of(kind, 2, 40000)
         for seed in range(3):
-            given = {"temperature": 2.0, "seed": seed, "top_k": top_k}
-            assert draw(logits, **given).equal(plain(logits, **given))
+            parameters = {"temperature": 2.0, "seed": seed, "top_k": top_k}
+            assert draw(logits, **parameters).equal(reference(logits, **parameters))
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.99, 0.9999])
 @pytest.mark.parametrize("kind", ["text", "flat", "ties"])
-def test_nucleus_of_any_size(draw, plain, top_p, kind):
+def test_any_top_p(draw, reference, top_p, kind):
     for temperature in (0.3, 1.0, 2.0):
         logits = logits_of(kind, 2, 40000)
         for seed in range(4):
-            given = {"temperature": temperature, "seed": seed, "top_p": top_p}
-            assert draw(logits, **given).equal(plain(logits, **given))
+            parameters = {"temperature": temperature, "seed": seed, "top_p": top_p}
+            assert draw(logits, **parameters).equal(reference(logits, **parameters))
 
 
-def test_the_same_seed_gives_the_same_token(draw):
+def test_same_seed_gives_the_same_token(draw):
     logits = logits_of("flat", 1, 32000)
     assert len({int(draw(logits, seed=5)) for _ in range(5)}) == 1
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k"])
-def test_without_a_seed_draws_vary(draw, name):
+def test_draws_without_a_seed_vary(draw, name):
     logits = logits_of("flat", 1, 32000)
     assert len({int(draw(logits, **SETTINGS[name])) for _ in range(12)}) > 2
 
 
-def test_refusals():
+def test_invalid_arguments_raise():
     from executorch_mlx.custom_kernel_ops.sample import sample
 
     logits, one, seed = torch.zeros(1, 5), torch.tensor(1.0), torch.tensor(1)
     for arguments, message in [
-        ((torch.zeros(5), one, one), r"logits are torch.float32 of shape \[5\], expected"),
-        ((torch.zeros(1, 5).double(), one, one), "logits are torch.float64"),
+        ((torch.zeros(5), one, one), r"logits: got torch.float32 of shape \[5\], expected"),
+        ((torch.zeros(1, 5).double(), one, one), "logits: got torch.float64"),
         ((torch.zeros(1, 0), one, one), "empty vocabulary"),
-        ((logits, torch.ones(2), one), r"temperature is torch.float32 of shape \[2\]"),
-        ((logits, one, seed), "top_p is torch.int64"),
-        ((logits, one, one, one), "seed is torch.float32 of shape .*, expected an int64"),
-        ((logits, one, one, seed, one), "top_k is torch.float32"),
-        ((logits, one, one, seed, None, seed), "min_p is torch.int64"),
+        ((logits, torch.ones(2), one), r"temperature: got torch.float32 of shape \[2\]"),
+        ((logits, one, seed), "top_p: got torch.int64"),
+        ((logits, one, one, one), "seed: got torch.float32 of shape .*, expected an int64"),
+        ((logits, one, one, seed, one), "top_k: got torch.float32"),
+        ((logits, one, one, seed, None, seed), "min_p: got torch.int64"),
     ]:
         with pytest.raises(ValueError, match=message):
             sample(*arguments)

@@ -1,4 +1,4 @@
-"""SamplingHead, and mlx::sample as a node of exported and lowered programs."""
+"""SamplingHead, and mlx::sample in exported and lowered programs."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import torch
 from sampling_programs import Sample, lower
 
 from executorch_mlx import SamplingHead
+from executorch_mlx.serialization.read import read_payload
 
 
 def scalar(value, dtype=torch.float32):
@@ -14,7 +15,7 @@ def scalar(value, dtype=torch.float32):
 
 
 class Decoder(torch.nn.Module):
-    """Logits of every position, in the form that a model may give them."""
+    """Returns logits in one of the forms that a model may return them."""
 
     def __init__(self, form="tensor", vocabulary=300):
         super().__init__()
@@ -39,7 +40,7 @@ TOKENS = torch.tensor([[3, 1, 4], [1, 5, 9]])
 
 
 @pytest.mark.parametrize("form", ["tensor", "last", "tuple", "dict", "output"])
-def test_takes_the_last_position(form):
+def test_uses_the_last_position(form):
     expected = Decoder()(TOKENS)[:, -1]
     head = SamplingHead(Decoder(form))
     assert head(TOKENS, temperature=0.0).equal(expected.argmax(-1))
@@ -48,12 +49,12 @@ def test_takes_the_last_position(form):
     assert drawn.equal(torch.ops.mlx.sample(expected, *given))
 
 
-def test_passes_arguments_on():
+def test_passes_arguments_to_the_model():
     head = SamplingHead(Decoder())
     assert head(TOKENS, scale=-1.0, temperature=0).equal((-Decoder()(TOKENS)[:, -1]).argmax(-1))
 
 
-def test_numbers_and_tensors_mean_the_same():
+def test_numbers_and_tensors_are_equivalent():
     head = SamplingHead(Decoder())
     numbers = {"temperature": 2, "top_k": 40, "top_p": 1, "seed": 2**64 - 5, "min_p": 0.01}
     tensors = {
@@ -67,27 +68,27 @@ def test_numbers_and_tensors_mean_the_same():
 @pytest.mark.parametrize(
     "given, error, message",
     [
-        ({"temperature": None}, TypeError, "temperature is NoneType, expected a number"),
-        ({"temperature": "1"}, TypeError, "temperature is str"),
-        ({"temperature": torch.ones(2)}, ValueError, r"temperature has shape \[2\], expected one"),
-        ({"temperature": True}, TypeError, "temperature is bool"),
-        ({"top_k": 4.0}, TypeError, "top_k is float, expected an integer"),
-        ({"top_k": torch.tensor(4.0)}, TypeError, "top_k is torch.float32, expected an integer"),
-        ({"top_k": 2**63}, ValueError, "top_k is 9223372036854775808, expected 64 bits"),
-        ({"seed": 2**64}, ValueError, "seed is 18446744073709551616"),
-        ({"top_p": None}, TypeError, "top_p is NoneType"),
+        ({"temperature": None}, TypeError, "temperature: got NoneType, expected a number"),
+        ({"temperature": "1"}, TypeError, "temperature: got str"),
+        ({"temperature": torch.ones(2)}, ValueError, r"temperature: got shape \[2\], expected one"),
+        ({"temperature": True}, TypeError, "temperature: got bool"),
+        ({"top_k": 4.0}, TypeError, "top_k: got float, expected an integer"),
+        ({"top_k": torch.tensor(4.0)}, TypeError, "top_k: got torch.float32, expected an integer"),
+        ({"top_k": 2**63}, ValueError, "top_k: got 9223372036854775808, expected 64 bits"),
+        ({"seed": 2**64}, ValueError, "seed: got 18446744073709551616"),
+        ({"top_p": None}, TypeError, "top_p: got NoneType"),
     ],
     ids=str,
 )
-def test_refuses_other_parameters(given, error, message):
+def test_invalid_parameters_raise(given, error, message):
     with pytest.raises(error, match=message):
         SamplingHead(Decoder())(TOKENS, **{"temperature": 1.0} | given)
 
 
-def test_refuses_other_outputs():
-    with pytest.raises(TypeError, match="the model returned str, expected a tensor of logits"):
+def test_invalid_model_outputs_raise():
+    with pytest.raises(TypeError, match="model output: got str, expected a tensor of logits"):
         SamplingHead(Decoder("text"))(TOKENS, temperature=1.0)
-    with pytest.raises(ValueError, match=r"logits have shape \[300\], expected \[B, S, V\]"):
+    with pytest.raises(ValueError, match=r"logits: got shape \[300\], expected \[B, S, V\]"):
         SamplingHead(Decoder("flat"))(TOKENS, temperature=1.0)
 
 
@@ -105,7 +106,7 @@ ARGUMENTS = (TOKENS, scalar(1.0), scalar(0.9), scalar(5, torch.int64))
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("fixed", [{}, {"top_k": 40, "min_p": 0.1}], ids=str)
-def test_export_keeps_the_operator_whole(strict, fixed):
+def test_export_preserves_the_operator(strict, fixed):
     program = torch.export.export(Step(**fixed), ARGUMENTS, strict=strict)
     targets = [n.target for n in program.graph.nodes]
     assert targets.count(torch.ops.mlx.sample.default) == 1
@@ -124,7 +125,7 @@ def test_one_delegate_call_draws_the_token(strict, form):
     assert names[0] == "executorch_call_delegate" and len(names) == 2, names
 
 
-def test_one_program_many_settings():
+def test_one_program_for_all_parameters():
     from executorch.runtime import Runtime
 
     import executorch_mlx
@@ -144,12 +145,13 @@ def test_one_program_many_settings():
     assert len(seen) > 5
 
 
-def test_filters_that_are_none_emit_nothing():
-    sizes = [
-        len(lower(Sample(names), (torch.zeros(1, 32000), *values)).buffer)
-        for names, values in [
-            (("temperature", "top_p", "seed"), ARGUMENTS[1:]),
-            (("temperature", "top_p", "seed", "min_p"), (*ARGUMENTS[1:], scalar(0.1))),
-        ]
-    ]
-    assert sizes[0] < sizes[1]
+def test_filter_that_is_none_emits_no_instructions():
+    def instructions(names, values):
+        lowered = lower(Sample(names), (torch.zeros(1, 32000), *values))
+        (delegate,) = lowered.executorch_program.backend_delegate_data
+        return sum(len(chain.instructions) for chain in read_payload(bytes(delegate.data)).instruction_chains)
+
+    names = ("temperature", "top_p", "seed")
+    without = instructions(names, ARGUMENTS[1:])
+    with_min_p = instructions((*names, "min_p"), (*ARGUMENTS[1:], scalar(0.1)))
+    assert 0 < without < with_min_p

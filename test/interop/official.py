@@ -1,15 +1,15 @@
-"""Programs of ExecuTorch's own MLX delegate, run by ours, and its tests lowered by ours.
+"""Run the op tests of ExecuTorch's own MLX delegate with this runtime and this partitioner.
 
-    python test/interop/official.py export DIR     exports the op tests of the installed package
-    python test/interop/official.py run DIR        runs them through our runtime and compares
-    python test/interop/official.py ours DIR       lowers the same models by our partitioner, and the same
+    python test/interop/official.py export DIR     # export them with the official delegate
+    python test/interop/official.py run DIR        # run those programs with this runtime, and compare
+    python test/interop/official.py ours DIR       # lower the same models with this partitioner, run, and compare
 
-`run` and `ours` tell how many were delegated as a whole: nothing is left on the host.
-
-Its Python cannot be imported as it is installed: what its generate.py makes is missing. `export`
-works on a private copy under DIR, in a process of its own, because its operators and ours have
-the same names; `ours` starts from the exported programs that `export` has saved. `--every N` takes
+`run` and `ours` print how many programs are correct, and how many of these are fully delegated. `--every N` takes
 every Nth configuration.
+
+The official delegate cannot be imported as installed, because the wheel lacks the Python files that its generate.py
+writes. `export` completes a private copy under DIR. It runs in a process of its own, because both delegates define
+operators of the same names. `ours` starts from the exported programs that `export` saves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ import torch
 
 
 def private_copy(folder: Path) -> Path:
-    """The installed executorch package, linked but for its backends/mlx, which is copied and
-    completed by its own generator. Returns the folder to put on PYTHONPATH."""
+    """Make a copy of the installed executorch package with a complete backends/mlx; the rest of it is linked.
+
+    Returns the folder to put on PYTHONPATH.
+    """
     installed = Path(importlib.util.find_spec("executorch").submodule_search_locations[0])
     site = folder / "site"
     copy = site / "executorch"
@@ -45,7 +47,7 @@ def private_copy(folder: Path) -> Path:
             (copy / "backends" / entry.name).symlink_to(entry)
     shutil.copytree(installed / "backends" / "mlx", copy / "backends" / "mlx")
     path = f"{installed / 'data' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    # It ends with the C++ templates, which the wheel does not carry: what Python needs is there.
+    # The generator writes the Python files first, and then fails because the wheel lacks its C++ templates.
     subprocess.run(
         [sys.executable, copy / "backends" / "mlx" / "serialization" / "generate.py"],
         env=os.environ | {"PATH": path, "PYTHONPATH": str(site)},
@@ -56,8 +58,8 @@ def private_copy(folder: Path) -> Path:
 
 
 def export_all(folder: Path, every: int) -> None:
-    """In the private copy's process: one folder for each configuration."""
-    # The package's own __init__ wants torchtune, for modules that no op test uses.
+    """Export to one folder for each configuration. Runs in the process that imports the private copy."""
+    # The package's __init__ imports torchtune for modules that no op test uses. Replace it.
     import executorch.extension.llm as llm
 
     modules = types.ModuleType(f"{llm.__name__}.modules")
@@ -93,17 +95,17 @@ def export_all(folder: Path, every: int) -> None:
                 target / "data.pt",
             )
             (target / "done").touch()
-        except Exception as error:  # noqa: BLE001  (its failures are its own, and counted)
+        except Exception as error:  # noqa: BLE001  (a failure of the official delegate; counted)
             (target / "failed").write_text(f"{type(error).__name__}: {error}")
         if index % 20 == 0:
-            print(f"{index} of {len(tests)}", flush=True)
+            print(f"exported {index} of {len(tests)}", flush=True)
 
 
 def save_exported(test, path: Path) -> None:
-    """The program before anybody's lowering."""
+    """Save the exported program before it is lowered."""
     test._set_seed()
     try:
-        with torch.no_grad():  # torch.export.load fails on float8 that is part of a weight with a gradient
+        with torch.no_grad():  # torch.export.load fails on float8 weights that require a gradient
             model = test.create_model().eval()
         exported = torch.export.export(
             model,
@@ -112,11 +114,12 @@ def save_exported(test, path: Path) -> None:
             strict=True,
         )
         torch.export.save(exported, path)
-    except Exception as error:  # noqa: BLE001  (torch's failures, counted as not saved)
+    except Exception as error:  # noqa: BLE001  (a failure of torch.export; counted as not exported)
         path.with_suffix(".failed").write_text(f"{type(error).__name__}: {error}")
 
 
 def export_one(test, model, inputs, path: Path) -> None:
+    """Export and lower with the official delegate."""
     from executorch.backends.mlx.test.test_utils import export_model_to_pte
 
     export_model_to_pte(
@@ -129,18 +132,22 @@ def export_one(test, model, inputs, path: Path) -> None:
     )
 
 
+# Exit codes of the process that runs a program.
 VERDICTS = {0: "correct", 3: "wrong", 4: "error", 5: "not lowered"}
 
 
 def run_all(folder: Path, every: int, lower: bool) -> None:
-    """Each program in a process of its own: a crash is a result too."""
+    """Run each program in a process of its own, so that a crash counts as a result. Print the results."""
     import executorch.runtime  # noqa: F401  (imported once, before the forks)
     import executorch_mlx  # noqa: F401
 
     results: Counter = Counter()
-    whole = 0
+    fully_delegated = 0
     context = multiprocessing.get_context("fork")
-    for target in sorted((folder / "programs").iterdir())[::every]:
+    targets = sorted((folder / "programs").glob("*"))[::every]
+    if not targets:
+        raise SystemExit(f"official.py: {folder} has no programs; run `official.py export {folder}` first")
+    for target in targets:
         needed = ("exported.pt2", "data.pt") if lower else ("done",)
         if not all((target / name).exists() for name in needed):
             results["not exported"] += 1
@@ -151,17 +158,17 @@ def run_all(folder: Path, every: int, lower: bool) -> None:
         process.start()
         process.join()
         verdict = VERDICTS.get(process.exitcode, f"crash ({process.exitcode})")
-        delegated = program.exists() and is_whole(program)
-        whole += delegated and verdict == "correct"
+        delegated = program.exists() and is_fully_delegated(program)
+        fully_delegated += delegated and verdict == "correct"
         results[verdict] += 1
         if verdict != "correct" or not delegated:
-            print(f"{verdict}{'' if delegated else ', in part'}: {target.name}", flush=True)
+            print(f"{verdict}{'' if delegated else ', not fully delegated'}: {target.name}", flush=True)
     print(", ".join(f"{count} {name}" for name, count in results.most_common()))
-    print(f"{whole} correct and delegated as a whole")
+    print(f"{fully_delegated} correct and fully delegated")
 
 
-def is_whole(path: Path) -> bool:
-    """Whether the program calls the delegate and nothing else."""
+def is_fully_delegated(path: Path) -> bool:
+    """Whether the program consists of one delegate call."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan
@@ -169,7 +176,7 @@ def is_whole(path: Path) -> bool:
 
 
 def run_one(target: Path, program: Path, lower: bool) -> int:
-    """0 if the outputs are those that were expected; `VERDICTS` has the others."""
+    """Run a program and compare its outputs. Returns a key of `VERDICTS`."""
     from executorch.runtime import Runtime
     from executorch_mlx import load_delegate
 
@@ -177,8 +184,8 @@ def run_one(target: Path, program: Path, lower: bool) -> int:
     data = torch.load(target / "data.pt", weights_only=False)
     if lower:
         try:
-            lower_by_ours(target / "exported.pt2", program)
-        except Exception as error:  # noqa: BLE001  (counted)
+            lower_with_ours(target / "exported.pt2", program)
+        except Exception as error:  # noqa: BLE001  (counted as not lowered)
             print(f"{type(error).__name__}: {str(error)[:300]}")
             return 5
     try:
@@ -199,9 +206,10 @@ def run_one(target: Path, program: Path, lower: bool) -> int:
     return 0
 
 
-def lower_by_ours(source: Path, path: Path) -> None:
+def lower_with_ours(source: Path, path: Path) -> None:
+    """Lower a saved exported program with `MLXPartitioner`, and print what is not delegated."""
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-    from executorch.extension.llm import export  # noqa: F401  (defines its quantized formats)
+    from executorch.extension.llm import export  # noqa: F401  (defines operators of quantized formats)
     from executorch_mlx import MLXPartitioner
 
     partitioner = MLXPartitioner()
@@ -216,19 +224,19 @@ def lower_by_ours(source: Path, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["export", "export-here", "run", "ours"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("command", choices=["export", "export-here", "run", "ours"])
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth configuration")
     options = parser.parse_args()
     folder = options.folder.resolve()
-    if options.what == "export":
+    if options.command == "export":
         site = private_copy(folder)
-        command = [sys.executable, __file__, "export-here", folder, f"--every={options.every}"]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(site)}, check=True)
-    elif options.what == "export-here":
+        process = [sys.executable, __file__, "export-here", folder, f"--every={options.every}"]
+        subprocess.run(process, env=os.environ | {"PYTHONPATH": str(site)}, check=True)
+    elif options.command == "export-here":
         export_all(folder, options.every)
     else:
-        run_all(folder, options.every, lower=options.what == "ours")
+        run_all(folder, options.every, lower=options.command == "ours")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""The cache in the program: its rows, its bounds, and that a step writes it where it lies."""
+"""The KV cache of a program: updates, bounds, and steps that write it in place."""
 
 import mlx.core as mx
 import pytest
 import torch
-from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.program import LLMProgram
-from executorch_mlx.llm.parameters import Sampling
+from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.generate.program import LLMProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CAPACITY = 16384
-CACHE_BYTES = CAPACITY * 2 * 64 * 4  # of one of the four buffers
+BUFFER_BYTES = CAPACITY * 2 * 64 * 4  # each of the four buffers
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +24,32 @@ def program(tmp_path_factory):
         max_position_embeddings=CAPACITY,
     )
     path = tmp_path_factory.mktemp("cache") / "model.pte"
-    export_llm(LlamaForCausalLM(config).eval(), max_seq_len=CAPACITY, sampling=Sampling(min_p=False)).save(path)
+    export_llm(LlamaForCausalLM(config).eval(), max_context_len=CAPACITY, head=HeadConfig(min_p=False)).save(path)
     program = LLMProgram(path)
-    program.step([1, 2, 3], 0)  # the first call may be undone, and copies
+    program.step([1, 2, 3], 0)  # the first call copies the buffers
     return program
 
 
-# Sampling branches on what the logits are, in the middle of the step.
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.9}])
-def test_a_step_copies_no_buffer(program, settings):
-    program.step([1], 3, **settings)
+# With filters, the step contains branches.
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.9}])
+def test_a_step_does_not_copy_the_cache(program, parameters):
+    program.step([1], 3, **parameters)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    program.step([1], 4, **settings)
-    assert mx.get_peak_memory() - before < CACHE_BYTES / 2
-    assert mx.get_active_memory() - before < CACHE_BYTES / 2
+    program.step([1], 4, **parameters)
+    assert mx.get_peak_memory() - before < BUFFER_BYTES / 2
+    assert mx.get_active_memory() - before < BUFFER_BYTES / 2
 
 
-def test_eager_update_writes_its_rows_only():
+def test_eager_update_writes_only_its_positions():
     cache, update = torch.zeros(1, 2, 6, 3), torch.ones(1, 2, 2, 3)
     updated = torch.ops.mlx.cache_update(cache, update, torch.tensor([3]))
     assert updated[:, :, 3:5].eq(1).all() and updated.sum() == update.sum()
     assert cache.eq(0).all()
 
 
-@pytest.mark.parametrize("start", [-1, 5])
-def test_eager_update_checks_its_rows(start):
+@pytest.mark.parametrize("start, message", [(-1, "start: got -1, expected"), (5, "got a capacity of 6 positions, expected at least 7")])
+def test_eager_update_checks_its_positions(start, message):
     cache, update = torch.zeros(1, 2, 6, 3), torch.ones(1, 2, 2, 3)
-    with pytest.raises(ValueError, match=f"rows {start} to {start + 2} are outside a cache of 6"):
+    with pytest.raises(ValueError, match=message):
         torch.ops.mlx.cache_update(cache, update, torch.tensor([start]))

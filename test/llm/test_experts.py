@@ -1,4 +1,4 @@
-"""Mixtures of experts that read the chosen experts only, against transformers."""
+"""Mixtures of experts that read only the chosen experts, against transformers."""
 
 import copy
 
@@ -8,9 +8,9 @@ import transformers as hf
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
-from executorch_mlx.llm.experts import use_gathered_experts
-from executorch_mlx.llm.packed import MLXExperts
-from executorch_mlx.llm.quantize import quantize_model
+from executorch_mlx.llm.export.experts import use_gathered_experts
+from executorch_mlx.llm.export.packed import MLXExperts
+from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.serialization.read import read_payload
 
 SMALL = dict(
@@ -30,20 +30,20 @@ FAMILIES = {
 TOKENS = torch.tensor([[5, 17, 99, 3, 77, 9, 8, 1, 5]])
 
 
-def small(name):
+def small_model(name):
     torch.manual_seed(0)
-    model, config, changes = FAMILIES[name]
-    made = model(config(**SMALL | changes)).eval()
-    for parameter in made.parameters():
+    model_class, config_class, changes = FAMILIES[name]
+    model = model_class(config_class(**SMALL | changes)).eval()
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
-    made.set_experts_implementation("eager")
-    return made
+    model.set_experts_implementation("eager")
+    return model
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_eager_equals_transformers(name, dtype):
-    model = small(name).to(dtype)
+    model = small_model(name).to(dtype)
     with torch.no_grad():
         expected = model(TOKENS).logits
         actual = use_gathered_experts(model)(TOKENS).logits
@@ -51,25 +51,25 @@ def test_eager_equals_transformers(name, dtype):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_model_without_experts_stays_as_it_is():
+def test_a_model_without_experts_stays_unchanged():
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**SMALL, "num_experts_per_tok": None}))
     before = model.config._experts_implementation
     assert use_gathered_experts(model) is model
     assert model.config._experts_implementation == before
 
 
-def test_quantized_experts_equal_their_dequantized_selves():
-    model = small("mixtral")
-    numbers = copy.deepcopy(model)
+def test_quantized_experts_compute_with_the_dequantized_weights():
+    model = small_model("mixtral")
+    dequantized = copy.deepcopy(model)
     quantize_model(model, 4, 32)
     experts = model.model.layers[0].mlp.experts
     assert isinstance(experts.gate_up_proj, MLXExperts) and isinstance(experts.down_proj, MLXExperts)
     for path, module in model.named_modules():
         if hasattr(module, "dequantized"):
-            weight = numbers.get_parameter(path if isinstance(module, MLXExperts) else f"{path}.weight")
+            weight = dequantized.get_parameter(path if isinstance(module, MLXExperts) else f"{path}.weight")
             weight.data = module.dequantized()
     with torch.no_grad():
-        actual, expected = use_gathered_experts(model)(TOKENS).logits, numbers(TOKENS).logits
+        actual, expected = use_gathered_experts(model)(TOKENS).logits, dequantized(TOKENS).logits
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -83,21 +83,21 @@ class Logits(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name, bits", [("mixtral", None), ("qwen3_moe", 8)])
-def test_lowered(delegate, name, bits):
-    model = small(name)
+def test_lowered_model_equals_eager(delegate, name, bits):
+    model = small_model(name)
     if bits:
         quantize_model(model, bits, 32)
     model = Logits(use_gathered_experts(model))
     length = torch.export.Dim("length", min=1, max=16)
     exported = torch.export.export(model, (TOKENS,), dynamic_shapes=({1: length},))
     partitioner = MLXPartitioner()
-    # The verifier would make the extent static, where an operator returns a tensor that begins with it.
+    # The verifier would make the sequence length static.
     config = EdgeCompileConfig(_check_ir_validity=False)
     lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
     assert not partitioner.explain().refused, partitioner.explain()
     program = lowered.to_executorch()
-    (delegate_,) = program.executorch_program.backend_delegate_data
-    (chain,) = read_payload(bytes(delegate_.data)).instruction_chains
+    (payload,) = program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(payload.data)).instruction_chains
     names = [i.op.NAME for i in chain.instructions]
     assert names.count("GatherQmmNode" if bits else "GatherMmNode") == 2
     method = Runtime.get().load_program(program.buffer).load_method("forward")

@@ -1,4 +1,4 @@
-"""Every family of decoders we name: exported, run, and greedy token for token `transformers`'."""
+"""Each supported model family: exports, runs and gives the greedy tokens of transformers."""
 
 import copy
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.llm import LLM
-from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.parameters import Sampling
+from executorch_mlx.llm.export import HeadConfig, export_llm
 
 SMALL = dict(
     hidden_size=48,
@@ -33,7 +32,7 @@ LONGROPE = dict(
 DYNAMIC = dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
 
-# Name → config, model, changes. All prompts have 30 tokens, in pieces of 16.
+# Name → config class, model class, changes of SMALL. Prompts have 30 tokens, in chunks of 16.
 FAMILIES = {
     "llama2": (hf.LlamaConfig, hf.LlamaForCausalLM, dict(num_key_value_heads=4)),
     "llama3": (hf.LlamaConfig, hf.LlamaForCausalLM,
@@ -58,32 +57,32 @@ FAMILIES = {
     "qwen3_moe": (hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM,
                   dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
 }
-PROMPT, PIECE, STEPS = 30, 16, 64
+PROMPT_LENGTH, CHUNK, STEPS = 30, 16, 64
 
 
-def random_model(config, model, changes):
+def random_model(config_class, model_class, changes):
     torch.manual_seed(0)
-    made = model(config(**SMALL | changes)).eval()
-    for parameter in made.parameters():  # larger than usual: the answers should tell models apart
+    model = model_class(config_class(**SMALL | changes)).eval()
+    for parameter in model.parameters():  # large weights, so that different models give different answers
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
-    return made
+    return model
 
 
 def greedy(model, prompt):
     model.generation_config.eos_token_id = None
-    told = model.generate(prompt, do_sample=False, max_new_tokens=STEPS, pad_token_id=0)
-    return told[:, prompt.shape[1] :]
+    tokens = model.generate(prompt, do_sample=False, max_new_tokens=STEPS, pad_token_id=0)
+    return tokens[:, prompt.shape[1] :]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_equals_transformers(name, tmp_path):
     model = random_model(*FAMILIES[name])
-    prompt = torch.randint(1, 256, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    prompt = torch.randint(1, 256, (1, PROMPT_LENGTH), generator=torch.Generator().manual_seed(1))
     expected = greedy(copy.deepcopy(model), prompt)[0].tolist()
-    exported = export_llm(model, chunk=PIECE, sampling=Sampling.none(), max_seq_len=PROMPT + STEPS)
+    exported = export_llm(model, chunk=CHUNK, head=HeadConfig.minimal(), max_context_len=PROMPT_LENGTH + STEPS)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    program = LLM.load(tmp_path / "model.pte")
+    llm = LLM.load(tmp_path / "model.pte")
     assert len(set(expected)) > 5
-    assert program.generate(prompt[0].tolist(), max_new_tokens=STEPS).result().tokens == expected
+    assert llm.generate(prompt[0].tolist(), max_new_tokens=STEPS).result().tokens == expected

@@ -1,4 +1,4 @@
-"""One answer: where its tokens come from, what it keeps in the cache, and when it ends."""
+"""`LLM.generate` and `LLM.chat`: tokens, KV cache, end of the answer, tokenizer."""
 
 import threading
 
@@ -6,9 +6,10 @@ import pytest
 import small_llm
 import torch
 from executorch_mlx.llm import LLM, SettingError
+from executorch_mlx.llm.generate.classify import allow_only
 
 PROMPT = "Return the value"
-LONG = list(range(100, 100 + 3 * small_llm.CHUNK + 5))  # four pieces
+LONG = list(range(100, 100 + 3 * small_llm.CHUNK + 5))  # four chunks
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +22,18 @@ def ids(generation) -> list[int]:
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """What transformers goes on with."""
+    """The answer of transformers."""
     model = small_llm.model()
     tokens = torch.tensor([prompt])
     options = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, len(prompt) :].tolist()
 
 
-def test_tokens_are_those_of_transformers(llm):
+def test_tokens_match_transformers(llm):
     assert ids(llm.generate(LONG, max_new_tokens=24, ignore_eos=True)) == greedy(LONG, 24)
 
 
-def test_tokens_come_one_by_one_with_their_text(llm):
+def test_each_token_has_its_text(llm):
     generation = llm.generate(PROMPT, max_new_tokens=30)
     tokens = list(generation)
     assert [token.id for token in tokens] == generation.tokens
@@ -40,30 +41,31 @@ def test_tokens_come_one_by_one_with_their_text(llm):
     assert [token.finish for token in tokens] == [None] * 29 + ["length"] and generation.finish == "length"
 
 
-def test_a_text_is_a_prompt_of_its_ids(llm):
-    by_ids = llm.generate(llm.encode(PROMPT), max_new_tokens=8)
-    assert ids(by_ids) == ids(llm.generate(PROMPT, max_new_tokens=8))
+def test_text_prompt_equals_its_ids(llm):
+    prompt = llm.encode(PROMPT)
+    tokens = ids(llm.generate(PROMPT, max_new_tokens=8, ignore_eos=True))
+    assert tokens == ids(llm.generate(prompt, max_new_tokens=8, ignore_eos=True)) == greedy(prompt, 8)
 
 
 # The cache -----------------------------------------------------------------------------
 
 
-def test_what_prompts_share_is_not_read_again(llm):
+def test_shared_prefix_is_reused(llm):
     first = llm.generate(LONG, max_new_tokens=4).result()
     grown = [*LONG, *first.tokens, 7, 8]
     again = llm.generate(grown, max_new_tokens=4)
     assert ids(again) == greedy(grown, 4)
-    # The last token drawn was never fed.
+    # The last token drawn is not in the cache.
     assert again.metrics.cached_tokens == len(LONG) + 3
     shorter = llm.generate(LONG[:20], max_new_tokens=4)
     assert ids(shorter) == greedy(LONG[:20], 4)
-    assert shorter.metrics.cached_tokens == 19  # one has to be fed to be drawn from
+    assert shorter.metrics.cached_tokens == 19  # the last token of a prompt is always fed
     other = llm.generate([9, *LONG], max_new_tokens=4)
     assert ids(other) == greedy([9, *LONG], 4)
     assert other.metrics.cached_tokens == 0
 
 
-def test_answers_may_take_turns(llm):
+def test_answers_may_alternate(llm):
     alone = [ids(llm.generate(prompt, max_new_tokens=10)) for prompt in (PROMPT, LONG)]
     one, other = llm.generate(PROMPT, max_new_tokens=10), llm.generate(LONG, max_new_tokens=10)
     for _ in zip(one, other):
@@ -71,7 +73,7 @@ def test_answers_may_take_turns(llm):
     assert [ids(one), ids(other)] == alone
 
 
-def test_threads_may_take_turns(llm):
+def test_threads_may_share_a_model(llm):
     prompts = [[n, *LONG] for n in range(2, 6)]
     alone = [ids(llm.generate(prompt, max_new_tokens=10)) for prompt in prompts]
     generations = [llm.generate(prompt, max_new_tokens=10) for prompt in prompts]
@@ -86,7 +88,7 @@ def test_threads_may_take_turns(llm):
 # The end -------------------------------------------------------------------------------
 
 
-def test_a_stop_id_is_no_part_of_the_answer(llm):
+def test_stop_id_is_not_part_of_the_answer(llm):
     whole = ids(llm.generate(PROMPT, max_new_tokens=20))
     generation = llm.generate(PROMPT, max_new_tokens=20, stop_ids=[whole[7]])
     tokens = list(generation)
@@ -96,15 +98,16 @@ def test_a_stop_id_is_no_part_of_the_answer(llm):
     assert generation.text == llm.text(whole[:first])
 
 
-def test_the_models_own_end_counts_unless_it_is_ignored(llm):
+def test_eos_ends_the_answer_unless_ignored(llm):
     assert llm.eos_ids == {small_llm.EOS}
     bias = {small_llm.EOS: 1000.0}
-    assert list(llm.generate(PROMPT, logit_bias=bias))[-1].finish == "stop"
+    (token,) = llm.generate(PROMPT, logit_bias=bias)
+    assert (token.id, token.text, token.finish) == (small_llm.EOS, "", "stop")
     ignored = llm.generate(PROMPT, logit_bias=bias, ignore_eos=True, max_new_tokens=3)
     assert ids(ignored) == [small_llm.EOS] * 3
 
 
-def test_a_stop_string_is_cut_off(llm):
+def test_stop_string_is_not_part_of_the_answer(llm):
     text = llm.generate(PROMPT, max_new_tokens=30).result().text
     stop = text[11:17]
     generation = llm.generate(PROMPT, max_new_tokens=30, stop=["never comes", stop])
@@ -113,13 +116,13 @@ def test_a_stop_string_is_cut_off(llm):
     assert ids(llm.generate(PROMPT, max_new_tokens=30, stop=stop)) == generation.tokens
 
 
-def test_the_context_ends_an_answer(llm):
+def test_full_context_ends_the_answer(llm):
     generation = llm.generate([5] * (small_llm.CONTEXT - 3), ignore_eos=True)
-    assert len(ids(generation)) == 4  # the last one needs no room
+    assert len(ids(generation)) == 4  # the last token needs no position
     assert generation.finish == "context"
 
 
-def test_cancelled_from_another_thread(llm):
+def test_cancel_from_another_thread(llm):
     generation, seen = llm.generate(PROMPT, ignore_eos=True), threading.Event()
 
     def cancel():
@@ -137,28 +140,36 @@ def test_cancelled_from_another_thread(llm):
     assert list(generation) == []
 
 
-def test_cancelled_before_it_began(llm):
+def test_cancel_before_the_first_token(llm):
     generation = llm.generate(LONG)
     generation.cancel()
     assert list(generation) == [] and generation.finish == "cancelled"
 
 
-def test_closed_halfway(llm):
-    with llm.generate(PROMPT) as generation:
+def test_failed_step_ends_the_answer(llm):
+    generation = llm.generate(PROMPT, allowed_tokens=lambda answer: [1.5] if answer else None)
+    token = next(generation)
+    with pytest.raises(SettingError, match="allowed_tokens: got"):
         next(generation)
-    assert generation.finish == "cancelled" and list(generation) == []
+    assert generation.finish == "error" and generation.tokens == [token.id] and list(generation) == []
+
+
+def test_close_ends_the_answer(llm):
+    with llm.generate(PROMPT) as generation:
+        token = next(generation)
+    assert generation.finish == "cancelled" and generation.tokens == [token.id] and list(generation) == []
     assert ids(llm.generate(LONG, max_new_tokens=4)) == greedy(LONG, 4)
 
 
 @pytest.mark.parametrize("count", [0, small_llm.CONTEXT + 1])
-def test_the_length_of_a_prompt_is_checked(llm, count):
-    with pytest.raises(ValueError, match=f"the prompt has {count} tokens, expected 1 to {small_llm.CONTEXT}"):
+def test_prompt_length_is_checked(llm, count):
+    with pytest.raises(ValueError, match=f"prompt: got {count} tokens, expected 1 to {small_llm.CONTEXT}"):
         llm.generate([5] * count)
 
 
 @pytest.mark.parametrize("token", [-1, small_llm.VOCABULARY])
-def test_the_ids_of_a_prompt_are_checked(llm, token):
-    with pytest.raises(ValueError, match=f"the id {token}, outside the vocabulary"):
+def test_prompt_ids_are_checked(llm, token):
+    with pytest.raises(ValueError, match=f"prompt: id {token} is outside the vocabulary"):
         llm.generate([5, token])
 
 
@@ -166,9 +177,10 @@ def test_metrics(llm):
     result = llm.generate(LONG, max_new_tokens=5, ignore_eos=True).result()
     metrics = result.metrics
     assert (metrics.prompt_tokens, metrics.generated_tokens) == (len(LONG), 5)
-    told = metrics.as_dict()
-    assert told["time_to_first_token"] > 0 and told["generation_tokens_per_second"] > 0
-    assert told["peak_resident_bytes"] > told["peak_mlx_bytes"] > 0
+    values = metrics.as_dict()
+    assert values["time_to_first_token"] == values["prompt_seconds"] > 0
+    assert values["generation_tokens_per_second"] == 4 / values["generation_seconds"] > 0
+    assert values["peak_resident_bytes"] > values["peak_mlx_bytes"] > 0
 
 
 # The file ------------------------------------------------------------------------------
@@ -176,17 +188,18 @@ def test_metrics(llm):
 
 def test_without_a_tokenizer(logits_program):
     llm = LLM.load(logits_program)
-    assert llm.generate([5, 6], max_new_tokens=3).result().text == ""
+    result = llm.generate([5, 6], max_new_tokens=3).result()
+    assert (result.text, result.tokens) == ("", greedy([5, 6], 3))
     assert not llm.chats
     with pytest.raises(ValueError, match="logits.pte has no tokenizer"):
         llm.generate("text")
     with pytest.raises(ValueError, match="logits.pte has no tokenizer"):
         llm.chat([{"role": "user", "content": "text"}])
-    with pytest.raises(ValueError, match="no text to stop at"):
+    with pytest.raises(ValueError, match="stop: the program has no token bytes"):
         llm.generate([5], stop="x")
 
 
-def test_a_tokenizer_from_a_folder(logits_program):
+def test_tokenizer_from_a_folder(logits_program):
     llm = LLM.load(logits_program, small_llm.DEMO)
     generation = llm.generate(PROMPT, max_new_tokens=10)
     assert ids(generation) == greedy(llm.encode(PROMPT), 10)
@@ -195,7 +208,7 @@ def test_a_tokenizer_from_a_folder(logits_program):
         llm.chat([{"role": "user", "content": "text"}])
 
 
-def test_no_language_model(tmp_path, logits_program):
+def test_load_errors(tmp_path, logits_program):
     with pytest.raises(FileNotFoundError):
         LLM.load(tmp_path / "none.pte")
     with pytest.raises(ValueError, match="has no tokenizer"):
@@ -205,17 +218,17 @@ def test_no_language_model(tmp_path, logits_program):
 
     path = tmp_path / "other.pte"
     path.write_bytes(to_edge_transform_and_lower(torch_module).to_executorch().buffer)
-    with pytest.raises(ValueError, match="is no language model: its methods are forward"):
+    with pytest.raises(ValueError, match="is not a language model: got methods forward"):
         LLM.load(path)
 
 
 # Chats ---------------------------------------------------------------------------------
 
 
-def test_a_chat_grows_in_the_cache(llm):
+def test_chat_reuses_the_cache(llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Return"}]
-    # Forced to be text that is tokenized as it was drawn, which random weights would not give.
-    answer = llm.chat(messages, allowed_tokens=only(llm, " the"), max_new_tokens=6)
+    # The answer of random weights would not encode to the tokens that were drawn. This one does.
+    answer = llm.chat(messages, allowed_tokens=allow_text(llm, " the"), max_new_tokens=6)
     assert answer.prompt == llm.encode("Be brief.\nReturn\n", special=False)
     assert ids(answer) == llm.encode(" the" * 6, special=False)
     messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "More"}]
@@ -224,28 +237,27 @@ def test_a_chat_grows_in_the_cache(llm):
     assert more.metrics.cached_tokens == len(answer.prompt) + 5
 
 
-def only(llm: LLM, text: str):
-    from executorch_mlx.llm.classify import mask_of
-
+def allow_text(llm: LLM, text: str):
+    """Allow only the token `text`."""
     (token,) = llm.encode(text, special=False)
-    return lambda answer: mask_of(llm.program, [token])[0]
+    return lambda answer: allow_only(llm.program, [token])[0]
 
 
-def test_the_template_may_refuse(llm):
-    with pytest.raises(ValueError, match="the chat template refuses them: no role robot"):
+def test_template_may_reject_messages(llm):
+    with pytest.raises(ValueError, match="messages: the chat template rejected them: no role robot"):
         llm.chat([{"role": "robot", "content": "text"}])
 
 
-def test_variables_of_the_template(llm):
+def test_template_options(llm):
     messages = [{"role": "user", "content": "Return"}]
     hinted = llm.chat(messages, template_options={"hint": "now"})
     assert hinted.prompt == llm.encode("Return\nnow", special=False)
-    with pytest.raises(ValueError, match="tokenize is no variable of a template"):
+    with pytest.raises(ValueError, match="template_options: tokenize is reserved"):
         llm.chat(messages, template_options={"tokenize": True})
 
 
-def test_an_unknown_setting_is_no_setting(llm):
-    with pytest.raises(TypeError, match="temprature is no setting; there are temperature"):
+def test_unknown_and_invalid_arguments(llm):
+    with pytest.raises(TypeError, match="temprature: unknown parameter, expected one of temperature, top_p"):
         llm.generate(PROMPT, temprature=1.0)
-    with pytest.raises(SettingError, match="max_new_tokens is 0, expected at least 1"):
+    with pytest.raises(SettingError, match="max_new_tokens: got 0, expected an integer of at least 1"):
         llm.generate(PROMPT, max_new_tokens=0)

@@ -1,4 +1,4 @@
-"""Many prompts: side by side, one after the other, and classified."""
+"""`LLM.generate_batch` and `LLM.classify`, side by side and one prompt after the other."""
 
 import pytest
 import small_llm
@@ -17,18 +17,18 @@ def single(chat_program) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def rows(rows_program) -> LLM:
-    return LLM.load(rows_program)
+def batched(batch_program) -> LLM:
+    return LLM.load(batch_program)
 
 
-@pytest.mark.parametrize("of", ["single", "rows"])
-def test_every_prompt_has_its_answer_or_its_error(of, request, single):
-    llm = request.getfixturevalue(of)
+@pytest.mark.parametrize("fixture", ["single", "batched"])
+def test_each_prompt_has_an_answer_or_an_error(fixture, request, single):
+    llm = request.getfixturevalue(fixture)
     results = llm.generate_batch(PROMPTS, max_new_tokens=9)
     assert len(results) == len(PROMPTS)
     for prompt, result in zip(PROMPTS, results):
         if not 0 < len(prompt) <= small_llm.CONTEXT:
-            assert str(result.error) == f"the prompt has {len(prompt)} tokens, expected 1 to {small_llm.CONTEXT}"
+            assert str(result.error) == f"prompt: got {len(prompt)} tokens, expected 1 to {small_llm.CONTEXT}"
             assert result.tokens == [] and result.finish is None
             continue
         alone = single.generate(prompt, max_new_tokens=9).result()
@@ -38,87 +38,90 @@ def test_every_prompt_has_its_answer_or_its_error(of, request, single):
         assert result.metrics.generated_tokens == 9
 
 
-def test_texts(rows, single):
-    results = rows.generate_batch(TEXTS, max_new_tokens=6)
+def test_text_prompts(batched, single):
+    results = batched.generate_batch(TEXTS, max_new_tokens=6)
     assert [type(result.error) for result in results] == [type(None), type(None), PromptLengthError, type(None)]
-    assert results[3].text == single.generate(TEXTS[3], max_new_tokens=6).result().text
+    for index in (0, 1, 3):
+        alone = single.generate(TEXTS[index], max_new_tokens=6).result()
+        assert len(alone.tokens) > 0 and (results[index].tokens, results[index].text) == (alone.tokens, alone.text)
 
 
-def test_rows_end_apart(rows, single):
-    """A row that has ended does not end the others, and its answer does not go on."""
+def test_sequences_end_independently(batched, single):
     whole = [single.generate(prompt, max_new_tokens=12).result().tokens for prompt in (LONG, [5, 6, 7])]
     stop = next(token for token in whole[0] if token not in whole[1])
-    results = rows.generate_batch([LONG, [5, 6, 7]], max_new_tokens=12, stop_ids=[stop])
+    results = batched.generate_batch([LONG, [5, 6, 7]], max_new_tokens=12, stop_ids=[stop])
     assert results[0].tokens == whole[0][: whole[0].index(stop)] and results[0].finish == "stop"
     assert results[1].tokens == whole[1] and results[1].finish == "length"
 
 
-def test_the_context_ends_rows(rows):
-    (short, long) = rows.generate_batch([[5], [5] * (small_llm.CONTEXT - 2)], ignore_eos=True)
+def test_full_context_ends_all_sequences(batched):
+    (short, long) = batched.generate_batch([[5], [5] * (small_llm.CONTEXT - 2)], ignore_eos=True)
     assert (long.finish, len(long.tokens)) == ("context", 3)
-    # They stand side by side: the short one has the room of the long one.
+    # The short prompt is padded to the length of the long one.
     assert (short.finish, len(short.tokens)) == ("context", 3)
 
 
-def test_a_program_of_rows_answers_single_prompts(rows, single):
-    rows.generate_batch([[1, 2], [3, 4]], max_new_tokens=2)
+def test_batched_program_answers_single_prompts(batched, single):
+    batched.generate_batch([[1, 2], [3, 4]], max_new_tokens=2)
     for prompt in ([1, 2, 3], LONG):
         expected = single.generate(prompt, max_new_tokens=8).result().tokens
-        assert rows.generate(prompt, max_new_tokens=8).result().tokens == expected
+        assert len(expected) == 8 and batched.generate(prompt, max_new_tokens=8).result().tokens == expected
 
 
-def test_settings_of_a_batch(rows, single):
+def test_sampling_of_a_batch(batched, single):
     with pytest.raises(SettingError, match="max_new_tokens"):
-        rows.generate_batch([[1]], max_new_tokens=0)
-    same = single.generate_batch([[5, 6], [5, 6]], temperature=1.0, seed=3, max_new_tokens=10)
-    assert same[0].tokens == same[1].tokens  # one after the other: each as if alone
-    apart = rows.generate_batch([[5, 6], [5, 6], [5, 6]], temperature=1.0, max_new_tokens=10)
-    assert len({tuple(result.tokens) for result in apart}) == 3
+        batched.generate_batch([[1]], max_new_tokens=0)
+    options = {"temperature": 1.0, "max_new_tokens": 10, "ignore_eos": True}
+    alone = single.generate([5, 6], seed=3, **options).result().tokens
+    results = single.generate_batch([[5, 6], [5, 6]], seed=3, **options)
+    assert [result.tokens for result in results] == [alone, alone] and len(alone) == 10
+    # Side by side, each sequence draws different noise.
+    results = batched.generate_batch([[5, 6], [5, 6], [5, 6]], **options)
+    assert len({tuple(result.tokens) for result in results}) == 3
 
 
 # Labels --------------------------------------------------------------------------------
 
 
-def shares(llm: LLM, prompt: list[int]) -> list[float]:
-    """The probability of each label by transformers."""
+def expected_probabilities(llm: LLM, prompt: list[int]) -> list[float]:
+    """The probability of each label, computed by transformers."""
     scores = []
     for label in LABELS:
         ids = llm.encode(label, special=False)
         with torch.no_grad():
             logits = small_llm.model()(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
-        places = range(len(prompt) - 1, len(prompt) + len(ids) - 1)
-        scores.append(sum(logits[place, token] for place, token in zip(places, ids)))
+        positions = range(len(prompt) - 1, len(prompt) + len(ids) - 1)
+        scores.append(sum(logits[position, token] for position, token in zip(positions, ids)))
     return torch.stack(scores).softmax(-1).tolist()
 
 
-def test_labels_by_their_probabilities(single):
+def test_label_probabilities_match_transformers(single):
     assert max(len(single.encode(label, special=False)) for label in LABELS) == 3
-    found = single.classify([LONG, [], [5, 6]], LABELS)
-    for prompt, one in zip((LONG, None, [5, 6]), found):
-        if prompt is None:
-            assert str(one.error) == f"the prompt has 0 tokens, expected 1 to {small_llm.CONTEXT - 2}"
-            continue
-        expected = shares(single, prompt)
-        assert one.label == LABELS[expected.index(max(expected))]
-        assert list(one.probabilities) == LABELS
-        assert list(one.probabilities.values()) == pytest.approx(expected, abs=1e-4)
+    long, empty, short = single.classify([LONG, [], [5, 6]], LABELS)
+    assert str(empty.error) == f"prompt: got 0 tokens, expected 1 to {small_llm.CONTEXT - 2}"
+    for prompt, result in ((LONG, long), ([5, 6], short)):
+        expected = expected_probabilities(single, prompt)
+        assert result.error is None
+        assert result.label == LABELS[expected.index(max(expected))]
+        assert list(result.probabilities) == LABELS
+        assert list(result.probabilities.values()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_labels_by_the_head_alone(chat_program, single):
+def test_classify_with_the_head_only(chat_program, single):
     llm = LLM.load(chat_program)
     llm.program.has_logits = False
     labels = [" value", " name", " number"]
     (found,) = llm.classify([LONG], labels)
-    (told,) = single.classify([LONG], labels)
-    assert found.label == told.label and found.probabilities is None
-    with pytest.raises(ValueError, match="some begin with the same token"):
+    (expected,) = single.classify([LONG], labels)
+    assert found.label == expected.label and found.probabilities is None
+    with pytest.raises(ValueError, match="expected different first tokens"):
         llm.classify([LONG], LABELS)
 
 
-def test_labels_that_cannot_be_told_apart(single, rows):
-    with pytest.raises(ValueError, match="expected two or more"):
+def test_label_errors(single, batched):
+    with pytest.raises(ValueError, match="expected at least two non-empty labels"):
         single.classify([LONG], [" value"])
-    with pytest.raises(ValueError, match="expected different ones"):
+    with pytest.raises(ValueError, match="expected different labels"):
         single.classify([LONG], [" value", " value"])
-    with pytest.raises(ValueError, match="rows.pte gives neither logits nor takes allowed_tokens"):
-        rows.classify([LONG], LABELS)
+    with pytest.raises(ValueError, match="batch.pte neither returns logits nor takes allowed_tokens"):
+        batched.classify([LONG], LABELS)

@@ -1,4 +1,4 @@
-"""A model with a sliding window: its caches go round, and what is behind them is read again."""
+"""A model with sliding-window attention: its ring-buffer KV cache limits how far it can rewind."""
 
 import random
 
@@ -16,7 +16,7 @@ def mistral() -> MistralForCausalLM:
     config = MistralConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,  # the second one looks behind the window through the first
+        num_hidden_layers=2,  # with two layers, tokens before the window have an influence
         num_attention_heads=2,
         num_key_value_heads=1,
         vocab_size=300,
@@ -42,23 +42,23 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("back, reused", [(CHUNK - 1, True), (CHUNK, False)])
-def test_going_back_ends_where_the_ring_has_been_overwritten(llm, back, reused):
+def test_rewind_is_limited_by_the_ring_buffer(llm, back, reused):
     prompt = [random.Random(back).randrange(2, 300) for _ in range(50)]
     llm.generate([7, *prompt], max_new_tokens=1).result()
     llm.generate(prompt, max_new_tokens=1).result()
-    # Of what is kept, the last token is read again.
+    # The last token of a prompt is always fed again.
     shorter = llm.generate(prompt[: len(prompt) - back + 1], max_new_tokens=12)
     assert shorter.result().tokens == greedy(shorter.prompt, 12)
     assert shorter.metrics.cached_tokens == (len(prompt) - back if reused else 0)
 
 
-def test_prompts_that_share_more_or_less(llm):
-    chance = random.Random(0)
-    base = [chance.randrange(2, 300) for _ in range(60)]
+def test_random_prefixes_are_reused_correctly(llm):
+    rng = random.Random(0)
+    base = [rng.randrange(2, 300) for _ in range(60)]
     reused = 0
     for _ in range(25):
-        prompt = base[: chance.randrange(1, 61)] + [chance.randrange(2, 300) for _ in range(chance.randrange(20))]
-        count = chance.randrange(1, 20)
+        prompt = base[: rng.randrange(1, 61)] + [rng.randrange(2, 300) for _ in range(rng.randrange(20))]
+        count = rng.randrange(1, 20)
         generation = llm.generate(prompt, max_new_tokens=count)
         assert generation.result().tokens == greedy(prompt, count)
         reused += generation.metrics.cached_tokens > 0

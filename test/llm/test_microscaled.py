@@ -1,4 +1,4 @@
-"""NVFP4 and MX weights of torchao's, lowered as they are."""
+"""Linear layers with torchao's NVFP4 and MX weights: exported in their own format."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.microscaled import use_packed_weights
+from executorch_mlx.llm.export.microscaled import use_packed_weights
 from executorch_mlx.serialization.read import read_payload
 from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig, NVFP4WeightOnlyConfig
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -19,13 +19,13 @@ def nvfp4(scaled):
 
 
 def mx(dtype):
-    def change(model):
+    def quantize(model):
         model[0].weight = torch.nn.Parameter(MXTensor.to_mx(model[0].weight, dtype), requires_grad=False)
 
-    return change
+    return quantize
 
 
-WAYS = {
+QUANTIZERS = {
     "nvfp4": nvfp4(False),
     "nvfp4, scaled": nvfp4(True),
     "mxfp8": mx(torch.float8_e4m3fn),
@@ -34,12 +34,12 @@ WAYS = {
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("way", WAYS)
-def test_linear(delegate, way, dtype):
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_a_linear_layer_keeps_its_format(delegate, name, dtype):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 48)).to(dtype).requires_grad_(False).eval()
     x = torch.randn(2, 3, 64).to(dtype)
-    WAYS[way](model)
+    QUANTIZERS[name](model)
     weight = model[0].weight.dequantize(torch.float32)
     expected = torch.nn.functional.linear(x.float(), weight, model[0].bias.float())
     assert use_packed_weights(model) == ["0"]
@@ -47,9 +47,9 @@ def test_linear(delegate, way, dtype):
     lowered = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[partitioner])
     assert not partitioner.explain().refused, partitioner.explain()
     program = lowered.to_executorch()
-    (data,) = program.executorch_program.backend_delegate_data
-    (chain,) = read_payload(bytes(data.data)).instruction_chains
-    assert chain.instructions[0].op.mode == way.split(",")[0]
+    (payload,) = program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(payload.data)).instruction_chains
+    assert chain.instructions[0].op.mode == name.split(",")[0]
     (actual,) = Runtime.get().load_program(program.buffer).load_method("forward").execute([x])
     assert actual.dtype == dtype
     error = (actual.float() - expected).norm() / expected.norm()
@@ -59,19 +59,18 @@ def test_linear(delegate, way, dtype):
 def test_quantized_activations_are_refused():
     model = torch.nn.Sequential(torch.nn.Linear(64, 48)).to(torch.bfloat16)
     quantize_(model, MXDynamicActivationMXWeightConfig())
-    with pytest.raises(ValueError, match="0: its activations are quantized"):
+    with pytest.raises(ValueError, match="0: got quantized activations"):
         use_packed_weights(model)
 
 
-def test_what_mlx_has_no_mode_for_is_refused():
+def test_a_format_that_mlx_lacks_is_refused():
     model = torch.nn.Sequential(torch.nn.Linear(64, 48))
     mx(torch.float8_e5m2)(model)
-    with pytest.raises(ValueError, match="0: MXTensor of 8 bits in blocks of 32; MLX has"):
+    with pytest.raises(ValueError, match="0: weight: got MXTensor of 8 bits in blocks of 32, expected mxfp4"):
         use_packed_weights(model)
 
 
-def test_export_takes_them_as_they_are(tmp_path):
-    """The head is not quantized there, and `quantize` takes it."""
+def test_export_keeps_the_format_and_quantizes_the_other_layers(tmp_path):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
@@ -84,10 +83,11 @@ def test_export_takes_them_as_they_are(tmp_path):
         expected = model(ids).logits[0, -1]
     exported = export_llm(model, quantize="int8", outputs="logits", dtype=torch.float32)
     assert not exported.report.refused, exported.report
-    (data,) = exported.program.executorch_program.backend_delegate_data
-    (chain,) = read_payload(bytes(data.data)).instruction_chains
+    (payload,) = exported.program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(payload.data)).instruction_chains
     modes = [i.op.mode for i in chain.instructions if type(i.op).__name__ == "QuantizedMatmulNode"]
     assert modes == ["nvfp4"] * 7 + ["affine"]
     exported.save(tmp_path / "model.pte")
-    logits = Runtime.get().load_program(tmp_path / "model.pte").load_method("forward").execute([ids, torch.tensor([0])])[0][0, -1]
+    method = Runtime.get().load_program(tmp_path / "model.pte").load_method("forward")
+    logits = method.execute([ids, torch.tensor([0])])[0][0, -1]
     assert (logits - expected).norm() / expected.norm() < 0.02

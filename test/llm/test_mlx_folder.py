@@ -1,4 +1,4 @@
-"""Folders that mlx-lm has quantized, against mlx-lm."""
+"""Checkpoints quantized by mlx-lm, against mlx-lm."""
 
 import json
 import subprocess
@@ -9,11 +9,10 @@ import pytest
 import torch
 import transformers as hf
 from executorch_mlx.llm import LLM
-from executorch_mlx.llm.experts import use_gathered_experts
-from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.packed import MLXEmbedding, MLXLinear
-from executorch_mlx.llm.parameters import Sampling
-from executorch_mlx.llm.weights import is_mlx, load_causal_lm
+from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.export.experts import use_gathered_experts
+from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
+from executorch_mlx.llm.export.weights import is_mlx, load_causal_lm
 from safetensors.torch import load_file, save_file
 
 SMALL = dict(
@@ -29,7 +28,7 @@ SMALL = dict(
 )
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, head_dim=16)
 TIED = dict(tie_word_embeddings=True, head_dim=32)
-# Name → model, config, changes, how mlx-lm quantizes it.
+# Name → model class, config class, changes of SMALL, how mlx-lm quantizes it (mode, bits, group size).
 FOLDERS = {
     "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, dict(attention_bias=True), "affine,8,64"),
     "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, TIED, "affine,4,32"),
@@ -41,25 +40,25 @@ PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 64
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Name → the folder of mlx-lm, and its answer."""
+    """Name → the folder that mlx-lm wrote, and the logits and tokens of mlx-lm."""
     root, jobs = tmp_path_factory.mktemp("folders"), []
-    for name, (model, config, changes, form) in FOLDERS.items():
-        write_model(root / name, model, config(**SMALL | changes))
-        jobs.append(f"{root / name}={form}")
-    side = Path(__file__).with_name("mlx_lm_side.py")
-    command = [sys.executable, side, json.dumps(PROMPT), str(STEPS), *jobs]
+    for name, (model_class, config_class, changes, quantization) in FOLDERS.items():
+        write_model(root / name, model_class, config_class(**SMALL | changes))
+        jobs.append(f"{root / name}={quantization}")
+    script = Path(__file__).with_name("mlx_lm_side.py")
+    command = [sys.executable, script, json.dumps(PROMPT), str(STEPS), *jobs]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return {name: (root / name / "mlx", load_file(root / name / "answer.safetensors")) for name in FOLDERS}
 
 
-def write_model(folder, model, config):
+def write_model(folder, model_class, config):
     torch.manual_seed(0)
-    made = model(config)
-    for parameter in made.parameters():
+    model = model_class(config)
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
-    made.save_pretrained(folder)
-    # Under the names that folders on the hub have, and mlx-lm reads.
+    model.save_pretrained(folder)
+    # mlx-lm reads the names that checkpoints on the hub have.
     written = json.loads((folder / "config.json").read_text())
     written["rope_theta"] = config.rope_parameters["rope_theta"]
     if hasattr(config, "num_experts"):
@@ -83,24 +82,24 @@ def test_logits_equal_mlx_lm(folders, name):
 def test_greedy_equals_mlx_lm(folders, name, tmp_path):
     folder, answer = folders[name]
     exported = export_llm(
-        load_causal_lm(folder), sampling=Sampling.none(), max_seq_len=len(PROMPT) + STEPS
+        load_causal_lm(folder), head=HeadConfig.minimal(), max_context_len=len(PROMPT) + STEPS
     )
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    program = LLM.load(tmp_path / "model.pte")
-    tokens = program.generate(PROMPT, max_new_tokens=STEPS).result().tokens
+    llm = LLM.load(tmp_path / "model.pte")
+    tokens = llm.generate(PROMPT, max_new_tokens=STEPS).result().tokens
     assert len(set(tokens)) > 5
     assert tokens == answer["tokens"].tolist()
 
 
-def test_a_tied_head_has_the_very_weights_of_the_embedding(folders):
+def test_a_tied_head_shares_the_weights_of_the_embedding(folders):
     model = load_causal_lm(folders["qwen3"][0])
     embedding, head = model.model.embed_tokens, model.lm_head
     for name in ("weight", "scales", "biases"):
         assert getattr(head, name) is getattr(embedding, name)
 
 
-def test_a_folder_may_hold_several_files(folders, tmp_path):
+def test_a_checkpoint_may_have_several_files(folders, tmp_path):
     source = folders["qwen3"][0]
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     tensors = sorted(load_file(source / "model.safetensors").items())
@@ -111,7 +110,7 @@ def test_a_folder_may_hold_several_files(folders, tmp_path):
         assert a.equal(b), name
 
 
-def test_another_dtype_casts_what_was_learnt_only(folders):
+def test_dtype_casts_only_the_parameters(folders):
     model = load_causal_lm(folders["qwen3"][0], dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16, torch.int32}
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -119,11 +118,11 @@ def test_another_dtype_casts_what_was_learnt_only(folders):
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda t: t.pop("model.norm.weight"), "lacks model.norm.weight, for a LlamaForCausalLM"),
-    (lambda t: t.update(spare=torch.zeros(1)), "has the unknown spare, for a LlamaForCausalLM"),
+    (lambda t: t.pop("model.norm.weight"), "missing tensors for LlamaForCausalLM: model.norm.weight"),
+    (lambda t: t.update(spare=torch.zeros(1)), "unexpected tensors for LlamaForCausalLM: spare"),
     (lambda t: t.update({"lm_head.scales": torch.zeros(200, 3)}), "scales are"),
 ])
-def test_a_folder_that_does_not_fit_is_refused(folders, change, message, tmp_path):
+def test_a_checkpoint_that_does_not_match_is_refused(folders, change, message, tmp_path):
     source = folders["llama"][0]
     tensors = load_file(source / "model.safetensors")
     change(tensors)

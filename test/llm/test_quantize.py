@@ -1,4 +1,4 @@
-"""Weights quantized layer by layer into MLX's packing."""
+"""Quantization of a model's weights into MLX's packed format."""
 
 import json
 import subprocess
@@ -7,12 +7,11 @@ import sys
 import pytest
 import torch
 import transformers as hf
+from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm import LLM
-from executorch_mlx.llm.export import export_llm
-from executorch_mlx.llm.packed import MLXEmbedding, MLXLinear
-from executorch_mlx.llm.parameters import Sampling
-from executorch_mlx.llm.quantize import quantize_model
-from executorch_mlx.packing import dequantize, quantize
+from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
+from executorch_mlx.llm.export.quantize import quantize_model
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
@@ -32,17 +31,17 @@ SMALL = dict(
 PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 40
 
 
-def small(model=hf.LlamaForCausalLM, config=hf.LlamaConfig, **changes):
+def small_model(model_class=hf.LlamaForCausalLM, config_class=hf.LlamaConfig, **changes):
     torch.manual_seed(0)
-    made = model(config(**SMALL | changes)).eval()
-    for parameter in made.parameters():
+    model = model_class(config_class(**SMALL | changes)).eval()
+    for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
-    return made
+    return model
 
 
 def dequantized(model):
-    """The state dict of `model`'s quantized weights, as numbers."""
+    """The quantized weights of `model` as float32, as a state dict."""
     return {f"{n}.weight": m.dequantized() for n, m in model.named_modules() if hasattr(m, "dequantized")}
 
 
@@ -59,68 +58,68 @@ mx.save_safetensors(sys.argv[1], operands)
 """
 
 
-def test_the_packing_is_the_one_that_mlx_makes(tmp_path):
+def test_packed_weights_equal_those_of_mlx(tmp_path):
     from safetensors.torch import load_file
 
     path = tmp_path / "mlx.safetensors"
-    forms = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
-    subprocess.run([sys.executable, "-c", MLX, path, json.dumps(forms)], check=True)
+    formats = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
+    subprocess.run([sys.executable, "-c", MLX, path, json.dumps(formats)], check=True)
     expected = load_file(path)
-    for bits, group in forms:
+    for bits, group in formats:
         packed, *rest = quantize(expected["w"], bits, group)
         assert packed.view(torch.int32).equal(expected[f"{bits}.{group}.weight"].view(torch.int32))
         for name, t in zip(("scales", "biases"), rest):
             assert t.equal(expected[f"{bits}.{group}.{name}"])
 
 
-@pytest.mark.parametrize("bits, bar", [(4, 0.1), (8, 6e-3)])
+@pytest.mark.parametrize("bits, tolerance", [(4, 0.1), (8, 6e-3)])
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-def test_error(bits, bar, dtype):
+def test_quantization_error_is_small(bits, tolerance, dtype):
     w = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
-    made = dequantize(*quantize(w, bits, 64), 64, bits)
-    assert (made - w.float()).norm() < bar * w.float().norm()
+    rounded = dequantize(*quantize(w, bits, 64), 64, bits)
+    assert 0 < (rounded - w.float()).norm() < tolerance * w.float().norm()
 
 
 @pytest.mark.parametrize("tied", (False, True))
 def test_quantized_model_computes_with_the_dequantized_weights(tied):
-    model, numbers = small(tie_word_embeddings=tied), small(tie_word_embeddings=tied)
+    model, reference = small_model(tie_word_embeddings=tied), small_model(tie_word_embeddings=tied)
     assert quantize_model(model, 4, 64) == []
     assert isinstance(model.lm_head, MLXLinear) and isinstance(model.model.embed_tokens, MLXEmbedding)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert model.model.layers[0].mlp.down_proj.group_size == 32  # 64 does not divide 96
-    numbers.load_state_dict(dequantized(model), strict=False)
+    reference.load_state_dict(dequantized(model), strict=False)
     tokens = torch.tensor([PROMPT])
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, numbers(tokens).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(tokens).logits, reference(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_embeddings_may_stay():
-    model = small(tie_word_embeddings=True)
+def test_without_embedding_a_tied_head_stays_unquantized():
+    model = small_model(tie_word_embeddings=True)
     quantize_model(model, 8, 32, embedding=False)
     assert isinstance(model.model.layers[0].self_attn.q_proj, MLXLinear)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert type(model.lm_head) is torch.nn.Linear
 
 
-def test_rows_that_no_group_divides_stay():
+def test_a_layer_that_no_group_size_divides_stays_unquantized():
     model = torch.nn.Sequential(torch.nn.Linear(64, 40), torch.nn.Linear(40, 64))
     assert quantize_model(model, 4) == ["1"]
     assert isinstance(model[0], MLXLinear) and type(model[1]) is torch.nn.Linear
 
 
-def test_rows_scaled_by_the_embedding_stay_scaled():
-    model = small(hf.Gemma3ForCausalLM, hf.Gemma3TextConfig)
+def test_an_embedding_that_scales_its_result_keeps_the_scale():
+    model = small_model(hf.Gemma3ForCausalLM, hf.Gemma3TextConfig)
     tokens = torch.tensor([PROMPT])
     with torch.no_grad():
         quantize_model(model, 8, 32)
         rows = model.model.embed_tokens(tokens)
-    expected = model.model.embed_tokens.dequantized()[tokens] * 8.0  # the root of 64
+    expected = model.model.embed_tokens.dequantized()[tokens] * 8.0  # the square root of the hidden size
     torch.testing.assert_close(rows, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("argument", [{"bits": 3}, {"bits": 4, "group_size": 16}])
-def test_what_has_no_packing_is_refused(argument):
-    with pytest.raises(ValueError, match="quantize_model: (bits is 3|group_size is 16), expected one of"):
+def test_an_unknown_format_is_refused(argument):
+    with pytest.raises(ValueError, match="quantize_model: (bits: got 3|group_size: got 16), expected one of"):
         quantize_model(torch.nn.Linear(64, 64), **argument)
 
 
@@ -130,17 +129,17 @@ def torchao(model):
     return model
 
 
-def ours(model):
+def quantized(model):
     quantize_model(model, 4, 32)
     return model
 
 
-@pytest.mark.parametrize("change", (ours, torchao), ids=lambda f: f.__name__)
-def test_greedy_equals_the_eager_model(change, tmp_path):
+@pytest.mark.parametrize("quantize_linear", (quantized, torchao), ids=lambda f: f.__name__)
+def test_greedy_equals_the_eager_model(quantize_linear, tmp_path):
     prompt = torch.tensor([PROMPT])
-    told = change(small(num_hidden_layers=1)).generate(prompt, do_sample=False, max_new_tokens=STEPS)
-    expected = told[0, len(PROMPT) :].tolist()
-    exported = export_llm(change(small(num_hidden_layers=1)), sampling=Sampling.none())
+    tokens = quantize_linear(small_model(num_hidden_layers=1)).generate(prompt, do_sample=False, max_new_tokens=STEPS)
+    expected = tokens[0, len(PROMPT) :].tolist()
+    exported = export_llm(quantize_linear(small_model(num_hidden_layers=1)), head=HeadConfig.minimal())
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     tokens = LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS).result().tokens

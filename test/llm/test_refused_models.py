@@ -1,4 +1,4 @@
-"""Models and folders that export turns down, each in words that name what is wrong."""
+"""Models and checkpoints that export refuses. Each error names the problem."""
 
 import json
 import shutil
@@ -15,16 +15,16 @@ SMALL = dict(
     max_position_embeddings=32,
 )
 MODELS = {
-    "no decoder": (hf.BertLMHeadModel, hf.BertConfig(**SMALL), "BertSelfAttention sees what comes later too"),
-    "attention of its own": (
+    "encoder": (hf.BertLMHeadModel, hf.BertConfig(**SMALL), "BertSelfAttention is not causal"),
+    "own attention function": (
         hf.GPTJForCausalLM,
         hf.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32),
-        "GPTJForCausalLM attends in a way of its own in layers 0",
+        "GPTJForCausalLM has its own attention in layers 0",
     ),
     "no attention": (
         hf.MambaForCausalLM,
         hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4),
-        "the config of a mamba has no max_position_embeddings",
+        "the config of mamba has no max_position_embeddings",
     ),
     "latent attention": (
         hf.DeepseekV3ForCausalLM,
@@ -32,7 +32,7 @@ MODELS = {
             **SMALL, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
             first_k_dense_replace=1, num_key_value_heads=2,
         ),
-        "key_cache_0 has 2 heads of 8 by the config, and the layer makes 1 of 8",
+        "key_cache_0: got 1 heads of 8 from the layer, expected 2 of 8 by the config",
     ),
     "attention sinks": (
         hf.GptOssForCausalLM,
@@ -43,10 +43,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name):
-    cls, config, told = MODELS[name]
-    with pytest.raises(ValueError, match=told):
-        export_llm(cls(config).eval())
+def test_an_unsupported_model_is_refused(name):
+    model_class, config, message = MODELS[name]
+    with pytest.raises(ValueError, match=message):
+        export_llm(model_class(config).eval())
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def drop_a_weight(folder):
+def remove_a_weight(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.0.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -68,51 +68,51 @@ def change_a_shape(folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def cut_off(folder):
+def truncate(folder):
     with open(folder / "model.safetensors", "r+b") as file:
         file.truncate(5000)
 
 
-def damage_the_config(folder):
+def break_the_config(folder):
     (folder / "config.json").write_text("{")
 
 
-def quantize_elsewhere(folder):
+def set_a_gptq_config(folder):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def damage_the_tokenizer(folder):
+def break_the_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
 FOLDERS = {
-    drop_a_weight: "lacks model.layers.0.mlp.up_proj.weight, for a LlamaForCausalLM",
-    change_a_shape: r"model.layers.0.mlp.up_proj.weight is \[3, 5\], expected \[32, 32\]",
-    cut_off: "Error while deserializing header",
-    damage_the_config: "config.json is no JSON: Expecting property name",
-    quantize_elsewhere: "GPTQ",
-    damage_the_tokenizer: "the tokenizer in .*model cannot be read",
-    shutil.rmtree: "model is no folder here, and the hub does not give it",
+    remove_a_weight: "missing tensors for LlamaForCausalLM: model.layers.0.mlp.up_proj.weight",
+    change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
+    truncate: "Error while deserializing header",
+    break_the_config: "config.json: invalid JSON: Expecting property name",
+    set_a_gptq_config: "GPTQ",
+    break_the_tokenizer: "tokenizer: cannot read the one in .*model",
+    shutil.rmtree: "model: .*model is not a folder, and the hub did not provide it",
 }
 
 
-@pytest.mark.parametrize("damage", FOLDERS)
-def test_folders(folder, damage, monkeypatch):
+@pytest.mark.parametrize("damage", FOLDERS, ids=lambda function: function.__name__)
+def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     damage(folder)
     with pytest.raises(ValueError, match=FOLDERS[damage]):
         export_llm(folder)
 
 
-def test_adapters(folder, tmp_path):
+def test_an_adapter_that_does_not_fit_is_refused(folder, tmp_path):
     wide = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL | {"hidden_size": 64}))
     get_peft_model(wide, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "wide")
-    with pytest.raises(ValueError, match="wide does not fit a LlamaForCausalLM: (.|\n)*size mismatch"):
+    with pytest.raises(ValueError, match="wide does not fit LlamaForCausalLM: (.|\n)*size mismatch"):
         export_llm(folder, adapter=tmp_path / "wide")
     small = hf.LlamaForCausalLM.from_pretrained(folder)
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     get_peft_model(small, prefix).save_pretrained(tmp_path / "prefix")
-    with pytest.raises(ValueError, match="prefix is of kind PREFIX_TUNING, expected one to merge"):
+    with pytest.raises(ValueError, match="prefix: got kind PREFIX_TUNING, expected one to merge"):
         export_llm(folder, adapter=tmp_path / "prefix")

@@ -1,4 +1,4 @@
-"""executorch-mlx run: in a process of its own where signals, pipes and terminals come in."""
+"""executorch-mlx run. Tests with signals, pipes and terminals use a process of their own."""
 
 import io
 import json
@@ -26,8 +26,8 @@ def run(*arguments, stdin: str = "") -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def here(capfd, monkeypatch):
-    """The same in this process, which has imported everything."""
+def run_in_process(capfd, monkeypatch):
+    """The same in this process, which is faster because torch is imported already."""
 
     def run(*arguments, stdin: str = ""):
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -42,27 +42,28 @@ def llm(chat_program) -> LLM:
     return LLM.load(chat_program)
 
 
-def test_help_comes_without_torch():
+def test_help_does_not_import_torch():
     check = "import sys; from executorch_mlx.cli.main import main\n"
     check += "try: main(['run', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert "--prompt TEXT" in done.stdout and done.stdout.endswith("False\n")
 
 
-def test_the_text_goes_to_stdout_and_metrics_to_stderr(here, chat_program, llm):
+def test_text_goes_to_stdout_and_metrics_to_stderr(run_in_process, chat_program, llm):
     settings = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "seed": 7, "max_new_tokens": 20}
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-    done = here("run", chat_program, "--prompt", PROMPT, *flags)
+    done = run_in_process("run", chat_program, "--prompt", PROMPT, *flags)
     assert done.returncode == 0, done.stderr
     assert done.stdout == llm.generate(PROMPT, **settings).result().text + "\n"
     (line,) = done.stderr.splitlines()
     assert line.startswith("[length; prompt: ") and "answer: 20 tokens" in line and line.endswith("seed 7]")
 
 
-def test_json(here, chat_program, llm):
+def test_json_output(run_in_process, chat_program, llm):
     whole = llm.generate(PROMPT, max_new_tokens=20).result()
     stop = whole.text[9:14]
-    done = here("run", chat_program, "--prompt", "-", "--json", "--stop", "absent", "--stop", stop, stdin=PROMPT)
+    flags = ("--json", "--stop", "absent", "--stop", stop)
+    done = run_in_process("run", chat_program, "--prompt", "-", *flags, stdin=PROMPT)
     answer = json.loads(done.stdout)
     assert answer["text"] == whole.text[: whole.text.index(stop)] and answer["finish"] == "stop"
     assert answer["tokens"] == whole.tokens[: len(answer["tokens"])]
@@ -70,14 +71,15 @@ def test_json(here, chat_program, llm):
     assert done.stderr == ""
 
 
-def test_one_message_of_a_chat(here, chat_program, llm):
+def test_chat_with_one_message(run_in_process, chat_program, llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
     flags = ("--chat", "--system", "Be brief.", "--prompt", PROMPT, "--max-new-tokens", 8)
-    assert here("run", chat_program, *flags).stdout == llm.chat(messages, max_new_tokens=8).result().text + "\n"
+    expected = llm.chat(messages, max_new_tokens=8).result().text
+    assert expected and run_in_process("run", chat_program, *flags).stdout == expected + "\n"
 
 
-def test_a_piped_chat(chat_program, llm):
-    """Two turns over one cache, a new chat, a command that is none, and the end before the last line."""
+def test_chat_over_a_pipe(chat_program, llm):
+    """Two turns, an unknown command, a new chat, and /exit before the last line."""
     lines = ["Return", "", "More", "/clear", "/nonsense", "Return", "/exit", "Never"]
     done = run("run", chat_program, "--json", "--max-new-tokens", 8, stdin="\n".join(lines))
     assert done.returncode == 0, done.stderr
@@ -87,11 +89,11 @@ def test_a_piped_chat(chat_program, llm):
     messages += [{"role": "assistant", "content": first["text"]}, {"role": "user", "content": "More"}]
     assert second["tokens"] == llm.chat(messages, max_new_tokens=8).result().tokens
     assert [answer["metrics"]["cached_tokens"] for answer in (first, second)] == [0, first["metrics"]["prompt_tokens"]]
-    assert done.stderr.startswith("/nonsense is no command; /clear begins a new chat")
+    assert done.stderr.startswith("unknown command /nonsense; /clear starts a new chat")
 
 
-def test_a_chat_on_a_terminal(chat_program, llm):
-    """Ctrl-C ends the answer, not the chat; Ctrl-D leaves."""
+def test_chat_on_a_terminal(chat_program):
+    """Ctrl-C does not end the chat; Ctrl-D does."""
     controller, terminal = pty.openpty()
     command = [*COMMAND, "run", chat_program, "--max-new-tokens", "8"]
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
@@ -105,7 +107,7 @@ def test_a_chat_on_a_terminal(chat_program, llm):
         seen = seen.partition(text)[2]
 
     until(b"> ")
-    # Nothing to end: a new line. Just after the prompt Python misses a signal until the next one.
+    # Ctrl-C without an answer prints a new prompt. Just after a prompt Python may miss a signal, hence the repetition.
     process.send_signal(signal.SIGINT)
     while not select.select([controller], [], [], 1)[0]:
         process.send_signal(signal.SIGINT)
@@ -118,9 +120,9 @@ def test_a_chat_on_a_terminal(chat_program, llm):
     os.close(controller)
 
 
-def test_ctrl_c_keeps_what_was_printed(chat_program, llm):
+def test_ctrl_c_keeps_the_text_printed_so_far(chat_program, llm):
     command = [*COMMAND, "run", chat_program, "--prompt", PROMPT]
-    # The answer has no end of its own before the context is full.
+    # The answer would fill the context.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = os.read(process.stdout.fileno(), 1)
     process.send_signal(signal.SIGINT)
@@ -132,42 +134,45 @@ def test_ctrl_c_keeps_what_was_printed(chat_program, llm):
     assert err.decode().startswith("[cancelled; prompt: ")
 
 
-def test_a_reader_may_have_had_enough(chat_program):
-    process = subprocess.Popen([*COMMAND, "run", chat_program, "--prompt", PROMPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_closed_pipe_ends_the_answer(chat_program):
+    command = [*COMMAND, "run", chat_program, "--prompt", PROMPT]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(timeout=60) == 1
 
 
-def test_a_profile_of_every_instruction(here, chat_program, tmp_path):
-    done = here("run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile", tmp_path / "run.etdp")
+def test_profile_has_every_instruction(run_in_process, chat_program, tmp_path):
+    command = ["run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile"]
+    done = run_in_process(*command, tmp_path / "run.etdp")
     assert done.returncode == 0, done.stderr
     blocks = Inspector(etdump_path=str(tmp_path / "run.etdp")).event_blocks
-    steps = {event.name: len(event.perf_data.raw) for block in blocks for event in block.events if event.is_delegated_op}
-    assert steps["0.0 SymSizeNode"] == 3 and any(name.endswith("SdpaNode") for name in steps)
-    done = here("run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile", tmp_path / "no" / "run.etdp")
+    events = [event for block in blocks for event in block.events if event.is_delegated_op]
+    counts = {event.name: len(event.perf_data.raw) for event in events}
+    assert counts["0.0 SymSizeNode"] == 3 and any(name.endswith("SdpaNode") for name in counts)
+    done = run_in_process(*command, tmp_path / "no" / "run.etdp")
     assert done.returncode == 1 and "No such file or directory" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
-        (["--prompt", "x", "--system", "y"], "--system belongs to a chat: add --chat"),
-        (["--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty is 0.0, expected above 0"),
+        (["--prompt", "x", "--system", "y"], "--system: expected --chat as well"),
+        (["--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty: got 0.0, expected more than 0"),
         (["--prompt", "x", "--tokenizer", str(small_llm.DEMO), "--chat"], "has no chat template"),
         (["--tokenizer", str(small_llm.DEMO)], "has no chat template"),
         (["--prompt", "x " * small_llm.CONTEXT], f"expected 1 to {small_llm.CONTEXT}"),
     ],
 )
-def test_what_cannot_be_done_is_said(here, chat_program, arguments, told):
-    done = here("run", chat_program, *arguments)
+def test_invalid_request_is_one_line_on_stderr(run_in_process, chat_program, arguments, message):
+    done = run_in_process("run", chat_program, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("executorch-mlx: ") and told in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("executorch-mlx: ") and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_no_file_and_no_program(here, tmp_path):
-    done = here("run", tmp_path / "none.pte", "--prompt", "x")
+def test_missing_and_invalid_files(run_in_process, tmp_path):
+    done = run_in_process("run", tmp_path / "none.pte", "--prompt", "x")
     assert done.returncode == 1 and "No such file" in done.stderr
-    Path(tmp_path / "text.pte").write_text("no program at all, but long enough to be looked at" * 9)
-    done = here("run", tmp_path / "text.pte", "--prompt", "x")
+    Path(tmp_path / "text.pte").write_text("not a program, but long enough to be read as one" * 9)
+    done = run_in_process("run", tmp_path / "text.pte", "--prompt", "x")
     assert done.returncode == 1 and f"executorch-mlx: {tmp_path}/text.pte: " in done.stderr

@@ -1,4 +1,4 @@
-"""The history in the program, the penalties over it, and that what is off is not there."""
+"""The token history of a program, the penalties that read it, and parameters that are None and so add no operator."""
 
 import executorch_mlx
 import pytest
@@ -6,7 +6,7 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from executorch_mlx import SamplingHead
-from executorch_mlx.llm.history import TokenHistory
+from executorch_mlx.llm.export.history import TokenHistory
 
 CONTEXT, WINDOW = 24, 6
 
@@ -41,15 +41,15 @@ def at(position):
 
 
 def tokens_of(length, first=100):
-    """A token says its row and when it was written."""
+    """Tokens [2, length] that are all different: `first`, `first + 1`, … and the same plus 1000."""
     return torch.stack([torch.arange(first, first + length), torch.arange(first, first + length) + 1000])
 
 
-START = torch.tensor([0, 0])
+START = torch.tensor([0, 0])  # the first position of each sequence that counts
 
 
 @pytest.fixture(scope="module")
-def exported():
+def runtime_update():
     sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
     return method_of(
         lower(Window(), (tokens_of(2), at(0), START), dynamic_shapes=({1: sequence}, None, None))
@@ -57,25 +57,26 @@ def exported():
 
 
 @pytest.fixture(params=["eager", "runtime"])
-def update(request, exported):
-    return Window() if request.param == "eager" else exported
+def update(request, runtime_update):
+    return Window() if request.param == "eager" else runtime_update
 
 
-def test_the_window_is_the_last_tokens_wherever_they_were_written(update):
+def test_the_window_holds_the_last_tokens(update):
     written, count = [{}, {}], 100
-    # Prompt, steps, a longer answer; back in the middle; another sequence, in pieces, to the end.
+    # A prompt, two steps and a longer chunk. Then a rewind to position 4. Then a new sequence in chunks, which fill
+    # the context.
     for position, length in [(0, 3), (3, 1), (4, 1), (5, 9), (4, 1), (5, 2), (0, 1), (1, 8), (9, 15)]:
         tokens, count = tokens_of(length, count), count + length
         ids, valid = update(tokens, at(position), START)
         assert ids.shape == valid.shape == (2, WINDOW)
-        for row in range(2):
-            written[row] |= {position + i: int(t) for i, t in enumerate(tokens[row])}
-            last = position + length
-            expected = [written[row][p] for p in range(max(0, last - WINDOW), last)]
-            assert ids[row][valid[row]].tolist() == expected, (position, length)
+        for sequence in range(2):
+            written[sequence] |= {position + i: int(t) for i, t in enumerate(tokens[sequence])}
+            end = position + length
+            expected = [written[sequence][p] for p in range(max(0, end - WINDOW), end)]
+            assert ids[sequence][valid[sequence]].tolist() == expected, (position, length)
 
 
-def test_padding_on_the_left_does_not_count(update):
+def test_left_padding_does_not_count(update):
     update(tokens_of(4), at(0), torch.tensor([0, 3]))
     ids, valid = update(tokens_of(1, 200), at(4), torch.tensor([0, 3]))
     assert ids[0][valid[0]].tolist() == [100, 101, 102, 103, 200]
@@ -90,15 +91,15 @@ def test_positions_beyond_the_context_are_refused(update):
 
 
 @pytest.mark.parametrize("window", [0, CONTEXT + 1])
-def test_a_window_that_cannot_be_is_refused(window):
-    with pytest.raises(ValueError, match=f"TokenHistory: window is {window}, expected 1 to 24"):
+def test_a_window_out_of_range_is_refused(window):
+    with pytest.raises(ValueError, match=f"TokenHistory: window: got {window}, expected 1 to 24"):
         TokenHistory(1, CONTEXT, window)
 
 
-def test_a_step_copies_no_history():
+def test_a_step_does_not_copy_the_history():
     context = 1 << 20
     step = method_of(lower(Window(1, context), (torch.tensor([[7]]), at(3), torch.tensor([0]))))
-    import mlx.core as mx  # after the delegate
+    import mlx.core as mx  # not at the top: the delegate must be loaded first
 
     step(torch.tensor([[7]]), at(3), torch.tensor([0]))
     before = mx.get_active_memory()
@@ -111,7 +112,7 @@ def test_a_step_copies_no_history():
 
 
 class Model(torch.nn.Module):
-    """Logits that name a few favourites after every token."""
+    """Random logits that depend on the last token."""
 
     def __init__(self, vocabulary=16):
         super().__init__()
@@ -123,7 +124,7 @@ class Model(torch.nn.Module):
 
 
 class Step(torch.nn.Module):
-    """A program as export composes it."""
+    """One call as in an exported program: the history records the tokens, then the head samples with the penalties."""
 
     def __init__(self):
         super().__init__()
@@ -139,12 +140,12 @@ class Step(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def steps():
-    """The same step twice, each with a history of its own."""
+    """The step, eager and exported. Each has its own history."""
     sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
     arguments = (torch.tensor([[3, 1]]), at(0), *map(torch.tensor, (1.0, 0, 1.0, 0.0, 0.0)))
     lowered = lower(Step(), arguments, dynamic_shapes=({1: sequence}, *[None] * 6))
     calls = [n for n in lowered.exported_program().graph.nodes if n.op == "call_function"]
-    assert len(calls) == 2, "one call of the delegate, and its result"
+    assert len(calls) == 2  # the call of the delegate and a getitem
     return {"eager": lambda *inputs, step=Step(): [step(*inputs)], "runtime": method_of(lowered)}
 
 
@@ -158,7 +159,7 @@ def answer(step, penalties, temperature=0.0, seed=0, prompt=(3, 1, 4), length=18
     return out
 
 
-def test_both_sides_draw_the_same_answers(steps):
+def test_eager_and_runtime_draw_the_same_answers(steps):
     answers = set()
     for seed in range(8):
         for penalties in [(1, 0, 0), (1.5, 0, 0), (1, 2, 0), (1, 0, 2), (1.2, -1, 0.5)]:
@@ -171,17 +172,17 @@ def test_both_sides_draw_the_same_answers(steps):
 
 @pytest.mark.parametrize("penalties", [(1, 1e9, 0), (1, 0, 1e9)])
 @pytest.mark.parametrize("how", ["eager", "runtime"])
-def test_nothing_comes_again_within_the_window(steps, how, penalties):
+def test_a_huge_penalty_prevents_repetition_within_the_window(steps, how, penalties):
     plain = answer(steps[how], (1, 0, 0))
-    assert len(set(plain)) < WINDOW, "the model itself repeats"
-    whole = [3, 1, 4, *answer(steps[how], penalties)]
-    for place in range(3, len(whole)):
-        assert whole[place] not in whole[max(0, place - WINDOW) : place]
-    assert len(set(whole)) < len(whole), "what left the window may come again"
+    assert len(set(plain)) < WINDOW  # without a penalty the model repeats itself
+    tokens = [3, 1, 4, *answer(steps[how], penalties)]
+    for position in range(3, len(tokens)):
+        assert tokens[position] not in tokens[max(0, position - WINDOW) : position]
+    assert len(set(tokens)) < len(tokens)  # a token outside the window may repeat
 
 
 @pytest.mark.parametrize("how", ["eager", "runtime"])
-def test_off_draws_what_a_head_without_penalties_draws(steps, how):
+def test_penalties_that_are_off_change_no_token(steps, how):
     head = SamplingHead(Model())
     for seed in range(5):
         expected, token = [], 4
@@ -191,7 +192,7 @@ def test_off_draws_what_a_head_without_penalties_draws(steps, how):
         assert answer(steps[how], (1, 0, 0), temperature=1.0, seed=seed) == expected
 
 
-# What is not asked for -------------------------------------------------------------------
+# Parameters that are None --------------------------------------------------------------
 
 
 class Head(torch.nn.Module):
@@ -209,7 +210,7 @@ def operators(**given):
     return [t._schema.name for t in targets if t.namespace == "mlx"]
 
 
-def test_what_is_none_is_not_in_the_program():
+def test_a_parameter_that_is_none_adds_no_operator():
     history = {"history": torch.zeros(1, 4, dtype=torch.int64), "presence_penalty": torch.tensor(1.0)}
     bias = {"bias_tokens": torch.zeros(2, dtype=torch.int64), "bias_values": torch.zeros(2)}
     allowed = {"allowed_tokens": torch.zeros(1, 2, dtype=torch.int32)}
@@ -231,7 +232,7 @@ class Penalized(torch.nn.Module):
         return torch.ops.mlx.penalize_logits(logits, history, None, *penalties, *none)
 
 
-def test_a_penalty_that_is_none_emits_no_instruction():
+def test_a_penalty_that_is_none_adds_no_instruction():
     arguments = (torch.zeros(1, 64), torch.zeros(1, 4, dtype=torch.int64), *[torch.tensor(1.0)] * 3)
     sizes = []
     for count in (1, 3):

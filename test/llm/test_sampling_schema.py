@@ -1,4 +1,4 @@
-"""JSON by a schema: the example, and what else its grammar makes of the demo model."""
+"""The example of constrained decoding: the demo model writes JSON that conforms to a schema."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "json_by_schema.py"
-DRAW = {"temperature": 1.0, "top_k": 40, "top_p": 0.95}
+PARAMETERS = {"temperature": 1.0, "top_k": 40, "top_p": 0.95}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def example():
 
 @pytest.fixture(scope="module")
 def printed(example, tmp_path_factory):
-    """What the example prints, and the program that it wrote."""
+    """The output of the example, and the path of its program."""
     path, out = tmp_path_factory.mktemp("schema") / "model.pte", io.StringIO()
     with contextlib.redirect_stdout(out):
         example.main(["--output", str(path), "--seed", "3"])
@@ -36,16 +36,16 @@ def answer(example, printed):
     llm = example.LLM.load(printed[1])
     tokenizer = AutoTokenizer.from_pretrained(example.MODEL)
 
-    def answer(schema, **settings):
+    def answer(schema, **parameters):
         grammar = example.Grammar(tokenizer, llm.program.vocab_size, llm.eos_ids, schema)
         allowed = grammar.allowed_tokens()
-        return llm.generate("Return the", allowed_tokens=allowed, **DRAW | settings).result()
+        return llm.generate("Return the", allowed_tokens=allowed, **PARAMETERS | parameters).result()
 
     return answer
 
 
-def conforms(text):
-    """Whether `text` is what the example's schema asks for."""
+def assert_conforms(text):
+    """Assert that `text` conforms to the schema of the example."""
     found = json.loads(text)
     assert list(found) == ["name", "kind", "summary", "arguments", "line", "public"]
     assert re.fullmatch("[a-z_]{3,16}", found["name"])
@@ -58,21 +58,21 @@ def conforms(text):
 
 
 def test_the_example_prints_json(printed):
-    free, forced = printed[0].split("--- by the schema\n")
+    free, constrained = printed[0].split("--- with the schema\n")
     assert free.startswith("--- without the schema\nReturn the ") and "{" not in free
-    conforms(forced)
+    assert_conforms(constrained)
 
 
-def test_every_seed_conforms(example, answer):
+def test_the_answer_to_every_seed_conforms(example, answer):
     texts = set()
     for seed in range(8):
         result = answer(example.SCHEMA, seed=seed, temperature=seed / 4)
         assert result.finish == "stop"
-        conforms(result.text)
+        assert_conforms(result.text)
         texts.add(result.text)
     assert len(texts) == 8
     again = answer(example.SCHEMA, seed=7, temperature=7 / 4)
-    assert again.text == result.text, "the same seed, the same text"
+    assert again.text == result.text
 
 
 def test_other_schemas(answer):

@@ -1,4 +1,4 @@
-"""ExecuTorch's own LLM runner, from the installed package, on an export that returns logits."""
+"""ExecuTorch's own LLM runner, from the installed package, runs a program that returns logits."""
 
 import json
 import subprocess
@@ -26,12 +26,12 @@ print("RESULT", json.dumps("".join(pieces)))
 """
 
 
-def test_greedy_text_is_that_of_transformers(tmp_path):
+def test_greedy_text_equals_transformers(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
-    told = model.generate(tokens, do_sample=False, max_new_tokens=STEPS, pad_token_id=0)[0]
-    expected = tokenizer.decode(told[tokens.shape[1] :], skip_special_tokens=True)
+    generated = model.generate(tokens, do_sample=False, max_new_tokens=STEPS, pad_token_id=0)[0]
+    expected = tokenizer.decode(generated[tokens.shape[1] :], skip_special_tokens=True)
 
     path = tmp_path / "model.pte"
     export_llm(MODEL, outputs="logits", chunk=64).save(path)

@@ -1,4 +1,4 @@
-"""The token table gives back the bytes of any text."""
+"""The table of token bytes."""
 
 from pathlib import Path
 
@@ -12,20 +12,20 @@ MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
 @pytest.mark.parametrize(
     "text", ["Return the value.", "  tabs\tand\nlines", "naïve — 日本語 \U0001f600", "\x00\x7f"]
 )
-def test_table_spells_the_text(text):
+def test_the_bytes_of_the_tokens_are_those_of_the_text(text):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    data, ends = token_table(tokenizer, len(tokenizer))
+    data, offsets = token_table(tokenizer, len(tokenizer))
     ids = tokenizer(text)["input_ids"]
-    spelled = b"".join(data[ends[i] : ends[i + 1]].numpy().tobytes() for i in ids)
-    assert spelled == text.encode()
+    concatenated = b"".join(data[offsets[i] : offsets[i + 1]].numpy().tobytes() for i in ids)
+    assert concatenated == text.encode()
 
 
 def test_special_tokens_and_missing_ids_have_no_bytes():
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    _, ends = token_table(tokenizer, len(tokenizer) + 10)
-    assert len(ends) == len(tokenizer) + 11
-    assert ends[tokenizer.bos_token_id] == ends[tokenizer.bos_token_id + 1]
-    assert ends[-11] == ends[-1]
+    _, offsets = token_table(tokenizer, len(tokenizer) + 10)
+    assert len(offsets) == len(tokenizer) + 11
+    assert offsets[tokenizer.bos_token_id] == offsets[tokenizer.bos_token_id + 1]
+    assert offsets[-11] == offsets[-1]
 
 
 def test_sentencepiece_pieces():

@@ -1,4 +1,4 @@
-"""Small networks in plain torch, of the kinds that people export."""
+"""Small networks in plain torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """The block of a MobileNetV3: expand, convolve each channel, excite, project."""
+    """The block of a MobileNetV3: expansion, depthwise convolution, squeeze-and-excite, projection."""
 
     def __init__(self, channels: int, inner: int, out: int, kernel: int, stride: int, act: type[nn.Module]):
         super().__init__()
@@ -72,7 +72,7 @@ def mobilenet():
 
 
 class NormedBlock(nn.Module):
-    """Twice: group norm, SiLU, convolution; the time step is added between."""
+    """The residual block of a diffusion UNet. Adds the embedding of the time step between its two convolutions."""
 
     def __init__(self, channels: int, out: int, time: int):
         super().__init__()
@@ -114,7 +114,7 @@ def unet():
 
 
 class Recurrent(nn.Module):
-    """A classifier of token sequences: embedding, two recurrent layers, the last state."""
+    """A classifier of token sequences: embedding, two recurrent layers, a head on the last state."""
 
     def __init__(self, kind: type[nn.Module], bidirectional: bool):
         super().__init__()

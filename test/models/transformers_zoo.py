@@ -1,4 +1,4 @@
-"""Small, randomly initialised models of Hugging Face: two layers, a hidden size of 32."""
+"""Small, randomly initialized Hugging Face models with two layers and a hidden size of 32."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DECODER = {
     "use_cache": False,
 }
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-# One layer that sees the whole text and one that sees a window, shorter than the text.
+# A sliding-window layer, with a window shorter than the sequence, and a full-attention layer.
 WINDOWED = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 
-# Name → (configuration, what it differs in from DECODER).
+# Name → (configuration class, changes to DECODER).
 DECODERS = {
     "llama": (hf.LlamaConfig, {}),
     "mistral": (hf.MistralConfig, {"sliding_window": 4}),
@@ -35,7 +35,7 @@ DECODERS = {
 
 
 class Only(torch.nn.Module):
-    """One result of a model, called by position."""
+    """Calls a model with positional inputs and returns one of its results."""
 
     def __init__(self, model: torch.nn.Module, result: str, *names: str, **fixed):
         super().__init__()
@@ -61,11 +61,12 @@ def gpt2():
     return Only(model, "logits", "input_ids", use_cache=False), (tokens(2, 8),)
 
 
-ENCODER = {key: DECODER[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+ENCODER_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+ENCODER = {key: DECODER[key] for key in ENCODER_KEYS}
 
 
 def bert():
-    """With padding in the second row."""
+    """The second sequence has padding."""
     model = hf.BertModel(hf.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **ENCODER))
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 5:] = 0
@@ -86,15 +87,15 @@ def vit():
 
 
 class Similarity(torch.nn.Module):
-    """What CLIP is for: how well each image goes with each text."""
+    """The similarity of each image to each text, and the text embeddings."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, input_ids, pixel_values):
-        found = self.model(input_ids=input_ids, pixel_values=pixel_values)
-        return found.logits_per_image, found.text_embeds
+        output = self.model(input_ids=input_ids, pixel_values=pixel_values)
+        return output.logits_per_image, output.text_embeds
 
 
 def clip():
@@ -120,6 +121,6 @@ def whisper_encoder():
 
 def whisper_decoder():
     model = hf.WhisperModel(whisper_config()).decoder
-    heard = torch.randn(1, 16, 32)
+    encoder_states = torch.randn(1, 16, 32)
     wrapped = Only(model, "last_hidden_state", "input_ids", "encoder_hidden_states", use_cache=False)
-    return wrapped, (tokens(1, 8), heard)
+    return wrapped, (tokens(1, 8), encoder_states)

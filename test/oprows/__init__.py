@@ -1,14 +1,15 @@
-"""Rows: an operator test in one line.
+"""Op rows: tests of an operator in one line each.
 
     row("exp", floats(2, 3))
     row("sum.dim_IntList", floats(2, 3, 4), [-1, 0], True)
     row("mul.Tensor/broadcast", lambda x, y: x * y, floats(2, 3), floats(3), dtypes=[f32])
 
-pytest runs rows in this process (`checks`); `run_all_tests.py` runs the same rows in the
-C++ program `op_test_runner`.
+The first line exports `aten.exp` in each floating-point dtype, lowers it to MLX, runs the program and compares the
+result with eager torch. Op rows run under pytest in this process (`pytest_function`), and with `run_all_tests.py` in
+the C++ program `op_test_runner`.
 """
 
-from .check import Failure, compare, run_in_process, checks  # noqa: F401
+from .check import Failure, compare, pytest_function, run_in_process  # noqa: F401
 from .inputs import (  # noqa: F401
     FLOATS,
     INTS,
@@ -30,4 +31,4 @@ from .inputs import (  # noqa: F401
     spread,
 )
 from .lowering import Lowered, lower  # noqa: F401
-from .row import Row, row  # noqa: F401
+from .row import OpRow, row  # noqa: F401

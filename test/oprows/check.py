@@ -1,4 +1,4 @@
-"""Run a lowered row and compare it with eager torch."""
+"""Run a lowered op row and compare the results with eager torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 if TYPE_CHECKING:
     from .lowering import Lowered
-    from .row import Row
+    from .row import OpRow
 
 
 class Failure(AssertionError):
-    """A row does not hold."""
+    """An op row fails: something was not delegated, or a result is wrong."""
 
 
-def checks(rows: Sequence[Row]):
-    """The pytest function of a file of rows."""
+def pytest_function(rows: Sequence[OpRow]):
+    """The pytest test function of a file of op rows."""
     import pytest
 
     from .lowering import lower
@@ -29,8 +29,8 @@ def checks(rows: Sequence[Row]):
     return test
 
 
-def run_in_process(row: Row, lowered: Lowered) -> None:
-    """Run through ExecuTorch's Python runtime; `load_delegate()` comes first."""
+def run_in_process(row: OpRow, lowered: Lowered) -> None:
+    """Run in ExecuTorch's Python runtime and compare. The caller has called `load_delegate()`."""
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(lowered.pte)
@@ -40,25 +40,25 @@ def run_in_process(row: Row, lowered: Lowered) -> None:
 
 
 def compare(
-    row: Row, call: int, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    row: OpRow, call: int, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> None:
-    """Count, dtype, shape, values, and the sign of zeros where the row asks for it."""
+    """Compare number, dtype, shape and values of the outputs, and the signs of zeros if the op row says so."""
     if len(actual) != len(expected):
-        raise Failure(f"call {call}: {len(actual)} outputs, {len(expected)} expected")
+        raise Failure(f"call {call}: got {len(actual)} outputs, expected {len(expected)}")
     for i, (a, e) in enumerate(zip(actual, expected)):
-        problem = _difference(row, a, e)
-        if problem:
-            raise Failure(f"call {call}, output {i} ({e.dtype}): {problem}\n"
-                          f"  actual   {_short(a)}\n  expected {_short(e)}")
+        difference = _difference(row, a, e)
+        if difference:
+            raise Failure(f"call {call}, output {i} ({e.dtype}): {difference}\n"
+                          f"  got      {_short(a)}\n  expected {_short(e)}")
 
 
-def _difference(row: Row, a: torch.Tensor, e: torch.Tensor) -> str | None:
+def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:
     if a.dtype != e.dtype or a.shape != e.shape:
-        return f"{a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
+        return f"got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
     a, e = _comparable(a), _comparable(e)
     if e.is_floating_point():
-        tolerance = row.tolerance_of(e.dtype)
-        close = torch.isclose(a, e, rtol=tolerance, atol=tolerance, equal_nan=True)
+        rtol, atol = row.tolerance(e.dtype)
+        close = torch.isclose(a, e, rtol=rtol, atol=atol, equal_nan=True)
     else:
         close = a == e
     if not close.all():
@@ -72,7 +72,7 @@ def _difference(row: Row, a: torch.Tensor, e: torch.Tensor) -> str | None:
 
 
 def _comparable(t: torch.Tensor) -> torch.Tensor:
-    """torch compares no unsigned integers wider than a byte."""
+    """torch cannot compare uint16 and uint32 tensors."""
     return t.to(torch.int64) if t.dtype in (torch.uint16, torch.uint32) else t
 
 

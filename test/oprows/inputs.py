@@ -1,4 +1,4 @@
-"""Recipes for input tensors: shape, range and, unless the row says it, dtype."""
+"""Inputs of op rows: shape, range of values, and optionally a dtype. Without one, the op row's dtypes apply in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INT_EDGES = (-7, -3, -2, -1, 0, 1, 2, 3, 7)
 
 @dataclass(frozen=True)
 class Dyn:
-    """A dynamic extent: `size` at export, then `also` at further calls."""
+    """A dynamic extent: `size` at export and in the first call, then each of `also` in a further call."""
 
     name: str
     size: int
@@ -35,13 +35,13 @@ class Dyn:
         return torch.export.Dim(self.name, min=self.min, max=self.max)
 
     def at(self, call: int) -> int:
-        """The extent at the `call`-th call."""
+        """The extent in the `call`-th call."""
         return (self.size, *self.also)[call] if call <= len(self.also) else self.size
 
 
 @dataclass(frozen=True)
 class Input:
-    """`make(shape, dtype, generator)` fills a tensor; a `dtype` of None is the row's."""
+    """A recipe for a tensor. `fill(shape, dtype, generator)` makes the values; a `dtype` of None is the op row's."""
 
     shape: tuple[int | Dyn, ...]
     dtype: torch.dtype | None
@@ -58,7 +58,7 @@ class Input:
 
 
 def floats(*shape: int | Dyn, low: float = -3, high: float = 3, dtype=None) -> Input:
-    """Uniform in [low, high); whole numbers where the dtype is an integer one."""
+    """Uniform in [low, high). Whole numbers if the dtype is an integer, random bools if it is bool."""
 
     def fill(shape, dtype, generator):
         if dtype == torch.bool:
@@ -72,6 +72,7 @@ def floats(*shape: int | Dyn, low: float = -3, high: float = 3, dtype=None) -> I
 
 
 def ints(*shape: int | Dyn, low: int = -9, high: int = 9, dtype=i64) -> Input:
+    """Whole numbers in [low, high)."""
     return floats(*shape, low=low, high=high, dtype=dtype)
 
 
@@ -85,7 +86,8 @@ def bools(*shape: int | Dyn) -> Input:
 
 
 def spread(*shape: int, dtype=None) -> Input:
-    """Distinct values in no order: nothing ties, in any dtype of up to 128 elements."""
+    """Distinct whole numbers in random order, for operators that need values without ties. Up to 128 elements stay
+    distinct in every dtype."""
 
     def fill(shape, dtype, generator):
         count = torch.Size(shape).numel()
@@ -95,7 +97,7 @@ def spread(*shape: int, dtype=None) -> Input:
 
 
 def data(values, dtype=None) -> Input:
-    """Just these values; whole numbers are int64, truth values bool."""
+    """These values. Without a `dtype`, whole numbers are int64 and bools are bool."""
     kind = torch.tensor(values)
     shape = tuple(kind.shape)
     if dtype is None and not kind.is_floating_point():
@@ -104,7 +106,7 @@ def data(values, dtype=None) -> Input:
 
 
 def edges(*, dtype=None, zeros: bool = True) -> Input:
-    """NaN, infinities, both zeros, halves; small whole numbers of both signs for integers."""
+    """Edge values: NaN, infinities, both zeros, halves; for integer dtypes small numbers of both signs."""
 
     def fill(shape, dtype, generator):
         if dtype == torch.bool:
@@ -122,11 +124,12 @@ def edges(*, dtype=None, zeros: bool = True) -> Input:
 
 
 def edge_column(**options) -> Input:
-    """`edges` as [n, 1]: with `edge_row`, every pair of edge values, broadcast."""
+    """`edges` of shape [n, 1]. Broadcast with `edge_row` it gives every pair of edge values."""
     return _reshaped(edges(**options), (-1, 1))
 
 
 def edge_row(**options) -> Input:
+    """`edges` of shape [1, n]."""
     return _reshaped(edges(**options), (1, -1))
 
 

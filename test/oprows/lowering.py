@@ -1,4 +1,4 @@
-"""Row → .pte, with the checks that it was delegated as a whole."""
+"""Export and lower an op row, and check that all of it is delegated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
 
+from . import inferred_types
 from .check import Failure
-from .row import Row
+from .row import OpRow
 
 _LIBRARY = torch.library.Library("mlxtest", "FRAGMENT")
 _serial = itertools.count()
@@ -25,15 +26,15 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, and what to call it with and expect of it, in order."""
+    """A lowered op row. `calls`: (inputs, expected outputs) of each call. `graphs`: the delegate payloads."""
 
     pte: bytes
     calls: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
     graphs: list[ir.MLXGraph]
 
 
-def lower(row: Row) -> Lowered:
-    """Export and lower; `Failure` if something stayed behind that should not have."""
+def lower(row: OpRow) -> Lowered:
+    """Export and lower. Raises `Failure` if a part is not delegated or an expected IR node is missing."""
     module = row.module().eval()
     eager = copy.deepcopy(module)
     calls = []
@@ -41,34 +42,38 @@ def lower(row: Row) -> Lowered:
         inputs = row.inputs(call)
         with torch.no_grad():
             expected = eager(*(t.clone() for t in inputs))
+        if not expected:
+            raise Failure("eager torch returned no tensor: there is nothing to compare")
         calls.append((inputs, tuple(t.detach().clone() for t in expected)))
     if row.traced:
-        with _as_composite(module) as composite, lowered_targets() as seen:
+        with _as_composite(module) as composite, lowered_targets() as targets:
             manager, partitioner = _lower(composite, row)
     else:
-        with lowered_targets() as seen:
+        with lowered_targets() as targets:
             manager, partitioner = _lower(module, row)
     _check_delegation(row, manager, partitioner)
-    if row.target is not None and row.target not in seen:
-        raise Failure(f"{row.target} was not lowered; these were: {', '.join(sorted(seen))}")
+    if row.target is not None and row.target not in targets:
+        raise Failure(f"{row.target} was not lowered; got: {', '.join(sorted(targets))}")
     program = manager.to_executorch()
     graphs = [
         read_payload(bytes(d.data)) for d in program.executorch_program.backend_delegate_data
     ]
-    ops = {i.op.NAME for g in graphs for c in g.instruction_chains for i in c.instructions}
-    missing = set(row.fused) - ops
+    wrong_types = [problem for g in graphs for problem in inferred_types.problems(g)]
+    if wrong_types:
+        raise Failure("\n".join(wrong_types))
+    nodes = {i.op.NAME for g in graphs for c in g.instruction_chains for i in c.instructions}
+    missing = set(row.nodes) - nodes
     if missing:
-        raise Failure(f"no {', '.join(sorted(missing))} among {', '.join(sorted(ops))}")
+        raise Failure(f"IR nodes: got {', '.join(sorted(nodes))}, expected {', '.join(sorted(missing))} too")
     return Lowered(bytes(program.buffer), calls, graphs)
 
 
-def _lower(module: torch.nn.Module, row: Row):
+def _lower(module: torch.nn.Module, row: OpRow):
     inputs = row.inputs(0)
     with torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
-    partitioner = MLXPartitioner(own_nodes=row.own_nodes)
-    # The verifier mistakes the first tensor of an operator's list for the list, and so makes
-    # a constant of its first dimension.
+    partitioner = MLXPartitioner(allow_extensions=row.allow_extensions)
+    # The verifier takes the first tensor of an operator's list for the list, and so fixes its first dimension.
     verified = row.verified and not row.traced
     config = EdgeCompileConfig(_check_ir_validity=verified)
     manager = to_edge_transform_and_lower(
@@ -78,7 +83,7 @@ def _lower(module: torch.nn.Module, row: Row):
 
 
 def host_calls(manager) -> list[str]:
-    """What the host program calls besides the delegate."""
+    """The names of the operators that are not delegated."""
     targets = [
         getattr(n.target, "__name__", str(n.target))
         for n in manager.exported_program().graph.nodes
@@ -94,37 +99,38 @@ def delegate_calls(manager) -> int:
     )
 
 
-def _check_delegation(row: Row, manager, partitioner: MLXPartitioner) -> None:
-    left, delegates = host_calls(manager), delegate_calls(manager)
+def _check_delegation(row: OpRow, manager, partitioner: MLXPartitioner) -> None:
+    undelegated, delegates = host_calls(manager), delegate_calls(manager)
     if row.host is not None:
-        if not left and delegates == 1:
-            raise Failure(f"all delegated, though the row says: {row.host}")
-    elif left or delegates != 1:
+        if not undelegated and delegates == 1:
+            raise Failure(f"everything is delegated, but the op row has host={row.host!r}")
+    elif undelegated or delegates != 1:
         raise Failure(
-            f"{delegates} delegate calls, left on the host: {', '.join(left) or 'nothing'}\n"
+            f"got {delegates} delegate calls, expected 1; not delegated: {', '.join(undelegated) or 'nothing'}\n"
             f"{partitioner.explain()}"
         )
 
 
 @contextmanager
 def lowered_targets() -> Iterator[set[str]]:
-    """Names of the registry's targets whose handlers were called."""
-    seen: set[str] = set()
+    """Yields the set of the targets whose handlers are called in the context."""
+    called: set[str] = set()
     original = dict(REGISTRY.handlers)
 
-    def noted(target, handler, *args, **kwargs):
-        seen.add(target_name(target))
+    def recording(target, handler, *args, **kwargs):
+        called.add(target_name(target))
         return handler(*args, **kwargs)
 
     for target, handler in original.items():
-        REGISTRY.handlers[target] = functools.partial(noted, target, handler)
+        REGISTRY.handlers[target] = functools.partial(recording, target, handler)
     try:
-        yield seen
+        yield called
     finally:
         REGISTRY.handlers.update(original)
 
 
 def target_name(target) -> str:
+    """The name of a target, as in `OpRow.target`."""
     if isinstance(target, str):
         return target
     if isinstance(target, torch._ops.OpOverload):
@@ -136,7 +142,7 @@ def target_name(target) -> str:
 
 @contextmanager
 def _as_composite(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module that calls an operator whose text is `module`, lowered by being traced."""
+    """Yields a module that calls a composite operator defined by `module`, which lowering traces."""
     name = f"composite_{next(_serial)}"
     _LIBRARY.define(f"{name}(Tensor[] tensors) -> Tensor[]")
 

@@ -1,4 +1,4 @@
-"""The row itself, and the module that is exported for it."""
+"""The op row, and the module that is exported for it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from typing import Any
 
 import torch
 from executorch_mlx.serialization import ir
-from executorch_mlx.serialization.generate import FIRST_OWN_OP
 from torch.utils import _pytree as pytree
 
 from .inputs import FLOATS, Input
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Relative and absolute tolerance. In half precision the relative one is two units in the last place.
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 6e-4),
+    torch.bfloat16: (1.6e-2, 5e-3),
+}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One exported program, run once or more, compared with eager torch.
+class OpRow:
+    """A test of one operator. `row` makes one and documents the fields.
 
-    Every case is called for every dtype, those of `once` for the first dtype alone; the
-    results are the outputs of one program.
+    The exported program calls `fn` with each of `cases` in each of `dtypes`, and with each of `once` in the first
+    dtype only. The results of all calls are the outputs of the program.
     """
 
     name: str
@@ -32,17 +36,17 @@ class Row:
     once: tuple[tuple, ...]
     dtypes: tuple[torch.dtype, ...]
     loose: float
+    loose_half: float
     calls: int
     traced: bool
     host: str | None
     verified: bool
     signed_zero: bool
-    fused: tuple[str, ...]
+    nodes: tuple[str, ...]
 
     @property
     def target(self) -> str | None:
-        """The registry's spelling of what the row is about: `aten.exp.default`.
-        None where the name begins with `program/`."""
+        """The target that must be lowered, as in "aten.exp.default". None if the name begins with "program/"."""
         name = self.name.split("/")[0]
         if name == "program":
             return None
@@ -56,28 +60,30 @@ class Row:
 
     @property
     def slug(self) -> str:
-        """A folder name."""
+        """The name as a folder name."""
         return "".join(c if c.isalnum() or c in ".-_" else "_" for c in self.name)
 
     def __str__(self) -> str:
         return self.name
 
     def recipes(self) -> Iterator[tuple[Input, torch.dtype]]:
-        """The program's inputs, in order: every tensor of every case, dtype by dtype."""
+        """The inputs of the program in order: dtype by dtype, case by case."""
         for i, dtype in enumerate(self.dtypes):
-            for leaf in pytree.tree_leaves(self.cases_of(i)):
+            for leaf in pytree.tree_leaves(self.cases_for(i)):
                 if isinstance(leaf, Input):
                     yield leaf, dtype
 
-    def cases_of(self, i: int) -> tuple[tuple, ...]:
-        """What is called for the `i`-th dtype."""
+    def cases_for(self, i: int) -> tuple[tuple, ...]:
+        """The cases in the `i`-th dtype."""
         return self.cases + (self.once if i == 0 else ())
 
     def inputs(self, call: int) -> tuple[torch.Tensor, ...]:
+        """The input tensors of the `call`-th call. They depend only on the name and the call."""
         generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()) + call)
         return tuple(recipe.make(dtype, call, generator) for recipe, dtype in self.recipes())
 
     def dynamic_shapes(self) -> tuple | None:
+        """The argument of `torch.export.export`."""
         dims = {d.name: d.dim for r, _ in self.recipes() for d in r.dynamic.values()}
         if not dims:
             return None
@@ -92,20 +98,23 @@ class Row:
         return Cases(self)
 
     @property
-    def own_nodes(self) -> bool:
-        return any(op.OP_TYPE >= FIRST_OWN_OP for op in ir.OPS.values() if op.NAME in self.fused)
+    def allow_extensions(self) -> bool:
+        """Whether `nodes` names an extension."""
+        return any(op.OP_TYPE >= ir.FIRST_EXTENSION for op in ir.OPS.values() if op.NAME in self.nodes)
 
-    def tolerance_of(self, dtype: torch.dtype) -> float:
-        """Relative and absolute."""
-        return self.loose * TOLERANCE[dtype]
+    def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Relative and absolute tolerance."""
+        factor = self.loose if dtype == torch.float32 else self.loose_half
+        rtol, atol = TOLERANCE[dtype]
+        return factor * rtol, factor * atol
 
 
 class Cases(torch.nn.Module):
-    """Calls a row's function on every case, for every dtype; returns all results, flat."""
+    """Calls the function of an op row with every case in every dtype. Returns all results as a flat tuple."""
 
-    def __init__(self, row: Row):
+    def __init__(self, row: OpRow):
         super().__init__()
-        self.cases = [row.cases_of(i) for i in range(len(row.dtypes))]
+        self.cases = [row.cases_for(i) for i in range(len(row.dtypes))]
         if isinstance(row.fn, torch.nn.Module):
             modules = [copy.deepcopy(row.fn).to(dtype) for dtype in row.dtypes]
             self.functions = torch.nn.ModuleList(modules)
@@ -113,12 +122,12 @@ class Cases(torch.nn.Module):
             self.functions = [row.fn] * len(row.dtypes)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rest = iter(tensors)
+        remaining = iter(tensors)
         results = []
         for function, cases in zip(self.functions, self.cases):
             for case in cases:
                 arguments = pytree.tree_map(
-                    lambda leaf: next(rest) if isinstance(leaf, Input) else leaf, case
+                    lambda leaf: next(remaining) if isinstance(leaf, Input) else leaf, case
                 )
                 results += pytree.tree_leaves(function(*arguments))
         return tuple(r for r in results if r is not None)
@@ -131,25 +140,36 @@ def row(
     once: Sequence[tuple] = (),
     dtypes: Sequence[torch.dtype] = FLOATS,
     loose: float = 1,
+    loose_half: float = 1,
     calls: int | None = None,
     traced: bool = False,
     host: str | None = None,
     verified: bool = True,
     signed_zero: bool = True,
-    fused: Sequence[str] = (),
-) -> Row:
-    """A row about the overload `name` of ATen (`exp` is `exp.default`), of another library
-    (`mlx::sample`), of `operator` or of `higher_order`; what follows a `/` tells rows of one target apart.
+    nodes: Sequence[str] = (),
+) -> OpRow:
+    """An op row: export, lower, run and compare with eager torch.
 
-    `arguments`: the function, if it is not the overload itself, then its arguments; an
-    `Input` stands for a tensor. `cases` are further tuples of arguments, `once` those
-    for the first dtype only. `loose` multiplies the tolerance. `calls`: how often
-    one loaded program is run. `traced`: reach the target through the builder's tracing of a
-    composite, for export itself would rewrite it. `host`: why something stays undelegated.
-    `verified`: let ExecuTorch's verifier of the edge dialect look; it knows no unsigned
-    integers, no operators that promote and none outside core ATen, and where an operator
-    returns a list it makes a dynamic first dimension static.
-    `fused`: IR nodes that the program must have; nodes of ours are asked for.
+    Args:
+        name: the overload, then optionally "/" and a variant. "exp" is `aten.exp.default`, "sum.dim_IntList" an
+            overload of ATen, "mlx::sample" one of another library. "operator.add" and "higher_order.cond" name
+            Python operators; "program/..." names no operator.
+        arguments: the arguments of the call. An `Input` stands for a tensor. A function or module as first argument
+            is called in place of the overload.
+        cases: tuples of arguments, one for each further call.
+        once: like `cases`, but the calls are made in the first dtype only.
+        dtypes: the dtypes of the inputs that have none of their own; every case runs in each.
+        loose: the factor by which the float32 tolerance is multiplied.
+        loose_half: the same for float16 and bfloat16.
+        calls: how many times the loaded program runs, each time with new inputs; by default once for each size of
+            the dynamic extents.
+        traced: reach the operator by tracing a composite, because export would replace it by another operator.
+        host: why part of the program is not delegated. None: all of it is.
+        verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
+            integers, operators that promote dtypes and operators outside core ATen, and makes a dynamic first
+            dimension static where an operator returns a list. A `traced` op row is never verified.
+        signed_zero: compare the signs of zeros.
+        nodes: IR nodes that the program must contain. Naming an extension allows extensions.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):
         fn, *arguments = arguments
@@ -158,13 +178,12 @@ def row(
     all_cases = ((tuple(arguments),) if arguments or not cases else ()) + tuple(cases)
     used = [leaf for leaf in pytree.tree_leaves((all_cases, tuple(once))) if isinstance(leaf, Input)]
     if not any(leaf.dtype is None for leaf in used) and not isinstance(fn, torch.nn.Module):
-        dtypes = (torch.float32,)  # no input depends on it
+        dtypes = (torch.float32,)  # no input depends on the dtype
     if calls is None:
         calls = 1 + max((len(d.also) for i in used for d in i.dynamic.values()), default=0)
-    return Row(
-        name, fn, all_cases, tuple(once), tuple(dtypes), loose, calls, traced, host, verified,
-        signed_zero,
-        tuple(fused),
+    return OpRow(
+        name, fn, all_cases, tuple(once), tuple(dtypes), loose, loose_half, calls, traced, host, verified,
+        signed_zero, tuple(nodes),
     )
 
 

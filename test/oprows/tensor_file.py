@@ -1,4 +1,4 @@
-"""Tensors as files, in the format that `op_test_runner.cpp` describes."""
+"""Read and write tensor files in the format of `op_test_runner.cpp`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def read(path: Path) -> torch.Tensor:
 
 
 def write_all(folder: Path, tensors: Sequence[torch.Tensor]) -> None:
+    """Write 0.tensor, 1.tensor, … to a new folder."""
     folder.mkdir(parents=True)
     for i, tensor in enumerate(tensors):
         write(folder / f"{i}.tensor", tensor)
 
 
 def read_all(folder: Path) -> list[torch.Tensor]:
+    """Read 0.tensor, 1.tensor, …."""
     count = len(list(folder.glob("*.tensor")))
     return [read(folder / f"{i}.tensor") for i in range(count)]

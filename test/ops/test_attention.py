@@ -1,26 +1,30 @@
 """Scaled dot-product attention."""
 
 import torch
-from oprows import Dyn, bools, checks, f32, floats, row
+from oprows import Dyn, bools, f32, floats, pytest_function, row
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 N = Dyn("n", 3, also=(1, 7))
-ONE = (f32,)
+F32_ONLY = (f32,)
 LOOSE = 4
 Q, K = floats(2, 4, 5, 8), floats(2, 4, 5, 8)
 LONG = floats(2, 4, 7, 8)
 GROUPED = floats(2, 2, 5, 8)
-FUSED = ("SdpaNode",)
+SDPA = ("SdpaNode",)
 
 
 def attention(variant, fn, *inputs, **options):
     return row(f"scaled_dot_product_attention{variant}", fn, *inputs,
-               **{"loose": LOOSE, "fused": FUSED, **options})
+               **{"loose": LOOSE, "nodes": SDPA, **options})
 
 
-def first_column(mask):
-    """No row without a key: what attention to nothing gives is not defined."""
-    return mask | (torch.arange(mask.shape[-1]) == 0)
+def without_keys(mask):
+    """Mask every key of the first query. torch returns zeros for it."""
+    return mask & (torch.arange(mask.shape[-2]) != 0)[:, None]
+
+
+def additive(mask, dtype):
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
 ROWS = [
@@ -28,15 +32,18 @@ ROWS = [
     attention("/causal", lambda q, k, v: sdpa(q, k, v, is_causal=True), Q, K, floats(2, 4, 5, 8)),
     attention("/causal, more keys", lambda q, k, v: sdpa(q, k, v, is_causal=True), Q, LONG, LONG),
     attention("/causal, more queries", lambda q, k, v: sdpa(q, k, v, is_causal=True), LONG, Q, Q),
-    attention("/bool mask", lambda q, k, v, m: sdpa(q, k, v, first_column(m)), Q, LONG, LONG, bools(2, 1, 5, 7)),
+    attention("/bool mask", lambda q, k, v, m: sdpa(q, k, v, without_keys(m)), Q, LONG, LONG, bools(2, 1, 5, 7)),
+    attention("/bool mask for each key", sdpa, Q, LONG, LONG, bools(2, 4, 1, 7), dtypes=F32_ONLY),
+    attention("/-inf mask", lambda q, k, v, m: sdpa(q, k, v, additive(without_keys(m), q.dtype)), Q, LONG, LONG,
+              bools(5, 7)),
     attention("/additive mask", sdpa, Q, LONG, LONG, floats(5, 7)),
-    attention("/scale", lambda q, k, v: sdpa(q, k, v, scale=0.3), Q, K, floats(2, 4, 5, 8), dtypes=ONE),
+    attention("/scale", lambda q, k, v: sdpa(q, k, v, scale=0.3), Q, K, floats(2, 4, 5, 8), dtypes=F32_ONLY),
     attention("/grouped", lambda q, k, v: sdpa(q, k, v, enable_gqa=True), Q, GROUPED, GROUPED),
-    attention("/3-d", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), dtypes=ONE),
-    attention("/3-d mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(2, 5, 7), dtypes=ONE),
-    attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=ONE),
+    attention("/3-d", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), dtypes=F32_ONLY),
+    attention("/3-d mask", sdpa, floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(2, 5, 7), dtypes=F32_ONLY),
+    attention("/wider values", sdpa, Q, K, floats(2, 4, 5, 6), dtypes=F32_ONLY),
     attention("/dynamic", lambda q, k, v: sdpa(q, k, v, is_causal=True),
-              floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=ONE),
+              floats(1, 2, N, 8), floats(1, 2, N, 8), floats(1, 2, N, 8), dtypes=F32_ONLY),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -1,14 +1,14 @@
-"""Control flow."""
+"""torch.cond."""
 
 import torch
-from oprows import Dyn, bools, f32, floats, row, checks
+from oprows import Dyn, bools, f32, floats, pytest_function, row
 
-ONE = (f32,)
+F32_ONLY = (f32,)
 cond = torch.ops.higher_order.cond
 
 
 class Cond(torch.nn.Module):
-    """A tensor and a parameter closed over."""
+    """The branches use a tensor and a parameter of the enclosing scope."""
 
     def __init__(self):
         super().__init__()
@@ -35,8 +35,8 @@ def by_shape_and_value(x):
     return torch.cond(x.sum() > 0, lambda x: (x.exp(), x.sum(0)), lambda x: (-x, x.amax(0)), (x,))
 
 
-def same_work_twice(flag, x):
-    """What one branch computes the other must not take for granted, nor what follows."""
+def common_subexpression(flag, x):
+    """A value that one branch computes must not be reused in the other branch, nor after the cond."""
     y = torch.cond(flag, lambda x: x.exp() * 2, lambda x: x.exp() * 3, (x,))
     return y + x.exp()
 
@@ -55,15 +55,15 @@ class Counting(torch.nn.Module):
         return self.total * 1
 
 
-# Both flags: every input is drawn anew for every call.
+# Several calls, each with new inputs, so that both branches run.
 ROWS = [
-    row("higher_order.cond", Cond(), bools(), floats(3), dtypes=ONE, calls=6),
-    row("higher_order.cond/nested", nested, bools(), bools(), floats(2, 3), dtypes=ONE, calls=8),
+    row("higher_order.cond", Cond(), bools(), floats(3), dtypes=F32_ONLY, calls=6),
+    row("higher_order.cond/nested", nested, bools(), bools(), floats(2, 3), dtypes=F32_ONLY, calls=8),
     row("higher_order.cond/on a value, two results, dynamic", by_shape_and_value,
-        floats(Dyn("n", 3, also=(1, 5, 2, 4)), 2), dtypes=ONE),
-    row("higher_order.cond/same work", same_work_twice, bools(), floats(3), dtypes=ONE, calls=6),
-    row("higher_order.cond/passed through", passed_through, bools(), floats(3), floats(3), dtypes=ONE, calls=6),
-    row("higher_order.cond/buffer", Counting(), bools(), floats(2), dtypes=ONE, calls=6),
+        floats(Dyn("n", 3, also=(1, 5, 2, 4)), 2), dtypes=F32_ONLY),
+    row("higher_order.cond/same work", common_subexpression, bools(), floats(3), dtypes=F32_ONLY, calls=6),
+    row("higher_order.cond/passed through", passed_through, bools(), floats(3), floats(3), dtypes=F32_ONLY, calls=6),
+    row("higher_order.cond/buffer", Counting(), bools(), floats(2), dtypes=F32_ONLY, calls=6),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

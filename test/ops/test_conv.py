@@ -1,10 +1,10 @@
 """Convolutions: window, groups, bias, weights as inputs and as parameters."""
 
 import torch
-from oprows import FLOATS, Dyn, f16, f32, floats, row, checks
+from oprows import FLOATS, Dyn, f16, f32, floats, pytest_function, row
 from torch.nn import functional as F
 
-ONE = (f32,)
+F32_ONLY = (f32,)
 N = Dyn("n", 3, also=(1, 5))
 L = Dyn("l", 9, also=(7, 12), min=6)
 
@@ -27,28 +27,28 @@ FORWARD = [
 TRANSPOSED = [
     row("convolution/transposed 1d", F.conv_transpose1d, cases=[
         (floats(2, 4, 5), floats(4, 3, 3), floats(3)), (floats(2, 4, 5), floats(4, 3, 3), floats(6), 3, 1, 2, 2, 2),
-        (floats(2, 4, 5), floats(4, 3, 1), None, 1, 1)], dtypes=ONE, loose=4),
+        (floats(2, 4, 5), floats(4, 3, 1), None, 1, 1)], dtypes=F32_ONLY, loose=4),
     row("convolution/transposed 2d", F.conv_transpose2d, cases=[
         (floats(2, 4, 5, 4), floats(4, 3, 3, 2), floats(3)),
         (floats(2, 4, 5, 4), floats(4, 3, 3, 2), floats(6), (3, 2), (1, 2), (2, 1), 2, (1, 2)),
-        (floats(4, 5, 4), floats(4, 1, 3, 3), None, 2, 1, 1, 4)], dtypes=ONE, loose=4),
+        (floats(4, 5, 4), floats(4, 1, 3, 3), None, 2, 1, 1, 4)], dtypes=F32_ONLY, loose=4),
     row("convolution/transposed 3d", F.conv_transpose3d, cases=[
         (floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(3)),
         (floats(1, 2, 3, 4, 2), floats(2, 3, 2, 3, 2), floats(6), (2, 3, 1), (0, 1, 1), (1, 2, 0), 2, (1, 1, 2))],
-        dtypes=ONE, loose=4),
+        dtypes=F32_ONLY, loose=4),
 ]
 
 MODULES = [
-    row("convolution/parameters", torch.nn.Conv2d(4, 6, 3, padding=1, groups=2), floats(N, 4, 5, L), dtypes=ONE,
+    row("convolution/parameters", torch.nn.Conv2d(4, 6, 3, padding=1, groups=2), floats(N, 4, 5, L), dtypes=F32_ONLY,
         loose=4),
-    row("convolution/parameters, no bias", torch.nn.Conv1d(4, 6, 3, stride=2, bias=False), floats(N, 4, L), dtypes=ONE,
-        loose=4),
+    row("convolution/parameters, no bias", torch.nn.Conv1d(4, 6, 3, stride=2, bias=False), floats(N, 4, L),
+        dtypes=F32_ONLY, loose=4),
     row("convolution/parameters, transposed", torch.nn.ConvTranspose2d(4, 6, (3, 2), 2, 1, 1, groups=2),
-        floats(N, 4, 5, 4), dtypes=ONE, loose=4),
+        floats(N, 4, 5, 4), dtypes=F32_ONLY, loose=4),
     row("convolution/padding mode", torch.nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), floats(1, 2, 5, 4),
-        dtypes=ONE, loose=4),
+        dtypes=F32_ONLY, loose=4),
 ]
 
 ROWS = [*FORWARD, *TRANSPOSED, *MODULES]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -1,25 +1,26 @@
-"""Reading and writing by index; buffers that are written in place."""
+"""Reads and writes by index; updates of buffers."""
 
 import torch
-from oprows import FLOATS, Dyn, data, f32, floats, i32, indices, ints, row, checks
+from oprows import FLOATS, Dyn, data, f32, floats, i32, indices, ints, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 5))
-ONE = (f32,)
+F32_ONLY = (f32,)
 
 READ = [
     row("embedding", cases=[(floats(7, 4), indices(2, 3, below=7)), (floats(7, 4), indices(below=7))]),
-    row("embedding/int32", torch.nn.functional.embedding, ints(5, dtype=i32, low=0, high=7), floats(7, 4), dtypes=ONE),
-    row("embedding/dynamic", torch.embedding, floats(7, 4), indices(N, 2, below=7), dtypes=ONE),
+    row("embedding/int32", torch.nn.functional.embedding, ints(5, dtype=i32, low=0, high=7), floats(7, 4),
+        dtypes=F32_ONLY),
+    row("embedding/dynamic", torch.embedding, floats(7, 4), indices(N, 2, below=7), dtypes=F32_ONLY),
     row("index_select", cases=[(floats(5, 3), 0, indices(4, below=5)), (floats(5, 3), -1, indices(2, below=3)),
                                (floats(3), 0, indices(below=3))], dtypes=FLOATS + (i32, torch.bool)),
     row("gather", cases=[(floats(5, 3), 0, indices(2, 3, below=5)), (floats(5, 3), -1, indices(2, 2, below=3)),
                          (floats(5), 0, indices(0, below=5))], dtypes=FLOATS + (i32,)),
-    row("gather/dynamic", lambda x, i: x.gather(1, i), floats(N, 6), indices(N, 2, below=6), dtypes=ONE),
+    row("gather/dynamic", lambda x, i: x.gather(1, i), floats(N, 6), indices(N, 2, below=6), dtypes=F32_ONLY),
     row("index.Tensor", lambda x, i: x[i], cases=[
         (floats(5, 3), indices(4, below=5)), (floats(5, 3), indices(2, 2, below=5, low=-5))], dtypes=FLOATS + (i32,)),
     row("index.Tensor/axes", lambda x, i, j: (x[i, j], x[:, i], x[:, i, j], x[i[:, None], j]),
-        floats(5, 4, 6), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=ONE),
-    row("index.Tensor/dynamic", lambda x, i: (x[:, i], x[i, i]), floats(5, 4, 2), indices(N, below=4), dtypes=ONE),
+        floats(5, 4, 6), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=F32_ONLY),
+    row("index.Tensor/dynamic", lambda x, i: (x[:, i], x[i, i]), floats(5, 4, 2), indices(N, below=4), dtypes=F32_ONLY),
 ]
 
 WRITE = [
@@ -34,7 +35,7 @@ WRITE = [
         (floats(5, 3), floats(2, 3), 0, 1, 3), (floats(5, 3), floats(5, 1), -1, -1), (floats(5), floats(3), 0, 0, 5, 2),
         (floats(5), floats(5)), (floats(5), floats(2), 0, -3, -1)], dtypes=FLOATS + (i32,)),
     row("slice_scatter/dynamic", lambda x, y: x.slice_scatter(y, 0, 0, y.shape[0]), floats(8, 2), floats(N, 2),
-        dtypes=ONE),
+        dtypes=F32_ONLY),
     row("select_scatter", cases=[(floats(5, 3), floats(3), 0, -1), (floats(5, 3), floats(5), 1, 0)]),
     row("scatter_add", cases=[
         (floats(5, 3), 0, indices(2, 3, below=5), floats(2, 3)), (floats(5), 0, data([1, 1, 1]), floats(3)),
@@ -43,7 +44,7 @@ WRITE = [
 
 
 class Stateful(torch.nn.Module):
-    """Buffers by keyword, and `step(module, *inputs)`."""
+    """A module with the given buffers that calls `step(module, *inputs)`."""
 
     def __init__(self, step, **buffers):
         super().__init__()
@@ -56,12 +57,12 @@ class Stateful(torch.nn.Module):
 
 
 def stateful(name, step, *inputs, **buffers):
-    return row(name, Stateful(step, **buffers), *inputs, dtypes=ONE, calls=4)
+    return row(name, Stateful(step, **buffers), *inputs, dtypes=F32_ONLY, calls=4)
 
 
-# A buffer that stays with ExecuTorch starts at zero there, unless the caller of to_executorch
-# asks for InitializedMutableBufferPass. Where the new value is an input as it came, or is
-# returned as it is, a row has to start at zero.
+# A buffer that the delegate does not own starts at zero in ExecuTorch, unless to_executorch runs
+# InitializedMutableBufferPass. This concerns a buffer whose new value is an input or an output of the program:
+# in the op rows below such a buffer starts at zero.
 
 
 def counter(m):
@@ -91,7 +92,7 @@ def old_and_new(m, x):
     return old, m.state - old, m.state.clone()
 
 
-def rows_with_old(m, x, at):
+def index_copy_and_old_value(m, x, at):
     before = m.cache.clone()
     m.cache.index_copy_(0, at, x)
     return before, m.cache.sum(0)
@@ -148,7 +149,7 @@ STATE = [
     stateful("add.Tensor/old and new", old_and_new, floats(3), state=torch.tensor([1.0, 2.0, 3.0])),
     stateful("index_copy/buffer", lambda m, x, at: m.cache.index_copy_(0, at, x) * 1, floats(2, 3),
              data([1, 4]), cache=torch.zeros(6, 3)),
-    stateful("index_copy/buffer and its old value", rows_with_old, floats(1, 3), indices(1, below=6),
+    stateful("index_copy/buffer and its old value", index_copy_and_old_value, floats(1, 3), indices(1, below=6),
              cache=torch.arange(18.0).reshape(6, 3)),
     stateful("index_copy/buffer twice", written_twice, floats(1, 3), indices(1, below=5), cache=torch.zeros(6, 3)),
     stateful("slice_scatter/buffer", assign, floats(2, 3), cache=torch.ones(6, 3)),
@@ -163,4 +164,4 @@ STATE = [
 
 ROWS = [*READ, *WRITE, *STATE]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

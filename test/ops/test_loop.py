@@ -1,22 +1,22 @@
-"""Scans, and loops that end by what they compute."""
+"""scan and while_loop."""
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import checks, data, f32, floats, row
+from oprows import data, f32, floats, pytest_function, row
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-ONE = (f32,)
-OURS = {"fused": ["WhileNode"]}
+F32_ONLY = (f32,)
+WHILE = {"nodes": ["WhileNode"]}
 
 
-def running(init, xs):
+def decayed_sum(init, xs):
     return scan(lambda c, x: (c * 0.5 + x, (c + x).tanh()), init, xs)
 
 
 def fibonacci(a, b, xs):
-    """The two parts of the carry change places."""
+    """The two tensors of the carry swap in each step."""
     return scan(lambda c, x: ((c[1] + 0, c[0] + c[1]), c[0] * x), (a, b), xs)
 
 
@@ -39,24 +39,24 @@ class Halve(torch.nn.Module):
 
 
 class Newton(torch.nn.Module):
-    """A root of `a`, with what the body only reads; and how many steps it took."""
+    """Square roots of `a` by Newton's method, and the number of steps. The body reads a parameter and `a`."""
 
     def __init__(self):
         super().__init__()
         self.factor = torch.nn.Parameter(torch.tensor(0.5))
 
     def forward(self, a):
-        def goes_on(steps, x):
+        def continues(steps, x):
             return torch.logical_and((x * x - a).abs().max() > 1e-4, steps < 50)
 
         def step(steps, x):
             return steps + 1, self.factor * (x + a / x)
 
-        return while_loop(goes_on, step, (torch.tensor(0), torch.ones_like(a)))
+        return while_loop(continues, step, (torch.tensor(0), torch.ones_like(a)))
 
 
-def exchanged(a, b):
-    """The parts of the carry change places, and what the loop gave is used again."""
+def swapped(a, b):
+    """The tensors of the carry swap in each step. The results of the loop are used afterwards."""
     a, b, n = while_loop(
         lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0))
     )
@@ -64,21 +64,22 @@ def exchanged(a, b):
 
 
 ROWS = [
-    row("higher_order.scan", running, floats(3), floats(5, 3), dtypes=ONE),
-    row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=ONE),
-    row("higher_order.scan/parameters", Recurrent(), floats(2, 4), floats(5, 2, 2), dtypes=ONE),
-    row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=ONE, loose=4, **OURS),
-    row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)], dtypes=ONE, **OURS),
-    row("higher_order.while_loop/exchange", exchanged, floats(2), floats(2), dtypes=ONE, **OURS),
+    row("higher_order.scan", decayed_sum, floats(3), floats(5, 3), dtypes=F32_ONLY),
+    row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=F32_ONLY),
+    row("higher_order.scan/parameters", Recurrent(), floats(2, 4), floats(5, 2, 2), dtypes=F32_ONLY),
+    row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=F32_ONLY, loose=4, **WHILE),
+    row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)],
+        dtypes=F32_ONLY, **WHILE),
+    row("higher_order.while_loop/exchange", swapped, floats(2), floats(2), dtypes=F32_ONLY, **WHILE),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)
 
 
-def test_while_loop_has_to_be_asked_for():
-    """ExecuTorch has none either, so that there is no program to run."""
+def test_while_loop_needs_extensions():
+    """Without them there is no program to run, because ExecuTorch has no while_loop either."""
     partitioner = MLXPartitioner()
     program = torch.export.export(Halve(), (torch.ones(3),))
     to_edge_transform_and_lower(program, partitioner=[partitioner])
     (reason,) = {d.reason for d in partitioner.explain().refused if "while_loop" in d.target}
-    assert "own_nodes=True" in reason
+    assert "allow_extensions=True" in reason

@@ -1,6 +1,6 @@
-"""The lower median, with NaN and with positions."""
+"""Medians with NaN and with indices."""
 
-from oprows import FLOATS, Dyn, data, edges, f32, floats, i32, row, spread, checks
+from oprows import FLOATS, Dyn, data, edges, f32, floats, i32, pytest_function, row, spread
 
 NAN = float("nan")
 N = Dyn("n", 3, also=(1, 5))
@@ -13,4 +13,4 @@ ROWS = [
     row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), verified=False),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

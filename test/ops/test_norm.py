@@ -1,27 +1,29 @@
-"""Normalization over the last axis."""
+"""Normalization and norms."""
 
 import torch
-from oprows import Dyn, f32, floats, row, checks
+from oprows import Dyn, f32, floats, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 7))
-ONE = (f32,)
+F32_ONLY = (f32,)
 
 ROWS = [
     row("rms_norm", torch.nn.functional.rms_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), 1e-5), (floats(3, 8), [8]), (floats(8), [8], None, 1e-2)],
         loose=2),
-    row("rms_norm/dynamic", torch.nn.RMSNorm(8), floats(2, N, 8), dtypes=ONE),
+    row("rms_norm/dynamic", torch.nn.RMSNorm(8), floats(2, N, 8), dtypes=F32_ONLY),
     row("layer_norm", torch.nn.functional.layer_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), floats(8)), (floats(3, 8), [8]), (floats(3, 8), [8], floats(8))],
         loose=2),
-    row("layer_norm/parameters", torch.nn.LayerNorm(8), floats(2, N, 8), dtypes=ONE, loose=2),
-    row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=ONE, loose=2),
-    row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=ONE, loose=2),
+    row("layer_norm/parameters", torch.nn.LayerNorm(8), floats(2, N, 8), dtypes=F32_ONLY, loose=2),
+    row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=F32_ONLY,
+        loose=2),
+    row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=F32_ONLY, loose=2),
     row("linalg_vector_norm", torch.linalg.vector_norm,
-        cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]), (floats(2, 3), 3, [1])],
-        dtypes=ONE, loose=2, traced=True),
+        cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]),
+               (floats(2, 3), 3, [1])],
+        dtypes=F32_ONLY, loose=2, traced=True),
     row("_cdist_forward", torch.cdist, cases=[(floats(3, 4), floats(5, 4)), (floats(2, 3, 4), floats(2, 5, 4), 1.0)],
-        dtypes=ONE, loose=10),
+        dtypes=F32_ONLY, loose=10),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -4,7 +4,7 @@ import executorch_mlx.ops  # noqa: F401  (defines them)
 import torch
 from executorch.extension.llm.cache.reference_cache import CacheConfig, ContiguousReferenceCache
 from executorch.extension.llm.cache.update_and_attend import REGISTRY
-from oprows import FLOATS, Dyn, checks, data, f32, floats, i32, indices, ints, row
+from oprows import FLOATS, Dyn, bf16, data, f32, floats, i32, indices, ints, pytest_function, row
 
 mlx = torch.ops.mlx
 TOKENS = Dyn("n", 5, also=(1, 2))
@@ -29,22 +29,22 @@ def masked(q, k, v, mask):
 
 
 class Cache(torch.nn.Module):
-    """Rows written in place, the whole of it read."""
+    """Writes new keys in place and returns the whole cache."""
 
     def __init__(self, ring=0):
         super().__init__()
         self.ring = ring
         self.register_buffer("keys", torch.zeros(1, 2, 8, 4))
 
-    def forward(self, rows, position):
+    def forward(self, update, position):
         pos = position.item()
         torch._check(pos >= 0)
-        torch.ops.mlx.kv_cache_update(self.keys, rows, pos, self.ring)
+        torch.ops.mlx.kv_cache_update(self.keys, update, pos, self.ring)
         return self.keys * 2
 
 
 def attend_over_own_cache(q, k, v):
-    """The whole of the history is what this call appends."""
+    """Attention with an empty cache: the history is what this call appends."""
     key = "test_official"
     REGISTRY.install(key, ContiguousReferenceCache(CacheConfig(n_layers=1, n_kv_heads=2, head_dim=8, capacity=16)))
     with REGISTRY.active(key):
@@ -53,7 +53,7 @@ def attend_over_own_cache(q, k, v):
 
 
 class Experts(torch.nn.Module):
-    """gather_qmm of weights in one of the three spellings."""
+    """gather_qmm with int8 weights, or uint8 pairs of int4 (`packed`), and optional zero points or biases."""
 
     def __init__(self, packed=False, zero_points=None, bits=4):
         super().__init__()
@@ -64,7 +64,8 @@ class Experts(torch.nn.Module):
             q = lower | upper << 4
         self.bits = bits
         self.register_buffer("q", q.to(torch.uint8 if packed else torch.int8))
-        self.register_buffer("scales", torch.rand(4, 6, 2, generator=generator))
+        # Scales that half precision represents exactly: the program stores them in the dtype of the input.
+        self.register_buffer("scales", torch.rand(4, 6, 2, generator=generator).to(bf16).to(f32))
         shape = dict(size=(4, 6, 2), generator=generator)
         biases = {
             None: lambda: None,
@@ -79,14 +80,14 @@ class Experts(torch.nn.Module):
 
 
 def mixture(cutoff):
-    """There and back."""
+    """Gather the inputs of each expert, multiply them by a number for each expert, scatter them back."""
 
-    def text(x, experts):
-        rows, chosen, flag, places = mlx.moe_gather_inputs(x, experts, 2, cutoff)
-        rows = rows * (chosen + 1)[:, None, None].to(rows.dtype)
-        return mlx.moe_scatter_outputs(rows, flag, places, 2), chosen, flag, places
+    def function(x, experts):
+        inputs, chosen, flag, inverse = mlx.moe_gather_inputs(x, experts, 2, cutoff)
+        outputs = inputs * (chosen + 1)[:, None, None].to(inputs.dtype)
+        return mlx.moe_scatter_outputs(outputs, flag, inverse, 2), chosen, flag, inverse
 
-    return text
+    return function
 
 
 ROWS = [
@@ -114,9 +115,12 @@ ROWS = [
         indices(5, 1, below=4), indices(2, below=3)),
     row("mlx::gather_mm/ascending", lambda a, b, i, flag: mlx.gather_mm(a, b, i, sorted_indices=flag),
         floats(3, 1, 8), floats(4, 8, 6), data([0, 2, 2]), data(1, i32)),
-    *(row(f"mlx::gather_qmm/{name}", experts, floats(TOKENS, 1, 64), indices(TOKENS, below=4), loose=3, dtypes=dtypes)
+    *(row(f"mlx::gather_qmm/{name}", experts, floats(TOKENS, 1, 64), indices(TOKENS, below=4), dtypes=dtypes, loose=3,
+          loose_half=3)
       for name, experts, dtypes in [
-          ("int4", Experts(), FLOATS), ("pairs", Experts(packed=True), FLOATS), ("int8", Experts(bits=8), (f32,)),
+          ("int4", Experts(), FLOATS),
+          ("pairs", Experts(packed=True), FLOATS),
+          ("int8", Experts(bits=8), (f32,)),
           ("zero points", Experts(zero_points=torch.int8), (f32,)),
           ("biases", Experts(packed=True, zero_points=f32), (f32,)),
       ]),
@@ -126,4 +130,4 @@ ROWS = [
         ints(low=0, high=2, dtype=i32), data([2, 0, 3, 1], i32)),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

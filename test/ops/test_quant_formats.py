@@ -1,10 +1,10 @@
-"""Weights in the quantized formats of `executorch.extension.llm`: packed for MLX as they are."""
+"""Weights in the quantized formats of `executorch.extension.llm`, repacked for MLX."""
 
 import torch
 from executorch.extension.llm.export.int4 import ExportableInt4Tensor
 from executorch.extension.llm.export.mx import ExportableMXConfig
 from executorch.extension.llm.export.nvfp4 import ExportableNVFP4Config
-from oprows import bf16, checks, f32, floats, indices, row
+from oprows import bf16, f32, floats, indices, pytest_function, row
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 from torchao.quantization.quant_primitives import MappingType
@@ -17,19 +17,19 @@ def int4(layer):
     layer.weight = torch.nn.Parameter(packed, requires_grad=False)
 
 
-def of(config):
+def quantizer(config):
     return lambda layer: quantize_(layer, config, lambda module, name: module is layer)
 
 
 FORMATS = {
     "dequantize_int4_tensor": int4,
-    "dequantize_nvfp4": of(ExportableNVFP4Config()),
-    "dequantize_mx": of(ExportableMXConfig()),
+    "dequantize_nvfp4": quantizer(ExportableNVFP4Config()),
+    "dequantize_mx": quantizer(ExportableMXConfig()),
 }
 
 
 class Quantized(torch.nn.Module):
-    """A layer of `dtype`, its weight quantized."""
+    """A layer of `dtype` with a quantized weight."""
 
     def __init__(self, layer, quantize, dtype):
         super().__init__()
@@ -43,7 +43,7 @@ class Quantized(torch.nn.Module):
 
 
 class Weight(Quantized):
-    """The matrix itself, read by nothing that multiplies."""
+    """Uses the dequantized matrix other than in a product."""
 
     def forward(self, x):
         return x + self.layer.weight.dequantize()
@@ -57,19 +57,19 @@ def embedding(quantize, dtype):
     return Quantized(torch.nn.Embedding(32, 64), quantize, dtype)
 
 
-PRODUCT, ROWS_ONLY = ("QuantizedMatmulNode",), ("TakeNode", "DequantizeNode")
+PRODUCT, LOOKUP = ("QuantizedMatmulNode",), ("TakeNode", "DequantizeNode")
 
 ROWS = [
-    case
+    op_row
     for name, quantize in FORMATS.items()
-    for case in (
+    for op_row in (
         row(f"torchao::{name}", Weight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
             verified=False),
         *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64), dtypes=(dtype,), loose=5,
-              fused=PRODUCT, verified=False) for dtype in (f32, bf16)),
+              loose_half=2, nodes=PRODUCT, verified=False) for dtype in (f32, bf16)),
         *(row(f"torchao::{name}/embedding {dtype}", embedding(quantize, dtype), indices(2, 3, below=32),
-              dtypes=(dtype,), fused=ROWS_ONLY, verified=False) for dtype in (f32, bf16)),
+              dtypes=(dtype,), nodes=LOOKUP, verified=False) for dtype in (f32, bf16)),
     )
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -1,7 +1,7 @@
 """Reductions over some axes or all of them."""
 
 import torch
-from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, row, spread, checks
+from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, pytest_function, row, spread
 
 NAN = float("nan")
 INF = float("inf")
@@ -62,4 +62,4 @@ ROWS = [
     for name, op in (("var_mean", torch.var_mean), ("std_mean", torch.std_mean))
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -1,20 +1,20 @@
 """Sizes, integers on the host, and assertions."""
 
 import torch
-from oprows import Dyn, f32, floats, ints, row, checks
+from oprows import Dyn, f32, floats, ints, pytest_function, row
 
 N, M = Dyn("n", 4, also=(1, 7, 5)), Dyn("m", 3, also=(5, 2, 1))
-ONE = (f32,)
+F32_ONLY = (f32,)
 aten = torch.ops.aten
 
 
-def made(size):
-    """What a number on the host is seen by: a shape."""
+def full_of_size(size):
+    """Make an integer on the host visible: as the extent of a tensor."""
     return lambda x, y: torch.full([size(x.shape[0], y.shape[0])], 1.0) + x.sum()
 
 
 def arithmetic(name, size):
-    return row(f"operator.{name}", made(size), floats(N), floats(M), dtypes=ONE, loose=10)
+    return row(f"operator.{name}", full_of_size(size), floats(N), floats(M), dtypes=F32_ONLY, loose=10)
 
 
 def item_slice(x, at):
@@ -36,10 +36,10 @@ ROWS = [
     arithmetic("floordiv", lambda n, m: (n * m) // 3 + 1),
     arithmetic("mod", lambda n, m: n % 3 + m),
     row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
-        floats(N, 6), floats(M), dtypes=ONE),
-    row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=ONE),
-    row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=ONE, calls=4),
-    row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=ONE),
+        floats(N, 6), floats(M), dtypes=F32_ONLY),
+    row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=F32_ONLY),
+    row("_local_scalar_dense", item_slice, floats(6, 2), ints(low=0, high=4), dtypes=F32_ONLY, calls=4),
+    row("_assert_async.msg", asserted, floats(3), ints(low=0, high=4), dtypes=F32_ONLY),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

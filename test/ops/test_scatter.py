@@ -1,10 +1,10 @@
-"""Writing at places that a tensor names; bags of rows."""
+"""index_put, scatter, masked_scatter and embedding_bag."""
 
 import torch
-from oprows import FLOATS, Dyn, bools, checks, data, f32, floats, i32, i64, indices, row
+from oprows import FLOATS, Dyn, bools, data, f32, floats, i32, i64, indices, pytest_function, row
 from torch.nn import functional as F
 
-ONE = (f32,)
+F32_ONLY = (f32,)
 N = Dyn("n", 3, also=(1, 5))
 aten = torch.ops.aten
 
@@ -26,30 +26,33 @@ PUT = [
         (floats(5, 4), [data([3, 3]), data([1, 1])], floats(), True),
         (floats(2, 5, 2), [None, data([3, 3])], floats(2, 2, 2), True)], dtypes=(f32, i32)),
     row("index_put/mask", lambda x, m: (put(x, [m], torch.tensor(2.5)), put(x, [m[:, 0]], torch.tensor(1.0), True)),
-        floats(3, 4), bools(3, 4), dtypes=ONE),
+        floats(3, 4), bools(3, 4), dtypes=F32_ONLY),
     row("index_put/assignment", lambda x, i, y: put(x, [i[:, None], torch.arange(3)], y), floats(5, 3), data([4, 1]),
-        floats(2, 3), dtypes=ONE),
+        floats(2, 3), dtypes=F32_ONLY),
     row("index_put/mask of several", lambda x, m, y: put(x, [m], y), floats(3), data([True, False, True]), floats(2),
-        dtypes=ONE, host="several values under a mask"),
+        dtypes=F32_ONLY, host="several values under a mask"),
 ]
 
 SCATTER = [
     row("scatter.src", cases=[
         (floats(3, 5), 0, data([[0, 1, 2, 0, 0], [1, 2, 0, 1, 2]]), floats(2, 5)),
         (floats(3, 5), -1, data([[4, 0], [2, 1]]), floats(3, 3)), (floats(4), 0, data([2]), floats(1)),
-        (floats(2, 3, 2), 1, data([[[2, 1]], [[0, 2]]]), floats(2, 1, 2)), (floats(4), 0, indices(0, below=2), floats(0))],
+        (floats(2, 3, 2), 1, data([[[2, 1]], [[0, 2]]]), floats(2, 1, 2)),
+        (floats(4), 0, indices(0, below=2), floats(0))],
         dtypes=FLOATS + (i32,)),
     row("scatter.value", cases=[
         (floats(3, 5), 1, data([[0, 4], [1, 3]]), 7.5), (floats(4), 0, data([1, 1]), -1)], dtypes=FLOATS),
     row("scatter.value/one hot", lambda i: torch.zeros(3, 5).scatter(1, i[:, None], 1.0),
         indices(3, below=5)),
     row("masked_scatter", cases=[
-        (floats(3, 4), bools(3, 4), floats(12)), (floats(3, 4), bools(4), floats(3, 5)), (floats(4), bools(3, 4), floats(12)),
-        (floats(3), data([False, True, True]), floats(2)), (floats(3), data([False] * 3), floats(0)), (floats(), data(True), floats(1))],
+        (floats(3, 4), bools(3, 4), floats(12)), (floats(3, 4), bools(4), floats(3, 5)),
+        (floats(4), bools(3, 4), floats(12)),
+        (floats(3), data([False, True, True]), floats(2)), (floats(3), data([False] * 3), floats(0)),
+        (floats(), data(True), floats(1))],
         dtypes=(f32, i64)),
-    row("masked_scatter/dynamic", torch.masked_scatter, floats(N, 2), data([False, True]), floats(20), dtypes=ONE),
+    row("masked_scatter/dynamic", torch.masked_scatter, floats(N, 2), data([False, True]), floats(20), dtypes=F32_ONLY),
     row("index.Tensor/separate axes", lambda x, i, j: (x[i, :, j], x[:, i, :, j], x[i[:, None], :, j]),
-        floats(4, 4, 5, 4), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=ONE),
+        floats(4, 4, 5, 4), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=F32_ONLY),
 ]
 
 
@@ -65,17 +68,18 @@ class Bag(torch.nn.Module):
 
 BAGS = [
     row("_embedding_bag/sum", Bag("sum"), indices(6, below=7), data([0, 2, 2, 5]), dtypes=FLOATS),
-    row("_embedding_bag/mean", Bag("mean", padding_idx=2), indices(6, below=7), data([0, 2, 2, 5]), dtypes=ONE),
-    row("_embedding_bag/max", Bag("max", True), indices(6, below=7), data([0, 2, 2, 6]), dtypes=ONE),
-    row("_embedding_bag/last offset before the end", Bag("mean", True), indices(6, below=7), data([0, 2, 4]), dtypes=ONE),
-    row("_embedding_bag/rows", Bag("mean"), indices(3, 2, below=7), dtypes=ONE),
+    row("_embedding_bag/mean", Bag("mean", padding_idx=2), indices(6, below=7), data([0, 2, 2, 5]), dtypes=F32_ONLY),
+    row("_embedding_bag/max", Bag("max", True), indices(6, below=7), data([0, 2, 2, 6]), dtypes=F32_ONLY),
+    row("_embedding_bag/last offset before the end", Bag("mean", True), indices(6, below=7), data([0, 2, 4]),
+        dtypes=F32_ONLY),
+    row("_embedding_bag/rows", Bag("mean"), indices(3, 2, below=7), dtypes=F32_ONLY),
     row("_embedding_bag_forward_only/factors", lambda w, i, o, f: F.embedding_bag(
-        i, w, o, mode="sum", per_sample_weights=f), floats(7, 4), indices(5, below=7), data([0, 3]), floats(5), dtypes=ONE,
-        verified=False),
+        i, w, o, mode="sum", per_sample_weights=f), floats(7, 4), indices(5, below=7), data([0, 3]), floats(5),
+        dtypes=F32_ONLY, verified=False),
     row("_embedding_bag_forward_only", lambda w, i, o: aten._embedding_bag_forward_only(w, i, o, False, 1)[0],
-        floats(7, 4), indices(5, below=7), data([0, 3]), dtypes=ONE, verified=False),
+        floats(7, 4), indices(5, below=7), data([0, 3]), dtypes=F32_ONLY, verified=False),
 ]
 
 ROWS = [*PUT, *SCATTER, *BAGS]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

@@ -1,62 +1,72 @@
-"""Reductions into places that a tensor names."""
+"""scatter_add, scatter_reduce, index_add and index_reduce."""
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import Dyn, bf16, checks, data, f16, f32, floats, i32, i64, indices, row
+from oprows import Dyn, bf16, data, f16, f32, floats, i32, i64, indices, pytest_function, row
 
-ONE = (f32,)
+F32_ONLY = (f32,)
 N = Dyn("n", 3, also=(1, 5))
 aten = torch.ops.aten
-ROUND = ("sum", "mean", "prod", "amax", "amin")
+REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
 
-# index, values, and how many places there are
-PLACES = indices(5, 3, below=4)
+INDEX_5_3 = indices(5, 3, below=4)
 NANS = data([1.0, float("nan"), 3.0, float("-inf")])
 
 
-def both(reduce):
-    """With what was there, and without."""
+def with_and_without_self(reduce):
+    """The results of both values of include_self."""
     return lambda x, dim, i, y: [x.scatter_reduce(dim, i, y, reduce, include_self=kept) for kept in (True, False)]
 
 
 SCATTER_REDUCE = [
-    row(f"scatter_reduce.two/{reduce}", both(reduce), cases=[(floats(4, 3), 0, PLACES, floats(5, 3))], once=[
+    row(f"scatter_reduce.two/{reduce}", with_and_without_self(reduce),
+        cases=[(floats(4, 3), 0, INDEX_5_3, floats(5, 3))], once=[
         (floats(4, 3), -1, indices(4, 2, below=3), floats(5, 3)), (floats(4), 0, indices(0, below=2), floats(0)),
         (NANS, 0, data([1, 3, 2, 2, 0]), data([2.0, float("nan"), 5.0, 1.0, 1.0]))], dtypes=dtypes)
-    for reduce, dtypes in {"sum": (f32, i64), "mean": (bf16, i64), "prod": (f32,), "amax": (f32, i64), "amin": (f16,)}.items()
+    for reduce, dtypes in (
+        ("sum", (f32, i64)), ("mean", (bf16, i64)), ("prod", (f32,)), ("amax", (f32, i64)), ("amin", (f16,)),
+    )
 ] + [
-    row("scatter_reduce.two/0-d", lambda x, i, y: [x.scatter_reduce(0, i, y, r) for r in ROUND],
-        floats(), data(0), floats(), dtypes=ONE),
-    row("scatter_reduce.two/dynamic", lambda x, i, y: (x.scatter_reduce(0, i, y, "sum"), x.scatter_reduce(0, i, y, "mean")),
-        floats(4, N), indices(2, N, below=4), floats(2, N), dtypes=ONE),
+    row("scatter_reduce.two/0-d", lambda x, i, y: [x.scatter_reduce(0, i, y, r) for r in REDUCTIONS],
+        floats(), data(0), floats(), dtypes=F32_ONLY),
+    row("scatter_reduce.two/dynamic",
+        lambda x, i, y: (x.scatter_reduce(0, i, y, "sum"), x.scatter_reduce(0, i, y, "mean")),
+        floats(4, N), indices(2, N, below=4), floats(2, N), dtypes=F32_ONLY),
 ]
 
 SCATTER = [
     row("scatter_add/larger source", torch.scatter_add, cases=[
-        (floats(3, 5), 0, indices(2, 3, below=3), floats(4, 4)), (floats(), 0, data(0), floats())], dtypes=ONE),
-    row("scatter.reduce", lambda x, dim, i, y: (x.scatter(dim, i, y, reduce="add"), x.scatter(dim, i, y, reduce="multiply")),
-        cases=[(floats(4, 3), 0, PLACES, floats(5, 3)), (floats(4), -1, indices(6, below=4), floats(6))], dtypes=ONE, verified=False),
-    row("scatter.value_reduce", lambda x, dim, i: (x.scatter(dim, i, 2, reduce="add"), x.scatter(dim, i, -3, reduce="multiply")),
-        cases=[(floats(4, 3), 0, PLACES)], dtypes=(f32, i64), verified=False),
+        (floats(3, 5), 0, indices(2, 3, below=3), floats(4, 4)), (floats(), 0, data(0), floats())], dtypes=F32_ONLY),
+    row("scatter.reduce",
+        lambda x, dim, i, y: (x.scatter(dim, i, y, reduce="add"), x.scatter(dim, i, y, reduce="multiply")),
+        cases=[(floats(4, 3), 0, INDEX_5_3, floats(5, 3)), (floats(4), -1, indices(6, below=4), floats(6))],
+        dtypes=F32_ONLY, verified=False),
+    row("scatter.value_reduce",
+        lambda x, dim, i: (x.scatter(dim, i, 2, reduce="add"), x.scatter(dim, i, -3, reduce="multiply")),
+        cases=[(floats(4, 3), 0, INDEX_5_3)], dtypes=(f32, i64), verified=False),
 ]
 
 INDEX = [
-    row("index_reduce", lambda x, dim, i, y: [x.index_reduce(dim, i, y, r, include_self=kept)
-                                              for r in ROUND[1:3] for kept in (True, False)] + [x.index_reduce(dim, i, y, "amax")],
+    row("index_reduce", lambda x, dim, i, y: [
+            *(x.index_reduce(dim, i, y, r, include_self=kept) for r in REDUCTIONS[1:3] for kept in (True, False)),
+            x.index_reduce(dim, i, y, "amax"),
+        ],
         cases=[(floats(4, 3), 0, indices(5, below=4), floats(5, 3)), (floats(2, 4), -1, data([1, 1, 3]), floats(2, 3))],
-        dtypes=ONE, verified=False),
+        dtypes=F32_ONLY, verified=False),
     row("index_add", cases=[
-        (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))], dtypes=(f32, i32)),
-    row("index_add/alpha", lambda x, i, y: x.index_add(0, i, y, alpha=2), floats(5, N), data([1, 1]), floats(2, N), dtypes=ONE),
+        (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))],
+        dtypes=(f32, i32)),
+    row("index_add/alpha", lambda x, i, y: x.index_add(0, i, y, alpha=2), floats(5, N), data([1, 1]), floats(2, N),
+        dtypes=F32_ONLY),
 ]
 
 ROWS = [*SCATTER_REDUCE, *SCATTER, *INDEX]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)
 
 
-def test_a_sort_of_dynamic_length_is_refused():
+def test_product_of_a_dynamic_number_of_values_is_unsupported():
     class Product(torch.nn.Module):
         def forward(self, x, i, y):
             return x.scatter_reduce(0, i, y, "prod")
@@ -67,4 +77,4 @@ def test_a_sort_of_dynamic_length_is_refused():
     partitioner = MLXPartitioner()
     to_edge_transform_and_lower(program, partitioner=[partitioner])
     (refused,) = partitioner.explain().refused
-    assert "prod of a dynamic number" in refused.reason
+    assert "reduce='prod' with a dynamic number of values" in refused.reason

@@ -1,15 +1,15 @@
-"""Operators that move elements around without changing them."""
+"""Views, permutations, slices, concatenation, splits, repeats and padding."""
 
 import torch
-from oprows import FLOATS, Dyn, bools, f32, floats, i32, ints, row, checks
+from oprows import FLOATS, Dyn, bools, f32, floats, i32, ints, pytest_function, row
 
 N = Dyn("n", 4)
 M = Dyn("m", 3, also=(5, 2))
-ONE = (f32,)
+F32_ONLY = (f32,)
 aten = torch.ops.aten
 dim_order = torch.ops.dim_order_ops
 
-# Views: export makes copies of them; composites are traced with the views themselves.
+# Export replaces views by their copying variants, such as view_copy. Tracing a composite keeps the views.
 VIEWS = {
     "permute": [(floats(2, 3, 4), [2, 0, -2]), (floats(), [])],
     "transpose.int": [(floats(2, 3, 4), 0, -1), (floats(3), 0, 0)],
@@ -29,7 +29,7 @@ VIEWS = {
     "split_with_sizes": [(floats(5, 2), [1, 0, 4]), (floats(2, 4), [3, 1], -1), (floats(3), [3])],
     "unbind.int": [(floats(2, 3),), (floats(2, 3), -1)],
 }
-# What export makes of the view, where that is not its own copy.
+# The copying variant, where it has another name than the view.
 COPY = {
     "transpose.int": "permute_copy", "t": "permute_copy", "squeeze": "squeeze_copy.dims",
     "squeeze.dim": "squeeze_copy.dims", "split.Tensor": "split_with_sizes_copy",
@@ -37,28 +37,28 @@ COPY = {
 }
 COPIES = [
     row(f"{COPY.get(name) or copy}/{name}", getattr(getattr(aten, packet), kind or "default"),
-        cases=cases, dtypes=FLOATS if name == "view" else ONE)
+        cases=cases, dtypes=FLOATS if name == "view" else F32_ONLY)
     for name, cases in VIEWS.items()
     if name != "unbind.int"
     for packet, _, kind in [name.partition(".")]
     for copy in [f"{packet}_copy.{kind}" if kind else f"{packet}_copy"]
 ]
-TRACED = [row(name, cases=cases, dtypes=ONE, traced=True) for name, cases in VIEWS.items()] + [
-    row(name, cases=VIEWS[view], dtypes=ONE, traced=True)
+TRACED = [row(name, cases=cases, dtypes=F32_ONLY, traced=True) for name, cases in VIEWS.items()] + [
+    row(name, cases=VIEWS[view], dtypes=F32_ONLY, traced=True)
     for name, view in (
         ("split_copy.Tensor", "split.Tensor"), ("squeeze_copy", "squeeze"), ("squeeze_copy.dim", "squeeze.dim"),
         ("transpose_copy.int", "transpose.int"), ("t_copy", "t"), ("unbind_copy.int", "unbind.int"),
         ("_unsafe_view", "view"),
     )
 ] + [
-    row("detach", floats(2, 3), dtypes=ONE, traced=True),
-    row("alias", floats(2, 3), dtypes=ONE, traced=True),
-    row("clone", floats(2, 3), dtypes=ONE, traced=True),
-    row("lift_fresh_copy", floats(2, 3), dtypes=ONE, traced=True),
-    row("detach_copy", floats(2, 3), dtypes=ONE, traced=True),
-    row("copy", floats(2, 3), floats(3, dtype=torch.float16), dtypes=ONE, traced=True),
+    row("detach", floats(2, 3), dtypes=F32_ONLY, traced=True),
+    row("alias", floats(2, 3), dtypes=F32_ONLY, traced=True),
+    row("clone", floats(2, 3), dtypes=F32_ONLY, traced=True),
+    row("lift_fresh_copy", floats(2, 3), dtypes=F32_ONLY, traced=True),
+    row("detach_copy", floats(2, 3), dtypes=F32_ONLY, traced=True),
+    row("copy", floats(2, 3), floats(3, dtype=torch.float16), dtypes=F32_ONLY, traced=True),
     row("stack", cases=[([floats(2, 3), floats(2, 3)], 0), ([floats(2, 3), ints(2, 3, dtype=i32)], -1)],
-        dtypes=ONE, traced=True),
+        dtypes=F32_ONLY, traced=True),
 ]
 
 MOVES = [
@@ -67,38 +67,40 @@ MOVES = [
               ([floats(2), floats(0)],)], dtypes=FLOATS + (i32, torch.bool)),
     row("cat/promotion", torch.cat, [floats(2, dtype=torch.float16), ints(2, dtype=i32)],
         cases=[([floats(2), ints(3)],), ([bools(2), ints(3)],)], verified=False),
-    row("repeat", cases=[(floats(2, 3), [2, 1, 3]), (floats(), [2]), (floats(2), [0])], dtypes=ONE),
+    row("repeat", cases=[(floats(2, 3), [2, 1, 3]), (floats(), [2]), (floats(2), [0])], dtypes=F32_ONLY),
     row("repeat_interleave.self_int", cases=[(floats(2, 3), 2, 1), (floats(2, 3), 2), (floats(2, 3), 3, -2)],
-        dtypes=ONE),
-    row("flip", cases=[(floats(2, 3), [0]), (floats(2, 3), [-1, 0]), (floats(0, 3), [0])], dtypes=ONE),
-    row("roll", cases=[(floats(2, 3), [1], [0]), (floats(2, 3), [-2, 1], [1, 0]), (floats(2, 3), [4])], dtypes=ONE),
+        dtypes=F32_ONLY),
+    row("flip", cases=[(floats(2, 3), [0]), (floats(2, 3), [-1, 0]), (floats(0, 3), [0])], dtypes=F32_ONLY),
+    row("roll", cases=[(floats(2, 3), [1], [0]), (floats(2, 3), [-2, 1], [1, 0]), (floats(2, 3), [4])],
+        dtypes=F32_ONLY),
     row("constant_pad_nd", cases=[
         (floats(2, 3), [1, 2]), (floats(2, 3), [1, 2, 0, 1], 1.5), (floats(2, 3), [-1, 1]),
         (floats(2, 3, 2), [0, 0, -1, -1, 1, 0], -float("inf")), (floats(2, 3), [0, 0])],
         dtypes=FLOATS),
     row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7),
-    row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=ONE),
-    row("alias_copy", lambda x: aten.alias_copy(x) + 1, floats(2, 3), dtypes=ONE),
+    row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=F32_ONLY),
+    row("alias_copy", lambda x: aten.alias_copy(x) + 1, floats(2, 3), dtypes=F32_ONLY),
 ]
 
 DYNAMIC = [
-    row("view_copy/dynamic", lambda x: x.reshape(x.shape[0] * 2, -1).reshape(-1), floats(N, 6), dtypes=ONE),
-    row("view_copy/two dynamic", lambda x: x.reshape(x.shape[0], x.shape[1], 2, 2), floats(N, M, 4), dtypes=ONE),
-    row("expand_copy/dynamic", lambda x, y: x.expand(y.shape[0], -1) + y, floats(1, 3), floats(N, 3), dtypes=ONE),
+    row("view_copy/dynamic", lambda x: x.reshape(x.shape[0] * 2, -1).reshape(-1), floats(N, 6), dtypes=F32_ONLY),
+    row("view_copy/two dynamic", lambda x: x.reshape(x.shape[0], x.shape[1], 2, 2), floats(N, M, 4), dtypes=F32_ONLY),
+    row("expand_copy/dynamic", lambda x, y: x.expand(y.shape[0], -1) + y, floats(1, 3), floats(N, 3), dtypes=F32_ONLY),
     row("slice_copy.Tensor/dynamic", lambda x: (x[1:], x[:-1], x[1:-1], x[:, -2:]),
-        floats(Dyn("n", 5, also=(4, 9), min=4), 3), dtypes=ONE),
-    row("slice_copy.Tensor/other's size", lambda x, y: x[: y.shape[0]] * y, floats(16, 2), floats(N, 2), dtypes=ONE),
-    row("cat/dynamic", lambda x, y: torch.cat([x, y, x], 0), floats(N, 2), floats(M, 2), dtypes=ONE),
-    row("split_with_sizes_copy/dynamic other axis", lambda x: x.split([1, 2], -1), floats(N, 3), dtypes=ONE,
+        floats(Dyn("n", 5, also=(4, 9), min=4), 3), dtypes=F32_ONLY),
+    row("slice_copy.Tensor/other's size", lambda x, y: x[: y.shape[0]] * y, floats(16, 2), floats(N, 2),
+        dtypes=F32_ONLY),
+    row("cat/dynamic", lambda x, y: torch.cat([x, y, x], 0), floats(N, 2), floats(M, 2), dtypes=F32_ONLY),
+    row("split_with_sizes_copy/dynamic other axis", lambda x: x.split([1, 2], -1), floats(N, 3), dtypes=F32_ONLY,
         verified=False),
-    row("permute_copy/dynamic", lambda x: x.permute(2, 0, 1).reshape(-1, x.shape[0]), floats(N, 3, M), dtypes=ONE),
-    row("constant_pad_nd/dynamic", lambda x: torch.nn.functional.pad(x, (1, 2)), floats(3, N), dtypes=ONE),
-    row("repeat/dynamic", lambda x: x.repeat(2, 3), floats(N, 2), dtypes=ONE),
-    row("flip/dynamic", lambda x: x.flip(0), floats(N, 2), dtypes=ONE),
-    row("roll/dynamic", lambda x: x.roll(2, 0), floats(N, 2), dtypes=ONE),
-    row("select_copy.int/dynamic", lambda x: x[-1], floats(N, 2), dtypes=ONE),
+    row("permute_copy/dynamic", lambda x: x.permute(2, 0, 1).reshape(-1, x.shape[0]), floats(N, 3, M), dtypes=F32_ONLY),
+    row("constant_pad_nd/dynamic", lambda x: torch.nn.functional.pad(x, (1, 2)), floats(3, N), dtypes=F32_ONLY),
+    row("repeat/dynamic", lambda x: x.repeat(2, 3), floats(N, 2), dtypes=F32_ONLY),
+    row("flip/dynamic", lambda x: x.flip(0), floats(N, 2), dtypes=F32_ONLY),
+    row("roll/dynamic", lambda x: x.roll(2, 0), floats(N, 2), dtypes=F32_ONLY),
+    row("select_copy.int/dynamic", lambda x: x[-1], floats(N, 2), dtypes=F32_ONLY),
 ]
 
 ROWS = [*COPIES, *TRACED, *MOVES, *DYNAMIC]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)

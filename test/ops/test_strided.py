@@ -1,35 +1,39 @@
-"""Diagonals, sliding windows, strides."""
+"""diagonal, as_strided and unfold."""
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
-from oprows import Dyn, checks, f16, f32, floats, i64, row
+from oprows import Dyn, f16, f32, floats, i64, pytest_function, row
 
-ONE = (f32,)
+F32_ONLY = (f32,)
 N = Dyn("n", 6, also=(4, 9), min=4)
 
 ROWS = [
     row("diagonal_copy", torch.diagonal, cases=[(floats(2, 3, 4), 1, 0, 2)], once=[
-        (floats(4, 5),), (floats(4, 5), -3), (floats(5, 2), -1), (floats(2, 5), 4), (floats(3, 3), 3), (floats(3, 3), -5),
+        (floats(4, 5),), (floats(4, 5), -3), (floats(5, 2), -1), (floats(2, 5), 4), (floats(3, 3), 3),
+        (floats(3, 3), -5),
         (floats(2, 3, 4), -1, -1, 1)], dtypes=(f32, f16, i64)),
-    row("diagonal_copy/dynamic", lambda x: x.diagonal(1, 1, 2), floats(N, 3, 4), dtypes=ONE),
-    row("diagonal_copy/dynamic axis", lambda x: torch.diagonal(x) + 0, floats(N, 4), dtypes=ONE, host="a dynamic axis"),
-    row("diagonal", floats(3, 4), 1, dtypes=ONE, traced=True),
+    row("diagonal_copy/dynamic", lambda x: x.diagonal(1, 1, 2), floats(N, 3, 4), dtypes=F32_ONLY),
+    row("diagonal_copy/dynamic axis", lambda x: torch.diagonal(x) + 0, floats(N, 4),
+        dtypes=F32_ONLY, host="a dynamic axis"),
+    row("diagonal", floats(3, 4), 1, dtypes=F32_ONLY, traced=True),
     row("as_strided_copy", lambda x, *how: x.as_strided(*how) + 1, cases=[
-        (floats(4, 5), (2, 3), (1, 2)), (floats(4, 5), (3, 3), (5, 1), 6), (floats(12), (5, 4), (2, 1)), (floats(4), (), (), 2),
-        (floats(4), (3, 2), (0, 1)), (floats(4), (0, 2), (1, 1))], dtypes=ONE),
-    row("as_strided", floats(4, 5), (2, 3), (1, 2), 1, dtypes=ONE, traced=True),
+        (floats(4, 5), (2, 3), (1, 2)), (floats(4, 5), (3, 3), (5, 1), 6), (floats(12), (5, 4), (2, 1)),
+        (floats(4), (), (), 2),
+        (floats(4), (3, 2), (0, 1)), (floats(4), (0, 2), (1, 1))], dtypes=F32_ONLY),
+    row("as_strided", floats(4, 5), (2, 3), (1, 2), 1, dtypes=F32_ONLY, traced=True),
     row("unfold_copy", lambda x, *how: x.unfold(*how), cases=[
-        (floats(4, 5), 0, 2, 1), (floats(4, 5), -1, 3, 2), (floats(7), 0, 7, 3), (floats(2, 6, 3), 1, 1, 4)], dtypes=ONE),
-    row("unfold_copy/dynamic", lambda x: x.unfold(1, 3, 1), floats(2, N), dtypes=ONE),
-    row("unfold", floats(4, 5), 1, 2, 2, dtypes=ONE, traced=True),
+        (floats(4, 5), 0, 2, 1), (floats(4, 5), -1, 3, 2), (floats(7), 0, 7, 3), (floats(2, 6, 3), 1, 1, 4)],
+        dtypes=F32_ONLY),
+    row("unfold_copy/dynamic", lambda x: x.unfold(1, 3, 1), floats(2, N), dtypes=F32_ONLY),
+    row("unfold", floats(4, 5), 1, 2, 2, dtypes=F32_ONLY, traced=True),
 ]
 
-test_row = checks(ROWS)
+test_op_row = pytest_function(ROWS)
 
 
-def test_strides_of_a_view_are_refused():
-    """They count in what the view is of, which a graph of copies has lost."""
+def test_as_strided_of_a_view_is_unsupported():
+    """The strides refer to the storage of the viewed tensor, which the exported graph does not show."""
 
     class OfTransposed(torch.nn.Module):
         def forward(self, x):
@@ -39,4 +43,4 @@ def test_strides_of_a_view_are_refused():
     program = torch.export.export(OfTransposed(), (torch.zeros(3, 4),))
     to_edge_transform_and_lower(program, partitioner=[partitioner])
     (refused,) = partitioner.explain().refused
-    assert "of a view" in refused.reason
+    assert "as_strided of a view is unsupported" in refused.reason

@@ -1,4 +1,4 @@
-"""What `cmake --install` puts into the package finds the wheels beside it, and nothing of this machine."""
+"""The files of `cmake --install` find the wheels beside the package, and contain no path of this machine."""
 
 import platform
 import shutil
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A site-packages of its own: our package installed, the wheels linked in."""
+    """A separate site-packages folder: the package is installed, the wheels are links."""
     site = tmp_path_factory.mktemp("site-packages")
     command = [sys.executable, "-m", "cmake", "--install", ROOT / "build"]
     subprocess.run([*command, "--prefix", site / "executorch_mlx"], check=True, capture_output=True)
@@ -25,7 +25,7 @@ def site(tmp_path_factory) -> Path:
 
 
 def binaries(site: Path) -> list[Path]:
-    """The delegate and the programs."""
+    """The delegate and the installed programs."""
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
     linux = {"libmlx_blas"} if platform.system() == "Linux" else set()
@@ -33,13 +33,24 @@ def binaries(site: Path) -> list[Path]:
     return [shared["libmlx_delegate"], *sorted(package.glob("bin/*"))]
 
 
-def test_programs_are_the_users(site):
+def test_flatbuffers_include_folder_contains_nothing_else():
+    """A folder such as /opt/homebrew/include may also contain the headers of another mlx."""
+    copy = ROOT / "build" / "flatbuffers"
+    if not copy.exists():
+        pytest.skip("the build downloaded FlatBuffers")
+    assert [path.name for path in copy.iterdir()] == ["flatbuffers"]
+    commands = (ROOT / "build" / "compile_commands.json").read_text()
+    assert f"-isystem {copy} " in commands
+    assert "-isystem /usr/include " not in commands and "homebrew/include " not in commands
+
+
+def test_only_user_programs_are_installed(site):
     programs = {file.name for file in (site / "executorch_mlx" / "bin").iterdir()}
     assert programs == {"mlx_llm_runner"}
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads ELF")
-def test_search_paths_are_relative(site):
+def test_library_search_paths_are_relative(site):
     for file in binaries(site):
         lines = subprocess.check_output(["readelf", "-d", file], text=True).splitlines()
         (runpath,) = (line for line in lines if "RUNPATH" in line or "RPATH" in line)
@@ -49,7 +60,7 @@ def test_search_paths_are_relative(site):
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads ELF")
-def test_libraries_are_the_neighbours(site):
+def test_libraries_of_the_wheels_are_found(site):
     for file in binaries(site):
         found = subprocess.check_output(["ldd", file], text=True)
         assert "not found" not in found, found
@@ -58,7 +69,7 @@ def test_libraries_are_the_neighbours(site):
             assert str(site) in line
 
 
-BLAS_OF_A_PROCESS = """
+PRINT_BLAS_NAME = """
 import ctypes, sys
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[2])
@@ -68,20 +79,20 @@ print(name().decode())
 """
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="MLX has Accelerate elsewhere")
-@pytest.mark.parametrize("neighbours, name", [(True, "OpenBLAS"), (False, "mlx")])
-def test_openblas_is_the_neighbour(site, tmp_path, neighbours, name):
-    """Where it is absent, products go on to what MLX brings."""
+@pytest.mark.skipif(platform.system() != "Linux", reason="libmlx_blas is built on Linux only")
+@pytest.mark.parametrize("has_openblas, name", [(True, "OpenBLAS"), (False, "mlx")])
+def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name):
+    """Without OpenBLAS, products use the BLAS of the mlx wheel."""
     library = site / "executorch_mlx" / "lib" / "libmlx_blas.so"
-    if not neighbours:
+    if not has_openblas:
         library = shutil.copy(library, tmp_path)
-    command = [sys.executable, "-c", BLAS_OF_A_PROCESS, library, site / "mlx" / "lib" / "libmlx.so"]
+    command = [sys.executable, "-c", PRINT_BLAS_NAME, library, site / "mlx" / "lib" / "libmlx.so"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(name), done.stderr
 
 
-def test_the_runner_starts(site):
-    """Far enough to see that it was given no model."""
+def test_installed_runner_starts(site):
+    """It reports the missing MODEL argument."""
     runner = site / "executorch_mlx" / "bin" / "mlx_llm_runner"
     done = subprocess.run([runner], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr

@@ -1,23 +1,26 @@
-"""What pip is told about the package agrees with what is in the tree."""
+"""The metadata that pip reads agrees with the source tree and with the installed wheels."""
 
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "backends" / "mlx"
 PINS = {"torch": "2.13.0", "executorch": "1.5.1", "mlx": "0.32.4"}
+OLDEST_PYTHON, NEWEST_PYTHON = "3.11", "3.14"
 
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory) -> tuple[Path, importlib.metadata.Distribution]:
-    """What setuptools would ship: the Python side of build_py, and the metadata."""
+    """The Python files and the metadata of a wheel."""
     out = tmp_path_factory.mktemp("build")
     command = [sys.executable, "setup.py", "--quiet"]
     command += ["egg_info", "--egg-base", out, "build_py", "--build-lib", out / "lib"]
@@ -25,14 +28,19 @@ def build(tmp_path_factory) -> tuple[Path, importlib.metadata.Distribution]:
     return out / "lib", importlib.metadata.Distribution.at(out / "executorch_mlx.egg-info")
 
 
-def test_every_python_file_is_packaged_and_nothing_else(build):
+@pytest.fixture(scope="module")
+def requirements(build) -> list[Requirement]:
+    return [Requirement(line) for line in build[1].requires]
+
+
+def test_wheel_contains_all_python_files_and_named_data(build):
     lib, _ = build
-    ours = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
-    shipped = {file.relative_to(lib / "executorch_mlx") for file in lib.rglob("*.*")}
-    assert shipped == ours | {Path("serialization/schema.fbs"), Path("serve/page.html")}
+    sources = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
+    packaged = {file.relative_to(lib / "executorch_mlx") for file in lib.rglob("*.*")}
+    assert packaged == sources | {Path("serialization/schema.fbs"), Path("serve/page.html")}
 
 
-def test_metadata(build):
+def test_name_license_and_extras(build):
     _, metadata = build
     assert metadata.name == "executorch-mlx"
     assert metadata.metadata["License-Expression"] == "BSD-3-Clause"
@@ -40,21 +48,49 @@ def test_metadata(build):
     assert extras >= {"cpu", "cuda12", "cuda13", "llm", "serve", "dev"}
 
 
-def test_the_pins_are_what_is_installed(build):
-    _, metadata = build
-    required = [Requirement(line) for line in metadata.requires]
-    pins = {r.name: r for r in required if r.name in PINS and r.marker is None}
+def test_pinned_versions_are_installed(requirements):
+    pins = {r.name: r for r in requirements if r.name in PINS and r.marker is None}
     assert {name: str(r.specifier) for name, r in pins.items()} == {k: f"=={v}" for k, v in PINS.items()}
     for name, requirement in pins.items():
         installed = importlib.metadata.version(name)
         assert requirement.specifier.contains(Version(installed)), f"{name} {installed} is installed"
 
 
-def test_the_installed_distribution_is_this_tree(build):
+def test_pinned_versions_support_every_python_of_the_package(build, requirements):
+    supported = SpecifierSet(build[1].metadata["Requires-Python"])
+    assert supported == SpecifierSet(f">={OLDEST_PYTHON},<3.15")
+    pinned = {r.name for r in requirements if str(r.specifier).startswith("==")}
+    assert pinned >= {*PINS, "mlx-lm"}
+    for name in pinned:
+        requires_python = SpecifierSet(importlib.metadata.metadata(name)["Requires-Python"])
+        for python in (OLDEST_PYTHON, NEWEST_PYTHON):
+            assert requires_python.contains(f"{python}.0"), f"{name} requires Python {requires_python}"
+
+
+def test_setup_script_accepts_the_python_versions_of_the_package():
+    script = (ROOT / "tools" / "setup.sh").read_text()
+    assert "(3, 11) <= sys.version_info < (3, 15)" in script
+    assert set(re.findall(r"expected (3\.\d+) to (3\.\d+)", script)) == {(OLDEST_PYTHON, NEWEST_PYTHON)}
+
+
+def test_build_files_name_the_same_macos():
+    """The native build on a Mac and the cross build on Linux make the same wheel."""
+    for file, text in {
+        "setup.py": 'MACOS_TAG = "macosx_14_0_arm64"',
+        "tools/macos/build_wheel.py": 'PLATFORM = "macosx_14_0_arm64"',
+        "tools/macos/toolchain.cmake": "aarch64-macos.14.0",
+        "tools/macos/link_rules.cmake": "-arch arm64 -platform_version macos 14.0 ",
+    }.items():
+        assert text in (ROOT / file).read_text(), file
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    assert "CMAKE_OSX_DEPLOYMENT_TARGET 14.0 " in cmake and "CMAKE_OSX_ARCHITECTURES arm64 " in cmake
+
+
+def test_installed_distribution_is_this_source_tree(build):
     try:
         installed = importlib.metadata.version("executorch-mlx")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("executorch-mlx is not installed here: make build installs it")
+        pytest.skip("executorch-mlx is not installed: make build installs it")
     assert installed == build[1].version
     origin = importlib.util.find_spec("executorch_mlx").origin
-    assert Path(origin) == PACKAGE / "__init__.py"
+    assert Path(origin).resolve() == PACKAGE / "__init__.py"

@@ -1,4 +1,4 @@
-"""Somebody else's torch operators under our names, in processes of their own."""
+"""Torch operators that another library has defined under our names. Each test runs a process of its own."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ def rope(x: torch.Tensor, dims: int, pos: int, traditional: bool = False, base: 
          scale: float = 1.0, freqs: torch.Tensor | None = None) -> torch.Tensor:
     return x + 1
 
-from executorch_mlx import official_ops
-print(official_ops.rope(torch.zeros(1, 1, 1, 2), 2, 0).sum().item())
+from executorch_mlx.custom_ops import official
+print(official.rope(torch.zeros(1, 1, 1, 2), 2, 0).sum().item())
 """
 
 SAMPLE = """
@@ -26,17 +26,17 @@ import executorch_mlx.custom_kernel_ops
 """
 
 
-def run(text):
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True)
+def run(source):
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True)
 
 
-def test_the_same_operator_is_taken_as_it_is():
+def test_existing_operator_with_equal_schema_is_used():
     done = run(ROPE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2.0\n"
 
 
-def test_another_operator_of_the_name_is_an_error():
+def test_existing_operator_with_different_schema_is_an_error():
     done = run(SAMPLE)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""mlx_llm_runner, and the programs it is given."""
+"""Fixtures: mlx_llm_runner, and the programs that it runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +15,17 @@ def run() -> type[Run]:
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory) -> Callable[..., Path]:
-    """`program(name, draw, **options)`: exported once for each name."""
+    """`program(name, rule, **options)` exports a program on the first call with that name."""
     folder = tmp_path_factory.mktemp("programs")
 
-    def make(name: str, draw, **options) -> Path:
+    def make(name: str, rule, **options) -> Path:
         path = folder / f"{name}.pte"
-        return path if path.exists() else programs.export(path, draw, **options)
+        return path if path.exists() else programs.export(path, rule, **options)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def successor(program) -> Path:
-    """Token i is followed by i + 1, from a context of 1,000 positions."""
+    """A program that returns token i + 1 after token i. Its context has 1,000 positions."""
     return program("successor", programs.successor, max_context_len=1000)

@@ -1,5 +1,6 @@
-"""mlx_llm_runner as a user starts it."""
+"""Runs mlx_llm_runner as a user does."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def find_program(name: str) -> Path:
-    """A program of the build folder."""
+    """The path of a program in the build folder. Fails the test if it is missing."""
     path = BUILD / name
     if not path.exists():
         pytest.fail(f"{path} is not built: cmake --build {BUILD}")
@@ -31,16 +32,24 @@ class Run:
 
     @property
     def ids(self) -> list[int]:
+        """The output of --ids."""
         assert self.code == 0, self.stderr
         return [int(line) for line in self.stdout.split()]
 
     @property
     def text(self) -> str:
-        """Text out, without the line end that closes it."""
+        """The text, without the final newline."""
         assert self.code == 0, self.stderr
         assert self.stdout.endswith("\n")
         return self.stdout[:-1]
 
     @property
+    def json(self) -> list[dict]:
+        """The output of --json."""
+        assert self.code == 0, self.stderr
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
     def finish(self) -> str:
+        """The finish reason on stderr."""
         return re.search(r"^finish: (.*)$", self.stderr, re.MULTILINE)[1]

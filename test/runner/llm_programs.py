@@ -1,7 +1,6 @@
-"""Small programs that keep the contract of an LLM program, on portable kernels.
+"""Small programs with the methods and metadata of an LLM program, on ExecuTorch's portable kernels.
 
-Each draws its token by a rule that a test can work out by hand; ExecuTorch runs them like
-any other.
+Each computes its tokens by a simple rule, so that a test can predict them.
 """
 
 from collections.abc import Callable
@@ -10,33 +9,35 @@ from pathlib import Path
 import torch
 from executorch.exir import to_edge
 
+# Example values of the optional parameters of the head.
 OPTIONAL = {
     "seed": torch.tensor(0),
     "top_k": torch.tensor(0),
     "min_p": torch.tensor(0.0),
 }
-BYTES = [bytes([i]) for i in range(256)]
+BYTES = [bytes([i]) for i in range(256)]  # token i is the byte i
 
-Draw = Callable[..., torch.Tensor]
+# `rule(self, tokens, input_pos, **parameters)` returns the next token [1], or logits.
+TokenRule = Callable[..., torch.Tensor]
 
 
 class _Program(torch.nn.Module):
-    def __init__(self, draw: Draw, names: list[str], state: dict[str, torch.Tensor]):
+    def __init__(self, rule: TokenRule, names: list[str], state: dict[str, torch.Tensor]):
         super().__init__()
-        self.draw = draw
+        self.rule = rule
         self.names = names
         for name, value in state.items():
             self.register_buffer(name, value)
 
     def forward(self, tokens, input_pos, *values):
-        return self.draw(self, tokens, input_pos, **dict(zip(self.names, values, strict=True)))
+        return self.rule(self, tokens, input_pos, **dict(zip(self.names, values, strict=True)))
 
 
 def export(
     path: Path,
-    draw: Draw,
+    rule: TokenRule,
     *,
-    tokens: list[bytes] | None = BYTES,
+    vocabulary: list[bytes] | None = BYTES,
     vocab_size: int = 256,
     max_seq_len: int = 8,
     max_context_len: int = 16,
@@ -45,15 +46,18 @@ def export(
     state: dict[str, torch.Tensor] | None = None,
     **metadata: object,
 ) -> Path:
-    """Write the program that returns `draw(self, tokens, input_pos, **parameters)`.
+    """Export a program that returns `rule(self, tokens, input_pos, **parameters)`.
 
-    Without `parameters` there are none, as for logits. `state` holds the buffers that `self` has.
-    `metadata` replaces metadata methods; None takes one away.
+    - `vocabulary`: the bytes of each token, which the program stores; None stores none.
+    - `parameters`: False removes the sampling parameters, as for a method that returns logits.
+    - `optional`: the optional sampling parameters that the program takes.
+    - `state`: the buffers of `self`.
+    - `metadata`: replaces metadata methods; None removes one.
     """
     optional = optional if parameters else ()
     examples = {"temperature": torch.tensor(0.0), "top_p": torch.tensor(1.0)} if parameters else {}
     examples |= {name: OPTIONAL[name] for name in optional}
-    module = _Program(draw, list(examples), state or {})
+    module = _Program(rule, list(examples), state or {})
     sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
     program = torch.export.export(
         module,
@@ -75,10 +79,10 @@ def export(
         "sampling_head": True,
         **{f"sampling_{name}": name in optional for name in OPTIONAL},
     }
-    if tokens is not None:
-        ends = [0, *torch.tensor([len(token) for token in tokens]).cumsum(0).tolist()]
-        methods["token_bytes"] = torch.tensor(list(b"".join(tokens)), dtype=torch.uint8)
-        methods["token_offsets"] = torch.tensor(ends)
+    if vocabulary is not None:
+        offsets = [0, *torch.tensor([len(token) for token in vocabulary]).cumsum(0).tolist()]
+        methods["token_bytes"] = torch.tensor(list(b"".join(vocabulary)), dtype=torch.uint8)
+        methods["token_offsets"] = torch.tensor(offsets)
     methods |= metadata
     kept = {name: value for name, value in methods.items() if value is not None}
     path.write_bytes(to_edge(program, constant_methods=kept).to_executorch().buffer)
@@ -86,19 +90,19 @@ def export(
 
 
 def successor(self, tokens, input_pos, **_):
-    """The number after the last token."""
+    """The last token + 1."""
     return (tokens[:, -1] + 1) % 256
 
 
 def scripted(script: bytes) -> dict:
-    """Arguments of `export` for a program that draws `script`, byte by byte, after a prompt of
-    one token."""
+    """Arguments of `export` for a program that returns the bytes of `script` in order, after a prompt
+    of one token."""
 
-    def draw(self, tokens, input_pos, **_):
+    def rule(self, tokens, input_pos, **_):
         return self.script[input_pos + tokens.shape[1] - 1]
 
     state = {"script": torch.tensor(list(script))}
-    return {"draw": draw, "state": state, "max_context_len": max(8, len(script))}
+    return {"rule": rule, "state": state, "max_context_len": max(8, len(script))}
 
 
 def seeded(self, tokens, input_pos, *, seed, **_):
@@ -106,20 +110,20 @@ def seeded(self, tokens, input_pos, *, seed, **_):
     return (seed & 255).reshape(1)
 
 
-def parameters(self, tokens, input_pos, *, temperature, top_p, top_k, min_p, **_):
-    """One decimal digit for each parameter: temperature, top_p, min_p in tenths, then top_k."""
+def digits_of_parameters(self, tokens, input_pos, *, temperature, top_p, top_k, min_p, **_):
+    """The token `1000 * temperature + 100 * top_p + 10 * min_p + top_k`, with the first three in tenths."""
     digits = [torch.round(value * 10).to(torch.int64) for value in (temperature, top_p, min_p)]
     return (digits[0] * 1000 + digits[1] * 100 + digits[2] * 10 + top_k).reshape(1)
 
 
 def summed(self, tokens, input_pos, **_):
-    """The sum of (position + 1) * token over the whole context, which a cache remembers."""
+    """The sum of (position + 1) * token over the context, modulo 256. A cache keeps the tokens of the context."""
     length = tokens.shape[1]
     positions = torch.arange(length) + input_pos
     self.cache.index_copy_(0, positions, tokens[0])
-    known = self.positions < input_pos + length
+    is_filled = self.positions < input_pos + length
     weighted = self.cache * (self.positions + 1)
-    return torch.where(known, weighted, torch.zeros_like(weighted)).sum().reshape(1) % 256
+    return torch.where(is_filled, weighted, torch.zeros_like(weighted)).sum().reshape(1) % 256
 
 
 def summed_state(capacity: int) -> dict[str, torch.Tensor]:

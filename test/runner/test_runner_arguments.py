@@ -1,4 +1,4 @@
-"""What the command line refuses, and how: exit code 2 and a line that says what and why."""
+"""The command line of mlx_llm_runner: an invalid one gives exit status 2 and one line with the reason."""
 
 import llm_programs as programs
 import pytest
@@ -7,32 +7,32 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no model: expected MODEL.pte"),
-        (["M"], "--prompt-ids: missing"),
-        (["M", "more.pte", "--prompt-ids", "1"], "'more.pte': one model only"),
-        (["M", "--prompt", "1"], "--prompt: no such option"),
-        (["M", "--prompt-ids"], "--prompt-ids: a value is missing"),
-        (["M", "--prompt-ids", ""], "--prompt-ids: no ids"),
-        (["M", "--prompt-ids", "1,x"], "--prompt-ids: 'x' is not an integer of at least 0"),
-        (["M", "--prompt-ids", "-1"], "--prompt-ids: '-1' is not an integer of at least 0"),
-        (["M", "--prompt-ids", "1.5"], "--prompt-ids: '1.5' is not an integer"),
-        (["M", "--prompt-ids", "@no/such"], "--prompt-ids: no/such cannot be read"),
-        (["M", "--max-new-tokens", "0"], "--max-new-tokens: '0' is not an integer of at least 1"),
-        (["M", "--max-new-tokens=1e3"], "--max-new-tokens: '1e3' is not an integer"),
-        (["M", "--temperature", "-1"], "--temperature: '-1' is not a number of at least 0"),
-        (["M", "--temperature", "nan"], "--temperature: 'nan' is not a number"),
-        (["M", "--temperature", "1,5"], "--temperature: '1,5' is not a number"),
-        (["M", "--top-k", "-1"], "--top-k: '-1' is not an integer of at least 0"),
-        (["M", "--top-p", "1.1"], "--top-p: '1.1' is not a number from 0 to 1"),
-        (["M", "--min-p", "2"], "--min-p: '2' is not a number from 0 to 1"),
-        (["M", "--seed", "9223372036854775808"], "is not a 64-bit integer"),
-        (["M", "--stop-ids", "1,,b"], "--stop-ids: 'b' is not an integer"),
-        (["M", "--ids=1"], "--ids: takes no value"),
-        (["M", "--repeat", "0"], "--repeat: '0' is not an integer of at least 1"),
+        ([], "missing argument MODEL.pte"),
+        (["M"], "missing option --prompt-ids"),
+        (["M", "more.pte", "--prompt-ids", "1"], "unexpected argument 'more.pte': the model is M"),
+        (["M", "--prompt", "1"], "--prompt: unknown option"),
+        (["M", "--prompt-ids"], "--prompt-ids: missing value"),
+        (["M", "--prompt-ids", ""], "--prompt-ids: got no token ids, expected a list such as 1,2,3"),
+        (["M", "--prompt-ids", "1,x"], "--prompt-ids: got 'x', expected an integer of at least 0"),
+        (["M", "--prompt-ids", "-1"], "--prompt-ids: got '-1', expected an integer of at least 0"),
+        (["M", "--prompt-ids", "1.5"], "--prompt-ids: got '1.5', expected an integer"),
+        (["M", "--prompt-ids", "@no/such"], "--prompt-ids: cannot read the file no/such"),
+        (["M", "--max-new-tokens", "0"], "--max-new-tokens: got '0', expected an integer of at least 1"),
+        (["M", "--max-new-tokens=1e3"], "--max-new-tokens: got '1e3', expected an integer"),
+        (["M", "--temperature", "-1"], "--temperature: got '-1', expected a number of at least 0"),
+        (["M", "--temperature", "nan"], "--temperature: got 'nan', expected a number"),
+        (["M", "--temperature", "1,5"], "--temperature: got '1,5', expected a number"),
+        (["M", "--top-k", "-1"], "--top-k: got '-1', expected an integer of at least 0"),
+        (["M", "--top-p", "1.1"], "--top-p: got '1.1', expected a number from 0 to 1"),
+        (["M", "--min-p", "2"], "--min-p: got '2', expected a number from 0 to 1"),
+        (["M", "--seed", "9223372036854775808"], "--seed: got '9223372036854775808', expected a 64-bit integer"),
+        (["M", "--stop-ids", "1,,b"], "--stop-ids: got 'b', expected an integer"),
+        (["M", "--ids=1"], "--ids: this option takes no value"),
+        (["M", "--repeat", "0"], "--repeat: got '0', expected an integer of at least 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_refused_with_usage(run, arguments, message):
+def test_invalid_command_line_prints_usage(run, arguments, message):
     done = run(*arguments)
     assert done.code == 2
     assert done.stdout == ""
@@ -45,15 +45,15 @@ def test_refused_with_usage(run, arguments, message):
     [
         (["--prompt-ids", "1,256"], "prompt: id 256 is outside the vocabulary [0, 256)"),
         (["--prompt-ids", "1", "--stop-ids", "300"], "stop_ids: id 300 is outside the vocabulary"),
-        (["--prompt-ids", "1", "--device", "tpu"], "device: 'tpu', expected cpu or gpu"),
+        (["--prompt-ids", "1", "--device", "tpu"], "device: got 'tpu', expected cpu or gpu"),
         (
             ["--prompt-ids", ",".join(["1"] * 1001)],
-            "prompt: 1001 tokens after 0 in the context are more than its 1000 positions",
+            "prompt: got 1001 tokens, expected at most 1000 (0 of the context's 1000 positions are in use)",
         ),
     ],
     ids=["vocabulary", "stop id", "device", "long prompt"],
 )
-def test_refused_for_this_program(run, successor, arguments, message):
+def test_invalid_request_is_an_error(run, successor, arguments, message):
     done = run(successor, *arguments)
     assert done.code == 2
     assert done.stdout == ""
@@ -64,36 +64,36 @@ def test_refused_for_this_program(run, successor, arguments, message):
     ("flag", "value", "name"),
     [("--seed", "1", "seed"), ("--top-k", "40", "top_k"), ("--min-p", "0.1", "min_p")],
 )
-def test_parameters_that_were_not_exported(run, program, flag, value, name):
+def test_parameter_that_was_not_exported_is_an_error(run, program, flag, value, name):
     bare = program("bare", programs.successor, optional=())
     done = run(bare, "--prompt-ids", "1", flag, value)
     assert done.code == 2
-    assert f"{name}: the program was exported without it" in done.stderr
+    assert f"{name}: the program was exported without this parameter" in done.stderr
     assert run(bare, "--prompt-ids", "1", "--ids", "--max-new-tokens", "2").ids == [2, 3]
 
 
-def test_text_needs_the_token_table(run, program):
-    path = program("no_table", programs.successor, tokens=None)
+def test_text_needs_token_bytes(run, program):
+    path = program("no_table", programs.successor, vocabulary=None)
     done = run(path, "--prompt-ids", "1")
     assert done.code == 2
-    assert "carries no bytes of its tokens, use --ids" in done.stderr
+    assert "the program has no token bytes, use --ids" in done.stderr
     assert run(path, "--prompt-ids", "1", "--ids", "--max-new-tokens", "1").ids == [2]
 
 
 @pytest.mark.parametrize("content", [None, b""], ids=["missing", "empty"])
-def test_no_file(run, tmp_path, content):
+def test_missing_or_empty_file_is_an_error(run, tmp_path, content):
     path = tmp_path / "model.pte"
     if content is not None:
         path.write_bytes(content)
     done = run(path, "--prompt-ids", "1")
     assert done.code == 2
-    assert "model.pte: cannot be read, or is empty" in done.stderr
+    assert "model.pte: the file is unreadable or empty" in done.stderr
 
 
-def test_a_folder_is_no_program(run, tmp_path):
+def test_folder_is_an_error(run, tmp_path):
     done = run(tmp_path, "--prompt-ids", "1")
     assert done.code == 2
-    assert "cannot be read" in done.stderr
+    assert f"{tmp_path}: the file is unreadable or empty" in done.stderr
 
 
 def test_prompt_from_file_and_stdin(run, successor, tmp_path):
@@ -104,7 +104,17 @@ def test_prompt_from_file_and_stdin(run, successor, tmp_path):
     assert run(successor, "--prompt-ids", "-", *options, stdin="1 2 3\n").ids == [4]
 
 
-def test_help(run):
+def test_help_of_sampling_parameters_matches_python(run):
+    from executorch_mlx.llm.sampling_parameters import PARAMETERS
+
+    lines = run("--help").stdout.splitlines()
+    for name, spec in PARAMETERS.items():
+        flag = "--allow-ids" if name == "allowed_tokens" else f"--{name.replace('_', '-')}"
+        (line,) = (line for line in lines if line.split()[:1] == [flag])
+        assert line.split(maxsplit=2)[2].startswith(spec.help)
+
+
+def test_help_goes_to_stdout(run):
     done = run("--help")
     assert done.code == 0
     assert done.stdout.startswith("usage: mlx_llm_runner MODEL.pte")

@@ -1,4 +1,4 @@
-"""The demo model through MLX: the same tokens as Python's loop over the same program."""
+"""The demo model on MLX: the C++ runner and the Python API generate the same tokens."""
 
 from pathlib import Path
 
@@ -24,32 +24,32 @@ def _arguments(demo: Path, options: dict, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS, {"temperature": 1.5, "seed": 3}], ids=str)
-def test_same_tokens_as_python(run, demo, options):
+def test_tokens_match_python(run, demo, options):
     from executorch_mlx.llm import LLM
 
     python = LLM.load(demo)
-    # The defaults of both sides are greedy; a seed is of no effect then.
+    # Both default to greedy decoding, which ignores the seed.
     expected = python.generate(PROMPT, max_new_tokens=60, **options).result().tokens
     arguments = _arguments(demo, options, "--max-new-tokens", "60")
     assert run(*arguments, "--ids").ids == expected
     assert run(*arguments).text == python.text(expected)
 
 
-def test_same_seed_same_text(run, demo):
+def test_text_depends_on_the_seed_only(run, demo):
     first = run(*_arguments(demo, OPTIONS))
     assert first.text == run(*_arguments(demo, OPTIONS)).text
     assert first.text != run(*_arguments(demo, OPTIONS | {"seed": 1})).text
 
 
-def test_repeat_after_a_full_context(run, demo):
-    """What an earlier answer left in the KV cache does not show in the next."""
+def test_repeat_gives_the_same_tokens_after_a_full_context(run, demo):
+    """Earlier contents of the KV cache do not affect an answer."""
     done = run(*_arguments(demo, OPTIONS, "--max-new-tokens=600", "--ignore-eos", "--ids", "--repeat=2"))
     half = len(done.ids) // 2
     assert half == 512 - len(PROMPT) + 1
     assert done.ids[:half] == done.ids[half:]
 
 
-def test_a_profile_has_every_step(run, demo, tmp_path):
+def test_profile_has_every_step(run, demo, tmp_path):
     from executorch.devtools import Inspector
 
     arguments = [*_arguments(demo, OPTIONS), "--ids", "--max-new-tokens", "5"]
@@ -57,5 +57,5 @@ def test_a_profile_has_every_step(run, demo, tmp_path):
     assert profiled.ids == run(*arguments).ids
     blocks = Inspector(etdump_path=str(tmp_path / "answer.etdp")).event_blocks
     norms = [e for b in blocks for e in b.events if e.is_delegated_op and "RMSNormNode" in e.name]
-    # 4 layers of 2 norms and the last one; one call for the prompt, 4 for the steps.
+    # 4 layers with 2 norms each, and the final norm. 1 prefill and 4 decode calls.
     assert sum(len(e.perf_data.raw) for e in norms) == 5 * (4 * 2 + 1)

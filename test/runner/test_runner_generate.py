@@ -1,4 +1,4 @@
-"""What ends an answer, which values reach the program, and what is reported."""
+"""Generation: the end of an answer, the inputs of the program, and the report on stderr."""
 
 import re
 import signal
@@ -9,26 +9,34 @@ import pytest
 from llm_cli import find_program
 
 
-def test_max_new_tokens(run, successor):
+def test_finish_reasons_match_python(run):
+    from executorch_mlx.llm.generate.generate import FINISH_REASONS
+
+    (names,) = re.findall(r"^finish reasons: (.*)$", run("--help").stdout, re.MULTILINE)
+    assert tuple(names.split()) == FINISH_REASONS
+
+
+def test_answer_ends_after_max_new_tokens(run, successor):
     done = run(successor, "--prompt-ids", "10", "--ids", "--max-new-tokens", "5")
     assert done.ids == [11, 12, 13, 14, 15]
-    assert done.finish == "max new tokens"
+    assert done.finish == "length"
 
 
-def test_stop_ids_are_not_part_of_the_answer(run, successor):
+def test_stop_id_is_not_part_of_the_answer(run, successor):
     done = run(successor, "--prompt-ids", "10", "--ids", "--stop-ids", "20,13")
     assert done.ids == [11, 12]
-    assert done.finish == "stop id"
+    assert done.finish == "stop"
 
 
-def test_stop_at_the_first_token(run, successor):
+def test_stop_id_may_be_the_first_token(run, successor):
     done = run(successor, "--prompt-ids", "10", "--ids", "--stop-ids", "11")
     assert done.ids == []
+    assert done.finish == "stop"
     assert "decode: 0 tokens" in done.stderr
 
 
 @pytest.mark.parametrize("eos", [[12], [99, 12]], ids=["one", "two"])
-def test_eos_ids_of_the_program(run, program, eos):
+def test_eos_ids_of_the_program_end_the_answer(run, program, eos):
     path = program(f"eos_{len(eos)}", programs.successor, get_eos_ids=eos)
     arguments = [path, "--prompt-ids", "10", "--ids", "--max-new-tokens", "4"]
     assert run(*arguments).ids == [11]
@@ -36,19 +44,19 @@ def test_eos_ids_of_the_program(run, program, eos):
     assert run(*arguments, "--ignore-eos", "--stop-ids", "13").ids == [11, 12]
 
 
-def test_context_full(run, program):
-    """The last of 16 positions is written, and one more token drawn after it."""
+def test_full_context_ends_the_answer(run, program):
+    """All 16 positions are filled, and one more token is drawn after them."""
     path = program("short", programs.successor, max_context_len=16)
     done = run(path, "--prompt-ids", "1,2,3", "--ids", "--max-new-tokens", "100")
     assert done.ids == list(range(4, 18))
-    assert done.finish == "context full"
+    assert done.finish == "context"
 
 
-def test_a_prompt_that_fills_the_context(run, program):
+def test_prompt_may_fill_the_context(run, program):
     path = program("short", programs.successor, max_context_len=16)
     done = run(path, "--prompt-ids", ",".join(map(str, range(16))), "--ids")
     assert done.ids == [16]
-    assert done.finish == "context full"
+    assert done.finish == "context"
 
 
 def _summed(context: list[int]) -> int:
@@ -56,8 +64,8 @@ def _summed(context: list[int]) -> int:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 21])
-def test_long_prompts_go_in_pieces(run, program, length):
-    """Up to max_seq_len tokens a call, each at its position."""
+def test_long_prompt_is_processed_in_chunks(run, program, length):
+    """A chunk has at most max_seq_len tokens."""
     path = program(
         "summed",
         programs.summed,
@@ -78,7 +86,7 @@ def test_long_prompts_go_in_pieces(run, program, length):
 
 @pytest.mark.parametrize("seed", [0, 40, 255, -3, 2**63 - 2, -(2**63)])
 def test_seed_advances_by_one(run, program, seed):
-    """From the prefill's token on, and round the end of int64."""
+    """Step i draws with seed + i, which wraps around at the end of int64."""
     path = program("seeded", programs.seeded)
     done = run(
         path, "--prompt-ids", "1", "--ids", "--max-new-tokens", "5", f"--seed={seed}"
@@ -87,13 +95,13 @@ def test_seed_advances_by_one(run, program, seed):
     assert f"seed: {seed}\n" in done.stderr
 
 
-def test_pieces_of_the_prompt_take_no_seeds(run, program):
+def test_chunks_of_the_prompt_do_not_advance_the_seed(run, program):
     path = program("seeded", programs.seeded)
     done = run(path, "--prompt-ids", "1 " * 12, "--ids", "--max-new-tokens", "3", "--seed", "7")
     assert done.ids == [7, 8, 9]
 
 
-def test_random_seed_is_told(run, program):
+def test_random_seed_is_printed(run, program):
     path = program("seeded", programs.seeded)
     seeds = set()
     for _ in range(3):
@@ -117,13 +125,13 @@ def test_random_seed_is_told(run, program):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_parameters_reach_the_program(run, program, options, token):
-    """Those left out arrive as off: temperature 0, top_p 1, top_k 0, min_p 0."""
-    path = program("parameters", programs.parameters, tokens=None, vocab_size=20000)
+    """The default values are off: temperature 0, top_p 1, top_k 0, min_p 0."""
+    path = program("parameters", programs.digits_of_parameters, vocabulary=None, vocab_size=20000)
     done = run(path, "--prompt-ids", "1", "--ids", "--max-new-tokens", "1", *options)
     assert done.ids == [token]
 
 
-def test_timings(run, successor):
+def test_timings_are_printed(run, successor):
     done = run(successor, "--prompt-ids", "1,2,3", "--ids", "--max-new-tokens", "10")
     number = r"\d+\.\d+"
     for line in (
@@ -131,7 +139,7 @@ def test_timings(run, successor):
         rf"prompt: 3 tokens in {number} s, {number} tokens/s",
         rf"time to first token: {number} s",
         rf"decode: 9 tokens in {number} s, {number} tokens/s",
-        "finish: max new tokens",
+        "finish: length",
     ):
         assert re.search(f"^{line}$", done.stderr, re.MULTILINE), (line, done.stderr)
 
@@ -151,7 +159,7 @@ def test_repeat_starts_from_an_empty_context(run, program):
 
 
 def test_interrupt_ends_the_answer(program):
-    """Ctrl-C keeps what was printed and reports the timings."""
+    """Ctrl-C keeps the tokens printed so far and prints the timings."""
     path = program("endless", programs.successor, max_context_len=10**12)
     command = [find_program("mlx_llm_runner"), path, "--prompt-ids", "1", "--ids"]
     process = subprocess.Popen(

@@ -1,27 +1,25 @@
-"""--profile of the two runners, read by ExecuTorch's Inspector."""
+"""Profiles of the two runners, read by ExecuTorch's Inspector."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 from executorch.devtools import Inspector
 from llm_cli import find_program
 
 
-def delegated(path) -> list:
+def delegated_events(path) -> list:
     blocks = Inspector(etdump_path=str(path)).event_blocks
     return [event for block in blocks for event in block.events if event.is_delegated_op]
 
 
-def test_a_profile_that_cannot_be_written(run, successor, tmp_path):
-    done = run(successor, "--prompt-ids", "10", "--profile", tmp_path / "no" / "such.etdp", "--max-new-tokens", "1", "--ids")
-    assert done.code == 1 and "such.etdp: cannot be written" in done.stderr
+def test_unwritable_profile_is_an_error(run, successor, tmp_path):
+    profile = tmp_path / "no" / "such.etdp"
+    done = run(successor, "--prompt-ids", "10", "--profile", profile, "--max-new-tokens", "1", "--ids")
+    assert done.code == 1 and "such.etdp: cannot write the file" in done.stderr
 
 
-def test_op_test_runner(tmp_path):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
+def test_op_test_runner_records_each_call(tmp_path):
     import torch
-    from harness import Graph, ir
+    from irprograms import Graph, ir
 
     g = Graph()
     x, y = g.input((2, 3)), g.output((2, 3))
@@ -35,5 +33,5 @@ def test_op_test_runner(tmp_path):
     command = [find_program("op_test_runner"), tmp_path / "model.pte", "--outputs", tmp_path / "out"]
     command += ["--inputs", tmp_path / "in", "--inputs", tmp_path / "in", "--profile", tmp_path / "run.etdp"]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=60)
-    (event,) = delegated(tmp_path / "run.etdp")
+    (event,) = delegated_events(tmp_path / "run.etdp")
     assert event.name == "0.0 ExpNode" and len(event.perf_data.raw) == 2

@@ -1,20 +1,18 @@
-"""Every parameter of a draw, inside the program and on the host: the tokens that Python gets."""
-
-import json
+"""Every sampling parameter, in the head and on the host: the same tokens as in Python."""
 
 import llm_programs as programs
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# More tokens than the noise of the filters has parts.
+# The noise of filtered draws has three parts, by rank: this vocabulary uses all of them.
 VOCABULARY = 3000
 PROMPT = [5, 900, 17, 2999, 4]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """`exported(name, **options)`: the program of one random model."""
+    """`exported(name, **options)` exports a small model with fixed random weights."""
     from executorch_mlx.llm.export import export_llm
 
     folder = tmp_path_factory.mktemp("sampling")
@@ -36,18 +34,18 @@ def exported(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full(exported):
-    from executorch_mlx.llm.parameters import Sampling
+    from executorch_mlx.llm.export import HeadConfig
 
-    sampling = Sampling(penalties=16, logit_bias=3, allowed_tokens=True)
-    return exported("full", outputs="both", sampling=sampling)
+    head = HeadConfig(penalties=16, logit_bias=3, allowed_tokens=True)
+    return exported("full", outputs="both", head=head)
 
 
 @pytest.fixture(scope="module")
 def bare(exported):
-    """Three rows; a head of few parameters, and logits for the host to honour the others."""
-    from executorch_mlx.llm.parameters import Sampling
+    """Three sequences. The head takes few parameters; the program returns logits for the others."""
+    from executorch_mlx.llm.export import HeadConfig
 
-    return exported("bare", outputs="both", batch=3, sampling=Sampling(top_k=False, min_p=False))
+    return exported("bare", outputs="both", batch=3, head=HeadConfig(top_k=False, min_p=False))
 
 
 def prompt_flags(*prompts):
@@ -74,21 +72,21 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("where", ["full", "bare"])
-def test_the_tokens_of_python(run, request, where, settings):
-    """A prompt of one call, and one of two pieces, whose history is longer than the program's."""
+def test_tokens_match_python(run, request, where, settings):
+    """One prompt fits into a chunk. The other needs two, and exceeds the history of the penalties."""
     from executorch_mlx.llm.llm import LLM
 
     path = request.getfixturevalue(where)
     llm = LLM.load(path)
     for prompt in (PROMPT, PROMPT * 2):
         generation = llm.generate(prompt, max_new_tokens=20, **settings)
-        want = [token.id for token in generation]
+        expected = [token.id for token in generation]
         done = run(path, *prompt_flags(prompt), "--ids", "--max-new-tokens", "20", *flags(settings))
-        assert done.ids == want
+        assert done.ids == expected
 
 
 @pytest.mark.parametrize("where", ["full", "bare"])
-def test_allowed_tokens(run, request, where):
+def test_only_allowed_tokens_are_drawn(run, request, where):
     allowed = {3, 31, 32, 2999}
     arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=30", "--temperature=5", "--seed=1"]
     path = request.getfixturevalue(where)
@@ -96,14 +94,14 @@ def test_allowed_tokens(run, request, where):
     assert len(ids) == 30 and set(ids) == allowed
 
 
-def test_too_many_biases(run, full):
+def test_too_many_biased_tokens_are_an_error(run, full):
     done = run(full, *prompt_flags(PROMPT), "--ids", "--logit-bias", "1:1,2:1,3:1,4:1")
-    assert done.code == 2 and "logit_bias: 4 tokens, the program takes 3" in done.stderr
+    assert done.code == 2 and "logit_bias: got 4 tokens, expected at most 3" in done.stderr
 
 
 # -- batches -----------------------------------------------------------------------
 
-# By length, as Python puts them into rows: the noise is of a row.
+# In order of length, as Python orders a batch: the noise of a sequence depends on its index.
 PROMPTS = [[1], PROMPT, list(range(20, 33))]
 
 
@@ -111,37 +109,36 @@ ON_HOST = {"temperature": 1.0, "top_k": 50, "seed": 9}
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 9}, ON_HOST], ids=str)
-def test_a_batch(run, bare, full, settings):
+def test_batch_matches_python(run, bare, full, settings):
     from executorch_mlx.llm.llm import LLM
 
     python = LLM.load(bare)
     for prompts in (PROMPTS, PROMPTS[1:]):
-        want = [result.tokens for result in python.generate_batch(prompts, max_new_tokens=9, **settings)]
+        expected = [result.tokens for result in python.generate_batch(prompts, max_new_tokens=9, **settings)]
         arguments = [*prompt_flags(*prompts), *flags(settings), "--max-new-tokens", "9"]
-        done = run(bare, *arguments, "--json")
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        rows = {line["row"]: line for line in lines if "finish" in line}
-        assert [rows[row]["tokens"] for row in range(len(prompts))] == want
-        assert [rows[row]["prompt_tokens"] for row in range(len(prompts))] == list(map(len, prompts))
+        lines = run(bare, *arguments, "--json").json
+        answers = {line["sequence"]: line for line in lines if "finish" in line}
+        assert [answers[i]["tokens"] for i in range(len(prompts))] == expected
+        assert [answers[i]["prompt_tokens"] for i in range(len(prompts))] == list(map(len, prompts))
     shown = run(bare, *arguments, "--ids").stdout.splitlines()
-    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(want)]
+    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(expected)]
     if not settings:
-        # What stands before a row does not show.
+        # The padding before a prompt has no effect.
         alone = run(full, *prompt_flags(prompts[0]), "--ids", "--max-new-tokens", "9")
-        assert alone.ids == want[0]
+        assert alone.ids == expected[0]
 
 
-def test_more_prompts_than_rows(run, full):
+def test_more_prompts_than_the_batch_size_are_an_error(run, full):
     done = run(full, *prompt_flags([1], [2]), "--ids")
-    assert done.code == 2 and "prompts: 2, the program has 1 row" in done.stderr
+    assert done.code == 2 and "prompts: got 2, expected at least 1 and at most 1 (the batch size)" in done.stderr
 
 
 # -- programs without a head ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_logits_of_every_dtype(run, tmp_path, dtype):
-    """The most likely token follows the last; its neighbour has half a chance against it."""
+def test_host_samples_from_logits_of_every_dtype(run, tmp_path, dtype):
+    """The most likely token is the last token + 1. The one after it is second."""
 
     def logits(self, tokens, input_pos, **_):
         distance = torch.arange(256) - (tokens[:, -1:] + 1) % 256
@@ -156,13 +153,13 @@ def test_logits_of_every_dtype(run, tmp_path, dtype):
     assert run(*arguments, "--temperature=1", "--seed=3", "--top-k=1").ids == list(range(11, 41))
 
 
-def test_a_head_that_returns_logits(run, tmp_path):
+def test_output_that_contradicts_the_metadata_is_an_error(run, tmp_path):
     def logits(self, tokens, input_pos, **_):
         return torch.zeros(1, 1, 256)
 
     path = programs.export(tmp_path / "logits.pte", logits)
     done = run(path, "--prompt-ids", "1")
-    assert done.code == 1 and "forward does not return a token, Long [1]" in done.stderr
+    assert done.code == 1 and "forward: output: got Float, expected tokens (Long)" in done.stderr
     path = programs.export(tmp_path / "tokens.pte", programs.successor, parameters=False, sampling_head=False)
     done = run(path, "--prompt-ids", "1")
-    assert done.code == 1 and "forward returns Long, expected logits" in done.stderr
+    assert done.code == 1 and "forward: output: got Long, expected logits (Float, Half or BFloat16)" in done.stderr

@@ -1,177 +1,15 @@
+"""Elementwise nodes: the cases, and integer division by zero."""
+
 import pytest
 import torch
-from harness import Graph, ir
-from rows import FLOATS, INTS, Row, cases, check, random
-
-X = random(3, 5)
-UNIT = random(3, 5, low=-0.9, high=0.9)
-POSITIVE = random(3, 5, low=0.1, high=4.0)
-EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 0.5, -2.5])
-BITS = torch.tensor([[0, 1, -1, 37], [2**30, -5, 12, 255]], dtype=torch.int32)
-MASK = torch.tensor([[True, False, True], [False, False, True]])
+from irprograms import Graph, ir
+from irprograms.node_case import INTS, check, parametrize
+from irprograms.node_cases import elementwise
 
 
-def unary(node, want, x=X, **kwargs):
-    return Row(node, {"x": x}, lambda x: want(x), **kwargs)
-
-
-def binary(node, want, a=X, b=None, **kwargs):
-    b = random(5, low=0.5, high=3.0) if b is None else b
-    return Row(node, {"a": a, "b": b}, lambda a, b: want(a, b), **kwargs)
-
-
-UNARY = [
-    unary(ir.AbsNode, torch.abs),
-    unary(ir.ArccosNode, torch.arccos, UNIT),
-    unary(ir.ArccoshNode, torch.arccosh, POSITIVE + 1),
-    unary(ir.ArcsinNode, torch.arcsin, UNIT),
-    unary(ir.ArcsinhNode, torch.arcsinh),
-    unary(ir.ArctanNode, torch.arctan),
-    unary(ir.ArctanhNode, torch.arctanh, UNIT),
-    unary(ir.CeilNode, torch.ceil),
-    unary(ir.CosNode, torch.cos),
-    unary(ir.CoshNode, torch.cosh),
-    unary(ir.ErfNode, torch.erf),
-    unary(ir.ExpNode, torch.exp),
-    unary(ir.Expm1Node, torch.expm1),
-    unary(ir.FloorNode, torch.floor),
-    unary(ir.LogNode, torch.log, POSITIVE),
-    unary(ir.Log10Node, torch.log10, POSITIVE),
-    unary(ir.Log1pNode, torch.log1p, POSITIVE),
-    unary(ir.Log2Node, torch.log2, POSITIVE),
-    unary(ir.NegNode, torch.neg),
-    unary(ir.ReciprocalNode, torch.reciprocal, POSITIVE),
-    unary(ir.RsqrtNode, torch.rsqrt, POSITIVE),
-    unary(ir.SigmoidNode, torch.sigmoid),
-    unary(ir.SignNode, torch.sign),
-    unary(ir.SiluNode, torch.nn.functional.silu),
-    unary(ir.SinNode, torch.sin),
-    unary(ir.SinhNode, torch.sinh),
-    unary(ir.SqrtNode, torch.sqrt, POSITIVE),
-    unary(ir.SquareNode, torch.square),
-    unary(ir.TanNode, torch.tan, UNIT),
-    unary(ir.TanhNode, torch.tanh),
-    unary(ir.TruncNode, torch.trunc),
-    unary(ir.TruncNode, torch.trunc, EDGES, note="edges"),
-    unary(ir.ExpNode, torch.exp, EDGES, note="edges"),
-    unary(ir.LogNode, torch.log, EDGES, note="edges"),
-    unary(ir.SigmoidNode, torch.sigmoid, EDGES, note="edges"),
-    unary(ir.SqrtNode, torch.sqrt, EDGES, note="edges"),
-    unary(ir.TruncNode, torch.trunc, BITS, dtypes=(torch.int32,)),
-    unary(ir.NegNode, torch.neg, BITS, dtypes=(torch.int32,)),
-    unary(ir.AbsNode, torch.abs, BITS, dtypes=(torch.int32,)),
-    unary(ir.BitwiseInvertNode, torch.bitwise_not, BITS, dtypes=(torch.int32,)),
-    unary(ir.LogicalNotNode, torch.logical_not, MASK, dtypes=(torch.bool,)),
-    unary(ir.LogicalNotNode, torch.logical_not, BITS, dtypes=(torch.int32,)),
-    unary(ir.ExpNode, torch.exp, torch.empty(0, 4), note="empty", dtypes=FLOATS[:1]),
-    unary(ir.ExpNode, torch.exp, torch.tensor(1.5), note="0-d"),
-]
-
-COMPARISONS = [
-    (ir.EqualNode, torch.eq),
-    (ir.NotEqualNode, torch.ne),
-    (ir.LessNode, torch.lt),
-    (ir.LessEqualNode, torch.le),
-    (ir.GreaterNode, torch.gt),
-    (ir.GreaterEqualNode, torch.ge),
-]
-
-BINARY = [
-    binary(ir.AddNode, torch.add),
-    binary(ir.SubtractNode, torch.sub),
-    binary(ir.MultiplyNode, torch.mul),
-    binary(ir.DivideNode, torch.div),
-    binary(ir.MaximumNode, torch.maximum),
-    binary(ir.MinimumNode, torch.minimum),
-    binary(ir.MaximumNode, torch.maximum, EDGES, torch.zeros(9), note="edges"),
-    binary(ir.Atan2Node, torch.atan2),
-    binary(ir.LogAddExpNode, torch.logaddexp, dtypes=FLOATS[:1]),
-    binary(ir.FloorDivideNode, torch.floor_divide, dtypes=FLOATS[:1]),
-    binary(ir.RemainderNode, torch.remainder, dtypes=FLOATS[:1]),
-    binary(ir.PowerNode, torch.pow, POSITIVE),
-    binary(ir.AddNode, torch.add, BITS, BITS, dtypes=(torch.int32,)),
-    binary(ir.MultiplyNode, torch.mul, BITS, BITS, dtypes=(torch.int32,)),
-    binary(ir.BitwiseAndNode, torch.bitwise_and, BITS, BITS.flip(0), dtypes=(torch.int32,)),
-    binary(ir.BitwiseOrNode, torch.bitwise_or, BITS, BITS.flip(0), dtypes=(torch.int32,)),
-    binary(ir.BitwiseXorNode, torch.bitwise_xor, BITS, BITS.flip(0), dtypes=(torch.int32,)),
-    binary(ir.LogicalAndNode, torch.logical_and, MASK, MASK.flip(0), dtypes=(torch.bool,)),
-    binary(ir.LogicalOrNode, torch.logical_or, MASK, MASK.flip(0), dtypes=(torch.bool,)),
-    *(binary(node, op, EDGES, EDGES.flip(0)) for node, op in COMPARISONS),
-    *(binary(node, op, BITS, BITS.flip(0), dtypes=(torch.int32,)) for node, op in COMPARISONS),
-]
-
-DIVIDENDS = torch.tensor([7, -7, 0, -(2**31), 2**31 - 1], dtype=torch.int32)
-DIVISORS = torch.tensor([2, -2, 5, -3, 1], dtype=torch.int32)
-INTEGERS = [
-    binary(ir.FloorDivideNode, torch.floor_divide, DIVIDENDS, DIVISORS, dtypes=(torch.int32,)),
-    binary(ir.RemainderNode, torch.remainder, DIVIDENDS, DIVISORS, dtypes=(torch.int32,)),
-    binary(
-        ir.FloorDivideNode,
-        lambda a, b: torch.tensor([-7, 7, 0, -(2**31), -(2**31) + 1], dtype=torch.int32),
-        DIVIDENDS,
-        torch.full((5,), -1, dtype=torch.int32),
-        dtypes=(torch.int32,),
-        note="by-minus-one",
-    ),
-    binary(
-        ir.PowerNode,
-        lambda a, b: torch.tensor([8, 0, 1, -1, 0], dtype=torch.int32),
-        torch.tensor([2, 2, 1, -1, 3], dtype=torch.int32),
-        torch.tensor([3, -1, -4, -3, -(2**31)], dtype=torch.int32),
-        dtypes=(torch.int32,),
-        note="negative-exponent",
-    ),
-]
-
-PARAMETERS = [
-    *(
-        Row(
-            ir.GeluNode,
-            {"x": random(4, 7, low=-4, high=4)},
-            lambda x, how=how: torch.nn.functional.gelu(x.float(), approximate=how).to(x.dtype),
-            {"approximate": how},
-            note=how,
-        )
-        for how in ("none", "tanh")
-    ),
-    Row(ir.RoundNode, {"x": torch.tensor([0.5, 1.5, -2.5, 2.4])}, torch.round),
-    Row(
-        ir.RoundNode,
-        {"x": torch.tensor([1.256, -7.123])},
-        lambda x: torch.round(x, decimals=2),
-        {"decimals": 2},
-        dtypes=FLOATS[:1],
-        note="decimals",
-    ),
-    Row(
-        ir.ClipNode,
-        {"x": X, "a_min": torch.tensor(-1.0), "a_max": torch.tensor(0.5)},
-        lambda x, a_min, a_max: torch.clip(x, a_min, a_max),
-    ),
-    Row(ir.ClipNode, {"x": X, "a_min": torch.tensor(0.0)}, lambda x, a_min: x.clip(a_min), note="min"),
-    Row(
-        ir.WhereNode,
-        {"condition": MASK, "x": random(2, 3), "y": torch.tensor(1.0)},
-        lambda condition, x, y: torch.where(condition, x, y),
-    ),
-    *(
-        Row(
-            ir.AsTypeNode,
-            {"x": torch.tensor([0.0, 1.0, 2.7, 200.0])},
-            lambda x, to=to: x.to(to),
-            {"scalar_type": tag},
-            note=str(to),
-        )
-        for to, tag in ((torch.int32, 3), (torch.bool, 11), (torch.uint8, 0), (torch.bfloat16, 15))
-    ),
-]
-
-ROWS = UNARY + BINARY + INTEGERS + PARAMETERS
-
-
-@pytest.mark.parametrize("row, dtype", cases(ROWS))
-def test_row(row, dtype):
-    check(row, dtype)
+@parametrize(elementwise.CASES)
+def test_node_matches_torch(case, dtype):
+    check(case, dtype)
 
 
 @pytest.mark.parametrize("node", [ir.FloorDivideNode, ir.RemainderNode])
@@ -189,14 +27,14 @@ def test_integer_division_by_zero_is_an_error(node, capfd):
 
 @pytest.mark.parametrize("dtype", INTS)
 @pytest.mark.parametrize("node, op", [(ir.FloorDivideNode, torch.floor_divide), (ir.RemainderNode, torch.remainder)])
-def test_computed_divisors_do_not_fault(node, op, dtype):
-    """A divisor of 0 that only the graph knows gives 0; one of -1 the right answer."""
+def test_division_by_computed_zero_is_zero(node, op, dtype):
     g = Graph()
-    a, b, t = g.input((4,), dtype), g.input((4,), dtype), g.temp()
-    g.emit(ir.AddNode(a=b, b=b, out=t), node(a=a, b=t, out=g.output((4,), dtype)))
+    a, b, t = g.input((4,), dtype), g.input((4,), dtype), g.new_temp()
+    zeros = g.constant(torch.zeros(4, dtype=dtype))
+    g.emit(ir.AddNode(a=b, b=zeros, out=t), node(a=a, b=t, out=g.output((4,), dtype)))
     x = torch.tensor([7, 9, 100, 8]).to(dtype)
-    y = torch.tensor([1, 0, 3, 2]).to(dtype)
+    y = torch.tensor([2, 0, 6, -1 if dtype.is_signed else 4]).to(dtype)
     (result,) = g.run(x, y)
-    want = op(x, (y + y).clamp(min=1))
-    want[1] = 0
-    assert torch.equal(result, want)
+    expected = op(x, torch.where(y == 0, 1, y))
+    expected[1] = 0
+    assert torch.equal(result, expected)

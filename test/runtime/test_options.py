@@ -1,33 +1,33 @@
-"""What the delegate can be told before a program is loaded."""
+"""Load options, and Metal source inside a program."""
 
 import pytest
 import torch
-from harness import Graph, ir, lits
-from options import option, set_option
+from irprograms import Graph, ir, lits
+from irprograms.options import option, set_option
 
 INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
 
 
 @pytest.mark.parametrize(
-    "key, value, said",
+    "key, value, message",
     [
-        ("colour", "red", 'option "colour" is unknown, device, metal_kernels or kv_windows was expected'),
-        ("device", "tpu", 'device: "tpu" came, "cpu" or "gpu" was expected'),
-        ("kv_windows", "8,", 'kv_windows: "8," came, numbers of positions'),
-        ("kv_windows", "8,-1", 'kv_windows: "8,-1" came'),
-        ("kv_windows", "8,,1", 'kv_windows: "8,,1" came'),
-        ("kv_windows", "99999999999", 'kv_windows: "99999999999" came'),
-        ("metal_kernels", "yes", 'metal_kernels: a bool was expected, or "true" or "false"'),
-        ("k" * 64, "1", "a key or a value is null or too long"),
-        ("device", "c" * 256, "a key or a value is null or too long"),
+        ("colour", "red", 'option: got "colour", expected device, metal_kernels or kv_windows'),
+        ("device", "tpu", 'device: got "tpu", expected "cpu" or "gpu"'),
+        ("kv_windows", "8,", 'kv_windows: got "8,", expected numbers of positions'),
+        ("kv_windows", "8,-1", 'kv_windows: got "8,-1", expected'),
+        ("kv_windows", "8,,1", 'kv_windows: got "8,,1", expected'),
+        ("kv_windows", "99999999999", 'kv_windows: got "99999999999", expected'),
+        ("metal_kernels", "yes", 'metal_kernels: got "yes", expected a bool, "true" or "false"'),
+        ("k" * 64, "1", "the key or the value is null or too long"),
+        ("device", "c" * 256, "the key or the value is null or too long"),
     ],
 )
-def test_refused_options(delegate, key, value, said, capfd):
+def test_invalid_options_are_refused(delegate, key, value, message, capfd):
     assert set_option(key, value) == INVALID_ARGUMENT
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
-def test_device():
+def test_device_option_accepts_the_cpu():
     with option("device", "cpu"):
         g = Graph()
         g.emit(ir.NegNode(x=g.input((2,)), out=g.output((2,))))
@@ -37,7 +37,7 @@ def test_device():
 # -- Metal source ------------------------------------------------------------------
 
 
-def metal():
+def metal_kernel():
     g = Graph()
     x, y = g.input((2,)), g.output((2,))
     node = ir.MetalKernelNode(
@@ -51,24 +51,24 @@ def metal():
 
 def test_metal_source_is_refused_by_default(delegate, capfd):
     with pytest.raises(RuntimeError):
-        metal().load()
+        metal_kernel().load()
     err = capfd.readouterr().err
-    assert "(MetalKernelNode): Metal source inside a program is not run: it takes a build with" in err
+    assert "(MetalKernelNode): Metal source needs a build with EXECUTORCH_MLX_METAL_KERNELS and the load option" in err
 
 
 def test_metal_source_needs_a_build_and_a_gpu(delegate, capfd):
-    """Allowing it does not make it run here: the option is refused, or else the program."""
+    """A build without Metal kernels refuses the option. A machine without an Apple GPU refuses the program."""
     status = set_option("metal_kernels", "true")
     if status == NOT_SUPPORTED:
-        assert "metal_kernels: this build is without EXECUTORCH_MLX_METAL_KERNELS" in capfd.readouterr().err
+        assert "metal_kernels: needs a build with EXECUTORCH_MLX_METAL_KERNELS" in capfd.readouterr().err
         return
     import mlx.core as mx
 
     assert status == 0
     with option("metal_kernels", "true"):
         if mx.metal.is_available():
-            assert metal().run(torch.tensor([1.0, 2.0]))[0].tolist() == [1, 2]
+            assert metal_kernel().run(torch.tensor([1.0, 2.0]))[0].tolist() == [1, 2]
             return
         with pytest.raises(RuntimeError):
-            metal().load()
-    assert "Metal source inside a program is not run: it takes Apple's GPU" in capfd.readouterr().err
+            metal_kernel().load()
+    assert "Metal source needs an Apple GPU" in capfd.readouterr().err

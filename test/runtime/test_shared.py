@@ -1,17 +1,17 @@
-"""Several methods of one program: what they share, and for how long."""
+"""Several methods of one program: shared constants, buffers and caches."""
 
 import threading
 
 import pytest
 import torch
 from executorch.runtime import Runtime
-from harness import Graph, Model, ir, lit, number, pte
+from irprograms import FLOAT32, Graph, Model, ir, lit, number, pte
 
-from executorch_mlx._load import load_delegate
+from executorch_mlx.loader import load_delegate
 
 
 class Methods:
-    """The methods of a program, loaded when they are first called."""
+    """A loaded program. An attribute loads the method of that name and returns a function that calls it."""
 
     def __init__(self, program: bytes):
         load_delegate()
@@ -26,7 +26,7 @@ class Methods:
 
 
 def counter(name="b1", initial=None, negated=False, init_chain=False, size=2):
-    """Adds its input to a buffer and returns that, or its negative."""
+    """A program that adds its input to a buffer and returns the sum, or its negative."""
     g = Graph()
     x, total = g.input((size,)), g.buffer((size,), initial=initial)
     g.buffers = [total]
@@ -34,14 +34,14 @@ def counter(name="b1", initial=None, negated=False, init_chain=False, size=2):
     if initial is not None:
         g.data = {name: initial}
     if init_chain:
-        full = ir.FullNode(out=total, shape=[lit(size)], v=number(10.0), scalar_type=6)
+        full = ir.FullNode(out=total, shape=[lit(size)], v=number(10.0), scalar_type=FLOAT32)
         g.init_chain = g.chain(full)
     node = ir.NegNode if negated else ir.IdCopyNode
     g.emit(ir.AddNode(a=total, b=x, out=total), node(x=total, out=g.output((size,))))
     return g
 
 
-def two(**options):
+def two_counters(**options):
     return pte({"forward": counter(**options), "sample": counter(negated=True, **options)})
 
 
@@ -49,40 +49,40 @@ ONE = torch.ones(2)
 
 
 @pytest.mark.parametrize("initial", [None, torch.tensor([5.0, 7.0])])
-def test_a_buffer_of_two_methods_is_one(initial):
+def test_methods_share_a_buffer(initial):
     first = [0.0, 0.0] if initial is None else initial.tolist()
-    both = Methods(two(initial=initial))
+    both = Methods(two_counters(initial=initial))
     assert both.forward(ONE) == [[x + 1 for x in first]]
     assert both.sample(ONE) == [[-x - 2 for x in first]]
     assert both.forward(ONE) == [[x + 3 for x in first]]
 
 
-def test_two_programs_are_apart():
-    program = two()
+def test_two_loaded_programs_share_no_buffers():
+    program = two_counters()
     one, other = Methods(program), Methods(program)
     assert [one.forward(ONE), one.sample(ONE)] == [[[1, 1]], [[-2, -2]]]
     assert [other.sample(ONE), other.forward(ONE)] == [[[-1, -1]], [[2, 2]]]
     assert one.sample(ONE) == [[-3, -3]]
 
 
-def test_two_buffers_of_one_name_are_refused(capfd):
+def test_duplicate_buffer_names_are_refused(capfd):
     g = counter()
-    again = g.buffer((2,))
-    g.names[again.idx] = "b1"
+    duplicate = g.buffer((2,))
+    g.names[duplicate.idx] = "b1"
     with pytest.raises(RuntimeError):
         g.load()
-    assert "two mutable buffers are float32[2] b1" in capfd.readouterr().err
+    assert "duplicate mutable buffer float32[2] b1" in capfd.readouterr().err
 
 
-def test_other_names_and_other_shapes_are_apart():
-    wide = Methods(pte({"forward": counter(), "other": counter("b2"), "wide": counter(size=3)}))
-    assert wide.forward(ONE) == wide.other(ONE) == [[1, 1]]
-    assert wide.wide(torch.ones(3)) == [[1, 1, 1]]
-    assert wide.forward(ONE) == [[2, 2]]
+def test_buffers_with_another_name_or_shape_are_not_shared():
+    methods = Methods(pte({"forward": counter(), "other": counter("b2"), "wide": counter(size=3)}))
+    assert methods.forward(ONE) == methods.other(ONE) == [[1, 1]]
+    assert methods.wide(torch.ones(3)) == [[1, 1, 1]]
+    assert methods.forward(ONE) == [[2, 2]]
 
 
-def test_a_state_lives_as_long_as_one_of_its_methods():
-    both = Methods(two())
+def test_a_buffer_lives_as_long_as_one_of_its_methods():
+    both = Methods(two_counters())
     both.forward(ONE), both.sample(ONE)
     both.unload("forward")
     assert both.sample(ONE) == [[-3, -3]]
@@ -91,9 +91,12 @@ def test_a_state_lives_as_long_as_one_of_its_methods():
     assert both.sample(ONE) == [[-1, -1]]
 
 
-def test_a_method_loaded_again_has_a_state_of_its_own():
-    """As ExecuTorch has it for the buffers it keeps itself; the rest of the methods follow."""
-    both = Methods(two())
+def test_loading_a_method_again_starts_another_session():
+    """A session has its own buffers and one instance of each method. A method joins the first session that lacks it.
+
+    ExecuTorch does the same for the buffers that it keeps.
+    """
+    both = Methods(two_counters())
     load = both.program._program.load_method
     first, second, of_first, of_second = map(load, ("forward", "forward", "sample", "sample"))
     assert [first([ONE])[0].tolist(), first([ONE])[0].tolist()] == [[1, 1], [2, 2]]
@@ -102,16 +105,16 @@ def test_a_method_loaded_again_has_a_state_of_its_own():
     assert of_second([ONE])[0].tolist() == [-2, -2]
 
 
-def test_the_init_chain_of_a_later_method_changes_nothing():
-    both = Methods(two(init_chain=True))
+def test_the_init_chain_of_a_later_method_does_not_reset_the_buffer():
+    both = Methods(two_counters(init_chain=True))
     assert both.forward(ONE) == [[11, 11]]
     assert both.sample(ONE) == [[-12, -12]]
 
 
 def weights(size):
-    """Adds its input to a constant of `size` floats, and returns the first two."""
+    """A program that adds its input to the first two elements of a constant with `size` floats."""
     g = Graph()
-    x, y = g.input((2,)), g.temp()
+    x, y = g.input((2,)), g.new_temp()
     g.emit(
         ir.SliceNode(x=g.constant(torch.arange(float(size))), out=y, axis=lit(0), start=lit(0), stop=lit(2)),
         ir.AddNode(a=y, b=x, out=g.output((2,))),
@@ -119,7 +122,7 @@ def weights(size):
     return g
 
 
-def test_constants_are_in_memory_and_in_the_file_once():
+def test_constants_are_stored_and_loaded_once():
     import mlx.core as mx
 
     size = 1 << 20
@@ -130,52 +133,52 @@ def test_constants_are_in_memory_and_in_the_file_once():
     methods = Methods(program)
     for name in names:
         assert getattr(methods, name)(ONE) == [[1, 2]]
-    # Where the file's own memory can be used nothing is copied at all.
+    # Zero if the memory of the file can be used in place.
     assert mx.get_active_memory() - before < 5 * size
-    # A constant outlives the method that has read it.
+    # A constant outlives the method that loaded it.
     methods.unload("forward")
     assert methods.sample(ONE) == [[1, 2]]
     del methods
     assert mx.get_active_memory() - before < size
 
 
-def test_updates_of_a_shared_buffer_are_made_in_place():
+def test_shared_buffers_are_updated_in_place():
     import mlx.core as mx
 
-    rows = 1 << 17
+    capacity = 1 << 17
     graphs = {}
     for name in ("forward", "sample"):
         g = graphs[name] = Graph()
-        x, b = g.input((1, 64)), g.buffer((rows, 64))
+        x, b = g.input((1, 64)), g.buffer((capacity, 64))
         g.emit(
             ir.SliceUpdateNode(dst=b, update=x, out=b, axis=lit(0), start=lit(2), stop=lit(3)),
             ir.SliceNode(x=b, out=g.output((1, 64)), axis=lit(0), start=lit(2), stop=lit(3)),
         )
-    both, row = Methods(pte(graphs)), torch.ones(1, 64)
-    both.forward(row), both.sample(row)  # the first calls may be undone, and copy
+    both, update = Methods(pte(graphs)), torch.ones(1, 64)
+    both.forward(update), both.sample(update)  # the first calls keep a backup, and copy
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):
-        both.forward(row), both.sample(row)
-    assert mx.get_peak_memory() - before < rows * 64
+        both.forward(update), both.sample(update)
+    assert mx.get_peak_memory() - before < capacity * 64
 
 
-def failing():
-    """Adds to the buffer, then takes an element that may not exist."""
+def counter_with_take():
+    """A counter that then takes an element at a given index, which may be out of range."""
     g = Graph()
     x, at, b = g.input((2,)), g.input((1,), torch.int64), g.buffer((2,))
-    index = g.value()
+    index = g.new_value()
     g.emit(
         ir.AddNode(a=b, b=x, out=b),
         ir.ItemIntNode(x=at, out=index),
-        ir.TakeNode(x=b, index=ir.IntOrVidOrTid(kind=1, vid=index), out=g.temp(), axis=0),
+        ir.TakeNode(x=b, index=ir.IntOrVidOrTid(kind=1, vid=index), out=g.new_temp(), axis=0),
         ir.IdCopyNode(x=b, out=g.output((2,))),
     )
     return g
 
 
-def test_a_failed_call_of_one_leaves_the_other_alone(capfd):
-    both = Methods(pte({"forward": counter(), "sample": failing()}))
+def test_a_failed_call_does_not_change_shared_buffers(capfd):
+    both = Methods(pte({"forward": counter(), "sample": counter_with_take()}))
     good, bad = torch.tensor([0]), torch.tensor([9])
     assert both.forward(ONE) == [[1, 1]]
     for _ in range(2):
@@ -186,18 +189,18 @@ def test_a_failed_call_of_one_leaves_the_other_alone(capfd):
     with pytest.raises(RuntimeError):
         both.sample(ONE, bad)
     assert both.forward(ONE) == [[3, 3]]
-    assert "index 9 is outside [-2, 2)" in capfd.readouterr().err
+    assert "index 9 is out of range [-2, 2)" in capfd.readouterr().err
 
 
-def losing(negated=False):
-    """Adds to the buffer; with a second input of 1, also what no kernel of MLX's CPU does."""
+def counter_with_float64(negated=False):
+    """A counter that fails in the evaluation if its second input is true: MLX's CPU kernels lack this product."""
     g = counter(negated=negated)
-    flag, chosen, y = g.input((1,), torch.bool), g.value(), g.temp()
+    flag, chosen, y = g.input((1,), torch.bool), g.new_value(), g.new_temp()
     wide = g.constant(torch.ones(1, 2, 2, dtype=torch.float64))
     which = g.constant(torch.tensor([0], dtype=torch.int32))
     bad = g.chain(
         ir.GatherMmNode(a=wide, b=wide, out=y, lhs_indices=which, rhs_indices=which),
-        ir.AsTypeNode(x=y, out=y, scalar_type=6),
+        ir.AsTypeNode(x=y, out=y, scalar_type=FLOAT32),
         ir.SliceNode(x=y, out=y, axis=lit(0), start=lit(0), stop=lit(1)),
         ir.ReshapeNode(x=y, out=y, shape=[lit(4)]),
         ir.SliceNode(x=y, out=y, axis=lit(0), start=lit(0), stop=lit(2)),
@@ -211,9 +214,10 @@ def losing(negated=False):
     return g
 
 
-def test_a_buffer_that_an_evaluation_lost_is_lost_to_both(capfd):
-    """The first call of a method can be undone, later ones not: they update in place."""
-    both = Methods(pte({"forward": losing(), "sample": losing(negated=True), "other": counter("b2")}))
+def test_a_buffer_lost_in_an_evaluation_is_lost_for_all_methods(capfd):
+    """The first call of a method keeps a backup. Later calls update in place and cannot be rolled back."""
+    forward, sample = counter_with_float64(), counter_with_float64(negated=True)
+    both = Methods(pte({"forward": forward, "sample": sample, "other": counter("b2")}))
     good, bad = torch.tensor([False]), torch.tensor([True])
     with pytest.raises(RuntimeError):
         both.forward(ONE, bad)
@@ -231,7 +235,7 @@ def test_a_buffer_that_an_evaluation_lost_is_lost_to_both(capfd):
     assert both.sample(ONE, good) == [[-1, -1]]
 
 
-def test_a_load_that_fails_leaves_the_others_alone(capfd):
+def test_a_failed_load_does_not_affect_other_methods(capfd):
     broken = weights(8)
     graphs = {"forward": counter(), "broken": broken, "sample": counter(negated=True)}
     broken.data.clear()
@@ -243,8 +247,8 @@ def test_a_load_that_fails_leaves_the_others_alone(capfd):
     assert "is not in the named data" in capfd.readouterr().err
 
 
-def test_threads_take_turns():
-    both = Methods(two())
+def test_concurrent_calls_are_serialized():
+    both = Methods(two_counters())
     calls = [both.forward, both.sample] * 2
     threads = [threading.Thread(target=lambda c=c: [c(ONE) for _ in range(100)]) for c in calls]
     for thread in threads:
@@ -254,8 +258,7 @@ def test_threads_take_turns():
     assert both.forward(torch.zeros(2)) == [[400, 400]]
 
 
-def test_methods_share_the_runtimes_own_caches():
-    """UpdateAndAttendNode's, by layer."""
+def test_methods_share_kv_caches():
     g = Graph()
     q, k, v = (g.input((1, 1, (1, 4), 2)) for _ in range(3))
     position = g.input(((1, 4), 1), torch.int32)
@@ -263,21 +266,21 @@ def test_methods_share_the_runtimes_own_caches():
     g.emit(ir.UpdateAndAttendNode(q=q, k=k, v=v, position=position, out=out, layer_id=0, scale=1.0))
     both = Methods(pte({"forward": g, "sample": g}))
 
-    def step(start, tokens):
+    def call_inputs(start, tokens):
         x = torch.randn(1, 1, tokens, 2)
         return [x, x, x, torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1)]
 
-    first, second = step(0, 3), step(3, 1)
+    first, second = call_inputs(0, 3), call_inputs(3, 1)
     both.forward(*first)
     history = torch.cat([first[0], second[0]], 2)
-    want = torch.nn.functional.scaled_dot_product_attention(second[0], history, history, scale=1.0)
-    torch.testing.assert_close(torch.tensor(both.sample(*second)[0]), want)
+    expected = torch.nn.functional.scaled_dot_product_attention(second[0], history, history, scale=1.0)
+    torch.testing.assert_close(torch.tensor(both.sample(*second)[0]), expected)
 
 
-# -- as exported -----------------------------------------------------------------
+# -- exported programs -------------------------------------------------------------
 
 
-def test_exported_methods_of_one_module():
+def test_exported_methods_share_buffers_and_weights():
     from executorch.exir import to_edge_transform_and_lower
 
     from executorch_mlx import MLXPartitioner
@@ -286,23 +289,23 @@ def test_exported_methods_of_one_module():
         def __init__(self):
             super().__init__()
             self.linear = torch.nn.Linear(64, 64, bias=False)
-            self.register_buffer("rows", torch.zeros(4, 64))
+            self.register_buffer("history", torch.zeros(4, 64))
 
-        def append(self, x, at):
-            self.rows.index_copy_(0, at, x)
-            return self.linear(self.rows.sum(0, keepdim=True))
+        def append(self, x, position):
+            self.history.index_copy_(0, position, x)
+            return self.linear(self.history.sum(0, keepdim=True))
 
     class Logits(torch.nn.Module):
         def __init__(self, cache):
             super().__init__()
             self.cache = cache
 
-        def forward(self, x, at):
-            return self.cache.append(x, at)
+        def forward(self, x, position):
+            return self.cache.append(x, position)
 
     class Token(Logits):
-        def forward(self, x, at):
-            return self.cache.append(x, at).argmax(-1)
+        def forward(self, x, position):
+            return self.cache.append(x, position).argmax(-1)
 
     torch.manual_seed(0)
     cache, args = Cache(), (torch.randn(1, 64), torch.tensor([0]))
@@ -312,21 +315,20 @@ def test_exported_methods_of_one_module():
     assert len(lowered.buffer) < 2 * 64 * 64 * 4
 
     program = Methods(lowered.buffer)
-    rows = torch.zeros(4, 64)
-    for at, name in enumerate(["forward", "sample", "sample", "forward"]):
-        row = torch.randn(1, 64)
-        rows[at] = row
-        want = cache.linear(rows.sum(0, keepdim=True))
-        (got,) = program.program.load_method(name).execute([row, torch.tensor([at])])
+    history = torch.zeros(4, 64)
+    for position, name in enumerate(["forward", "sample", "sample", "forward"]):
+        x = torch.randn(1, 64)
+        history[position] = x
+        expected = cache.linear(history.sum(0, keepdim=True))
+        (result,) = program.program.load_method(name).execute([x, torch.tensor([position])])
         if name == "sample":
-            assert got.tolist() == want.argmax(-1).tolist()
+            assert result.tolist() == expected.argmax(-1).tolist()
         else:
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_leaving_in_any_order():
-    """What is destroyed first does not matter."""
-    program = two()
+def test_methods_can_be_unloaded_in_any_order():
+    program = two_counters()
     for order in (("forward", "sample"), ("sample", "forward")):
         both = Methods(program)
         both.forward(ONE), both.sample(ONE)

@@ -1,4 +1,4 @@
-"""flatc and the two schemas: the judges of what is on the wire."""
+"""flatc and both schemas, which the tests compare the wire format with."""
 
 import importlib.util
 import json
@@ -11,13 +11,13 @@ from executorch_mlx.serialization import generate
 
 @pytest.fixture(scope="session")
 def schema() -> Path:
-    """Our schema.fbs."""
+    """The schema.fbs of this package."""
     return generate.SCHEMA
 
 
 @pytest.fixture(scope="session")
 def official_schema() -> Path:
-    """The schema of the installed executorch wheel's own MLX delegate."""
+    """The schema of ExecuTorch's own MLX delegate, in the installed wheel."""
     for root in importlib.util.find_spec("executorch").submodule_search_locations:
         return Path(root, "backends", "mlx", "serialization", "schema.fbs")
 
@@ -29,8 +29,8 @@ def _flatc(*args: object) -> None:
 
 @pytest.fixture(scope="session")
 def to_json(tmp_path_factory):
-    """(schema, FlatBuffer) -> what flatc reads in it. Every scalar is spelled out, an
-    optional one that is absent as null."""
+    """(schema, FlatBuffer) -> the JSON that flatc reads. It has every scalar; an absent
+    optional scalar is null."""
 
     def to_json(schema: Path, program: bytes) -> dict:
         folder = tmp_path_factory.mktemp("json")

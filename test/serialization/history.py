@@ -1,9 +1,9 @@
-"""The recorded wire and the rule that it only grows.
+"""Record the wire format and check that the schema only appends to it.
 
     python test/serialization/history.py
 
-records today's schema in history.json. It refuses when programs written so far
-would no longer read the same.
+writes the wire format of schema.fbs to history.json. It fails if an existing program
+would read differently.
 """
 
 import json
@@ -17,9 +17,10 @@ RECORD = Path(__file__).with_name("history.json")
 
 
 def wire(schema: generate.Schema) -> dict[str, dict]:
-    """What a schema puts on the wire, free of comments and of the names of op tables.
+    """The wire format of a schema.
 
-    `ops` has the tag first, then the fields; a field's place is its id.
+    It leaves out what is not on the wire: comments, attributes such as `output`, and the names of op
+    tables. An entry of `ops` is the tag and then the fields in the order of their ids.
     """
     op_tables = {table for _, table in schema.ops.values()}
     return {
@@ -48,19 +49,19 @@ def _fields(members: list[generate.Member]) -> list[str]:
             default = m.default or "false"
         else:
             default = m.default
-        text = f"{m.name}: {m.type}" + (f" = {default}" if default else "")
-        lines.append(text + " (required)" * m.required)
+        line = f"{m.name}: {m.type}" + (f" = {default}" if default else "")
+        lines.append(line + " (required)" * m.required)
     return lines
 
 
 def violations(old: dict, schema: generate.Schema) -> list[str]:
-    """Every way in which a schema does more than append to a recorded wire."""
+    """List the changes of a recorded wire format that are not appends."""
     new = wire(schema)
     found = []
     for kind, entries in old.items():
         found += [f"{kind}: {name} is gone" for name in entries if name not in new[kind]]
         for name in entries.keys() & new[kind].keys():
-            found += [f"{name}: {text}" for text in _changes(kind, entries[name], new[kind][name])]
+            found += [f"{name}: {change}" for change in _changes(kind, entries[name], new[kind][name])]
     shared = Counter(table for _, table in schema.ops.values())
     for op, (_, table) in schema.ops.items():
         if shared[table] > 1 and op in old["ops"] and len(new["ops"][op]) > len(old["ops"][op]):
@@ -69,7 +70,7 @@ def violations(old: dict, schema: generate.Schema) -> list[str]:
 
 
 def _changes(kind: str, old, new) -> list[str]:
-    """What is not an addition at the end."""
+    """List the changes of one entry that are not additions at its end."""
     if kind == "root":
         return [f"was {old}, is {new}"] * (old != new)
     if kind == "enums":
@@ -81,19 +82,20 @@ def _changes(kind: str, old, new) -> list[str]:
         ]
     kept = enumerate(zip(old, new))
     found = [f"{i}: was {was!r}, is {now!r}" for i, (was, now) in kept if was != now]
-    found += [f"{text!r} is gone" for text in old[len(new) :]]
+    found += [f"{line!r} is gone" for line in old[len(new) :]]
     added = new[len(old) :]
     if kind == "structs":
-        return found + [f"{text!r} is added to a struct" for text in added]
-    return found + [f"{text!r} is added as required" for text in added if "(required)" in text]
+        return found + [f"{line!r} is added to a struct" for line in added]
+    return found + [f"{line!r} is added as required" for line in added if "(required)" in line]
 
 
 def _tag_violations(old: dict, new: dict) -> list[str]:
-    own = generate.FIRST_OWN_OP
+    first_extension = generate.FIRST_EXTENSION
     found = []
     for op in new.keys() - old.keys():
         tag = new[op][0]
-        taken = [entry[0] for entry in old.values() if (entry[0] >= own) == (tag >= own)]
+        is_extension = tag >= first_extension
+        taken = [entry[0] for entry in old.values() if (entry[0] >= first_extension) == is_extension]
         if not max(taken, default=0) < tag < 256:
             found.append(f"{op}: tag {tag} is not at the end of the union")
     for tag, count in Counter(entry[0] for entry in new.values()).items():
@@ -103,7 +105,7 @@ def _tag_violations(old: dict, new: dict) -> list[str]:
 
 
 def dump(record: dict) -> str:
-    """JSON with a line an entry, so that a diff shows what was appended."""
+    """Format the record as JSON with one entry per line, so that a diff shows what was appended."""
     kinds = []
     for kind, entries in record.items():
         lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]

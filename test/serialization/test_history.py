@@ -1,4 +1,4 @@
-"""Today's schema extends the recorded one only by appending."""
+"""The schema only appends to the recorded wire format, and agrees with the official one."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from executorch_mlx.serialization import generate
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
+def source() -> str:
     return generate.SCHEMA.read_text()
 
 
@@ -18,21 +18,21 @@ def record() -> dict:
     return json.loads(history.RECORD.read_text())
 
 
-def test_schema_extends_the_record(record, text):
+def test_schema_only_appends_to_record(record, source):
     assert len(record["ops"]) >= 136
-    assert history.violations(record, generate.parse(text)) == []
+    assert history.violations(record, generate.parse(source)) == []
 
 
-def test_record_is_up_to_date(text):
-    """An op is under protection from the commit that adds it."""
-    recorded, today = history.RECORD.read_text(), history.dump(history.wire(generate.parse(text)))
-    assert recorded == today, "run python test/serialization/history.py"
+def test_record_is_up_to_date(source):
+    """The commit that adds an op also records it."""
+    recorded, current = history.RECORD.read_text(), history.dump(history.wire(generate.parse(source)))
+    assert recorded == current, "run python test/serialization/history.py"
 
 
-# Where the union ends.
+# The end of the union.
 END = "}\n\n// " + "-" * 75 + "\n// Program"
 
-# what is edited, text before, text after, what the check says (None: allowed)
+# edit, source before, source after, expected violation (None: the edit is allowed)
 EDITS = [
     ("field appended", "decimals: int32 = 0;", "decimals: int32 = 0; more: int32 = 7;", None),
     ("field removed", "  decimals: int32 = 0;\n", "", "RoundNode: .*decimals.* is gone"),
@@ -43,7 +43,7 @@ EDITS = [
     ("float default changed", "base: float = 500000.0", "base: float = 10000.0", "RopeNode: 7: "),
     ("required lost", "reps: [IntOrVid] (required)", "reps: [IntOrVid]", "TileNode: 3: "),
     ("required gained", "freqs: Tid;", "freqs: Tid (required);", "RopeNode: 5: "),
-    ("vector made of one", "bias: Tid;", "bias: [Tid];", "AddmmNode: 4: "),
+    ("scalar made a vector", "bias: Tid;", "bias: [Tid];", "AddmmNode: 4: "),
     (
         "fields swapped",
         "  reverse: bool = false;\n  inclusive: bool = true;",
@@ -77,7 +77,7 @@ EDITS = [
     ("enum value changed", "BoolValueSlot = 3", "BoolValueSlot = 4", "BoolValueSlot was 3, is 4"),
     ("enum value removed", ",\n  BoolValueSlot = 3", "", "BoolValueSlot was 3, is None"),
     ("op table renamed", "RoundParams", "RoundNode", None),
-    ("own op appended", END, "My: UnaryNode = 250" + END, None),
+    ("extension appended", END, "My: UnaryNode = 250" + END, None),
     ("op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode", None),
     ("op removed", "  FlipNode: FlipParams,\n", "", "ops: FlipNode is gone"),
     ("op renamed", "FlipNode:", "ReverseNode:", "ops: FlipNode is gone"),
@@ -88,32 +88,33 @@ EDITS = [
     ("tag reused", END, "My: UnaryNode = 7" + END, "My: tag 7 is not"),
     ("tag twice", END, "My: UnaryNode = 7" + END, "tag 7 is given to 2 ops"),
     ("tag too large", END, "My: UnaryNode = 256" + END, "My: tag 256 is not"),
-    ("comment changed", "// runs at every call", "// runs", None),
+    ("comment changed", "// runs in every call", "// runs", None),
+    ("output mark removed", "outs: [Tid] (required, output)", "outs: [Tid] (required)", None),
 ]
 
 
-@pytest.mark.parametrize("before, after, says", [e[1:] for e in EDITS], ids=[e[0] for e in EDITS])
-def test_edit(before, after, says, record, text):
-    assert before in text
+@pytest.mark.parametrize("before, after, violation", [e[1:] for e in EDITS], ids=[e[0] for e in EDITS])
+def test_edit(before, after, violation, record, source):
+    assert before in source
     try:
-        found = history.violations(record, generate.parse(text.replace(before, after)))
-    except generate.SchemaError as error:  # what the schema may not say at all
+        found = history.violations(record, generate.parse(source.replace(before, after)))
+    except generate.SchemaError as error:  # the edited schema is illegal
         found = [str(error)]
-    if says is None:
+    if violation is None:
         assert found == []
     else:
-        assert [line for line in found if re.search(says, line)], found
+        assert [line for line in found if re.search(violation, line)], found
 
 
-def test_own_ops_are_numbered_from_200(official_schema, text):
+def test_extensions_are_numbered_from_200(official_schema, source):
     official = history.wire(generate.parse(official_schema.read_text()))
-    ours = history.wire(generate.parse(text))
+    ours = history.wire(generate.parse(source))
     assert all(ours["ops"][op][0] >= 200 for op in ours["ops"].keys() - official["ops"].keys())
 
 
-def test_every_official_op_is_the_same_on_the_wire(official_schema, text):
+def test_official_ops_have_the_same_wire_format(official_schema, source):
     official = history.wire(generate.parse(official_schema.read_text()))
-    ours = history.wire(generate.parse(text))
+    ours = history.wire(generate.parse(source))
     assert len(official["ops"]) == 136
     assert {op: ours["ops"][op] for op in official["ops"]} == official["ops"]
     assert {op: entry[0] for op, entry in official["ops"].items()} == {
@@ -122,7 +123,7 @@ def test_every_official_op_is_the_same_on_the_wire(official_schema, text):
 
 
 @pytest.mark.parametrize("kind", ["root", "structs", "enums", "tables"])
-def test_the_rest_is_the_same_on_the_wire(kind, official_schema, text):
+def test_official_types_have_the_same_wire_format(kind, official_schema, source):
     official = history.wire(generate.parse(official_schema.read_text()))
-    ours = history.wire(generate.parse(text))
+    ours = history.wire(generate.parse(source))
     assert {name: ours[kind][name] for name in official[kind]} == official[kind]

@@ -1,7 +1,7 @@
-"""Every op with random legal values, judged by stock flatc.
+"""pack.py and read.py agree with flatc on every op with random legal values.
 
-What pack.py writes is read by flatc with our schema and with that of the official
-delegate; what flatc writes with the official one is read by read.py.
+flatc reads what pack.py writes, with this schema and with the official one. read.py
+reads what flatc writes with the official schema.
 """
 
 import random
@@ -14,7 +14,7 @@ from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import HEADER, pack, pack_payload
 from executorch_mlx.serialization.read import read, read_payload
 
-# The first instance of an op has its required fields only, the second has all.
+# Instances per op. The first has only the required fields, the second has all fields.
 INSTANCES = 8
 RANGES = {
     **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 32, 64)},
@@ -26,7 +26,7 @@ STRINGS = ("", "affine", "out[i] = x;\n", 'a "quoted" \\ text', "Grüße, 世界
 
 class Random(random.Random):
     def value(self, type_: str, fill: float):
-        """A legal value; every field that may be absent is there with chance `fill`."""
+        """A legal value. Each optional field is present with probability `fill`."""
         if type_.startswith("["):
             return [self.value(type_.strip("[]"), fill) for _ in range(self.choice((0, 1, 2, 5)))]
         if type_ in RANGES:
@@ -34,7 +34,7 @@ class Random(random.Random):
             return self.choice((low, high, max(low, -1), 0, 1, self.randint(low, high)))
         if type_ == "bool":
             return self.random() < 0.5
-        if type_ in ("float", "double"):  # eighths: exact in the decimals that flatc prints
+        if type_ in ("float", "double"):  # multiples of 1/8: flatc prints them exactly
             return self.randint(-4096, 4096) / 8 or 1.0
         if type_ == "string":
             return self.choice(STRINGS)
@@ -53,7 +53,7 @@ class Random(random.Random):
 
 
 def as_json(value):
-    """What flatc prints for a value; knows nothing of pack.py."""
+    """The JSON that flatc prints for a value. Independent of pack.py."""
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, (ir.Tid, ir.Vid)):
@@ -71,7 +71,7 @@ def as_json(value):
 
 
 class Programs(NamedTuple):
-    """One graph of all ops, and what flatc reads in it with either schema."""
+    """One graph of all official ops, and the JSON that flatc reads with both schemas."""
 
     graph: ir.MLXGraph
     program: bytes
@@ -79,13 +79,13 @@ class Programs(NamedTuple):
     official: dict
 
 
-# The official schema lacks ours.
-OFFICIAL_OPS = [op for op in ir.OPS.values() if op.OP_TYPE < 200]
+OFFICIAL_OPS = [op for op in ir.OPS.values() if op.OP_TYPE < ir.FIRST_EXTENSION]
+EXTENSIONS = [op for op in ir.OPS.values() if op.OP_TYPE >= ir.FIRST_EXTENSION]
 
 
 @pytest.fixture(scope="module")
 def programs(schema, official_schema, to_json) -> Programs:
-    """Chain i has the instances of op i."""
+    """Chain `i` has the instances of op `i`."""
     rng = Random(20)
     fills = (0.0, 1.0, *[0.5] * (INSTANCES - 2))
     chains = [chain_of(*(rng.table(op, fill) for fill in fills)) for op in OFFICIAL_OPS]
@@ -113,20 +113,19 @@ def test_graph(programs):
     assert programs.official == as_json(programs.graph)
 
 
-def test_read_what_pack_wrote(programs):
+def test_read_reverses_pack(programs):
     assert read(programs.program) == programs.graph
     assert read_payload(pack_payload(programs.graph)) == programs.graph
 
 
-def test_read_what_flatc_wrote(programs, official_schema, from_json):
+def test_read_reverses_flatc(programs, official_schema, from_json):
     assert read(from_json(official_schema, programs.official)) == programs.graph
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_graphs_with_absent_parts(seed, schema, to_json):
+def test_graph_with_absent_fields(seed, schema, to_json):
     rng = Random(seed)
-    own = [op for op in ir.OPS.values() if op.OP_TYPE >= 200]
-    chain = chain_of(*(rng.table(op, fill) for op in own for fill in (0.0, 0.5, 1.0)))
+    chain = chain_of(*(rng.table(op, fill) for op in EXTENSIONS for fill in (0.0, 0.5, 1.0)))
     graph = rng.table(ir.MLXGraph, 0.5, instruction_chains=[chain])
     assert to_json(schema, pack(graph)) == as_json(graph)
     assert read(pack(graph)) == graph
@@ -136,13 +135,13 @@ def test_graphs_with_absent_parts(seed, schema, to_json):
     "value", [0.0, -0.0, 2.0**-149, 3.4028234663852886e38, float("inf"), -float("inf")]
 )
 def test_float_keeps_its_bits(value):
-    # PadNode's default is 0.0, RopeNode's 500000.0.
+    # The field's default is 0.0 in PadNode and 500000.0 in RopeNode.
     for op in (
         ir.PadNode(x=ir.Tid(0), out=ir.Tid(1), pad_width=[], mode="", constant_value=value),
         ir.RopeNode(x=ir.Tid(0), out=ir.Tid(1), offset=ir.VidOrTid(), base=value),
     ):
-        back = back_of(op)
-        assert back == op and repr(back) == repr(op)  # == does not see the sign of zero
+        back = round_trip(op)
+        assert back == op and repr(back) == repr(op)  # == ignores the sign of zero
 
 
 @pytest.mark.parametrize(
@@ -150,10 +149,10 @@ def test_float_keeps_its_bits(value):
 )
 def test_double_keeps_its_bits(value):
     op = ir.FullNode(out=ir.Tid(0), shape=[], v=ir.FloatOrVid(literal=value))
-    assert repr(back_of(op)) == repr(op)
+    assert repr(round_trip(op)) == repr(op)
 
 
-def back_of(op: ir.Op) -> ir.Op:
+def round_trip(op: ir.Op) -> ir.Op:
     zero = ir.FullNode(out=ir.Tid(0), shape=[], v=ir.FloatOrVid())
     graph = ir.MLXGraph(instruction_chains=[chain_of(zero, op)])
     return read(pack(graph)).instruction_chains[0].instructions[1].op

@@ -1,4 +1,4 @@
-"""One server for a module of tests, and OpenAI's own client for it."""
+"""Fixtures: a server for each test module, and a client from the `openai` package."""
 
 import openai
 import pytest
@@ -19,7 +19,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def llm(chat_program):
-    """The same model beside the server."""
+    """The same model without a server."""
     from executorch_mlx.llm import LLM
 
     return LLM.load(chat_program)

@@ -1,4 +1,4 @@
-"""A server of the small model, on a port of its own, in a thread of this process."""
+"""Starts a server in a thread of this process, on a free port."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Served:
     url: str
     llm: LLM
     worker: Worker
-    generations: list[Generation] = field(default_factory=list)  # all that were asked for
+    generations: list[Generation] = field(default_factory=list)  # everything submitted to the worker
 
 
 @contextmanager
@@ -30,11 +30,11 @@ def serve(path, queue: int = 64) -> Iterator[Served]:
     served = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", llm, app.state.worker)
     submit = served.worker.submit
 
-    def recorded(generation):
+    def record_and_submit(generation):
         served.generations.append(generation)
         return submit(generation)
 
-    served.worker.submit = recorded
+    served.worker.submit = record_and_submit
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:

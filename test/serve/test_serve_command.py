@@ -1,4 +1,4 @@
-"""executorch-mlx serve, as it is typed."""
+"""The command executorch-mlx serve."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from executorch_mlx.cli.main import main
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
 
-def test_it_serves_until_ctrl_c(chat_program, tmp_path):
-    """Which ends a stream on its way too, in so many words."""
+def test_ctrl_c_ends_the_server_and_its_streams(chat_program, tmp_path):
     with open(tmp_path / "log", "wb") as log:
         command = [*COMMAND, chat_program, "--port", "0", "--name", "mine"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     line = process.stdout.readline()
-    assert line.startswith("mine: chat at http://127.0.0.1:"), (tmp_path / "log").read_text()
-    url = re.search(r"http://[^/]+", line)[0]
-    asked = {"model": "mine", "prompt": [5], "max_tokens": 1000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as response:
+    found = re.fullmatch(r"mine: chat page at (http://127.0.0.1:\d+)/, OpenAI API at \1/v1\n", line)
+    assert found, (line, (tmp_path / "log").read_text())
+    url = found[1]
+    body = {"model": "mine", "prompt": [5], "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
         events = (line.removeprefix("data: ") for line in response.iter_lines() if line)
         assert json.loads(next(events))["model"] == "mine"
         process.send_signal(signal.SIGINT)
@@ -32,26 +32,26 @@ def test_it_serves_until_ctrl_c(chat_program, tmp_path):
     assert process.wait(timeout=60) == 0
 
 
-def test_no_model_to_serve(tmp_path, capfd):
+def test_missing_model_is_an_error(tmp_path, capfd):
     assert main(["serve", str(tmp_path / "none.pte")]) == 1
     assert "No such file" in capfd.readouterr().err
 
 
-def test_an_address_that_cannot_be_had_is_named(chat_program, capfd):
+def test_address_in_use_is_an_error(chat_program, capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", str(chat_program), "--port", str(port)]) == 1
-    assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
-        (["--port", "70000"], "argument --port: '70000', expected 0 to 65535"),
-        (["--queue", "0"], "argument --queue: '0', expected 1 or more"),
+        (["--port", "70000"], "argument --port: got '70000', expected 0 to 65535"),
+        (["--queue", "0"], "argument --queue: got '0', expected at least 1"),
     ],
 )
-def test_numbers_out_of_range_are_bad_usage(arguments, told, capfd):
+def test_numbers_out_of_range_are_usage_errors(arguments, message, capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "model.pte", *arguments])
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err

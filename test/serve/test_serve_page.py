@@ -9,7 +9,8 @@ import httpx
 import pytest
 import small_llm
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no chromium with its chromedriver here")
 
@@ -18,7 +19,7 @@ ENTER = "\ue007"
 
 
 class Page:
-    """A page in a browser of its own."""
+    """A browser with one page."""
 
     def __init__(self, session: httpx.Client, prefix: str):
         self._session, self._prefix = session, prefix
@@ -42,13 +43,15 @@ class Page:
         (element,) = self._post("element", {"using": "css selector", "value": selector}).values()
         self._post(f"element/{element}/click", {})
 
-    def bubbles(self) -> list[tuple[str, str]]:
-        return [tuple(pair) for pair in self.js("[...document.querySelectorAll('#chat > div')].map(d => [d.className, d.textContent])")]
+    def messages(self) -> list[tuple[str, str]]:
+        """The role and the text of each message on the page."""
+        pairs = "[...document.querySelectorAll('#chat > div')].map(d => [d.className, d.textContent])"
+        return [tuple(pair) for pair in self.js(pairs)]
 
     def until(self, expression: str) -> None:
         deadline = time.monotonic() + 60
         while not self.js(expression):
-            assert time.monotonic() < deadline, (expression, self.bubbles())
+            assert time.monotonic() < deadline, (expression, self.messages())
             time.sleep(0.05)
 
 
@@ -60,8 +63,8 @@ def page(server, tmp_path_factory) -> Iterator[Page]:
         port = next(line.split()[-1].rstrip(".") for line in process.stdout if "started successfully on port" in line)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as session:
             options = {"binary": BROWSER, "args": FLAGS}
-            asked = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
-            response = session.post("/session", json=asked)
+            body = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
+            response = session.post("/session", json=body)
             response.raise_for_status()
             prefix = f"/session/{response.json()['value']['sessionId']}"
             page = Page(session, prefix)
@@ -74,32 +77,33 @@ def page(server, tmp_path_factory) -> Iterator[Page]:
         process.wait()
 
 
-def test_it_bears_the_models_name(page):
+def test_title_is_the_name_of_the_model(page):
     assert page.js("document.title") == page.js("document.getElementById('model').textContent") == "small"
 
 
-def test_two_turns(page, llm):
-    page.js("(document.getElementById('temperature').value = 0, document.getElementById('most').value = 9)")
+def test_chat_of_two_turns(page, llm):
+    page.js("(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 9)")
     page.type("#text", "Return" + ENTER)
     page.until("document.getElementById('state').textContent.startsWith('9 tokens')")
     messages = [{"role": "user", "content": "Return"}]
     first = llm.chat(messages, max_new_tokens=9).result().text
     page.until("running === null")
-    assert page.bubbles() == [("user", "Return"), ("assistant", first)]
+    assert page.messages() == [("user", "Return"), ("assistant", first)]
     page.type("#text", "More")
     page.click("#send")
     page.until("messages.length === 4")
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
-    assert page.bubbles()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
+    assert page.messages()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
     page.click("#clear")
-    assert page.bubbles() == [] and page.js("messages.length") == 0
+    assert page.messages() == [] and page.js("messages.length") == 0
 
 
-def test_a_long_answer_is_stopped(page, server):
-    page.js("document.getElementById('most').value = ''")
+def test_stop_button_cancels_the_answer(page, server):
+    page.js("document.getElementById('max-tokens').value = ''")
     page.type("#text", "Go on" + ENTER)
     page.until("document.querySelector('.assistant')?.textContent.length > 10")
-    page.click("#send")  # which says Stop
+    assert page.js("document.getElementById('send').textContent") == "Stop"
+    page.click("#send")
     page.until("running === null && document.getElementById('state').textContent === 'stopped'")
     generation = server.generations[-1]
     deadline = time.monotonic() + 60
@@ -110,10 +114,10 @@ def test_a_long_answer_is_stopped(page, server):
     page.click("#clear")
 
 
-def test_an_error_is_shown_and_the_message_forgotten(page):
-    page.js("document.getElementById('most').value = 5")
+def test_error_is_shown_and_its_message_dropped(page):
+    page.js("document.getElementById('max-tokens').value = 5")
     page.js("document.getElementById('text').value = 'x '.repeat(2000)")
     page.click("#send")
     page.until("document.querySelector('.error') !== null")
-    assert f"expected 1 to {small_llm.CONTEXT}" in page.js("document.querySelector('.error').textContent")
+    assert f"tokens, expected 1 to {small_llm.CONTEXT}" in page.js("document.querySelector('.error').textContent")
     assert page.js("messages.length") == 0

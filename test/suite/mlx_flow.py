@@ -1,8 +1,8 @@
-"""pytest plugin: ExecuTorch's backend test suite with a flow of ours.
+"""A pytest plugin that adds an MLX flow to ExecuTorch's backend test suite.
 
     pytest -p mlx_flow --flows mlx,xnnpack --results FILE --pyargs executorch.backends.test.suite.operators
 
-Writes one JSON line for every subtest to FILE (`table.py` reads it).
+Writes one line of JSON for each subtest to FILE. `run.py` reads them.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ FLOWS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--flows", default=MLX, help=f"of {', '.join(FLOWS)}, comma-separated")
-    parser.addoption("--results", type=Path, help="JSON lines, one a subtest")
+    parser.addoption("--flows", default=MLX, help=f"comma-separated: {', '.join(FLOWS)}")
+    parser.addoption("--results", type=Path, help="file for the results, one line of JSON per subtest")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    # The suite's conftest asks for its flows when it is imported, and lets nobody add one.
+    # The suite's conftest calls all_flows when it is imported, and has no hook to add a flow.
     names = early_config.known_args_namespace.flows.split(",")
     suite_flow.all_flows = lambda: {name: FLOWS[name]() for name in names}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "timeout: of pytest-timeout, which need not be here")
+    config.addinivalue_line("markers", "timeout: belongs to pytest-timeout, which is optional")
     results = config.getoption("results")
     if results is not None and not hasattr(config, "workerinput"):
         results.write_text("")
@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_inputs_every_time() -> None:
-    """The suite draws a run seed from `random`; tests draw their inputs from torch."""
+def _fixed_seeds() -> None:
+    """The suite takes a seed from `random`; its tests take their inputs from torch."""
     import random
 
     random.seed(0)
@@ -82,14 +82,14 @@ def pytest_runtest_call(item: pytest.Item):
 
 
 def _record(result) -> dict:
-    left = result.undelegated_op_counts
+    undelegated = result.undelegated_op_counts
     return {
         "flow": result.flow,
         "test": result.name,
         "subtest": result.subtest_index,
         "result": result.result.name,
         "delegated": sum((result.delegated_op_counts or {}).values()),
-        "left": None if left is None else dict(left),
+        "undelegated": None if undelegated is None else dict(undelegated),
         "error": None if result.error is None else str(result.error)[:2000],
     }
 
@@ -99,7 +99,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 class _Writer:
-    """In the process that was started; with xdist the workers' reports arrive here."""
+    """Writes the results in the main process, where the reports of xdist's workers arrive."""
 
     path: Path | None = None
 
@@ -108,9 +108,9 @@ class _Writer:
         if cls.path is None or report.when != "call":
             return
         records = dict(report.user_properties).get(_KEY)
-        if records is None:  # the process went down
+        if records is None:  # the process crashed
             records = [{"flow": report.nodeid.split("[")[-1].split("-")[0].rstrip("]"), "test": report.nodeid,
-                        "subtest": 0, "result": "CRASH", "delegated": 0, "left": None,
+                        "subtest": 0, "result": "CRASH", "delegated": 0, "undelegated": None,
                         "error": str(report.longrepr)[:2000]}]
         with cls.path.open("a") as file:
             file.writelines(json.dumps(r) + "\n" for r in records)

@@ -1,11 +1,11 @@
-"""Run ExecuTorch's backend test suite with our flow and others; print what became of it.
+"""Run ExecuTorch's backend test suite with MLX and other flows, and print a table of the results.
 
-    python test/suite/run.py                       operators, ours and XNNPACK's
-    python test/suite/run.py --flows mlx -k conv   a part of it
-    python test/suite/run.py --suite models        its torchvision and torchaudio models
+    python test/suite/run.py                       # operators, with MLX and XNNPACK
+    python test/suite/run.py --flows mlx -k conv   # some of the operators, with MLX
+    python test/suite/run.py --suite models        # torchvision and torchaudio models
     python test/suite/run.py --read build/backend_suite_operators.jsonl
 
-Exits with 1 if a subtest of our flow failed.
+Exits with 1 if a subtest of the MLX flow failed, or if it ran none.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build"
-OURS = "mlx"
+MLX = "mlx"
 
-# In the order of the table. A crash of the process, which no subtest survives, is a failure too.
+# In the order of the table. A subtest that crashes the process counts as failed.
 OUTCOMES = ("fully delegated", "partly delegated", "not delegated", "not run", "skipped", "failed")
 
 
 def outcome(record: dict) -> str:
-    """What a subtest's record says.
+    """Classify the record of a subtest.
 
-    Skipped are those whose eager model fails, and those that leave on the host an operator
-    for which ExecuTorch has no kernel.
+    The suite skips a subtest whose eager model fails, and one with an undelegated operator for which ExecuTorch has
+    no kernel.
     """
     result = record["result"]
     if result == "SKIPPED":
-        # The suite runs no convolution over three axes, delegated or not.
-        return "not run" if record["left"] == {} else "skipped"
+        # The suite never runs convolutions over three axes.
+        return "not run" if record["undelegated"] == {} else "skipped"
     if result == "SUCCESS_UNDELEGATED":
         return "not delegated"
     if result != "SUCCESS":
         return "failed"
-    return "partly delegated" if record["left"] else "fully delegated"
+    return "partly delegated" if record["undelegated"] else "fully delegated"
 
 
 def table(records: list[dict]) -> str:
+    """A Markdown table: outcomes by flow."""
     flows = list(dict.fromkeys(r["flow"] for r in records))
     counts = {flow: Counter(outcome(r) for r in records if r["flow"] == flow) for flow in flows}
     lines = ["| subtests | " + " | ".join(flows) + " |", "|---|" + "---:|" * len(flows)]
@@ -54,15 +55,15 @@ def table(records: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def rest(records: list[dict], flow: str) -> list[str]:
-    """What of a flow is not fully delegated, and what it left."""
+def shortfalls(records: list[dict], flow: str) -> list[str]:
+    """A line for each subtest of a flow that is not fully delegated, with the undelegated operators or the error."""
     lines = []
     for record in records:
         kind = outcome(record)
         if record["flow"] == flow and kind != "fully delegated":
-            left = ", ".join(record["left"] or ())
+            undelegated = ", ".join(record["undelegated"] or ())
             error = " ".join((record["error"] or "").split())[:160]
-            lines.append(f"{record['test']} #{record['subtest']}: {kind}; {left or error}")
+            lines.append(f"{record['test']} #{record['subtest']}: {kind}; {undelegated or error}")
     return lines
 
 
@@ -77,17 +78,17 @@ def run(suite: str, flows: str, processes: int, results: Path, arguments: list[s
     if processes > 1:
         environment["OMP_NUM_THREADS"] = "1"
         command += ["-n", str(processes), "--dist", "worksteal"]
-    # pytest's own verdict counts XNNPACK's failures too.
+    # The exit code is not used, because it counts the failures of other flows too.
     subprocess.run([*command, folder, *arguments], env=environment, stdout=subprocess.DEVNULL)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", choices=("operators", "models"), default="operators")
-    parser.add_argument("--flows", default=f"{OURS},xnnpack")
-    parser.add_argument("-n", type=int, default=2, help="processes")
-    parser.add_argument("-k", help="pytest's expression of tests to run")
-    parser.add_argument("--read", type=Path, help="print the table of results that are there")
+    parser.add_argument("--flows", default=f"{MLX},xnnpack", help="comma-separated flows")
+    parser.add_argument("-n", type=int, default=2, help="number of processes")
+    parser.add_argument("-k", help="pytest expression that selects tests")
+    parser.add_argument("--read", type=Path, help="print the table of an earlier run")
     options = parser.parse_args()
     results = options.read or BUILD / f"backend_suite_{options.suite}.jsonl"
     if options.read is None:
@@ -98,9 +99,13 @@ def main() -> int:
         print("the suite ran no subtest", file=sys.stderr)
         return 1
     print(table(records))
-    for line in rest(records, OURS):
+    for line in shortfalls(records, MLX):
         print(line, file=sys.stderr)
-    return int(any(r["flow"] == OURS and outcome(r) == "failed" for r in records))
+    outcomes = [outcome(r) for r in records if r["flow"] == MLX]
+    if not outcomes and MLX in options.flows.split(","):
+        print("the suite ran no subtest of the MLX flow", file=sys.stderr)
+        return 1
+    return int("failed" in outcomes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The arguments of a call, by the names of its schema."""
+"""The arguments of a call, by the names in its schema."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from torch.fx import Node
 from .dtypes import SCALAR_TYPES
 from .registry import Unsupported, aten_target
 
-# Where a tensor lives and how its bytes lie is not the program's business, as long as they
-# lie in the usual order.
-_PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", "dim_order"}
+# Device and memory layout. Handlers do not see them: the runtime chooses the device, and all tensors are contiguous.
+PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", "dim_order"}
 _CONTIGUOUS = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]:
-    """Schema name → slot, list of slots, or Python value; defaults filled in.
+    """Argument name → slot, list of slots or Python value, with defaults filled in.
 
-    Placement arguments are checked and dropped. A call of a Python operator binds its
-    positions to `a`, `b`, ….
+    Drops the arguments in `PLACEMENT` after a check. The arguments of a Python operator are named `a`, `b` and so on.
     """
-    args = [_lower(a, slot_of) for a in node.args]
-    kwargs = {k: _lower(a, slot_of) for k, a in node.kwargs.items()}
+    args = [_to_slots(a, slot_of) for a in node.args]
+    kwargs = {k: _to_slots(a, slot_of) for k, a in node.kwargs.items()}
     target = aten_target(node.target)
     if isinstance(target, torch._ops.OpOverload):
         bound = {}
@@ -40,27 +38,27 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
     else:
         return dict(zip("abcdef", args)) | kwargs
     _check_placement(bound)
-    return {name: value for name, value in bound.items() if name not in _PLACEMENT}
+    return {name: value for name, value in bound.items() if name not in PLACEMENT}
 
 
-def _lower(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
-    """Nodes → slots; FX's immutable containers → plain ones."""
+def _to_slots(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
+    """Replaces FX nodes by slots, and FX's immutable containers by lists."""
     if isinstance(argument, Node):
         return slot_of(argument)
     if isinstance(argument, (list, tuple)):
-        return [_lower(a, slot_of) for a in argument]
+        return [_to_slots(a, slot_of) for a in argument]
     return argument
 
 
 def _default(parameter: torch._C.Argument) -> Any:
-    """A schema has its default dtypes as numbers, a graph has dtypes."""
+    """The default value of a parameter. A schema stores dtypes as numbers; handlers get torch dtypes."""
     value = parameter.default_value
     if value is None or "ScalarType" not in str(parameter.real_type):
         return value
     for dtype, number in SCALAR_TYPES.items():
         if number == value:
             return dtype
-    raise Unsupported(f"{parameter.name} is by default a dtype that MLX has not on every device")
+    raise Unsupported(f"{parameter.name}: the default dtype is not supported by MLX on every device")
 
 
 def _check_placement(bound: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""torch dtypes, ExecuTorch's numbers for them, and which of them MLX has everywhere."""
+"""The dtypes that MLX supports on every device, and their numbers in the IR."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from .registry import Unsupported
 from .slots import TensorSlot, ValueSlot
 
-# ExecuTorch's ScalarType (runtime/core/portable_type/scalar_type.h), which is c10's.
+# By torch dtype: ExecuTorch's ScalarType (runtime/core/portable_type/scalar_type.h), which equals c10's.
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -29,34 +29,37 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 
 def scalar_type(dtype: torch.dtype) -> int:
+    """The number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype."""
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
-        raise Unsupported(f"{dtype} is not a dtype that MLX has on every device") from None
+        raise Unsupported(f"{dtype} is not supported by MLX on every device") from None
 
 
-# Of these only the bytes are read, and at serialization.
-_FLOATS_OF_A_BYTE = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
+# 8-bit floats. MLX has no dtype for them, but the compiler can read their bytes.
+_BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
-def check_node(node: Node, bytes_are_enough: bool = False) -> None:
-    """`Unsupported` if a tensor that `node` reads or makes has a dtype that MLX lacks.
-    `bytes_are_enough`: it may read floats of a byte."""
+def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
+    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks.
+
+    `allow_byte_floats` accepts 8-bit floats.
+    """
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
-            if not (bytes_are_enough and leaf.dtype in _FLOATS_OF_A_BYTE):
+            if not (allow_byte_floats and leaf.dtype in _BYTE_FLOATS):
                 scalar_type(leaf.dtype)
 
 
 def promote(*operands: Any) -> torch.dtype:
-    """torch's promoted dtype of slots and Python numbers."""
+    """The dtype to which torch promotes the operands, which are slots or Python numbers."""
     samples = [_sample(o) for o in operands]
     return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype
 
 
 def _sample(operand: Any) -> Any:
     if isinstance(operand, TensorSlot):
-        axes = [1] * min(len(operand.shape or ()), 1)
-        return torch.empty(axes, dtype=operand.dtype, device="meta")
+        shape = [1] if operand.shape else []  # promotion treats 0-d tensors differently
+        return torch.empty(shape, dtype=operand.dtype, device="meta")
     return operand.kind() if isinstance(operand, ValueSlot) else operand

@@ -1,4 +1,4 @@
-"""Which instructions somebody reads, and which temporaries live when."""
+"""Liveness: which instructions are dead, and how long each temporary lives."""
 
 from __future__ import annotations
 
@@ -7,34 +7,45 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..serialization import ir
-from .program import Emitted, ProgramBuilder
+from .emitter import Emitted
+from .program import ProgramBuilder
 from .slots import Slot, Space, TensorSlot
 
-_RESULTS = ("out", "outs")
 _LOOPS = (ir.ScanNode, ir.WhileNode)
 _CONTROL = (ir.IfNode, *_LOOPS)
 _CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
-    """Remove the instructions whose results are temporaries that nothing reads."""
-    wanted: set[Slot] = set(builder.interface.outputs)
+    """Remove the instructions whose results are temporaries or values that nothing reads."""
+    outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
-    # What a dead instruction read may die with it.
+    # Removing an instruction can leave its operands unread, so repeat until nothing changes.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         for chain in builder.chains:
-            chain[:] = [e for e in chain if not _is_dead(e, read | wanted)]
+            chain[:] = [e for e in chain if not _is_dead(e, read | outputs)]
 
 
 def operands(emitted: Emitted) -> Iterator[Slot]:
-    """The slots an instruction reads."""
-    for name, value in emitted.fields.items():
-        if name not in _RESULTS:
-            yield from slots_in(value)
+    """The slots that an instruction reads.
+
+    A control instruction also reads its results, which the chains that it runs write.
+    """
+    is_control = issubclass(emitted.op, _CONTROL)
+    for f in emitted.op.FIELDS:
+        if is_control or f.inout or not f.output:
+            yield from slots_in(emitted.fields.get(f.name))
+
+
+def _results(emitted: Emitted) -> Iterator[Slot]:
+    for f in emitted.op.FIELDS:
+        if f.output:
+            yield from slots_in(emitted.fields.get(f.name))
 
 
 def slots_in(value: Any) -> Iterator[Slot]:
+    """The slots in the value of a field."""
     for v in value if isinstance(value, list) else [value]:
         if isinstance(v, Slot):
             yield v
@@ -43,7 +54,7 @@ def slots_in(value: Any) -> Iterator[Slot]:
 def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
     if issubclass(emitted.op, _CONTROL):
         return False
-    results = [s for name in _RESULTS for s in slots_in(emitted.fields.get(name))]
+    results = list(_results(emitted))
     return bool(results) and all(
         s not in needed and not (isinstance(s, TensorSlot) and s.space != Space.TEMP)
         for s in results
@@ -51,31 +62,33 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
 
 
 def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
-    """Temporary → the first and the last moment that touches it.
+    """Map each temporary to the times of the first and the last instruction that uses it.
 
-    Moments count instructions as if the chains of an if stood one after the other before it: what
-    runs is a part of that line, in its order. A loop goes back: what it or its body touches is in
-    use from its begin to its end.
+    Instructions are numbered in program order, with the chains that a control instruction runs
+    just before it. A call runs a subsequence of them in this order, except that a loop repeats its
+    chains. What a loop and its chains use therefore lives from the start of the loop to its end.
     """
     lives: dict[TensorSlot, tuple[int, int]] = {}
     now = 0
 
-    def visit(chain: list[Emitted]) -> set[TensorSlot]:
+    def visit(chain: list[Emitted]) -> dict[TensorSlot, None]:
+        """Record the chain. Returns the temporaries that it uses, in a fixed order."""
         nonlocal now
-        touched = set()
+        used: dict[TensorSlot, None] = {}
         for emitted in chain:
-            begin, inner = now, set()
+            start, inner = now, {}
             for name in _CHAINS:
                 if name in emitted.fields:
                     inner |= visit(builder.chains[emitted.fields[name]])
-            own = {s for value in emitted.fields.values() for s in slots_in(value) if _is_temporary(s)}
-            again = issubclass(emitted.op, _LOOPS)
-            for slot in own | inner if again else own:
+            slots = (s for value in emitted.fields.values() for s in slots_in(value))
+            own = {s: None for s in slots if _is_temporary(s)}
+            is_loop = issubclass(emitted.op, _LOOPS)
+            for slot in own | inner if is_loop else own:
                 first, last = lives.get(slot, (now, now))
-                lives[slot] = min(first, begin if again else now), max(last, now)
-            touched |= own | inner
+                lives[slot] = min(first, start if is_loop else now), max(last, now)
+            used |= own | inner
             now += 1
-        return touched
+        return used
 
     visit(builder.chains[0])
     return lives
@@ -86,10 +99,10 @@ def _is_temporary(slot: Slot) -> bool:
 
 
 def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
-    """Temporary → its number, which temporaries that do not live at the same time share.
+    """Number the temporaries. Two temporaries share a number if their lifetimes are disjoint.
 
-    A result never gets the number of an operand of the same instruction: ops write their results
-    one by one while they read, and an update whose `out` is its `dst` is one in place.
+    A result never shares its number with an operand of the same instruction: an op can write one
+    result before it reads all operands, and an update whose `out` is its `dst` is done in place.
     """
     numbers: dict[TensorSlot, int] = {}
     free: list[int] = []

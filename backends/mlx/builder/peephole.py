@@ -1,5 +1,4 @@
-"""Instructions that say again, or say in two steps, what one says: `simplified` looks at an
-instruction and at those that made its operands."""
+"""Peephole optimization: drops instructions without effect, and merges an instruction with those of its operands."""
 
 from __future__ import annotations
 
@@ -16,81 +15,83 @@ _VIEWS = (ir.ReshapeNode, ir.ExpandDimsNode, ir.SqueezeNode)
 
 
 def simplified(
-    made: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]
+    producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]
 ) -> TensorSlot | dict[str, Any]:
-    """A slot that holds the result already, or the fields to emit.
+    """The slot that already holds the result of an instruction, or the fields to emit it with.
 
-    `made`: slot → the instruction that made it.
+    `producers` maps a slot to the instruction that computes it.
     """
     rule = _RULES.get(op)
-    return fields if rule is None else rule(made, fields)
+    return fields if rule is None else rule(producers, fields)
 
 
-def _operand(made, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
-    """The fields of what made `x`, if it is one of `ops` and its own operand is still the same:
-    a buffer may have been written since."""
-    source = made.get(x)
+def _producer(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
+    """The fields of the instruction that computes `x`, if it is one of `ops`.
+
+    None if its own operand is a buffer, which may have changed since.
+    """
+    source = producers.get(x)
     if source is None or source.op not in ops or source.fields["x"].space == Space.BUFFER:
         return None
     return source.fields
 
 
-def _transpose(made, fields):
+def _transpose(producers, fields):
     x, perm = fields["x"], list(fields["perm"])
-    while inner := _operand(made, x, ir.TransposeNode):
+    while inner := _producer(producers, x, ir.TransposeNode):
         x, perm = inner["x"], [inner["perm"][axis] for axis in perm]
     if perm == list(range(len(perm))) and x.space != Space.BUFFER:
         return x
     return fields | {"x": x, "perm": perm}
 
 
-def _reshape(made, fields):
+def _reshape(producers, fields):
     x, shape = fields["x"], tuple(fields["shape"])
-    while inner := _operand(made, x, *_VIEWS):
+    while inner := _producer(producers, x, *_VIEWS):
         x = inner["x"]
-    static = all(isinstance(extent, int) for extent in shape)
-    if static and x.shape == shape and x.space != Space.BUFFER:
+    is_static = all(isinstance(size, int) for size in shape)
+    if is_static and x.shape == shape and x.space != Space.BUFFER:
         return x
     return fields | {"x": x}
 
 
-def _as_type(made, fields):
-    """Casts fold into the last one, unless one before it may have lost something."""
+def _as_type(producers, fields):
+    """Skips earlier casts that preserve every value."""
     x, target = fields["x"], fields["scalar_type"]
-    while inner := _operand(made, x, ir.AsTypeNode):
+    while inner := _producer(producers, x, ir.AsTypeNode):
         source = inner["x"]
-        if not holds(x.dtype, source.dtype):
+        if not can_represent(x.dtype, source.dtype):
             break
         x = source
     return x if SCALAR_TYPES[x.dtype] == target else fields | {"x": x}
 
 
-# The significant bits and the largest exponent of two; int16 does not fit float16.
+# Significant bits and the largest binary exponent.
 _FLOATS = {torch.float16: (11, 15), torch.bfloat16: (8, 127), torch.float32: (24, 127)}
 
 
-def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every number of `narrow` is one of `wide`."""
+def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
     if wide == narrow or narrow == torch.bool:
         return True
     if wide == torch.bool:
         return False
     if narrow.is_floating_point:
         return wide in _FLOATS and all(w >= n for w, n in zip(_FLOATS[wide], _FLOATS[narrow]))
-    range_ = torch.iinfo(narrow)
+    limits = torch.iinfo(narrow)
     if wide.is_floating_point:
-        return max(-range_.min, range_.max).bit_length() <= _FLOATS[wide][0]
-    return torch.iinfo(wide).min <= range_.min and range_.max <= torch.iinfo(wide).max
+        return max(-limits.min, limits.max).bit_length() <= _FLOATS[wide][0]
+    return torch.iinfo(wide).min <= limits.min and limits.max <= torch.iinfo(wide).max
 
 
 def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
-    """Arithmetic with a number that changes nothing, on dtypes of `kinds`: b, i and f."""
+    """A rule that drops arithmetic with a neutral element, for dtypes of `kinds`: b(ool), i(nteger), f(loat)."""
 
-    def rule(made, fields):
+    def rule(producers, fields):
         a, b = fields["a"], fields["b"]
         for x, other in ((a, b), (b, a)) if commutes else ((a, b),):
-            same = x.dtype == other.dtype and _kind(x.dtype) in kinds and x.space != Space.BUFFER
-            if same and other.number == number:
+            keeps_dtype = x.dtype == other.dtype and _kind(x.dtype) in kinds
+            if keeps_dtype and x.space != Space.BUFFER and other.number == number:
                 return x
         return fields
 
@@ -105,7 +106,7 @@ _RULES = {
     ir.TransposeNode: _transpose,
     ir.ReshapeNode: _reshape,
     ir.AsTypeNode: _as_type,
-    # Not floats: -0 + 0 is 0.
+    # Not for floats: -0.0 + 0 is 0.0.
     ir.AddNode: _neutral(0, "i"),
     ir.SubtractNode: _neutral(0, "i", commutes=False),
     ir.MultiplyNode: _neutral(1, "if"),

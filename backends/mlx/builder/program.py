@@ -1,255 +1,142 @@
-"""The builder: walks an exported program, asks handlers, collects instructions.
+"""Lowers the graph of an exported program to instructions.
 
-The same walk serves the partitioner (`check`, a dry run that reads no constant) and the
-backend (`build`). Slots get their numbers at the very end, in `assemble`.
+`ProgramBuilder` walks the graph and calls the handler of each FX node. The partitioner uses the walk as a dry run
+(`check`), the backend to compile (`build`). `assemble` turns the result into a program.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
 
-from ..serialization import ir
-from ..serialization.generate import FIRST_OWN_OP
 from . import dtypes
 from .bind import bind_arguments
-from .known import folded
-from .patterns import is_call
-from .peephole import simplified
-from .quantized import DEQUANTIZE
+from .constant_folding import fold
+from .emitter import Emitter
+from .interface import Interface, bind_inputs, bind_outputs
+from .matcher import Match, is_call
+from .quantized_weights import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target
-from .slots import Slot, Space, TensorSlot, ValueSlot, slot_for
+from .slots import Slot, Space, TensorSlot, slot_for
 from .trace import trace
 
 
-@dataclass
-class Emitted:
-    """An instruction whose operands are still slots."""
+class ProgramBuilder(Emitter):
+    """Lowers the graph of `program`, in the edge or the ATen dialect.
 
-    op: type[ir.Op]
-    fields: dict[str, Any]
+    Handlers and patterns get the builder as `P`. They use
 
+    - `emit`, `constant`, `scalar`, `full`, `cast`, `size`, `item` and `chain` of `Emitter`;
+    - `node` and `out`, the FX node being lowered and its fake value;
+    - `value`, `value_or_none` and `is_constant`, which look up other FX nodes;
+    - `trace` and `inline`, which lower a torch function or a graph module;
+    - `fresh` and `in_place`, which choose the slot of a result.
 
-@dataclass
-class Interface:
-    """The slots a delegate call is wired to, in the order of its arguments."""
-
-    inputs: list[Slot] = field(default_factory=list)
-    outputs: list[Slot] = field(default_factory=list)
-    buffers: list[TensorSlot] = field(default_factory=list)
-
-
-class ProgramBuilder:
-    """Lowers the graph of `program` (edge or ATen dialect); with `own_nodes` also to nodes that
-    ExecuTorch's own MLX delegate lacks.
-
-    Handlers use: `emit`, `constant`, `scalar`, `cast`, `size`, `item`, `trace`, `inline`,
-    `chain`, `in_place`, and `out`, the fake value of the node being lowered.
+    Without `allow_extensions` a node that needs an extension is `Unsupported`.
     """
 
     def __init__(
-        self, program: ExportedProgram, registry: Registry = REGISTRY, *, own_nodes: bool = False
+        self, program: ExportedProgram, registry: Registry = REGISTRY, *, allow_extensions: bool = False
     ):
+        super().__init__(allow_extensions=allow_extensions)
         self.program = program
-        self.own_nodes = own_nodes
         self.registry = registry
-        self.chains: list[list[Emitted]] = [[]]
         self.interface = Interface()
-        self.reasons: dict[Node, str | None] = {}
-        self._chain = self.chains[0]
-        self._env: dict[Node, Any] = {}
-        self._holders: dict[Slot, list[Node]] = defaultdict(list)
-        self._position: dict[Node, int] = {}
-        self._nodes: list[Node] = []
-        self._dry = False
-        self._scalars: dict[tuple, TensorSlot] = {}
-        # Instructions already emitted, one table for each open chain: what an outer chain has
-        # computed an inner one may use, but not the other way round.
-        self._known: list[dict[tuple, Any]] = [{}]
-        self._made: dict[Slot, Emitted] = {}
+        self._reasons: dict[Node, str | None] = {}
+        self._values: dict[Node, Any] = {}
+        self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)
+        self._read_at: dict[Node, int] = {}  # when an FX node reads its operands, as an index in its graph
+        self._lowering: list[Node] = []  # stack: the last is being lowered, the handlers of the others called `inline`
+        self._dry_run = False
         self._fake_mode = detect_fake_mode(
             [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
         )
 
-    # -- the two walks --------------------------------------------------------
+    # The walk over the graph -----------------------------------------------------------------
 
     def check(self) -> dict[Node, str | None]:
-        """Dry run: for every call in the graph, None if it lowers, else the reason why not."""
-        self._dry = True
-        self._bind_inputs()
-        self._run(self.program.graph_module)
-        return self.reasons
+        """Dry run, which reads no constant: for every call in the graph, None if it lowers, else the reason."""
+        self._dry_run = True
+        bind_inputs(self)
+        self._lower_graph(self.program.graph_module)
+        return self._reasons
 
-    def lowers_alone(self, node: Node) -> bool:
-        """Dry run of one call, its operands given."""
+    def can_lower(self, node: Node) -> bool:
+        """Dry run of a single call, without patterns."""
         is_operator = isinstance(aten_target(node.target), torch._ops.OpOverload)
-        if not is_operator or self.registry.find(node.target) is None:
+        if not is_operator or self.registry.handler_for(node.target) is None:
             return False
         for operand in node.all_input_nodes:
-            self._env[operand] = _external(operand.meta.get("val"))
-        self._dry = True
-        self._lower(node, self._call, [node])
-        return self.reasons[node] is None
+            self._values[operand] = _undelegated(operand.meta.get("val"))
+        self._dry_run = True
+        self._lower_node(node, _call_handler, [node])
+        return self._reasons[node] is None
 
     def build(self) -> ProgramBuilder:
-        """Lower every node; `Unsupported` if one of them does not."""
-        self._bind_inputs()
-        self._run(self.program.graph_module)
-        self._bind_outputs()
+        """Lower every node. Raises `Unsupported` if one does not lower."""
+        bind_inputs(self)
+        self._lower_graph(self.program.graph_module)
+        bind_outputs(self)
         return self
 
-    def _run(self, module: GraphModule) -> None:
+    def _lower_graph(self, module: GraphModule) -> None:
         nodes = list(module.graph.nodes)
-        matches, position = self._match(nodes)
-        self._position |= position
-        claimed = {n: m for m in matches.values() for n in m.nodes}
+        matches = self._find_matches(nodes)
+        self._read_at |= {n: i for i, n in enumerate(nodes)}
+        # The nodes of a match lower together, at the place of the last one.
+        for last, match in matches.items():
+            self._read_at |= {n: self._read_at[last] for n in match.nodes}
+        matched = {n for match in matches.values() for n in match.nodes}
         for node in nodes:
             if node.op == "get_attr":
-                self._set(node, self._attribute(module, node))
+                self.set_value(node, self._attribute(module, node))
             elif node.op == "call_function" and node in matches:
-                self._lower(node, matches[node].lower, matches[node].nodes)
-            elif node.op == "call_function" and node not in claimed:
-                self._lower(node, self._call, [node])
+                self._lower_node(node, matches[node].lower, matches[node].nodes)
+            elif node.op == "call_function" and node not in matched:
+                self._lower_node(node, _call_handler, [node])
             elif node.op == "call_module":
                 raise Unsupported(f"call of module {node.target}")
 
-    def _match(self, nodes: list[Node]) -> tuple[dict[Node, Any], dict[Node, int]]:
-        """Patterns by their last node, and when each node is really read: a node inside a
-        pattern reads its inputs where the pattern's last node stands."""
-        position = {n: i for i, n in enumerate(nodes)}
-        matches, claimed = {}, set()
+    def _find_matches(self, nodes: list[Node]) -> dict[Node, Match]:
+        """The patterns that match, by their last node. Later nodes and earlier patterns take precedence."""
+        matches, matched = {}, set()
         for node in reversed(nodes):
-            if node.op != "call_function" or node in claimed:
+            if node.op != "call_function" or node in matched:
                 continue
-            for match in self.registry.patterns:
-                found = match(self, node)
-                if found is not None and claimed.isdisjoint(found.nodes):
-                    matches[node] = found
-                    claimed.update(found.nodes)
-                    position |= {n: position[node] for n in found.nodes}
+            for pattern in self.registry.patterns:
+                match = pattern(self, node)
+                if match is not None and matched.isdisjoint(match.nodes):
+                    matches[node] = match
+                    matched.update(match.nodes)
                     break
-        return matches, position
+        return matches
 
-    def _lower(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
-        self._nodes.append(node)
-        depth = len(self._nodes)
+    def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
+        """Lower `node`, and with it the other nodes that a pattern covers."""
+        self._lowering.append(node)
+        depth = len(self._lowering)
         try:
             for n in covered:
-                dtypes.check_node(n, bytes_are_enough=is_call(n, *DEQUANTIZE))
-            self._set(node, folded(node, handler(self, node), self._env.get))
+                dtypes.check_node(n, allow_byte_floats=is_call(n, *DEQUANTIZE))
+            self.set_value(node, fold(node, handler(self, node), self._values.get))
             reason = None
         except Unsupported as unsupported:
-            if not self._dry or depth > 1:
+            if not self._dry_run or depth > 1:
                 raise Unsupported(f"{node.target}: {unsupported.reason}") from unsupported
             reason = unsupported.reason
-            self._set(node, _external(node.meta.get("val")))
+            self.set_value(node, _undelegated(node.meta.get("val")))
         finally:
-            self._nodes.pop()
+            self._lowering.pop()
         if depth == 1:
-            self.reasons |= {n: reason for n in covered}
-
-    @staticmethod
-    def _call(P: ProgramBuilder, node: Node) -> Any:
-        handler = P.registry.find(node.target)
-        if handler is None:
-            raise Unsupported("no lowering for this operator")
-        return handler(P, **bind_arguments(node, P._env.__getitem__))
-
-    def _set(self, node: Node, value: Any) -> None:
-        for slot in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(slot, TensorSlot):
-                self._holders[slot].append(node)
-        val = node.meta.get("val")
-        if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
-            value.shape = tuple(val.shape)
-        self._env[node] = value
-
-    # -- inputs and outputs ---------------------------------------------------
-
-    def _bind_inputs(self) -> None:
-        signature = self.program.graph_signature
-        mutated = set(signature.buffers_to_mutate.values())
-        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
-        for spec in signature.input_specs:
-            node = placeholders[spec.arg.name]
-            if spec.kind == InputKind.USER_INPUT:
-                if isinstance(spec.arg, ConstantArgument):
-                    self._set(node, spec.arg.value)
-                    continue
-                slot = slot_for(node.meta["val"])
-                if isinstance(slot, TensorSlot):
-                    slot.space, slot.name = Space.INPUT, node.name
-                else:
-                    slot.is_input = True
-                self.interface.inputs.append(slot)
-            elif spec.target not in mutated and (value := self._number(spec)) is not None:
-                slot = self.scalar(value.item(), value.dtype)
-            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-                is_buffer = spec.kind == InputKind.BUFFER and spec.target in mutated
-                slot = slot_for(
-                    node.meta["val"],
-                    space=Space.BUFFER if is_buffer else Space.CONSTANT,
-                    name=spec.target,
-                    data=self._tensor_getter(spec.target),
-                )
-                if is_buffer:
-                    self.interface.buffers.append(slot)
-            else:
-                slot = None  # tokens and custom objects: no value of ours
-            self._set(node, slot)
-
-    def _number(self, spec: Any) -> torch.Tensor | None:
-        """A number of the source text: export makes it a constant, or a buffer without state."""
-        if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            return None
-        stores = (self.program.state_dict, self.program.constants)
-        value = next((store[spec.target] for store in stores if spec.target in store), None)
-        plain = isinstance(value, torch.Tensor) and value.ndim == 0
-        return value if plain and not isinstance(value, FakeTensor) else None
-
-    def _tensor_getter(self, target: str) -> Callable[[], torch.Tensor]:
-        def get() -> torch.Tensor:
-            for store in (self.program.state_dict, self.program.constants):
-                if target in store:
-                    return store[target]
-            raise KeyError(f"{target} is in neither the state dict nor the constants")
-
-        return get
-
-    def _bind_outputs(self) -> None:
-        signature = self.program.graph_signature
-        values = self.program.graph.output_node().args[0]
-        by_name = {n.name: n for n in values if isinstance(n, Node)}
-        buffers = {b.name: b for b in self.interface.buffers}
-        user_outputs = []
-        for spec in signature.output_specs:
-            if spec.kind == OutputKind.USER_OUTPUT:
-                user_outputs.append(self._env[by_name[spec.arg.name]])
-            elif spec.kind != OutputKind.BUFFER_MUTATION:
-                raise Unsupported(f"output of kind {spec.kind.name}")
-        # Outputs first: an output may be the old value of a buffer that is written below.
-        for slot in user_outputs:
-            if isinstance(slot, TensorSlot):
-                if slot.space != Space.TEMP:
-                    shape = slot.shape
-                    slot = self.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, shape))
-                slot.space = Space.OUTPUT
-            self.interface.outputs.append(slot)
-        for spec in signature.output_specs:
-            if spec.kind == OutputKind.BUFFER_MUTATION:
-                value, buffer = self._env[by_name[spec.arg.name]], buffers[spec.target]
-                if value is not buffer:
-                    self.emit(ir.IdCopyNode, x=self.cast(value, buffer.dtype), out=buffer)
+            self._reasons |= {n: reason for n in covered}
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
         value = module
@@ -259,183 +146,93 @@ class ProgramBuilder:
             if value.ndim == 0 and not isinstance(value, FakeTensor):
                 return self.scalar(value.item(), value.dtype)
             return self.constant(node.target, value)
-        return value  # a branch or a body
+        return value  # the graph module of a branch or a loop body
 
-    # -- what handlers use ----------------------------------------------------
+    # FX nodes and their values ---------------------------------------------------------------
 
     @property
     def node(self) -> Node:
-        """The node being lowered."""
-        return self._nodes[-1]
+        """The FX node being lowered."""
+        return self._lowering[-1]
 
     @property
     def out(self) -> Any:
-        """Its fake value: a tensor, a SymInt, or a list of them."""
+        """The fake value of `node`: a tensor, a SymInt, or a list of them."""
         return self.node.meta["val"]
 
     def value(self, node: Node) -> Any:
-        """What `node` was lowered to (for patterns)."""
-        return self._env[node]
+        """What `node` was lowered to: a slot, a list of slots, a Python value or a graph module."""
+        return self._values[node]
 
     def value_or_none(self, node: Any) -> Any:
-        return self._env.get(node) if isinstance(node, Node) else None
+        """The same, or None if `node` is not an FX node or is not lowered yet."""
+        return self._values.get(node) if isinstance(node, Node) else None
+
+    def set_value(self, node: Node, value: Any) -> None:
+        """Record what `node` was lowered to."""
+        for slot in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(slot, TensorSlot):
+                self._nodes_of[slot].append(node)
+        val = node.meta.get("val")
+        if isinstance(value, TensorSlot) and isinstance(val, torch.Tensor) and value.shape is None:
+            value.shape = tuple(val.shape)
+        self._values[node] = value
 
     def is_constant(self, node: Node) -> bool:
         slot = self.value_or_none(node)
         return isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT
 
-    def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
-        """Append an instruction; returns its `out` slot, a fresh one unless given.
-
-        `dtype` is that of the fresh slot; by default that of the first tensor operand. An
-        instruction that has been emitted before is not emitted again, nor is one whose result
-        an operand is already.
-        """
-        kinds = {f.name: f.type for f in op.FIELDS}
-        unknown = set(fields) - set(kinds)
-        if unknown:
-            raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
-        if op.OP_TYPE >= FIRST_OWN_OP and not self.own_nodes:
-            raise Unsupported(
-                f"{op.__name__} is a node that ExecuTorch's own MLX delegate lacks; "
-                "MLXPartitioner(own_nodes=True) asks for it"
-            )
-        key = None
-        if "out" in kinds and "out" not in fields:
-            fields = simplified(self._made, op, fields)
-            if isinstance(fields, TensorSlot):
-                return fields
-            key = _expression(op, fields)
-            for known in self._known if key else ():
-                if key in known:
-                    return known[key]
-            if kinds["out"] == "Vid":
-                fields["out"] = ValueSlot(int)
-            else:
-                if dtype is None:
-                    dtype = next(v.dtype for v in fields.values() if isinstance(v, TensorSlot))
-                fields["out"] = TensorSlot(dtype=dtype)
-        self._chain.append(Emitted(op, fields))
-        if key is not None:
-            self._known[-1][key] = fields["out"]
-            self._made[fields["out"]] = self._chain[-1]
-        return fields.get("out", fields.get("outs"))
-
-    def constant(
-        self, name: str, data: torch.Tensor | Callable[[], torch.Tensor], shape=None, dtype: torch.dtype | None = None
-    ) -> TensorSlot:
-        """A tensor that travels with the program: `data`, or what it gives, of `shape` and `dtype`, when it
-        is called, which is only at serialization."""
-        if isinstance(data, torch.Tensor):
-            tensor = data
-            shape, dtype, data = tensor.shape, tensor.dtype, lambda: tensor
-        return TensorSlot(dtype=dtype, shape=tuple(shape), space=Space.CONSTANT, name=name, data=data)
-
-    def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """A 0-d tensor of a number; a number known only at run time is made there."""
-        if isinstance(value, ValueSlot):
-            return self.full([], value, dtype)
-        key = (repr(value), dtype)
-        if key not in self._scalars:
-            tensor = torch.tensor(value, dtype=dtype)
-            name = f"scalar_{len(self._scalars)}"
-            self._scalars[key] = self.constant(name, tensor)
-            self._scalars[key].number = tensor.item()
-        return self._scalars[key]
-
-    def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        if not shape and not isinstance(value, ValueSlot):
-            return self.scalar(value, dtype)
-        if isinstance(value, bool):
-            value = int(value)
-        scalar_type = dtypes.scalar_type(dtype)
-        return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
-
     def fresh(self, val: Any) -> Slot:
-        """A new slot for a value like `val`."""
+        """A new slot for a value like the fake value `val`."""
         return slot_for(val)
 
-    def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
-        if x.dtype == dtype:
-            return x
-        if x.number is not None:
-            return self.scalar(torch.tensor(x.number, dtype=x.dtype).to(dtype).item(), dtype)
-        out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
-        out.shape = x.shape
-        return out
-
-    def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
-        """Extent of a dimension: an int where it is static, else a slot filled at run time."""
-        static = x.shape[dim]
-        if isinstance(static, int):
-            return static
-        return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
-
-    def item(self, x: TensorSlot) -> ValueSlot:
-        """A one-element tensor as an int on the host: waits for it."""
-        return self.emit(ir.ItemIntNode, x=x)
+    # In-place updates ------------------------------------------------------------------------
 
     def in_place(self, x: TensorSlot) -> TensorSlot | None:
-        """`x` itself if it is a mutable buffer that nothing reads after this node."""
-        if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._nodes) > 1:
+        """`x` if it is a buffer that this node may overwrite, because nothing reads its old value later; else None."""
+        if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
             return None
-        now = self._position[self.node]
-        for holder in self._holders[x]:
+        now = self._read_at[self.node]
+        for holder in self._nodes_of[x]:
             for user in holder.users:
-                if user is not self.node and self._position[user] > now and not (
-                    user.op == "output" and self._only_written_back(holder)
+                if user is not self.node and self._read_at[user] > now and not (
+                    user.op == "output" and self._is_only_written_back(holder)
                 ):
                     return None
         return x
 
-    def _only_written_back(self, node: Node) -> bool:
+    def _is_only_written_back(self, node: Node) -> bool:
+        """Whether the outputs of the graph that are `node` all update a buffer."""
         specs = self.program.graph_signature.output_specs
         kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
         return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
 
-    @contextmanager
-    def chain(self) -> Iterator[int]:
-        """Emit into a new instruction chain; yields its index."""
-        outer, self._chain = self._chain, []
-        self.chains.append(self._chain)
-        self._known.append({})
-        try:
-            yield len(self.chains) - 1
-        finally:
-            self._known.pop()
-            self._chain = outer
+    # Graphs within graphs --------------------------------------------------------------------
 
     def inline(self, module: GraphModule, arguments: Sequence[Any]) -> list[Any]:
-        """Lower the graph of `module` here, with `arguments` for its placeholders."""
+        """Lower the graph of `module` at this point, with `arguments` as its inputs. Returns its outputs."""
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for node, argument in zip(placeholders, arguments, strict=True):
-            self._set(node, argument)
-        self._run(module)
+            self.set_value(node, argument)
+        self._lower_graph(module)
         outputs = module.graph.output_node().args[0]
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        return [self._env[n] if isinstance(n, Node) else n for n in outputs]
+        return [self._values[n] if isinstance(n, Node) else n for n in outputs]
 
-    def trace(self, text: Callable, *args: Any, **kwargs: Any) -> list[Any]:
-        """Lower a torch function: see `trace.trace`."""
-        return self.inline(*trace(self.registry, self._fake_mode, text, args, kwargs))
+    def trace(self, function: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Trace a torch function and lower the graph at this point. Returns its outputs. See `trace.trace`."""
+        return self.inline(*trace(self.registry, self._fake_mode, function, args, kwargs))
 
 
-def _external(val: Any) -> Any:
-    """A slot for a value that the delegate will be handed, in a dry run."""
+def _call_handler(P: ProgramBuilder, node: Node) -> Any:
+    handler = P.registry.handler_for(node.target)
+    if handler is None:
+        raise Unsupported("no lowering for this operator")
+    return handler(P, **bind_arguments(node, P.value))
+
+
+def _undelegated(val: Any) -> Any:
+    """Slots that stand for values computed outside of MLX, in a dry run."""
     if isinstance(val, (list, tuple)):
-        return [_external(v) for v in val]
+        return [_undelegated(v) for v in val]
     return None if val is None else slot_for(val)
-
-
-def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
-    """What names the value of an instruction, or None if running it twice may differ."""
-    if op is ir.RandomBitsNode and fields.get("seed") is None:
-        return None
-    frozen = []
-    for name, value in sorted(fields.items()):
-        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-        if any(isinstance(v, TensorSlot) and v.space == Space.BUFFER for v in values):
-            return None
-        # 1, 1.0 and True are one key of a dict.
-        frozen.append((name, tuple(v if isinstance(v, Slot) else repr(v) for v in values)))
-    return op, tuple(frozen)

@@ -1,4 +1,4 @@
-"""What lowers to what: `target → handler`, and the patterns that see several nodes at once."""
+"""The table of handlers and patterns, and `Unsupported`, the exception with which a handler refuses a node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch.export import default_decompositions
 
 
 class Unsupported(Exception):
-    """This node does not lower; `reason` says why. It runs on ExecuTorch's own kernels.
+    """Raised by a handler to refuse an FX node, for the given `reason`. The node runs on ExecuTorch's own kernels.
 
-    The one exception by which a handler may turn a node down. Every other one is a bug
-    and surfaces.
+    Any other exception in a handler is a bug and surfaces.
     """
 
     def __init__(self, reason: str):
@@ -24,26 +23,29 @@ class Unsupported(Exception):
 
 
 def aten_target(target: Any) -> Any:
-    """The ATen overload behind an edge-dialect one; anything else as it is."""
+    """The ATen overload of an edge-dialect overload. Returns any other target unchanged."""
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
 class Registry:
-    """Handlers by ATen overload (or Python operator), patterns in the order they are tried. An
-    overload that may come to be defined later goes by its name, "library.name.overload".
+    """Handlers by target, and patterns in the order in which the builder tries them.
 
-    A handler is called as `handler(P, **arguments)` with the arguments of the overload's
-    schema by name, defaults filled in and nodes replaced by their slots; it returns a slot,
-    or a list of them for an operator with several results. An argument that a handler does
-    not name is a `TypeError`, so that no flag is dropped in silence.
+    A target is an ATen overload, a Python operator, or the name "library.name.overload" of an overload that may not
+    be defined yet.
+
+    The builder calls a handler as `handler(P, **arguments)`. The arguments have the names of the overload's schema,
+    defaults are filled in, and slots take the place of FX nodes. The handler returns a slot, or a list of slots if
+    the operator has several results. A handler that lacks a parameter for an argument raises `TypeError`, so that no
+    flag is ignored silently.
     """
 
     def __init__(self) -> None:
         self.handlers: dict[Any, Callable] = {}
         self.patterns: list[Callable] = []
-        self.texts: dict[torch._ops.OpOverload, Callable] = {}
+        self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
+        """Register `handler` for one target or several. Raises ValueError if a target has a handler."""
         for target in targets if isinstance(targets, (list, tuple, set)) else [targets]:
             if target in self.handlers:
                 raise ValueError(f"registry: {target} is registered twice")
@@ -51,33 +53,36 @@ class Registry:
         return handler
 
     def lower(self, *targets: Any) -> Callable[[Callable], Callable]:
+        """Decorator that registers a handler for `targets`."""
         return lambda handler: self.add(targets, handler)
 
-    def spell(self, target: torch._ops.OpOverload, text: Callable) -> None:
-        """`target` has no node: it lowers as `text`, a torch function of its arguments."""
-        self.add(target, traced(target, text))
-        self.texts[target] = text
+    def decompose(self, target: torch._ops.OpOverload, function: Callable) -> None:
+        """Register a decomposition: `target` lowers as `function`, a torch function of the same arguments."""
+        self.add(target, tracing_handler(target, function))
+        self.decompositions[target] = function
 
     def pattern(self, match: Callable) -> Callable:
-        """`match(P, node)` returns a `patterns.Match` whose last node is `node`, or None."""
+        """Decorator that registers a pattern: `match(P, node)` returns a `Match` that ends in `node`, or None."""
         self.patterns.append(match)
         return match
 
-    def find(self, target: Any) -> Callable | None:
+    def handler_for(self, target: Any) -> Callable | None:
         target = aten_target(target)
         return self.handlers.get(target) or self.handlers.get(str(target))
 
-    def decomposable(self) -> list[torch._ops.OpOverload]:
-        """Overloads with a handler that export would otherwise take apart. Views are left to
-        export: it has to see through them. So are sizes and numbers, which may stay with the host.
-        Operators of the edge dialect's own are not its business: they come later, in place of
-        others."""
-        table = _decomposed()
+    def ops_to_preserve(self) -> list[torch._ops.OpOverload]:
+        """The overloads with a handler that export would decompose by default.
+
+        Omits views, because functionalization needs to see through them, and operators that return sizes or
+        numbers, which may remain on the host. Also omits the `dim_order_ops`, which do not exist yet when export
+        decomposes.
+        """
+        decomposed = _decomposed_by_default()
         return [
             t
             for t in self.handlers
             if isinstance(t, torch._ops.OpOverload)
-            and t in table
+            and t in decomposed
             and t.namespace != "dim_order_ops"
             and torch.Tag.view_copy not in t.tags
             and not _is_view(t)
@@ -85,24 +90,23 @@ class Registry:
         ]
 
 
-def traced(target: torch._ops.OpOverload, text: Callable) -> Callable:
-    """The handler of an operator that lowers by tracing `text`, a torch function of its arguments."""
+def tracing_handler(target: torch._ops.OpOverload, function: Callable) -> Callable:
+    """The handler of an operator that lowers by tracing `function`, a torch function of the same arguments."""
     schema = target._schema
     keywords = {a.name for a in schema.arguments if a.kwarg_only}
 
     def lower(P: Any, **arguments: Any) -> Any:
-        # By position: decompositions have names of their own for their parameters.
+        # By position, because the parameters of a decomposition may have other names than those of the schema.
         args = [v for name, v in arguments.items() if name not in keywords]
         kwargs = {name: v for name, v in arguments.items() if name in keywords}
-        results = P.trace(text, *args, **kwargs)
+        results = P.trace(function, *args, **kwargs)
         return results if len(schema.returns) > 1 else results[0]
 
     return lower
 
 
-@functools.cache
-def _decomposed() -> frozenset:
-    """What export takes apart by default. Asking torch costs a tenth of a second."""
+@functools.cache  # `default_decompositions` takes a tenth of a second
+def _decomposed_by_default() -> frozenset:
     return frozenset(default_decompositions())
 
 

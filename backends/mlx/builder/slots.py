@@ -1,4 +1,4 @@
-"""Slots: where a value of a program lives, before it has a number."""
+"""Slots: the places of the values of a program. `assemble` numbers them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Space(IntEnum):
-    """Tensor ids run over these spaces in this order."""
+    """Where a tensor lives. The numbers of tensor slots follow the order of the spaces."""
 
     CONSTANT = 0
     INPUT = 1
@@ -22,15 +22,18 @@ class Space(IntEnum):
 
 @dataclass(eq=False)
 class TensorSlot:
-    """A tensor. `shape` and `dtype` are what the compiler knows of it; `shape` may be None."""
+    """The place of a tensor.
+
+    `shape` is None if the compiler does not know it. `data` is the tensor of a constant, the initial value of a buffer,
+    or the value of a temporary if it is known; it runs only when the program is serialized. `number` is the value
+    of a constant that was a Python number in the source.
+    """
 
     dtype: torch.dtype
     shape: tuple[int | torch.SymInt, ...] | None = None
     space: Space = Space.TEMP
     name: str | None = None
-    # Constants and buffers: the data, asked for only when the program is serialized.
     data: Callable[[], torch.Tensor] | None = None
-    # What a 0-d constant of the source text is: a dry run may look at it.
     number: bool | int | float | None = None
 
     @property
@@ -40,7 +43,7 @@ class TensorSlot:
 
 @dataclass(eq=False)
 class ValueSlot:
-    """An int, float or bool on the host."""
+    """The place of an int, float or bool on the host."""
 
     kind: type = int
     is_input: bool = False
@@ -50,7 +53,7 @@ Slot = TensorSlot | ValueSlot
 
 
 def slot_for(val: Any, **kwargs: Any) -> Slot:
-    """A fresh slot for the fake value of a node."""
+    """A new slot for the fake value of an FX node."""
     if isinstance(val, torch.Tensor):
         return TensorSlot(dtype=val.dtype, shape=tuple(val.shape), **kwargs)
     if isinstance(val, (torch.SymBool, bool)):
@@ -59,4 +62,4 @@ def slot_for(val: Any, **kwargs: Any) -> Slot:
         return ValueSlot(int)
     if isinstance(val, (torch.SymFloat, float)):
         return ValueSlot(float)
-    raise TypeError(f"slot: a value of type {type(val).__name__} has no slot")
+    raise TypeError(f"slot: got a value of type {type(val).__name__}, expected a tensor or a number")

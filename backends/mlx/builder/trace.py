@@ -1,7 +1,8 @@
-"""Composite operators: torch text over primitives, traced where it is lowered."""
+"""Traces a torch function to an ATen graph that the builder can lower."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,36 +18,44 @@ from .slots import TensorSlot
 
 
 def trace(
-    registry: Registry, fake_mode: Any, text: Callable, args: Sequence[Any], kwargs: dict[str, Any]
+    registry: Registry, fake_mode: Any, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[GraphModule, list[TensorSlot]]:
-    """The ATen graph of `text(*args, **kwargs)`, and the slots for its placeholders.
+    """The ATen graph of `function(*args, **kwargs)`, and the slots for its placeholders.
 
-    Tensor slots, also those within lists, are traced as fake tensors of their shape and dtype;
-    everything else is passed to `text` as it is. Operators without a handler are decomposed on
-    the way.
+    Tensor slots, also those in lists, become fake tensors of their shape and dtype. `function` gets all other
+    arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing would specialize
+    a dynamic dimension.
     """
     leaves, spec = tree_flatten((list(args), kwargs))
     slots = [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
 
-    def positional(*tensors: torch.Tensor) -> Any:
+    def call(*tensors: torch.Tensor) -> Any:
         rest = iter(tensors)
         filled = [next(rest) if isinstance(leaf, TensorSlot) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(filled, spec)
-        results = text(*args, **kwargs)
+        results = function(*args, **kwargs)
         return tuple(results) if isinstance(results, (list, tuple)) else results
 
     with fake_mode:
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
-    table = {t: d for t, d in core_aten_decompositions().items() if registry.find(t) is None}
-    # In fake mode too what `text` makes out of nothing is fake, and may have dynamic extents.
-    with torch.no_grad(), fake_mode, _unchanged_extents(fake_mode):
-        return make_fx(positional, decomposition_table=table)(*fakes), slots
+    table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
+    # In fake mode, so that the tensors that `function` creates are fake too and may have dynamic shapes.
+    with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
+        return make_fx(call, decomposition_table=table)(*fakes), slots
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable]:
+    """torch's decompositions. torch takes a tenth of a second to list them."""
+    return dict(core_aten_decompositions().items())
 
 
 @contextmanager
-def _unchanged_extents(fake_mode: Any) -> Iterator[None]:
-    """`Unsupported` if tracing would settle what a dynamic extent is: the program would be one
-    for that extent only."""
+def _no_specialization(fake_mode: Any) -> Iterator[None]:
+    """Raise `Unsupported` if tracing would specialize a dynamic dimension, that is, fix its size.
+
+    The program would be valid for that size only. The shape environment is left as it was.
+    """
     env = fake_mode.shape_env
     if env is None:
         yield
@@ -55,9 +64,9 @@ def _unchanged_extents(fake_mode: Any) -> Iterator[None]:
     set_replacement = env._set_replacement
 
     def refuse(symbol: Any, value: Any, message: str) -> None:
-        if message == "find":  # a chain of replacements that it has had is made shorter
+        if message == "find":  # shortens a chain of replacements that already exist
             return set_replacement(symbol, value, message)
-        raise Unsupported(f"its lowering would fix the dynamic extent {symbol} at {value}")
+        raise Unsupported(f"its lowering would specialize the dynamic dimension {symbol} to {value}")
 
     guards, axioms = len(env.guards), dict(env.axioms)
     env._set_replacement = refuse

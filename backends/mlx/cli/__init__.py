@@ -1,1 +1,1 @@
-"""The command `executorch-mlx`: look into a program, look over an installation."""
+"""The command `executorch-mlx`: export, run, serve, inspect and doctor."""

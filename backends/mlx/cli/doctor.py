@@ -1,4 +1,4 @@
-"""executorch-mlx doctor"""
+"""`executorch-mlx doctor`"""
 
 from __future__ import annotations
 
@@ -10,44 +10,39 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._load import blas, load_delegate
+from ..loader import blas_name, load_delegate
 from .model import quiet
 
 _WHEELS = ("torch", "executorch", "mlx")
-_BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # all of them bring a libmlx
+_BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="look the installation over",
-        description="Shows versions, libraries and device, and runs one small program. Ends with 1 if something is wrong.",
+        help="check the installation",
+        description="Check the installation: print versions, libraries and device, and run a small program. "
+        "Exits with 1 if there is an error.",
     )
-    parser.add_argument("--library", metavar="PATH", help="this build of the delegate, not the one installed")
+    parser.add_argument("--library", metavar="PATH", help="delegate library to check (default: the installed one)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    wrong: list[str] = []
-    print(f"python       {platform.python_version()} {sys.executable}")
-    print(f"platform     {platform.platform()}")
-    absent = "runs from its sources"
-    for name in ("executorch-mlx", *_WHEELS):
-        print(f"{name:<12} {_version(name) or absent}")
-        absent = "not installed"
-    wrong += _requirements()
+    _print("python", f"{platform.python_version()} {sys.executable}")
+    _print("platform", platform.platform())
+    _print("executorch-mlx", _version("executorch-mlx") or "not installed, runs from its sources")
+    for name in _WHEELS:
+        _print(name, _version(name) or "not installed")
     backends = [f"{name} {version}" for name in _BACKENDS if (version := _version(name))]
-    print(f"{'mlx backend':<12} {', '.join(backends) or 'none'}")
-    if len(backends) > 1:
-        wrong.append(f"several wheels write the same libmlx: {', '.join(backends)}; keep one of them")
-    elif not backends and sys.platform != "darwin":
-        wrong.append("mlx has no backend here: pip install 'mlx[cpu]', 'mlx[cuda12]' or 'mlx[cuda13]'")
-    wrong += _delegate(options.library)
-    for sentence in wrong:
-        print(f"wrong: {sentence}")
-    if not wrong:
-        print("all is well")
-    return 1 if wrong else 0
+    _print("mlx backend", ", ".join(backends) or "none")
+    errors = [*_requirement_errors(), *_backend_errors(backends), *_delegate_errors(options.library)]
+    print("\n".join(f"error: {error}" for error in errors) or "ok")
+    return 1 if errors else 0
+
+
+def _print(label: str, value: str) -> None:
+    print(f"{label:<14} {value}")
 
 
 def _version(distribution: str) -> str | None:
@@ -57,64 +52,72 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _requirements() -> Iterator[str]:
-    """The wheels that are not the ones this package was built for: the C++ of it follows their headers."""
+def _requirement_errors() -> Iterator[str]:
+    """Compare the installed wheels with those that this package was built against."""
     from packaging.requirements import Requirement
 
     try:
         required = importlib.metadata.requires("executorch-mlx") or []
     except importlib.metadata.PackageNotFoundError:
-        return  # it runs from its sources, which pip knows nothing of
+        return  # the package runs from its sources, without metadata
     for requirement in map(Requirement, required):
         if requirement.marker is not None:  # an extra
             continue
-        found = _version(requirement.name)
-        if found is None:
-            yield f"{requirement.name} is not installed, {requirement} is needed"
-        elif not requirement.specifier.contains(found, prereleases=True):
-            yield f"{requirement.name} {found} is installed, {requirement} is needed"
+        version = _version(requirement.name)
+        if version is None:
+            yield f"{requirement.name}: not installed, expected {requirement}"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name}: got {version}, expected {requirement}"
 
 
-def _delegate(library: str | None) -> Iterator[str]:
+def _backend_errors(backends: list[str]) -> Iterator[str]:
+    if len(backends) > 1:
+        yield f"mlx backend: got {', '.join(backends)}, expected one; they install the same libmlx"
+    elif not backends and sys.platform != "darwin":
+        yield "mlx backend: none is installed: pip install 'mlx[cpu]', 'mlx[cuda12]' or 'mlx[cuda13]'"
+
+
+def _delegate_errors(library: str | None) -> Iterator[str]:
+    """Load the delegate, print its libraries and device, and run a program."""
     try:
         path = load_delegate(library)
     except (OSError, RuntimeError) as error:  # FileNotFoundError is an OSError
-        print(f"{'delegate':<12} not loaded")
+        _print("delegate", "not loaded")
         yield str(error)
         return
-    print(f"{'delegate':<12} {path}")
+    _print("delegate", path)
     version = ctypes.CDLL(path).executorch_mlx_version
     version.restype = ctypes.c_char_p
     built, installed = version().decode(), _version("executorch-mlx")
     if installed is not None and built != installed:
-        yield f"the delegate {path} is of version {built}, the Python package of {installed}: build it again"
+        yield f"delegate: got version {built} of {path}, expected {installed} as the Python package; build it again"
     for name in ("libexecutorch", "libmlx"):
-        print(f"{name:<12} {_mapped(name) or 'loaded, its place is not known here'}")
+        _print(name, _mapped(name) or "loaded from an unknown path")
     import mlx.core as mx
 
-    print(f"{'device':<12} {mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
-    print(f"{'blas on cpu':<12} {blas(path)}")
-    if sys.platform == "linux" and blas(path) == "mlx":
-        print(f"{'':<12} many times slower than OpenBLAS: pip install scipy-openblas32")
+    _print("device", f"{mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
+    _print("cpu blas", blas_name(path))
+    if sys.platform == "linux" and blas_name(path) == "mlx":
+        _print("", "many times slower than OpenBLAS: pip install scipy-openblas32")
     with quiet():
-        problem = _run_program()
-    print(f"{'program':<12} {'runs' if problem is None else 'does not run'}")
-    if problem is not None:
-        yield problem
+        error = _program_error()
+    _print("program", "runs" if error is None else "failed")
+    if error is not None:
+        yield f"program: {error}"
 
 
 def _mapped(name: str) -> str | None:
-    """Where the loaded library is, on systems that tell."""
+    """The path of a loaded library, on systems with /proc."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
-    files = {line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if len(line.split(maxsplit=5)) == 6}
-    found = sorted(f for f in files if Path(f).name.split(".")[0] == name)
-    return ", ".join(found) or None
+    lines = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+    files = {fields[5].strip() for fields in lines if len(fields) == 6}
+    return ", ".join(sorted(f for f in files if Path(f).name.split(".")[0] == name)) or None
 
 
-def _run_program() -> str | None:
-    """Exports a small module, runs it through ExecuTorch; what is wrong, or None."""
+def _program_error() -> str | None:
+    """Export a small module and run it through ExecuTorch; the error, or None."""
     import torch
     from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
@@ -136,4 +139,4 @@ def _run_program() -> str | None:
     except RuntimeError as error:
         return f"a small program does not run: {error}"
     difference = (result - Small()(x)).abs().max().item()
-    return None if difference < 1e-4 else f"a small program is off by {difference:g}"
+    return None if difference < 1e-4 else f"a small program differs from torch by {difference:g}"

@@ -1,4 +1,4 @@
-"""executorch-mlx export"""
+"""`executorch-mlx export`"""
 
 from __future__ import annotations
 
@@ -6,90 +6,118 @@ import argparse
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .model import CommandError, quiet
+
+if TYPE_CHECKING:
+    from ..llm.export import ExportedLLM
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "export",
-        help="a Hugging Face causal LM to a .pte",
-        description="Exports a Hugging Face causal LM with its caches, and with the sampling head if asked for.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="export a language model to a .pte file",
+        description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head.",
     )
-    parser.add_argument("model", metavar="MODEL", help="folder, of transformers or of mlx-lm, or hub id")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the .pte to write")
-    weights = parser.add_argument_group("weights")
-    weights.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights and arithmetic")
-    weights.add_argument("--quantize", choices=("int4", "int8", "none"), default="none", help="linear layers and embeddings")
-    weights.add_argument("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS, help="weights that share a scale (default: 64)")
-    weights.add_argument("--adapter", type=Path, metavar="DIR", help="peft folder with a LoRA adapter to merge")
-    sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--max-seq-len", type=int, metavar="N", help="positions of the caches; all of the model's up to 4096 unless given")
-    sizes.add_argument("--sliding-window", type=_window, default="auto", metavar="auto|N", help="the model's own, or N for every layer, 0 for none")
-    sizes.add_argument("--chunk", type=int, default=512, metavar="N", help="tokens of one call at most")
-    sizes.add_argument("--batch", type=int, default=1, metavar="N", help="sequences side by side")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--sampling", choices=("head", "logits", "both"), default="head", help="what the program returns")
-    seeds = sampling.add_mutually_exclusive_group()
-    seeds.add_argument("--seeded", dest="seed", action="store_true", default=True, help="the seed is an input")
-    seeds.add_argument("--unseeded", dest="seed", action="store_false", help="MLX draws from its own sequence")
-    sampling.add_argument("--penalties", type=int, default=0, metavar="N", help="take penalties over the last N tokens")
-    sampling.add_argument("--logit-bias", type=int, default=0, metavar="K", help="take a bias for up to K tokens")
-    sampling.add_argument("--allowed-tokens", action="store_true", help="take a mask of allowed tokens")
-    parser.add_argument("--portable", action=argparse.BooleanOptionalAction, default=True,
-                        help="use only nodes that ExecuTorch's own MLX delegate has")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), or hub id")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
+    _add_weights(parser.add_argument_group("weights").add_argument)
+    _add_sizes(parser.add_argument_group("sizes").add_argument)
+    _add_outputs(parser.add_argument_group("outputs and sampling"))
+    parser.add_argument(
+        "--allow-extensions", action="store_true",
+        help="use IR nodes that ExecuTorch's own MLX delegate lacks; it then cannot run the file",
+    )  # fmt: skip
     parser.set_defaults(run=run)
+
+
+# fmt: off
+def _add_weights(add: Callable) -> None:
+    add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
+        help="dtype of weights and computation (default: %(default)s)")
+    add("--quantize", choices=("int4", "int8", "none"), default="none",
+        help="quantize linear layers and embeddings (default: %(default)s)")
+    add("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS,
+        help="number of weights that share a quantization scale (default: 64)")
+    add("--adapter", type=Path, metavar="DIR",
+        help="merge the LoRA adapter in this peft folder")
+
+
+def _add_sizes(add: Callable) -> None:
+    add("--max-context-len", type=int, metavar="N",
+        help="capacity of the KV caches in positions (default: that of the model, at most 4096)")
+    add("--sliding-window", type=_window, default="auto", metavar="N",
+        help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
+    add("--chunk", type=int, default=512, metavar="N",
+        help="largest number of tokens in one call (default: %(default)s)")
+    add("--batch", type=int, default=1, metavar="N",
+        help="number of sequences that run side by side (default: %(default)s)")
+
+
+def _add_outputs(group: argparse._ArgumentGroup) -> None:
+    add, add_seed = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    add("--outputs", choices=("tokens", "logits", "both"), default="tokens",
+        help="what the program returns (default: %(default)s)")
+    add_seed("--seeded", dest="seed", action="store_true", default=True,
+        help="take a seed as input (default)")
+    add_seed("--unseeded", dest="seed", action="store_false",
+        help="take no seed: draws differ from run to run")
+    add("--penalties", type=int, default=0, metavar="N",
+        help="take repetition, presence and frequency penalties over the last N tokens")
+    add("--logit-bias", type=int, default=0, metavar="K",
+        help="take a bias for the logits of up to K tokens")
+    add("--allowed-tokens", action="store_true",
+        help="take a mask of the tokens that may be drawn")
+# fmt: on
 
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
     progress = _Progress()
     with progress.step("import"), quiet():
-        from ..llm.export import DTYPES, export_llm
-        from ..llm.parameters import Sampling
+        from ..llm.export import export_llm
     try:
         with progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            exported = export_llm(
-                options.model,
-                adapter=options.adapter,
-                dtype=DTYPES[options.dtype],
-                quantize=options.quantize,
-                group_size=getattr(options, "group_size", 64),
-                max_seq_len=options.max_seq_len,
-                chunk=options.chunk,
-                sliding_window=options.sliding_window,
-                batch=options.batch,
-                outputs=options.sampling,
-                sampling=Sampling(
-                    seed=options.seed,
-                    penalties=options.penalties,
-                    logit_bias=options.logit_bias,
-                    allowed_tokens=options.allowed_tokens,
-                ),
-                portable=options.portable,
-                progress=progress.begin,
-            )
+            exported = export_llm(options.model, **_export_arguments(options), progress=progress.begin)
             progress.begin("write")
             size = exported.save(options.output)
     except ValueError as error:
         raise CommandError(error) from error
-    print(exported.report)
-    print(f"methods   {', '.join(exported.methods)}")
-    values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, list))}
-    print(f"metadata  {', '.join(f'{k}={v}' for k, v in values.items())}")
-    if exported.unquantized:
-        print(f"unpacked  {', '.join(exported.unquantized)}: no group divides their rows")
-    print(f"caches    {exported.cache_bytes / 1e6:.1f} MB")
+    _print_summary(exported)
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
 
 
+def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    from ..llm.export import DTYPES, HeadConfig
+
+    names = ("adapter", "quantize", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
+    arguments = {name: getattr(options, name) for name in (*names, "allow_extensions")}
+    head = HeadConfig(
+        seed=options.seed,
+        penalties=options.penalties,
+        logit_bias=options.logit_bias,
+        allowed_tokens=options.allowed_tokens,
+    )
+    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", 64), "head": head}
+
+
+def _print_summary(exported: ExportedLLM) -> None:
+    print(exported.report)
+    print(f"methods      {', '.join(exported.methods)}")
+    values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, list))}
+    print(f"metadata     {', '.join(f'{k}={v}' for k, v in values.items())}")
+    if exported.unquantized:
+        print(f"unquantized  {', '.join(exported.unquantized)}: no group size divides the rows of their weights")
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB")
+
+
 class _Progress:
-    """The step that is under way, and how long those before it took, on standard error."""
+    """Shows the current step on standard error, and how long each finished step took."""
 
     def __init__(self):
         from rich.console import Console
@@ -115,17 +143,17 @@ class _Progress:
         self.steps.__exit__(*error)
 
 
-def _window(text: str) -> str | int:
-    if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a number of positions")
-    return text if text == "auto" else int(text)
+def _window(argument: str) -> str | int:
+    if argument != "auto" and not argument.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {argument!r}, expected auto or a number of positions")
+    return argument if argument == "auto" else int(argument)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What is wrong is told before anything long begins."""
+    """Reject invalid combinations before any slow step."""
     if "group_size" in options and options.quantize == "none":
-        raise CommandError("--group-size belongs to --quantize int4 or int8")
-    if options.sampling == "logits" and not options.seed:
-        raise CommandError("--unseeded belongs to a head, and --sampling is logits")
+        raise CommandError("--group-size: expected --quantize int4 or int8 as well")
+    if options.outputs == "logits" and not options.seed:
+        raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
     if options.output.is_dir() or not options.output.parent.is_dir():
-        raise CommandError(f"--output is {options.output}, expected a file in a folder that is there")
+        raise CommandError(f"--output: got {options.output}, expected a file in an existing folder")

@@ -1,4 +1,4 @@
-"""Reads the command line; what it asks for is done by the module of that name."""
+"""The `executorch-mlx` command line: parses the arguments and runs the module of the command."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import argparse
 import os
 import sys
 
+from ..inspect.pte import ProgramError
 from . import doctor, export, inspect, run, serve
 from .model import CommandError
-from .pte import ProgramError
 
-# Modules with `add_to`. They import what is heavy, torch first of all, when they run.
+# Modules with a function `add_to`. They import torch and other large packages only when they run.
 COMMANDS = (export, run, serve, inspect, doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 if something is wrong, 2 for bad usage."""
-    parser = argparse.ArgumentParser(prog="executorch-mlx", description="Tools of the MLX delegate for ExecuTorch.")
+    """Run one command and return the exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="executorch-mlx",
+        description="Export, run, serve and inspect models for the MLX delegate of ExecuTorch.",
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(commands)
@@ -33,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script: as `main`, and quiet where a reader such as `head` has had enough."""
+    """The console script. As `main`, but silent if the reader of a pipe, such as `head`, closes it."""
     try:
         code = main()
         sys.stdout.flush()

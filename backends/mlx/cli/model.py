@@ -1,4 +1,4 @@
-"""What `run` and `serve` have in common: a language model by its file."""
+"""Common parts of `run` and `serve`: the arguments that name a model, and loading it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """What cannot be done, in one sentence for the user."""
+    """An error to report to the user in one line, without a traceback."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What the wheels have to say about each other while they are imported is not for this page."""
+    """Silence the warnings and log lines that torch, executorch and torchao emit on import."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -31,12 +31,15 @@ def quiet() -> Iterator[None]:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.pte", type=Path)
-    parser.add_argument("--tokenizer", metavar="DIR", type=Path, help="a Hugging Face folder, not the tokenizer in the file")
+    parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", type=Path,
+        help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
+    )  # fmt: skip
 
 
 def load(options: argparse.Namespace) -> LLM:
-    """The model that the command line names; CommandError or OSError where there is none."""
+    """Load the model that the command line names. Raises CommandError or OSError."""
     try:
         with quiet():
             from ..llm import LLM

@@ -1,4 +1,4 @@
-"""executorch-mlx run MODEL.pte"""
+"""`executorch-mlx run`"""
 
 from __future__ import annotations
 
@@ -10,55 +10,53 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..llm.sampling_parameters import SCALARS
 from . import model
 
 if TYPE_CHECKING:
     from ..llm import LLM, Generation
 
-INTERRUPTED = 130  # what a shell makes of Ctrl-C
-
-# Each is off where it is not given, and refused where the program cannot honour it.
-SETTINGS = (
-    ("temperature", float, "0, the default, is greedy"),
-    ("top_k", int, "only the K most likely tokens"),
-    ("top_p", float, "only the most likely tokens that together reach this probability"),
-    ("min_p", float, "only tokens with this share of the probability of the most likely one"),
-    ("seed", int, "the same seed, the same text; a random one by default"),
-    ("repetition_penalty", float, "above 1: divides the logits of tokens that occurred"),
-    ("presence_penalty", float, "subtracted from the logits of tokens that occurred"),
-    ("frequency_penalty", float, "subtracted once for every time that a token occurred"),
-    ("max_new_tokens", int, "by default until the answer ends or the context is full"),
-)
-HELP = "/clear begins a new chat, /exit or the end of the input leaves, Ctrl-C ends an answer"
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
+HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "run",
-        help="run a language model",
-        description="Prints what a language model answers as it comes; metrics go to stderr. Without --prompt it is a "
-        f"chat: {HELP}. Ends with {INTERRUPTED} if Ctrl-C ended the one answer.",
+        help="generate text with a language model",
+        description="Generate text with a language model. The answer streams to stdout, metrics go to stderr. Without "
+        f"--prompt, starts a chat: {HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to --prompt.",
     )
     model.add_to(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave; - reads it from stdin")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a message of a chat: apply the chat template")
-    parser.add_argument("--system", metavar="TEXT", help="the system message of the chat")
-    parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be repeated")
-    for name, kind, text in SETTINGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "X", help=text)
-    parser.add_argument("--json", action="store_true", help="every answer as one line of JSON: text, tokens, finish, seed, metrics")
-    parser.add_argument("--profile", metavar="FILE", help="time every instruction, for ExecuTorch's Inspector; slower")
+    add = parser.add_argument
+    # fmt: off
+    add("--prompt", metavar="TEXT", help="answer this prompt and exit; - reads it from stdin")
+    add("--chat", action="store_true", help="treat the prompt as a chat message: apply the chat template")
+    add("--system", metavar="TEXT", help="system message of the chat")
+    add("--stop", metavar="TEXT", action="append", default=[],
+        help="stop string: the answer ends before it; may be repeated")
+    add("--max-new-tokens", type=int, metavar="N",
+        help="largest number of tokens in an answer (default: as many as the context holds)")
+    for name, spec in SCALARS.items():
+        add(f"--{name.replace('_', '-')}", type=spec.type, metavar="N" if spec.type is int else "X",
+            help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})")
+    add("--json", action="store_true",
+        help="print each answer as one line of JSON: text, tokens, finish, seed, metrics")
+    add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
+    # fmt: on
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     chat = options.chat or options.prompt is None
     if options.system is not None and not chat:
-        raise model.CommandError("--system belongs to a chat: add --chat")
+        raise model.CommandError("--system: expected --chat as well")
     llm = model.load(options)
     session = Session(llm, options, chat)
     if chat and not llm.chats:
-        raise model.CommandError(f"{options.model} has no chat template: give a --prompt without --chat, or a --tokenizer with one")
+        raise model.CommandError(
+            f"{options.model} has no chat template: use --prompt without --chat, or a --tokenizer with a template"
+        )
     try:
         if options.prompt is None:
             return converse(session)
@@ -74,23 +72,22 @@ class Session:
 
     def __init__(self, llm: LLM, options: argparse.Namespace, chat: bool):
         self.llm, self.json, self.chat = llm, options.json, chat
-        self.settings: dict[str, Any] = {"stop": options.stop}
-        for name, *_ in SETTINGS:
-            if (value := getattr(options, name)) is not None:
-                self.settings[name] = value
+        given = {name: getattr(options, name) for name in (*SCALARS, "max_new_tokens")}
+        self.settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.settings["stop"] = options.stop
         self._system = options.system
         self.clear()
 
     def clear(self) -> None:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
-    def answer(self, text: str) -> str | None:
-        """Prints the answer to `text`; why it ended."""
+    def answer(self, prompt: str) -> str | None:
+        """Print the answer to `prompt` and return its finish reason."""
         try:
-            generation = self._begin(text)
+            generation = self._generate(prompt)
         except ValueError as error:
             raise model.CommandError(str(error)) from error
-        with ctrl_c_cancels(generation):
+        with cancel_on_ctrl_c(generation):
             for token in generation:
                 if not self.json and token.text:
                     print(token.text, end="", flush=True)
@@ -99,28 +96,28 @@ class Session:
         self._report(generation)
         return generation.finish
 
-    def _begin(self, text: str) -> Generation:
+    def _generate(self, prompt: str) -> Generation:
         if not self.chat:
-            return self.llm.generate(text, **self.settings)
-        asked = [*self.messages, {"role": "user", "content": text}]
-        generation = self.llm.chat(asked, **self.settings)
-        self.messages = asked
+            return self.llm.generate(prompt, **self.settings)
+        messages = [*self.messages, {"role": "user", "content": prompt}]
+        generation = self.llm.chat(messages, **self.settings)
+        self.messages = messages  # only if the model accepts them
         return generation
 
     def _report(self, generation: Generation) -> None:
         if self.json:
-            names = ("text", "tokens", "finish", "seed")
-            told = {name: getattr(generation, name) for name in names}
-            print(json.dumps(told | {"metrics": generation.metrics.as_dict()}), flush=True)
+            answer = {name: getattr(generation, name) for name in ("text", "tokens", "finish", "seed")}
+            print(json.dumps(answer | {"metrics": generation.metrics.as_dict()}), flush=True)
             return
         print(flush=True)
-        seed = "" if generation.seed is None or not self.settings.get("temperature") else f"; seed {generation.seed}"
+        is_random = generation.seed is not None and self.settings.get("temperature")
+        seed = f"; seed {generation.seed}" if is_random else ""
         print(f"[{generation.finish}; {generation.metrics}{seed}]", file=sys.stderr, flush=True)
 
 
 def converse(session: Session) -> int:
-    """Answers line after line until the input ends; what cannot be answered is said and passed over."""
-    for line in lines():
+    """Answer line after line until the input ends. On a terminal, errors do not end the chat."""
+    for line in read_lines():
         match line.strip():
             case "":
                 pass
@@ -131,7 +128,7 @@ def converse(session: Session) -> int:
             case "/help":
                 print(HELP, file=sys.stderr)
             case text if text.startswith("/"):
-                print(f"{text.split()[0]} is no command; {HELP}", file=sys.stderr)
+                print(f"unknown command {text.split()[0]}; {HELP}", file=sys.stderr)
             case text:
                 try:
                     session.answer(text)
@@ -142,11 +139,11 @@ def converse(session: Session) -> int:
     return 0
 
 
-def lines() -> Iterator[str]:
+def read_lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    import readline  # noqa: F401  (the keys of a terminal, for input())
+    import readline  # noqa: F401  (line editing for input())
 
     print(HELP, file=sys.stderr)
     while True:
@@ -159,15 +156,15 @@ def lines() -> Iterator[str]:
 
 
 @contextmanager
-def ctrl_c_cancels(generation: Generation) -> Iterator[None]:
-    """The first Ctrl-C ends the answer after the step that is on its way, a second one at once."""
+def cancel_on_ctrl_c(generation: Generation) -> Iterator[None]:
+    """The first Ctrl-C ends the answer after the current step, a second one immediately."""
 
     def handler(number, frame):
         generation.cancel()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, handler)
+    previous = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""executorch-mlx serve MODEL.pte"""
+"""`executorch-mlx serve`"""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from . import model
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve a language model to OpenAI clients",
-        description="Serves a language model by OpenAI's API below /v1, with a page to chat at /. It knows no passwords: "
-        "with --host 0.0.0.0 everybody who reaches this machine may use it.",
+        help="serve a language model with an OpenAI-compatible API",
+        description="Serve a language model with an OpenAI-compatible API below /v1 and a chat page at /. The server "
+        "has no authentication: with --host 0.0.0.0 everyone who can reach this machine can use it.",
     )
     model.add_to(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (%(default)s)")
-    parser.add_argument("--port", type=_whole(0, 65535), default=8000, help="0 takes a free one (%(default)s)")
-    parser.add_argument("--name", help="what clients call the model; by default the file's name")
-    parser.add_argument("--queue", type=_whole(1, None), default=64, metavar="N", help="requests that may wait at most (%(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_integer(0, 65535), default=8000, help="port; 0 picks a free one (default: %(default)s)"
+    )
+    parser.add_argument("--name", help="name of the model in the API (default: the file name without .pte)")
+    parser.add_argument(
+        "--queue", type=_integer(1, None), default=64, metavar="N",
+        help="number of requests that may wait (default: %(default)s)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
-def _whole(low: int, high: int | None) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if text.lstrip("-").isdecimal() and low <= int(text) and (high is None or int(text) <= high):
-            return int(text)
-        upwards = f"{low} to {high}" if high is not None else f"{low} or more"
-        raise argparse.ArgumentTypeError(f"{text!r}, expected {upwards}")
+def _integer(low: int, high: int | None) -> Callable[[str], int]:
+    def parse(argument: str) -> int:
+        if argument.lstrip("-").isdecimal() and low <= int(argument) and (high is None or int(argument) <= high):
+            return int(argument)
+        expected = f"{low} to {high}" if high is not None else f"at least {low}"
+        raise argparse.ArgumentTypeError(f"got {argument!r}, expected {expected}")
 
-    return read
+    return parse
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,4 +46,5 @@ def run(options: argparse.Namespace) -> int:
     llm = model.load(options)
     from ..serve import serve
 
-    return serve(llm, name=options.name or options.model.stem, host=options.host, port=options.port, queue=options.queue)
+    name = options.name or options.model.stem
+    return serve(llm, name=name, host=options.host, port=options.port, queue=options.queue)

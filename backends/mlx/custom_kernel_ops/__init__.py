@@ -1,6 +1,6 @@
-"""Composite operators: torch text that eager execution runs and lowering traces.
+"""Composite operators: torch functions that eager execution runs and lowering traces.
 
-`COMPOSITES` maps each operator to its text, a function of the operator's arguments.
+`COMPOSITES` maps each operator to its function, which takes the operator's arguments.
 """
 
 from . import penalties, sample

@@ -1,20 +1,20 @@
-"""What moves logits before the draw: penalties, a bias, a mask of allowed tokens.
+"""Logits processors, which change the logits before `mlx::sample` draws:
 
-    mlx::penalize_logits    over a window of earlier tokens
-    mlx::bias_logits        of single tokens
-    mlx::mask_logits        all but the allowed ones
+    mlx::penalize_logits    penalizes tokens of the recent history
+    mlx::bias_logits        adds a bias to some tokens
+    mlx::mask_logits        excludes all but the allowed tokens
 
-in that order, each a text of its own that takes logits `[B, V]` of float32, float16 or bfloat16
-and gives float32. With its off values each gives the numbers that it was given.
+They apply in this order. Each takes logits `[B, V]` of float32, float16 or bfloat16 and returns float32. With its
+parameters off, it returns the values of its input.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ..custom_ops import define
+from ..custom_ops.library import define
 
-WORD = 32  # tokens in a word of the mask
+WORD = 32  # tokens per word of the mask
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -22,26 +22,26 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def penalize_reference(logits, history, valid=None, repetition=None, presence=None, frequency=None):
-    """Logits `[B, V]` with the tokens of `history` made less likely.
+    """Penalizes the tokens in `history`.
 
-    `history` `[B, N]` int64 counts where `valid` `[B, N]` bool says so, and everywhere without
-    it; what is no token of the vocabulary never counts. For a token that occurs n times in it:
+    `history` is int64 `[B, N]`. Only tokens with a True in `valid`, bool `[B, N]`, count; without `valid` all count.
+    Ids outside of the vocabulary never count. The logit of a token that occurs n times becomes
 
-        logit > 0:  logit / repetition - presence - n * frequency
-        otherwise:  logit * repetition - presence - n * frequency
+        logit / repetition - presence - n * frequency    if logit > 0
+        logit * repetition - presence - n * frequency    otherwise
 
-    Each is a tensor of one element, or None: nothing is emitted for it. Off are 1, 0 and 0; a
-    `repetition` that is not above 0 counts as 1.
+    Each penalty is a tensor of one element, or None, which emits no instructions. The off values are 1, 0 and 0. A
+    `repetition` of 0 or less, or NaN, counts as 1.
     """
     logits = logits.to(torch.float32)
     counts = (history >= 0) & (history < logits.shape[1])
     if valid is not None:
         counts = counts & valid
-    # What does not count stands for token 0, and does to it what token 0 has coming anyway: a
-    # place that comes up several times gets the same number every time.
+    # Entries that do not count stand for token 0. They add nothing to its count, and the scatter below writes the same
+    # value for every entry with the same token, so they change nothing.
     token = torch.where(counts, history, 0)
-    times = torch.zeros_like(logits).scatter_add(1, token, counts.to(torch.float32))
-    times, before = times.gather(1, token), logits.gather(1, token)
+    occurrences = torch.zeros_like(logits).scatter_add(1, token, counts.to(torch.float32))
+    occurrences, before = occurrences.gather(1, token), logits.gather(1, token)
     after = before
     if repetition is not None:
         repetition = _number(repetition)
@@ -50,8 +50,8 @@ def penalize_reference(logits, history, valid=None, repetition=None, presence=No
     if presence is not None:
         after = after - _number(presence)
     if frequency is not None:
-        after = after - _number(frequency) * times
-    return logits.scatter(1, token, torch.where(times > 0, after, before))
+        after = after - _number(frequency) * occurrences
+    return logits.scatter(1, token, torch.where(occurrences > 0, after, before))
 
 
 def _number(x):
@@ -62,20 +62,18 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
     _check_logits("penalize_logits", logits)
     if history.dim() != 2 or history.shape[0] != logits.shape[0] or history.dtype != torch.int64:
         raise ValueError(
-            f"mlx::penalize_logits: history is {_kind(history)}, expected int64 of shape [B, N] "
-            f"with the B of the logits, {logits.shape[0]}"
+            f"mlx::penalize_logits: history: got {_kind(history)}, expected torch.int64 of shape "
+            f"[{logits.shape[0]}, N]"
         )
     if valid is not None and (valid.shape != history.shape or valid.dtype != torch.bool):
         raise ValueError(
-            f"mlx::penalize_logits: valid is {_kind(valid)}, expected torch.bool of the shape of "
-            f"history, {list(history.shape)}"
+            f"mlx::penalize_logits: valid: got {_kind(valid)}, expected torch.bool of shape {list(history.shape)}"
         )
     penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
     for name, value in penalties.items():
         if value is not None and (value.numel() != 1 or not value.is_floating_point()):
             raise ValueError(
-                f"mlx::penalize_logits: {name} is {_kind(value)}, expected a floating tensor of "
-                "one element"
+                f"mlx::penalize_logits: {name}: got {_kind(value)}, expected a floating-point tensor of one element"
             )
 
 
@@ -83,10 +81,9 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
 
 
 def bias_reference(logits, tokens, values):
-    """Logits `[B, V]` plus `values` `[K]` at `tokens` `[K]` int64, in every row.
+    """Adds `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
 
-    A token that is named several times gets the sum. What is no token of the vocabulary gets
-    nothing; a value of 0 is off.
+    Repeated tokens get the sum of their values. Ids outside of the vocabulary are ignored. The off value is 0.
     """
     logits = logits.to(torch.float32)
     known = (tokens >= 0) & (tokens < logits.shape[1])
@@ -99,11 +96,11 @@ def bias_reference(logits, tokens, values):
 def _check_bias(logits, tokens, values):
     _check_logits("bias_logits", logits)
     if tokens.dim() != 1 or tokens.dtype != torch.int64:
-        raise ValueError(f"mlx::bias_logits: tokens are {_kind(tokens)}, expected int64 of shape [K]")
+        raise ValueError(f"mlx::bias_logits: tokens: got {_kind(tokens)}, expected torch.int64 of shape [K]")
     if values.shape != tokens.shape or values.dtype not in FLOATS:
         raise ValueError(
-            f"mlx::bias_logits: values are {_kind(values)}, expected floating numbers of the shape "
-            f"of tokens, {list(tokens.shape)}"
+            f"mlx::bias_logits: values: got {_kind(values)}, expected float32, float16 or bfloat16 of shape "
+            f"{list(tokens.shape)}"
         )
 
 
@@ -111,13 +108,13 @@ def _check_bias(logits, tokens, values):
 
 
 def mask_reference(logits, allowed):
-    """Logits `[B, V]`, -inf where `allowed` `[B, ceil(V / 32)]` int32 has a 0.
+    """Sets the logits of tokens with a 0 in `allowed`, int32 `[B, ceil(V / 32)]`, to -inf.
 
-    Bit v % 32 of word v // 32 is that of token v; what is beyond V does not matter. A row
-    without a 1 has no finite logit left, of which `mlx::sample` makes token 0.
+    Bit v % 32 of word v // 32 belongs to token v; bits beyond V are ignored. If no token of a sequence is allowed,
+    `mlx::sample` returns token 0.
     """
     batch, vocabulary = logits.shape
-    bits = torch.pow(2, torch.arange(WORD)).to(torch.int32)  # the last one is the sign
+    bits = torch.pow(2, torch.arange(WORD)).to(torch.int32)  # the last one is the sign bit
     allowed = torch.bitwise_and(allowed.unsqueeze(-1), bits) != 0
     allowed = allowed.reshape(batch, -1)[:, :vocabulary]
     return torch.where(allowed, logits.to(torch.float32), -torch.inf)
@@ -128,13 +125,13 @@ def _check_mask(logits, allowed):
     shape = (logits.shape[0], words_of(logits.shape[1]))
     if allowed.shape != shape or allowed.dtype != torch.int32:
         raise ValueError(
-            f"mlx::mask_logits: allowed is {_kind(allowed)}, expected torch.int32 of shape "
-            f"{list(shape)}: a bit for each of {logits.shape[1]} tokens"
+            f"mlx::mask_logits: allowed: got {_kind(allowed)}, expected torch.int32 of shape "
+            f"{list(shape)}, a bit for each of {logits.shape[1]} tokens"
         )
 
 
 def words_of(vocabulary: int) -> int:
-    """Words of a row of the mask."""
+    """The number of words in the mask of a sequence."""
     return -(-vocabulary // WORD)
 
 
@@ -144,8 +141,7 @@ def words_of(vocabulary: int) -> int:
 def _check_logits(name, logits):
     if logits.dim() != 2 or logits.dtype not in FLOATS or logits.shape[1] == 0:
         raise ValueError(
-            f"mlx::{name}: logits are {_kind(logits)}, expected float32, float16 or bfloat16 of "
-            "shape [B, V]"
+            f"mlx::{name}: logits: got {_kind(logits)}, expected float32, float16 or bfloat16 of shape [B, V]"
         )
 
 
@@ -153,10 +149,10 @@ def _kind(x):
     return f"{x.dtype} of shape {list(x.shape)}"
 
 
-def _define(schema, check, text):
+def _define(schema, check, function):
     def eager(logits, *arguments):
         check(logits, *arguments)
-        return text(logits, *arguments)
+        return function(logits, *arguments)
 
     def fake(logits, *arguments):
         check(logits, *arguments)

@@ -1,64 +1,69 @@
-"""`LLM`: a `.pte` and its tokenizer, text in and text out."""
+"""`LLM`: a `.pte` file and its tokenizer."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .batch import generate_rows, in_groups
-from .classify import Classification, Classifier
-from .context import Context
-from .generate import Answer, Generation, Result, check_length
-from .program import LLMProgram
-from .sampler import sampler_of
-from .settings import SettingError, Settings
-from .text import TokenTable
-from .tokenizer import encode, encode_chat, end_ids, load_tokenizer
+from .generate.batch import generate_side_by_side, run_in_groups
+from .generate.classify import Classification, Classifier
+from .generate.context import Context
+from .generate.generate import AnswerBuilder, Generation, Result, StopConditions
+from .generate.program import LLMProgram
+from .generate.sampler import sampler_for
+from .generate.text import TokenTable
+from .generate.tokenizer import encode, encode_chat, load_tokenizer
+from .generate.tokenizer import eos_ids as tokenizer_eos_ids
+from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError
 from .tokens import token_table
 
 Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A language model to talk to.
+    """Generates text with an exported language model.
 
         llm = LLM.load("model.pte")
         for token in llm.generate("Once upon", temperature=0.8, seed=7):
             print(token.text, end="", flush=True)
 
-    The settings of an answer are those of `Settings`, by name. Every way to generate takes:
+    `generate`, `chat` and `generate_batch` take the fields of `SamplingParameters` by name, and
 
-    - `max_new_tokens`: None goes on until the answer ends or the context is full.
-    - `stop`: a string, or several; the answer ends before the first one that comes.
-    - `stop_ids`: token ids that end it, besides those of the model, which `ignore_eos` leaves out.
+    - `max_new_tokens`: the maximum length of the answer. None: until a stop condition, or until the
+      context is full.
+    - `stop`: one or several stop strings. The answer ends before the first one that occurs.
+    - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
+    - `ignore_eos`: do not stop at `eos_ids`.
 
-    There is one KV cache: an answer keeps what it shares with what was there before, so a
-    growing chat is not read again. `eos_ids` are the ids that end an answer.
+    All answers share one KV cache. An answer reuses the prefix that its prompt shares with the
+    contents of the cache, so each turn of a chat only feeds the new messages.
+
+    Attributes: `program`, `tokenizer` (or None), and `eos_ids`, the token ids that end an answer.
     """
 
     def __init__(self, program: LLMProgram, tokenizer: Any = None, eos_ids: Collection[int] = ()):
         self.program, self.tokenizer = program, tokenizer
         self.eos_ids = program.eos_ids | set(eos_ids)
         self._context = Context(program)
-        self._table = _table(program, tokenizer)
+        self._table = _token_table(program, tokenizer)
 
     @classmethod
     def load(
         cls, path: str | Path, tokenizer: str | Path | None = None, *, profile: bool = False
     ) -> LLM:
-        """The model in `path`; `tokenizer` is a Hugging Face folder, by default what is in the file.
-        `profile` is that of `LLMProgram`.
+        """Load the `.pte` file `path`.
 
-        Raises FileNotFoundError, ValueError if it is no language model or the folder has no
-        tokenizer, RuntimeError where ExecuTorch refuses the file.
+        - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file, if there is one.
+        - `profile`: time every instruction, see `LLMProgram`.
+
+        Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language
+        model or the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file.
         """
         program = LLMProgram(path, profile=profile)
-        found = load_tokenizer(program, tokenizer)
-        return cls(program, found, () if found is None else end_ids(found, tokenizer))
+        loaded = load_tokenizer(program, tokenizer)
+        return cls(program, loaded, () if loaded is None else tokenizer_eos_ids(loaded, tokenizer))
 
     # One answer -------------------------------------------------------------------------
 
@@ -70,27 +75,21 @@ class LLM:
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
-        **settings: Any,
+        **parameters: Any,
     ) -> Generation:
-        """The tokens that follow `prompt`, a text or token ids, one by one as they come.
+        """Return an iterator over the tokens that follow `prompt`, which is text or token ids.
 
-        Raises ValueError for what cannot be honoured, before anything runs; SettingError, a
-        ValueError, names the setting.
+        Raises before anything runs: PromptLengthError; SettingError for an argument that is invalid,
+        or that the program does not support; ValueError if text is given without a tokenizer, or an
+        id is outside the vocabulary; TypeError for an unknown parameter.
         """
-        check_length(max_new_tokens)
-        return Generation(
-            self._context,
-            self.encode(prompt),
-            _settings(settings),
-            table=self._table,
-            max_new_tokens=max_new_tokens,
-            stop=_strings(stop),
-            stop_ids=self._stop_ids(stop_ids, ignore_eos),
-        )
+        conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
+        ids = self.encode(prompt)
+        return Generation(self._context, ids, _sampling_parameters(parameters), self._table, conditions)
 
     @property
     def chats(self) -> bool:
-        """Whether there is a tokenizer with a chat template."""
+        """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer is not None and self.tokenizer.chat_template)
 
     def chat(
@@ -100,13 +99,17 @@ class LLM:
         template_options: Mapping[str, Any] = {},
         **options: Any,
     ) -> Generation:
-        """The answer to `messages`, each with `role` and `content`, by the tokenizer's template.
+        """Return an iterator over the tokens of the answer to `messages`.
 
-        `template_options` are the template's own, such as `enable_thinking`; `options` those of
+        - `messages`: mappings with `role` and `content`, which the chat template formats.
+        - `template_options`: variables of the template, such as `enable_thinking`.
+        - `options`: the arguments of `generate`.
+
+        Raises ValueError if there is no chat template or it rejects the messages, and the errors of
         `generate`.
         """
         if self.tokenizer is None:
-            raise ValueError(f"chat: {self._name} has no tokenizer; give LLM.load a folder with one")
+            raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
         ids = encode_chat(self.tokenizer, messages, template_options)
         return self.generate(ids, **options)
 
@@ -120,102 +123,101 @@ class LLM:
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
-        **settings: Any,
+        **parameters: Any,
     ) -> list[Result]:
-        """The answers to all `prompts`; a prompt that is empty or too long gets an `error`.
+        """Generate the answers to all `prompts`. An invalid prompt gets a result with an `error`.
 
-        A program exported for B sequences runs B prompts side by side, where the noise of a
-        row is its own; any other one after the other, each like `generate` with the same seed.
+        A program exported for B sequences answers B prompts side by side, each with different noise.
+        A program for one sequence answers the prompts in turn. Each answer is the one that `generate`
+        gives with the same seed.
+
+        Raises the errors of `generate` except those about a prompt.
         """
-        chosen = _settings(settings)
-        check_length(max_new_tokens)
-        ids, stop = self._stop_ids(stop_ids, ignore_eos), _strings(stop)
-        if self.program.batch > 1 and chosen.allowed_tokens is not None:
-            raise SettingError("allowed_tokens", " steers one answer, expected generate()")
-        sampler_of(self.program, chosen)  # refuse before the first prompt runs
+        sampling = _sampling_parameters(parameters)
+        conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
+        if self.program.batch > 1 and sampling.allowed_tokens is not None:
+            raise SettingError(
+                "allowed_tokens", f": expected a program for one sequence, got {self.program.batch}; use generate()"
+            )
+        sampler_for(self.program, sampling)  # raises SettingError before the first prompt runs
 
-        def run(prompts: list[list[int]]) -> list[Result]:
+        def run(group: list[list[int]]) -> list[Result]:
             if self.program.batch == 1:
-                length = {"max_new_tokens": max_new_tokens}
-                rest = {"table": self._table, "stop": stop, "stop_ids": ids}
-                generation = Generation(self._context, prompts[0], chosen, **length, **rest)
-                return [generation.result()]
-            answers = [Answer(self._table, stop, ids, max_new_tokens) for _ in prompts]
-            sampler = sampler_of(self.program, chosen)
-            return generate_rows(self._context, sampler, prompts, answers)
+                return [Generation(self._context, group[0], sampling, self._table, conditions).result()]
+            builders = [AnswerBuilder(self._table, conditions) for _ in group]
+            return generate_side_by_side(self._context, sampler_for(self.program, sampling), group, builders)
 
-        asked = [_later(self.encode, prompt) for prompt in prompts]
-        return in_groups(self.program, asked, run, lambda error: Result(error=error))
+        return run_in_groups(self.program, prompts, self.encode, run, lambda error: Result(error=error))
 
     def classify(self, prompts: Sequence[Prompt], labels: Sequence[str]) -> list[Classification]:
-        """Which of `labels` each prompt goes on with, and how likely each of them is.
+        """For each prompt, find the most likely of `labels` and the probability of every label.
 
-        A label is a text as it would follow the prompt, a space before it included where one
-        belongs. Nothing is drawn: a prompt is read once, and so are the tokens of a label but
-        its last. Probabilities take a program with logits; `Classifier` says what others can do.
+        A label is the text that directly follows the prompt, so it usually begins with a space.
+        Nothing is sampled. A prompt that is empty or too long gets a result with an `error`.
+        Probabilities need a program that returns logits; see `Classifier` for other programs.
+
+        Raises ValueError if the labels cannot be distinguished or the program does not support this.
         """
         ids = {label: self.encode(label, special=False) for label in labels}
         if len(ids) < len(labels):
-            raise ValueError(f"labels are {list(labels)}, expected different ones")
+            raise ValueError(f"labels: got {list(labels)}, expected different labels")
         classifier = Classifier(self._context, ids)
 
-        def ask(prompt: Prompt) -> list[int]:
-            found = self.encode(prompt)
-            classifier.check(found)
-            return found
+        def encode_and_check(prompt: Prompt) -> list[int]:
+            prompt_ids = self.encode(prompt)
+            classifier.check(prompt_ids)
+            return prompt_ids
 
-        asked = [_later(ask, prompt) for prompt in prompts]
-        failed = lambda error: Classification(error=error)  # noqa: E731
-        return in_groups(self.program, asked, classifier.classify, failed)
+        return run_in_groups(
+            self.program, prompts, encode_and_check, classifier.classify, lambda error: Classification(error=error)
+        )
 
     # Text and ids -----------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, special: bool = True) -> list[int]:
-        """The ids of a text, with those that the model expects around it; ids as they are."""
+        """The token ids of a text. Token ids are returned unchanged.
+
+        `special` adds the special tokens that the model expects around a text. Raises ValueError for
+        text if there is no tokenizer.
+        """
         if not isinstance(prompt, str):
             return [operator.index(token) for token in prompt]
         if self.tokenizer is None:
             raise ValueError(
-                f"the prompt is a text and {self._name} has no tokenizer; give token ids, or "
-                "LLM.load a folder with a tokenizer"
+                f"prompt: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
+                "tokenizer to LLM.load"
             )
         return encode(self.tokenizer, prompt, special)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`; special ones have none."""
+        """The text of `tokens`. Special tokens have no text.
+
+        Raises ValueError if there are neither token bytes nor a tokenizer.
+        """
         if self._table is None:
-            raise ValueError(f"{self._name} has neither token bytes nor a tokenizer")
+            raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
         return self._table.text(tokens)
 
     @property
     def _name(self) -> str:
         return self.program.path.name
 
-    def _stop_ids(self, more: Iterable[int], ignore_eos: bool) -> set[int]:
-        return set(more) | (set() if ignore_eos else self.eos_ids)
+    def _stop_conditions(
+        self, max_new_tokens: int | None, stop: str | Iterable[str], stop_ids: Iterable[int], ignore_eos: bool
+    ) -> StopConditions:
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        ids = set(stop_ids) | (set() if ignore_eos else self.eos_ids)
+        return StopConditions(max_new_tokens, strings, ids)
 
 
-def _table(program: LLMProgram, tokenizer: Any) -> TokenTable | None:
+def _token_table(program: LLMProgram, tokenizer: Any) -> TokenTable | None:
     if "token_bytes" in program.metadata:
-        tensors: tuple[torch.Tensor, ...] = (program.get("token_bytes"), program.get("token_offsets"))
-    elif tokenizer is not None:
-        tensors = token_table(tokenizer, program.vocab_size)
-    else:
-        return None
-    return TokenTable(*tensors)
+        return TokenTable(program.get("token_bytes"), program.get("token_offsets"))
+    return None if tokenizer is None else TokenTable(*token_table(tokenizer, program.vocab_size))
 
 
-def _settings(given: Mapping[str, Any]) -> Settings:
-    unknown = [name for name in given if name not in Settings.__dataclass_fields__]
+def _sampling_parameters(arguments: Mapping[str, Any]) -> SamplingParameters:
+    unknown = [name for name in arguments if name not in PARAMETERS]
     if unknown:
-        known = ", ".join(Settings.__dataclass_fields__)
-        raise TypeError(f"{unknown[0]} is no setting; there are {known}")
-    return Settings(**given)
-
-
-def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def _later(function: Callable, *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)
+        raise TypeError(f"{unknown[0]}: unknown parameter, expected one of {', '.join(PARAMETERS)}")
+    return SamplingParameters(**arguments)

@@ -1,4 +1,7 @@
-"""Lowering rules, one file a family. Importing this package registers every one of them."""
+"""Lowering rules, one file per family of operators. Importing this package registers all of them.
+
+In every handler, `P` is the `ProgramBuilder`, and `P.out` is the fake value of the FX node.
+"""
 
 from executorch.exir.passes import dim_order_ops_registry  # noqa: F401  (defines dim_order_ops)
 
@@ -10,6 +13,7 @@ from . import (  # noqa: F401
     conv,
     create,
     cumulative,
+    decomposed,
     elementwise,
     index,
     kv_cache,
@@ -27,6 +31,5 @@ from . import (  # noqa: F401
     scatter_reduce,
     shape,
     sort,
-    spelled,
     strided,
 )

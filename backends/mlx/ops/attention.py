@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, on MLX's fused kernel."""
+"""Lowers `scaled_dot_product_attention` to `SdpaNode`, MLX's fused kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ..builder import dtypes
 from ..builder.registry import REGISTRY, Unsupported
 from ..serialization import ir
 
@@ -18,14 +19,16 @@ def scaled_dot_product_attention(
     enable_gqa=False,
 ):
     if dropout_p:
-        raise Unsupported(f"attention with dropout_p={dropout_p}")
+        raise Unsupported(f"dropout_p: got {dropout_p}, expected 0; call model.eval() before export")
     if query.ndim not in (3, 4):
-        raise Unsupported(f"attention over {query.ndim}-d tensors: MLX takes 3 or 4")
+        raise Unsupported(f"query: got {query.ndim} dimensions, expected 3 or 4; reshape to [B, heads, S, D]")
     if query.ndim == 4 and query.shape[1] != key.shape[1] and not enable_gqa:
-        raise Unsupported("attention with fewer key heads than query heads, but not enable_gqa")
-    causal = is_causal
+        raise Unsupported(
+            f"got {query.shape[1]} query heads and {key.shape[1]} key heads; pass enable_gqa=True for grouped heads"
+        )
+    causal, has_mask = is_causal, attn_mask is not None
     if is_causal and query.shape[-2] != key.shape[-2]:
-        # torch aligns the mask to the upper left, MLX to the lower right.
+        # torch aligns the causal mask to the upper left corner, MLX to the lower right.
         attn_mask, causal = _upper_left_mask(P, query, key), False
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = P.cast(attn_mask, query.dtype)
@@ -36,13 +39,25 @@ def scaled_dot_product_attention(
         if attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = P.emit(ir.ExpandDimsNode, x=attn_mask, axis=1)
     out = P.emit(ir.SdpaNode, q=q, k=k, v=v, scale=scale, mask=attn_mask, causal=causal)
+    if has_mask:
+        out = _zero_masked_queries(P, out, attn_mask)
     return P.emit(ir.SqueezeNode, x=out, dims=[1]) if query.ndim == 3 else out
 
 
 def _upper_left_mask(P, query, key):
-    rows, columns = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
-    mask = P.emit(ir.TriNode, n=rows, m=columns, scalar_type=11, dtype=torch.bool)
+    queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
+    mask = P.emit(
+        ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool), dtype=torch.bool
+    )
     mask.shape = (query.shape[-2], key.shape[-2])
     return mask
 
 
+def _zero_masked_queries(P, out, mask):
+    """torch returns zeros for a query whose keys are all masked. MLX returns the mean of the values, or NaN."""
+    if mask.dtype == torch.bool:
+        attends = P.emit(ir.AnyNode, x=mask, axes=[-1], keepdims=True)
+    else:
+        highest = P.emit(ir.MaxNode, x=mask, axes=[-1], keepdims=True)
+        attends = P.emit(ir.GreaterNode, a=highest, b=P.scalar(-math.inf, mask.dtype), dtype=torch.bool)
+    return P.emit(ir.WhereNode, condition=attends, x=out, y=P.scalar(0.0, out.dtype), dtype=out.dtype)

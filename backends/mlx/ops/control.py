@@ -1,4 +1,4 @@
-"""Control flow."""
+"""Lowers `torch.cond` to `IfNode`. Loops are in `loop.py`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.cond)
 def cond(P, arguments):
-    """Both branches write the same slots; only the one taken runs."""
+    """Both branches write to the same slots. The runtime runs one of them."""
     predicate, *branches, operands = arguments
     if isinstance(predicate, TensorSlot):
         predicate = P.item(predicate)
     outs = [P.fresh(v) for v in P.out]
     if any(isinstance(o, ValueSlot) for o in outs):
-        raise Unsupported("cond that returns a number")
+        raise Unsupported("a branch that returns a Python number is unsupported; return a tensor")
     indices = []
     for branch in branches:
         with P.chain() as index:

@@ -1,4 +1,8 @@
-"""Convolutions. torch keeps channels first, MLX keeps them last."""
+"""Lowers `aten.convolution` to `Conv1DNode`, …, `ConvTranspose3DNode`.
+
+torch's layout is channels-first, MLX's is channels-last: the input and the result are transposed at run time, a
+constant weight at export.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ aten = torch.ops.aten
 CONV = {1: ir.Conv1DNode, 2: ir.Conv2DNode, 3: ir.Conv3DNode}
 TRANSPOSED = {1: ir.ConvTranspose1DNode, 2: ir.ConvTranspose2DNode, 3: ir.ConvTranspose3DNode}
 
-# What the fields of a node call the axes of its window.
+# Suffixes of the field names that hold a number for each axis of the window.
 _SUFFIXES = {1: ("",), 2: ("_h", "_w"), 3: ("_d", "_h", "_w")}
 
 
@@ -23,22 +27,22 @@ def convolution(
 ):
     rank = input.ndim - 2
     if rank not in CONV:
-        raise Unsupported(f"convolution over {rank} axes: MLX has them over 1, 2 and 3")
+        raise Unsupported(f"got {rank} spatial axes, expected 1, 2 or 3")
     if not input.dtype.is_floating_point:
-        raise Unsupported(f"convolution of {input.dtype}: MLX has it in floating point only")
+        raise Unsupported(f"input: got {input.dtype}, expected a floating-point dtype; cast it first")
     window = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:
         window["output_padding"] = output_padding
     fields = {
         name + suffix: value
         for name, values in window.items()
-        for suffix, value in zip(_SUFFIXES[rank], _of_every_axis(values, rank))
+        for suffix, value in zip(_SUFFIXES[rank], _one_per_axis(values, rank))
     }
     op = (TRANSPOSED if transposed else CONV)[rank]
     x = P.emit(ir.TransposeNode, x=input, perm=[0, *range(2, rank + 2), 1])
-    w = _filters(P, weight, transposed, groups)
+    w = _channels_last(P, weight, transposed, groups)
     if rank == 3 and groups > 1:
-        out = _group_by_group(P, op, x, w, input.shape[1] // groups, groups, fields)
+        out = _conv_by_group(P, op, x, w, input.shape[1] // groups, groups, fields)
     else:
         out = P.emit(op, x=x, w=w, groups=groups, **fields)
     if bias is not None:
@@ -46,8 +50,8 @@ def convolution(
     return P.emit(ir.TransposeNode, x=out, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
-def _group_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
-    """MLX has no groups over 3 axes."""
+def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
+    """One convolution for each group. MLX has no grouped convolution over 3 axes."""
     filters = w.shape[0] // groups
     outs = [
         P.emit(
@@ -61,12 +65,12 @@ def _group_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
     return P.emit(ir.ConcatenateNode, tensors=outs, axis=4, dtype=x.dtype)
 
 
-def _of_every_axis(values: list[int], rank: int) -> list[int]:
+def _one_per_axis(values: list[int], rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _filters(P, weight, transposed: bool, groups: int):
-    """[O, ..., C / groups]. What is known now is laid out now, not at every call."""
+def _channels_last(P, weight, transposed: bool, groups: int):
+    """The weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
     layout = _transposed_layout if transposed else _layout
     if weight.space != Space.CONSTANT:
         return P.trace(layout, weight, groups)[0]
@@ -76,11 +80,12 @@ def _filters(P, weight, transposed: bool, groups: int):
 
 
 def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:
+    """Rearrange the weight of a convolution, [O, C / groups, ...]."""
     return w.movedim(1, -1)
 
 
 def _transposed_layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """From torch's [C, O / groups, ...]."""
+    """Rearrange the weight of a transposed convolution, [C, O / groups, ...]."""
     inputs, outputs, *kernel = w.shape
     grouped = w.reshape(groups, inputs // groups, outputs, *kernel)
     return grouped.movedim(1, -1).reshape(groups * outputs, *kernel, inputs // groups)

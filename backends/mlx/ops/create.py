@@ -1,4 +1,7 @@
-"""Tensors made from nothing but numbers and shapes."""
+"""Operators that create tensors: full, zeros, ones, the `*_like` forms, arange; and tril and triu.
+
+They lower to `FullNode`, `FullLikeNode`, `ARangeNode`, `TrilNode` and `TriuNode`. `empty` gives zeros.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def arange(P, end, start=0, step=1, dtype=None):
     if any(isinstance(v, float) and not v.is_integer() for v in numbers):
         return _affine_arange(P, start, step)
     if any(isinstance(v, ValueSlot) and v.kind is float for v in numbers):
-        raise Unsupported("arange over a float known only at run time")
+        raise Unsupported("a float that is known only at run time is unsupported; use integers and scale the result")
     out = P.out.dtype
     start, end, step = (v if isinstance(v, ValueSlot) else int(v) for v in numbers)
     return P.emit(
@@ -81,10 +84,12 @@ def arange(P, end, start=0, step=1, dtype=None):
 
 
 def _affine_arange(P, start, step):
-    """start + i * step, for a number of steps that is known."""
+    """Compute start + i * step as a constant. The number of elements is static."""
     count, out = P.out.shape[0], P.out.dtype
     if not isinstance(count, int):
-        raise Unsupported("arange with a fractional step and a dynamic length")
+        raise Unsupported(
+            "a fractional step with a dynamic length is unsupported; use torch.arange(n) * step + start"
+        )
     data = torch.arange(count, dtype=torch.float64) * step + start
     return P.constant("arange", data.to(out))
 

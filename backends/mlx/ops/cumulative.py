@@ -1,4 +1,8 @@
-"""Running results along an axis, by doubling: MLX's wire has the running sum only."""
+"""Decomposes cumprod, logcumsumexp, cummax and cummin.
+
+The IR has only the cumulative sum. The others take log2(extent) steps, each of which doubles the number of elements
+that a result covers (a Hillis-Steele scan).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,19 @@ from ..builder.registry import REGISTRY
 aten = torch.ops.aten
 
 
-def _running(combine, dim, *parts):
-    """`combine(earlier, later)` over all that stand up to each place, in log2(extent) steps."""
-    extent, reach = parts[0].shape[dim], 1
-    while reach < extent:
-        head = [p.narrow(dim, 0, reach) for p in parts]
-        earlier = [p.narrow(dim, 0, extent - reach) for p in parts]
-        later = [p.narrow(dim, reach, extent - reach) for p in parts]
+def _inclusive_scan(combine, dim, *parts):
+    """Combine each element with all elements before it along `dim`.
+
+    `combine(earlier, later)` is associative. It takes and returns lists of tensors, one for each of `parts`.
+    """
+    extent, covered = parts[0].shape[dim], 1
+    while covered < extent:
+        head = [p.narrow(dim, 0, covered) for p in parts]
+        earlier = [p.narrow(dim, 0, extent - covered) for p in parts]
+        later = [p.narrow(dim, covered, extent - covered) for p in parts]
         tail = combine(earlier, later)
         parts = [torch.cat(pair, dim) for pair in zip(head, tail)]
-        reach *= 2
+        covered *= 2
     return parts
 
 
@@ -26,36 +33,38 @@ def _cumprod(x, dim, dtype=None):
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() else torch.int64
     x = x.to(dtype)
-    return _running(lambda a, b: [a[0] * b[0]], dim, x)[0] if x.ndim else x.clone()
+    return _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x)[0] if x.ndim else x.clone()
 
 
 def _logcumsumexp(x, dim):
-    return _running(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0] if x.ndim else x.clone()
+    if x.ndim == 0:
+        return x.clone()
+    return _inclusive_scan(lambda a, b: [torch.logaddexp(a[0], b[0])], dim, x)[0]
 
 
-def _extreme(is_beyond):
-    """Values and their positions: of equal ones the last, and a NaN wins."""
+def _cumulative_extremum(replaces):
+    """cummax or cummin: values and indices. `replaces(y, x)` says whether a later y replaces x. A NaN always does."""
 
-    def later_wins(earlier, later):
+    def combine(earlier, later):
         (x, i), (y, j) = earlier, later
-        wins = is_beyond(y, x)
+        wins = replaces(y, x)
         if y.is_floating_point():
             wins = wins | torch.isnan(y)
         return [torch.where(wins, y, x), torch.where(wins, j, i)]
 
-    def text(x, dim):
+    def scan(x, dim):
         if x.ndim == 0:
             return x.clone(), torch.zeros((), dtype=torch.int64)
-        places = torch.arange(x.shape[dim]).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
-        return _running(later_wins, dim, x, places.expand(x.shape))
+        indices = torch.arange(x.shape[dim]).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
+        return _inclusive_scan(combine, dim, x, indices.expand(x.shape))
 
-    return text
+    return scan
 
 
-for _target, _text in {
+for _target, _function in {
     aten.cumprod.default: _cumprod,
     aten.logcumsumexp.default: _logcumsumexp,
-    aten.cummax.default: _extreme(torch.ge),
-    aten.cummin.default: _extreme(torch.le),
+    aten.cummax.default: _cumulative_extremum(torch.ge),
+    aten.cummin.default: _cumulative_extremum(torch.le),
 }.items():
-    REGISTRY.spell(_target, _text)
+    REGISTRY.decompose(_target, _function)

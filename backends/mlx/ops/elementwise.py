@@ -1,4 +1,8 @@
-"""Unary, binary, comparison and logical operators: rows, and the few that are not."""
+"""Elementwise operators: arithmetic, comparison, logic, rounding, selection, casts and softmax.
+
+The tables `UNARY`, `BINARY`, `COMPARE` and `LOGICAL` map an ATen name to the IR node that it lowers to. The
+functions below them lower operators that need other arguments or several instructions.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ UNARY = {
     "trunc": ir.TruncNode,
 }
 
-# Every overload of the name, `.Tensor` and `.Scalar`.
+# Each name covers all its overloads, such as `.Tensor` and `.Scalar`.
 BINARY = {
     "mul": ir.MultiplyNode,
     "remainder": ir.RemainderNode,
@@ -79,7 +83,7 @@ LOGICAL = {
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """The functional overloads of an ATen name that take a tensor, and maybe numbers."""
+    """Return the functional overloads of an ATen name whose operands are tensors, or tensors and numbers."""
     packet = getattr(aten, name)
     kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
              "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
@@ -90,14 +94,14 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
 
 
 def operands(P, dtype: torch.dtype, *values):
-    """Tensors cast to `dtype`; numbers as 0-d constants of it."""
+    """Cast tensors to `dtype` and turn numbers into 0-d constants of `dtype`."""
     return [P.cast(v, dtype) if hasattr(v, "dtype") else P.scalar(v, dtype) for v in values]
 
 
 def _unary(op):
     def lower(P, self):
         dtype = P.out.dtype
-        # torch computes in floating point what is not closed over the integers.
+        # An operator such as exp promotes integers to floating point.
         x = P.cast(self, dtype) if dtype.is_floating_point else self
         return P.emit(op, x=x, dtype=dtype)
 
@@ -122,22 +126,17 @@ def _compare(op):
 
 def _logical(op):
     def lower(P, **arguments):
-        a, b = (_truth(P, v) for v in arguments.values())
+        a, b = (P.cast(v, torch.bool) for v in arguments.values())
         return P.emit(op, a=a, b=b, dtype=torch.bool)
 
     return lower
 
 
-def _truth(P, x):
-    """x != 0, which is what a cast to bool is."""
-    return P.cast(x, torch.bool)
-
-
 for _name, _op in UNARY.items():
     REGISTRY.add(getattr(aten, _name).default, _unary(_op))
-for _rows, _rule in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logical)):
-    for _name, _op in _rows.items():
-        REGISTRY.add(overloads(_name), _rule(_op))
+for _table, _handler in ((BINARY, _binary), (COMPARE, _compare), (LOGICAL, _logical)):
+    for _name, _op in _table.items():
+        REGISTRY.add(overloads(_name), _handler(_op))
 
 
 @REGISTRY.lower(aten.round.decimals)
@@ -156,7 +155,7 @@ def _scaled(P, x, alpha, dtype):
 def add(P, self, other, alpha):
     dtype = P.out.dtype
     a, b = operands(P, dtype, self, _scaled(P, other, alpha, dtype))
-    # On bools, torch's sum is the logical one.
+    # torch adds bools with a logical or.
     return P.emit(ir.LogicalOrNode if dtype == torch.bool else ir.AddNode, a=a, b=b)
 
 
@@ -196,13 +195,15 @@ def _floor_divide(P, a, b):
 
 
 def _floored_quotient(a, b):
-    """Python's rule, which torch follows: the quotient that goes with the remainder, not the
-    floor of the rounded quotient. inf // 1 is NaN, and 1 // 0.1 is 9."""
+    """Floor division as Python and torch define it: by way of the remainder.
+
+    The floor of the rounded quotient would differ: inf // 1 is NaN, and 1 // 0.1 is 9.
+    """
     x, y = a.float(), b.float()
     remainder = torch.fmod(x, y)
     quotient = (x - remainder) / y
-    behind = (remainder != 0) & ((y < 0) != (remainder < 0))
-    quotient = torch.where(behind, quotient - 1, quotient)
+    rounds_down = (remainder != 0) & ((y < 0) != (remainder < 0))
+    quotient = torch.where(rounds_down, quotient - 1, quotient)
     floored = torch.floor(quotient)
     floored = torch.where(quotient - floored > 0.5, floored + 1, floored)
     floored = torch.where(quotient == 0, 0 * (x / y), floored)
@@ -210,19 +211,18 @@ def _floored_quotient(a, b):
 
 
 def _truncated_quotient(a, b):
-    """Integers: floor of the magnitudes' quotient, with the sign put back."""
+    """Integer division that rounds towards zero: the floored quotient of the magnitudes, with the sign restored."""
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
 
 
-# Exponents that torch does not take through a power.
+# Exponents for which torch does not call pow.
 _EXACT_POWERS = {
     2: [ir.SquareNode],
     -1: [ir.ReciprocalNode],
     -2: [ir.SquareNode, ir.ReciprocalNode],
 }
 
-
-# Not in float16, by torch: at -inf and -0 a root differs from a power.
+# torch uses these except in float16. At -inf and -0 a root differs from a power.
 _ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
@@ -247,7 +247,7 @@ def fmod(P, self, other):
 
 
 def _fmod(a, b):
-    """C's remainder: of the magnitudes, with the sign of the dividend."""
+    """The remainder as in C: that of the magnitudes, with the sign of the dividend."""
     magnitude = torch.remainder(torch.abs(a), torch.abs(b))
     return torch.where(a < 0, -magnitude, magnitude)
 
@@ -258,7 +258,7 @@ def hypot(P, self, other):
 
 
 def _hypot(a, b):
-    """Of the larger one, so that the squares do not overflow."""
+    """Scale by the larger operand, so that the squares do not overflow."""
     a, b = torch.abs(a), torch.abs(b)
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)
@@ -268,7 +268,7 @@ def _hypot(a, b):
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(P, condition, self, other):
     x, y = operands(P, P.out.dtype, self, other)
-    return P.emit(ir.WhereNode, condition=_truth(P, condition), x=x, y=y, dtype=x.dtype)
+    return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y, dtype=x.dtype)
 
 
 @REGISTRY.lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -323,8 +323,8 @@ def to_copy(P, self, dtype):
 def softmax(P, self, dim, dtype=None, half_to_float=False):
     x = P.cast(self, P.out.dtype)
     if x.ndim == 0:
-        raise Unsupported("softmax of a 0-d tensor")
-    # torch accumulates half types in float32.
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    # torch accumulates half precision in float32.
     return P.emit(ir.SoftmaxNode, x=x, axis=dim, precise=True)
 
 
@@ -332,8 +332,8 @@ def softmax(P, self, dim, dtype=None, half_to_float=False):
 def log_softmax(P, self, dim, dtype=None, half_to_float=False):
     x = P.cast(P.cast(self, P.out.dtype), torch.float32)
     if x.ndim == 0:
-        raise Unsupported("log_softmax of a 0-d tensor")
-    # Shifted first: the log of the sum would drown in a large maximum.
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    # Subtract the maximum first: next to a large maximum, the log of the sum would be rounded away.
     largest = P.emit(ir.MaxNode, x=x, axes=[dim], keepdims=True)
     x = P.emit(ir.SubtractNode, a=x, b=largest)
     total = P.emit(ir.LogSumExpNode, x=x, axes=[dim], keepdims=True)

@@ -1,4 +1,8 @@
-"""Reading and writing by index."""
+"""Reads by index (embedding, gather, index_select, x[i]) and writes of whole slices (index_copy, slice_scatter).
+
+Reads lower to `TakeNode` and `TakeAlongAxisNode`, writes to `IndexCopyNode` and `SliceUpdateNode`. A write into a
+buffer happens in place if nothing reads the old value later. Writes by index tensors are in `scatter.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from ..serialization import ir
 aten = torch.ops.aten
 
 
-
-
 @REGISTRY.lower(aten.embedding.default)
 def embedding(P, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     return P.emit(ir.TakeNode, x=weight, index=indices, axis=0)
@@ -20,8 +22,8 @@ def embedding(P, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 @REGISTRY.lower(aten.index_select.default)
 def index_select(P, self, dim, index):
     if self.ndim == 0:
-        raise Unsupported("index_select of a 0-d tensor")
-    if index.ndim == 0:  # counts as one index, and keeps the axis
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    if index.ndim == 0:  # torch keeps the axis, as for an index of shape [1]
         index = P.emit(ir.ExpandDimsNode, x=index, axis=0)
     return P.emit(ir.TakeNode, x=self, index=index, axis=dim % self.ndim)
 
@@ -29,10 +31,11 @@ def index_select(P, self, dim, index):
 @REGISTRY.lower(aten.gather.default)
 def gather(P, self, dim, index, sparse_grad):
     if self.ndim == 0:
-        raise Unsupported("gather from a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     dim %= self.ndim
     x = self
-    # torch reads the leading part where `index` is smaller; MLX wants equal extents.
+    # Along the other axes `index` may be smaller than x in torch, which reads the leading part. MLX requires
+    # equal extents.
     for axis in range(self.ndim):
         if axis != dim and x.shape[axis] != index.shape[axis]:
             shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
@@ -45,12 +48,12 @@ def gather(P, self, dim, index, sparse_grad):
 def index(P, self, indices):
     used = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.dtype == torch.bool for _, i in used):
-        raise Unsupported("boolean mask index: the result's shape depends on the data")
+        raise Unsupported("a bool mask as index gives a result whose shape depends on the data; use torch.where")
     axes = [axis for axis, _ in used]
     if len(used) == 1:
         return P.emit(ir.TakeNode, x=self, index=used[0][1], axis=axes[0])
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        # torch puts the axes of the index in front.
+        # For axes that are not adjacent, torch moves the axes of the index to the front.
         perm = axes + [a for a in range(self.ndim) if a not in axes]
         shape = tuple(self.shape[a] for a in perm)
         self, axes = P.emit(ir.TransposeNode, x=self, perm=perm), list(range(len(axes)))
@@ -60,7 +63,7 @@ def index(P, self, indices):
 
 
 def _merged_axes(P, x, axes, indices):
-    """`x` with the adjacent `axes` as one, and the index into that one."""
+    """Flatten the adjacent `axes` of `x` to one. Returns the result and the index into that axis."""
     linear = None
     for axis, index in zip(axes, indices):
         extent = P.scalar(P.size(x, axis), torch.int64)
@@ -79,14 +82,14 @@ def _merged_axes(P, x, axes, indices):
 @REGISTRY.lower(aten.index_copy.default)
 def index_copy(P, self, dim, index, source):
     if self.ndim == 0:
-        raise Unsupported("index_copy into a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     return P.emit(
         ir.IndexCopyNode,
         dst=self,
         update=source,
         indices=index if index.ndim else P.emit(ir.ExpandDimsNode, x=index, axis=0),
         axis=dim % self.ndim,
-        **_destination(P, self),
+        **_in_place(P, self),
     )
 
 
@@ -98,7 +101,7 @@ def slice_scatter(P, self, src, dim, start, end, step):
     end = extent if end is None or isinstance(end, int) and end > 2**31 - 1 else end
     return P.emit(
         ir.SliceUpdateNode, dst=self, update=P.cast(src, self.dtype), axis=dim,
-        start=start, stop=end, step=step, **_destination(P, self),
+        start=start, stop=end, step=step, **_in_place(P, self),
     )
 
 
@@ -106,16 +109,16 @@ def slice_scatter(P, self, src, dim, start, end, step):
 def select_scatter(P, self, src, dim, index):
     dim %= self.ndim
     if not isinstance(index, int) or not isinstance(self.shape[dim], int):
-        raise Unsupported("select_scatter at a dynamic index")
+        raise Unsupported("a dynamic index or extent is unsupported; use index_copy with an index tensor")
     start = index % self.shape[dim]
     update = P.emit(ir.ExpandDimsNode, x=P.cast(src, self.dtype), axis=dim)
     return P.emit(
         ir.SliceUpdateNode, dst=self, update=update, axis=dim, start=start, stop=start + 1,
-        **_destination(P, self),
+        **_in_place(P, self),
     )
 
 
-def _destination(P, buffer) -> dict:
-    """`out` where the update may be made in place."""
+def _in_place(P, buffer) -> dict:
+    """The field `out` for an update in place; empty if something reads the old value later."""
     target = P.in_place(buffer)
     return {} if target is None else {"out": target}

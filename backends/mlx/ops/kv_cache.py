@@ -1,20 +1,25 @@
-"""Key-value caches in mutable buffers: rows written in place, attention over what is held."""
+"""Lowers `mlx::cache_update` and `mlx::cached_attention`: KV caches in mutable buffers.
+
+An update is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It writes in place where
+possible. Attention is an `SdpaNode` over the positions that the cache holds, or plain products if the scores are
+soft-capped.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ..builder import dtypes
+from ..builder.cache_write import add, subtract, write_cache
 from ..builder.registry import REGISTRY
-from ..builder.rows import add, subtract, write_rows
 from ..serialization import ir
 
-_MANY = 1 << 40  # more than any position
+_POSITION_LIMIT = 1 << 40  # larger than any position
 
 
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
 def cache_update(P, cache, update, start, ring=False):
-    return write_rows(P, cache, update, P.item(start), cache.shape[2] if ring else None)
+    return write_cache(P, cache, update, P.item(start), cache.shape[2] if ring else None)
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
@@ -23,19 +28,25 @@ def cached_attention(
 ):
     begin = P.item(start)
     end = add(P, begin, P.size(query, 2))
-    rows = end if window is None else _at_most(P, end, keys.shape[2])
-    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=rows) for c in (keys, values))
+    capacity = keys.shape[2]
+    num_held = end if window is None else _minimum(P, end, capacity)
+    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=num_held) for c in (keys, values))
     k, v = (P.cast(c, query.dtype) for c in (k, v))
     if first is None and window is None and softcap is None:
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, causal=True)
-    mask = _visible(P, begin, end, rows, keys.shape[2], first, window)
+    mask = _attention_mask(P, begin, end, num_held, capacity, first, window)
     if softcap is None:
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, mask=mask)
-    return _softcapped(P, query, k, v, keys.shape[1], rows, mask, scale, softcap)
+    return _softcapped_attention(P, query, k, v, keys.shape[1], num_held, mask, scale, softcap)
 
 
-def _visible(P, begin, end, rows, capacity, first, window):
-    """What each query sees, a bool mask [S, rows], or [B, 1, S, rows] with padding."""
+def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
+    """A bool mask [S, num_held], or [B, 1, S, num_held] with padding: the cache positions that each query attends to.
+
+    The queries have the positions [begin, end). The first `num_held` entries of the cache are read. With a `window`
+    the cache is a ring buffer, and a query attends to the last `window` positions, its own included.
+    `first_positions` [B] has the first position of each sequence after its padding.
+    """
 
     def compare(op, a, b):
         return P.emit(op, a=a, b=b, dtype=torch.bool)
@@ -43,29 +54,37 @@ def _visible(P, begin, end, rows, capacity, first, window):
     def number(value):
         return P.scalar(value, torch.int32)
 
-    asking = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
-    held = _range(P, 0, rows)
-    if window is not None:
+    query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
+    entry = _range(P, 0, num_held)
+    if window is None:
+        key_at = entry
+    else:
+        # Entry i of a ring buffer holds the latest position p <= last with p % capacity == i.
         last = number(subtract(P, end, 1))
-        age = P.emit(ir.SubtractNode, a=last, b=held)
-        held = P.emit(ir.SubtractNode, a=last, b=P.emit(ir.RemainderNode, a=age, b=number(capacity)))
-    mask = compare(ir.LessEqualNode, held, asking)
+        distance = P.emit(ir.SubtractNode, a=last, b=entry)
+        age = P.emit(ir.RemainderNode, a=distance, b=number(capacity))
+        key_at = P.emit(ir.SubtractNode, a=last, b=age)
+    mask = compare(ir.LessEqualNode, key_at, query_at)
     if window is not None:
-        before = P.emit(ir.SubtractNode, a=asking, b=number(window))
-        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, held, before))
-    if first is not None:
-        first = P.emit(ir.ReshapeNode, x=P.cast(first, torch.int32), shape=[first.shape[0], 1, 1, 1])
-        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterEqualNode, held, first))
-        mask = compare(ir.LogicalOrNode, mask, compare(ir.EqualNode, held, asking))
+        before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
+        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
+    if first_positions is not None:
+        shape = [first_positions.shape[0], 1, 1, 1]
+        first_at = P.emit(ir.ReshapeNode, x=P.cast(first_positions, torch.int32), shape=shape)
+        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterEqualNode, key_at, first_at))
+        # A query in the padding attends to itself, so that its softmax is defined.
+        mask = compare(ir.LogicalOrNode, mask, compare(ir.EqualNode, key_at, query_at))
     return mask
 
 
-def _softcapped(P, query, k, v, groups, rows, mask, scale, softcap):
-    """Attention spelled out: the fused kernel has no cap. Query heads of one group are rows of
-    one product, so that no key is repeated."""
+def _softcapped_attention(P, query, k, v, kv_heads, num_held, mask, scale, softcap):
+    """Attention with scores `softcap * tanh(score / softcap)`, which the fused kernel lacks.
+
+    The query heads that share a key head are stacked in one matrix, so that no key is repeated.
+    """
     batch, heads, _, size = query.shape
     length = P.size(query, 2)
-    stacked = [batch, groups, P.emit(ir.MultiplyIntNode, a=length, b=heads // groups)]
+    stacked = [batch, kv_heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // kv_heads)]
 
     def reshape(x, *extents):
         return P.emit(ir.ReshapeNode, x=x, shape=list(extents))
@@ -75,26 +94,27 @@ def _softcapped(P, query, k, v, groups, rows, mask, scale, softcap):
 
     q = reshape(query, *stacked, size)
     transposed = P.emit(ir.TransposeNode, x=k, perm=[0, 1, 3, 2])
-    scores = reshape(P.emit(ir.AddmmNode, mat1=q, mat2=transposed), batch, heads, length, rows)
+    scores = reshape(P.emit(ir.AddmmNode, mat1=q, mat2=transposed), batch, heads, length, num_held)
     scores = P.emit(ir.MultiplyNode, a=scores, b=number(scale / softcap))
     scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
     scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
     weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
-    out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, rows), mat2=v)
+    out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, num_held), mat2=v)
     return reshape(out, batch, heads, length, size)
 
 
-# Integers of the host ---------------------------------------------------------------------
+# -- integers on the host -----------------------------------------------------
 
 
-def _at_most(P, value, bound):
-    """min(value, bound) for 0 <= value < 2^40, by the arithmetic that the wire has."""
-    times = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
-    over = P.emit(ir.FloorDivideIntNode, a=add(P, times, _MANY - 1), b=_MANY)  # 0 or 1
-    excess = P.emit(ir.MultiplyIntNode, a=over, b=subtract(P, value, bound))
+def _minimum(P, value, bound):
+    """min(value, bound) for 0 <= value < 2^40. The IR has no minimum of host integers."""
+    quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
+    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
+    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
+    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
     return subtract(P, value, excess)
 
 
-def _range(P, start, stop):
-    return P.emit(ir.ARangeNode, start=start, stop=stop, step=1, scalar_type=dtypes.scalar_type(torch.int32),
+def _range(P, begin, end):
+    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32),
                   dtype=torch.int32)

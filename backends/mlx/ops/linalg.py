@@ -1,10 +1,10 @@
-"""Matrix products."""
+"""Lowers matrix products (mm, bmm, matmul, addmm, linear) to `AddmmNode`, and those of experts to `GatherMmNode`."""
 
 from __future__ import annotations
 
 import torch
 
-from .. import custom_quant_ops
+from ..custom_ops import quantized
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -27,7 +27,7 @@ def linear(P, input, weight, bias=None):
     return P.emit(ir.AddmmNode, mat1=input, mat2=transposed, bias=bias)
 
 
-@REGISTRY.lower(custom_quant_ops.gathered_matmul)
+@REGISTRY.lower(quantized.gathered_matmul)
 def gathered_matmul(P, x, weight, index):
     transposed = P.emit(ir.TransposeNode, x=weight, perm=[0, 2, 1])
     return P.emit(ir.GatherMmNode, a=x, b=transposed, rhs_indices=index)

@@ -1,5 +1,4 @@
-"""Loops. MLX's IR has the scan, whose length is that of its inputs; a loop that ends by what it
-computes is a node of ours."""
+"""Lowers `scan` to `ScanNode`, and `while_loop` to `WhileNode`, which is an extension."""
 
 from __future__ import annotations
 
@@ -12,24 +11,21 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.scan)
 def scan(P, arguments):
-    """Over the first axis of `xs`; the results are the last carry, then what was stacked."""
+    """A loop over the first axis of `xs`. The results are the final carry, then the stacked outputs."""
     body, init, xs, additional = arguments
     if not xs:
-        raise Unsupported("scan over nothing: the number of its steps is that of its inputs")
+        raise Unsupported("a scan without xs is unsupported; pass a tensor whose first axis gives the number of steps")
     inputs = [n.meta["val"] for n in body.graph.nodes if n.op == "placeholder"]
     if any(isinstance(a, ValueSlot) for a in (*init, *xs)):
-        raise Unsupported("scan over numbers")
+        raise Unsupported("a Python number as carry or input is unsupported; use a tensor")
     carry = [P.fresh(v) for v in P.out[: len(init)]]
     for slot, value in zip(carry, init, strict=True):
-        P.emit(ir.IdCopyNode, x=P.cast(value, slot.dtype), out=slot)
+        _copy(P, P.cast(value, slot.dtype), slot)
     sliced = [P.fresh(v) for v in inputs[len(init) : len(init) + len(xs)]]
     stacked = [P.fresh(v) for v in P.out[len(init) :]]
     with P.chain() as index:
         results = P.inline(body, [*carry, *sliced, *additional])
-        # Read all of the old carry before any of it is written.
-        results = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
-        for result, slot in zip(results, [*carry, *stacked], strict=True):
-            _copy(P, result, slot)
+        _assign(P, results, [*carry, *stacked])
     P.emit(
         ir.ScanNode, originals=xs, sliced=sliced, outputs=stacked, carry=carry,
         body_chain_idx=index, scan_axis=0,
@@ -41,24 +37,27 @@ def _copy(P, value, slot):
     return P.emit(ir.IdCopyNode, x=value, out=slot)
 
 
+def _assign(P, results, slots):
+    """Write the results of a body to `slots`, by way of temporaries: a result may be another part of the carry."""
+    temporaries = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
+    for temporary, slot in zip(temporaries, slots, strict=True):
+        _copy(P, temporary, slot)
+
+
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
 def while_loop(P, arguments):
     condition, body, init, additional = arguments
     if not all(isinstance(a, TensorSlot) for a in init):
-        raise Unsupported("while_loop over numbers")
+        raise Unsupported("a Python number as carry is unsupported; use a tensor")
     carry = [P.fresh(v) for v in P.out]
     for slot, value in zip(carry, init, strict=True):
         _copy(P, P.cast(value, slot.dtype), slot)
-    with P.chain() as conditions:
-        (going,) = P.inline(condition, [*carry, *additional])
-        going = P.item(going) if isinstance(going, TensorSlot) else going
-    with P.chain() as bodies:
-        results = P.inline(body, [*carry, *additional])
-        # Read all of the old carry before any of it is written.
-        results = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
-        for result, slot in zip(results, carry, strict=True):
-            _copy(P, result, slot)
+    with P.chain() as condition_chain:
+        (predicate,) = P.inline(condition, [*carry, *additional])
+        predicate = P.item(predicate) if isinstance(predicate, TensorSlot) else predicate
+    with P.chain() as body_chain:
+        _assign(P, P.inline(body, [*carry, *additional]), carry)
     P.emit(
-        ir.WhileNode, cond=going, carry=carry, cond_chain_idx=conditions, body_chain_idx=bodies
+        ir.WhileNode, cond=predicate, carry=carry, cond_chain_idx=condition_chain, body_chain_idx=body_chain
     )
     return carry

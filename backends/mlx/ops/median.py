@@ -1,4 +1,7 @@
-"""The median, which in torch is the lower of the two in the middle; MLX averages them."""
+"""Lowers `median` to a sort.
+
+If the number of elements is even, torch takes the lower of the two middle ones. MLX's own median is their mean.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,32 @@ aten = torch.ops.aten
 
 
 def _median(x, dim: int, keepdim: bool):
-    """Values and their positions. A NaN, which sorts last, is the median of its row."""
+    """Values and indices. NaN sorts last. If the last element is NaN, the median is NaN, as in torch."""
     last = x.shape[dim] - 1
     order = torch.argsort(x, dim=dim, stable=True)
-    middle = order.select(dim, last // 2).unsqueeze(dim)
+    index = order.select(dim, last // 2).unsqueeze(dim)
     if x.is_floating_point():
-        end = order.select(dim, last).unsqueeze(dim)
-        middle = torch.where(torch.isnan(x.gather(dim, end)), end, middle)
-    values = x.gather(dim, middle)
-    return (values, middle) if keepdim else (values.squeeze(dim), middle.squeeze(dim))
+        index_of_last = order.select(dim, last).unsqueeze(dim)
+        index = torch.where(torch.isnan(x.gather(dim, index_of_last)), index_of_last, index)
+    values = x.gather(dim, index)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
 
-def _static(x, dim: int) -> None:
-    if not isinstance(x.shape[dim], int):
-        raise Unsupported(f"median over axis {dim}, whose extent is dynamic")
-    if x.shape[dim] == 0:
-        raise Unsupported("median of nothing")
+def _check_extent(extent) -> None:
+    if not isinstance(extent, int):
+        raise Unsupported(
+            "the median over a dynamic dimension is unsupported; use torch.sort over it and select the middle element"
+        )
+    if extent == 0:
+        raise Unsupported("the median of an empty dimension is undefined")
 
 
 @REGISTRY.lower(aten.median.default)
 def median(P, self):
     if self.ndim == 0:
         return self
-    if not all(isinstance(extent, int) for extent in self.shape) or 0 in self.shape:
-        raise Unsupported("median of a tensor of dynamic size, or of nothing")
+    for extent in self.shape:
+        _check_extent(extent)
     return P.trace(lambda x: _median(x.reshape(-1), 0, False)[0], self)[0]
 
 
@@ -41,5 +46,5 @@ def median(P, self):
 def median_dim(P, self, dim, keepdim):
     if self.ndim == 0:
         return [self, P.full([], 0, torch.int64)]
-    _static(self, dim)
+    _check_extent(self.shape[dim])
     return P.trace(_median, self, dim % self.ndim, keepdim)

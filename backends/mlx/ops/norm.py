@@ -1,4 +1,8 @@
-"""Normalization over the last axis."""
+"""Normalization and norms.
+
+`rms_norm` and `layer_norm` lower to MLX's fused nodes. Batch norm, group norm, vector norms and cdist lower to
+arithmetic. `patterns/norm.py` finds RMSNorm and LayerNorm in models that compute them step by step.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,26 @@ from ..serialization import ir
 aten = torch.ops.aten
 
 
-def _last_axis(name: str, normalized_shape) -> None:
+def _check_one_axis(normalized_shape) -> None:
     if len(normalized_shape) != 1:
-        raise Unsupported(f"{name} over {len(normalized_shape)} axes: MLX normalizes the last one")
+        raise Unsupported(f"normalized_shape: got {len(normalized_shape)} axes, expected one; flatten them first")
 
 
 @REGISTRY.lower(aten.rms_norm.default)
 def rms_norm(P, input, normalized_shape, weight=None, eps=None):
-    _last_axis("rms_norm", normalized_shape)
+    _check_one_axis(normalized_shape)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return P.emit(ir.RMSNormNode, x=input, weight=weight, eps=eps)
 
 
 @REGISTRY.lower(aten.layer_norm.default)
 def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    _last_axis("layer_norm", normalized_shape)
+    _check_one_axis(normalized_shape)
     return P.emit(ir.LayerNormNode, x=input, weight=weight, bias=bias, eps=eps)
 
 
 def _batch_norm(x, weight, bias, mean, variance, eps):
-    """Channels are the second axis."""
+    """Normalize with given statistics. The second axis has the channels."""
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = torch.rsqrt(variance + eps)
     scale = scale if weight is None else scale * weight
@@ -40,7 +44,7 @@ def _batch_norm(x, weight, bias, mean, variance, eps):
 @REGISTRY.lower(aten._native_batch_norm_legit_no_training.default)
 def batch_norm(P, input, weight, bias, running_mean, running_var, momentum, eps):
     (out,) = P.trace(_batch_norm, input, weight, bias, running_mean, running_var, eps)
-    # The saved statistics are for training; here they are empty.
+    # The saved statistics serve training. In inference torch returns them empty.
     return [P.cast(out, input.dtype), *(P.full([0], 0, v.dtype) for v in P.out[1:])]
 
 

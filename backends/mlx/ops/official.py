@@ -1,39 +1,45 @@
-"""The torch operators of ExecuTorch's own MLX delegate, and of its cache that is not in the graph."""
+"""Lowers the torch operators of ExecuTorch's own MLX delegate, and `kvcache::update_and_attend`.
+
+Models written for that delegate call them: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`, `mlx::gather_mm`,
+`mlx::gather_qmm` and the two operators of mixture-of-experts layers. `custom_ops/official.py` defines them.
+"""
 
 from __future__ import annotations
 
 import torch
 from executorch.extension.llm.cache import update_and_attend as _  # noqa: F401  (defines kvcache)
 
-from .. import official_ops
+from ..custom_ops import official
 from ..builder import dtypes
+from ..builder.cache_write import add, write_cache
 from ..builder.registry import REGISTRY, Unsupported
-from ..builder.rows import add, write_rows
 from ..builder.slots import Space
 from ..serialization import ir
 
 
 @REGISTRY.lower(torch.ops.higher_order.auto_functionalized_v2)
 def auto_functionalized(P, arguments, _all_bases, **fields):
-    """What export makes of an operator that writes into its operands: its results, then the new
-    values of what it has written."""
+    """The form in which export writes an operator that modifies its operands.
+
+    The results are those of the operator, then the new values of the operands that it modifies.
+    """
     (operator,) = arguments
-    if operator is not official_ops.kv_cache_update:
-        raise Unsupported(f"{operator}, which writes into its operands")
+    if operator is not official.kv_cache_update:
+        raise Unsupported(f"{operator} modifies its operands, which is unsupported; use mlx::kv_cache_update")
     if set(fields) != {"new_values", "start_pos", "ring_size", "_cache_base_index"}:
-        raise Unsupported("kv_cache_update of a view of a cache")
+        raise Unsupported("kv_cache_update of a view of a cache is unsupported; pass the whole cache")
     cache = _all_bases[fields["_cache_base_index"]]
     new_values, ring_size = fields["new_values"], fields["ring_size"]
     if not isinstance(ring_size, int) or ring_size > cache.shape[2]:
-        raise Unsupported(f"kv_cache_update: a ring of {ring_size} in a cache of {cache.shape[2]}")
-    written = write_rows(P, cache, new_values, fields["start_pos"], ring_size or None)
+        raise Unsupported(f"kv_cache_update: ring_size: got {ring_size}, expected at most {cache.shape[2]} positions")
+    written = write_cache(P, cache, new_values, fields["start_pos"], ring_size or None)
     return [P.full([1], 0.0, new_values.dtype), written]
 
 
-@REGISTRY.lower(official_ops.custom_sdpa)
+@REGISTRY.lower(official.custom_sdpa)
 def custom_sdpa(P, query, key, value, start_pos, attn_mask, dropout_p, is_causal, scale):
     if dropout_p != 0:
-        raise Unsupported(f"dropout_p is {dropout_p}: only 0 lowers")
+        raise Unsupported(f"dropout_p: got {dropout_p}, expected 0")
     end = add(P, start_pos, P.size(query, 2))
     k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=end) for c in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -41,10 +47,10 @@ def custom_sdpa(P, query, key, value, start_pos, attn_mask, dropout_p, is_causal
     return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, causal=is_causal, mask=mask)
 
 
-@REGISTRY.lower(official_ops.rope)
+@REGISTRY.lower(official.rope)
 def rope(P, x, dims, pos, traditional, base, scale, freqs):
     if freqs is not None and freqs.ndim > 1:
-        return P.trace(official_ops.rotate, x, dims, 0, traditional, freqs=freqs)[0]
+        return P.trace(official.rotate, x, dims, 0, traditional, freqs=freqs)[0]
     offset = P.scalar(pos, torch.int32) if isinstance(pos, int) else pos
     return P.emit(
         ir.RopeNode, x=x, dims=dims, offset=offset, traditional=traditional, base=base, scale=scale,
@@ -52,7 +58,7 @@ def rope(P, x, dims, pos, traditional, base, scale, freqs):
     )
 
 
-@REGISTRY.lower(official_ops.gather_mm)
+@REGISTRY.lower(official.gather_mm)
 def gather_mm(P, a, b, rhs_indices, lhs_indices, sorted_indices):
     return P.emit(
         ir.GatherMmNode, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices,
@@ -60,22 +66,22 @@ def gather_mm(P, a, b, rhs_indices, lhs_indices, sorted_indices):
     )
 
 
-@REGISTRY.lower(official_ops.gather_qmm)
+@REGISTRY.lower(official.gather_qmm)
 def gather_qmm(
     P, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode,
     sorted_indices,
 ):
     weights = [t for t in (w, scales, biases) if t is not None]
     if any(t.space != Space.CONSTANT for t in weights):
-        raise Unsupported("quantized experts that are not constants of the program")
+        raise Unsupported("weights computed at run time are unsupported; make them parameters or buffers")
     experts, rows, groups = scales.shape
 
     def words():
-        return official_ops.words_of_experts(w.data(), bits)
+        return official.pack_experts(w.data(), bits)
 
     def offsets():
         zero_points = None if biases is None else biases.data()
-        return official_ops.biases_of_experts(scales.data(), zero_points, bits).to(x.dtype)
+        return official.packed_biases(scales.data(), zero_points, bits).to(x.dtype)
 
     return P.emit(
         ir.GatherQmmNode,
@@ -93,19 +99,19 @@ def _sorted(P, flag):
     return {} if flag is None else {"sorted_indices_flag": P.item(flag)}
 
 
-@REGISTRY.lower(official_ops.moe_gather_inputs)
+@REGISTRY.lower(official.moe_gather_inputs)
 def moe_gather_inputs(P, x, expert_indices, top_k, sort_cutoff):
-    return P.trace(official_ops.gathered_inputs, x, expert_indices, top_k, sort_cutoff)
+    return P.trace(official.gathered_inputs, x, expert_indices, top_k, sort_cutoff)
 
 
-@REGISTRY.lower(official_ops.moe_scatter_outputs)
+@REGISTRY.lower(official.moe_scatter_outputs)
 def moe_scatter_outputs(P, down, sort_experts, inv_order, top_k):
-    return P.trace(official_ops.scattered_outputs, down, sort_experts, inv_order, top_k)[0]
+    return P.trace(official.scattered_outputs, down, sort_experts, inv_order, top_k)[0]
 
 
 @REGISTRY.lower(torch.ops.kvcache.update_and_attend.default)
 def update_and_attend(P, q, k, v, position, layer_id, scale, out_dtype):
-    """The cache is the runtime's own, one for each layer."""
+    """The runtime owns the cache, one for each layer."""
     return P.emit(
         ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
         out_dtype=dtypes.scalar_type(out_dtype), dtype=out_dtype,

@@ -1,8 +1,8 @@
-"""Pooling, one axis after the other: gather the windows of an axis, then reduce each.
+"""Lowers max and average pooling, one axis at a time: gather the windows of an axis, then reduce each window.
 
-Windows that tile the axis (global pooling, stride = kernel, adaptive pooling of a multiple) are
-a reshape; all others are taken by a table of positions. The table is a constant, or computed at
-run time where the extent of the axis is dynamic.
+Where the windows tile the axis (global pooling, stride = kernel, adaptive pooling to a divisor), the gather is a
+reshape. Otherwise it takes a table of indices, [windows, elements of a window]. The table is a constant; for an axis
+of dynamic extent the program computes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Spaced:
-    """Output o of an axis reads `size` elements, `dilation` apart, from o * stride - padding on."""
+class Strided:
+    """Ordinary pooling of an axis: window `w` starts at w * stride - padding and has `size` elements, `dilation` apart.
+
+    `counts_padding`: whether a mean divides by the padding elements too (`count_include_pad`).
+    """
 
     size: int
     stride: int
@@ -30,91 +33,98 @@ class Spaced:
     ceil_mode: bool = False
 
     @property
-    def reach(self) -> int:
-        """From the first element of a window to its last."""
+    def span(self) -> int:
+        """The distance from the first element of a window to its last."""
         return self.dilation * (self.size - 1)
 
     def windows(self, extent: int, count: int) -> list[range]:
+        """The indices of each window, including those in the padding."""
         starts = range(-self.padding, count * self.stride - self.padding, self.stride)
         return [range(s, s + self.size * self.dilation, self.dilation) for s in starts]
 
-    def sizes(self, extent: int, count: int) -> list[int]:
-        """How many elements a mean counts: a window of ceil_mode may reach beyond the padding too."""
+    def divisors(self, extent: int, count: int) -> list[int]:
+        """The number of elements that a mean counts in each window.
+
+        In ceil_mode a window may extend beyond the padding.
+        """
         padding = self.padding if self.counts_padding else 0
         return [
             min(w.stop, extent + padding) - max(w.start, -padding) for w in self.windows(extent, count)
         ]
 
-    def table(self, extent):
-        """`windows` as positions [count, size]; then those within the axis, and the first of each."""
-        room = extent + 2 * self.padding - self.reach - 1
-        count = (room + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
+    def dynamic_windows(self, extent):
+        """`windows` for a dynamic extent, as tensors.
+
+        Returns the indices [count, size], which of them lie in the axis, and the first one in each window that does.
+        """
+        last_start = extent + 2 * self.padding - self.span - 1
+        count = (last_start + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
         start = (torch.arange(count) * self.stride - self.padding).unsqueeze(1)
-        positions = start + torch.arange(self.size) * self.dilation
+        indices = start + torch.arange(self.size) * self.dilation
         outside = torch.clamp(-start, min=0) + self.dilation - 1
         first = start + torch.floor_divide(outside, self.dilation) * self.dilation
-        return positions, (positions >= 0) & (positions < extent), first
+        return indices, (indices >= 0) & (indices < extent), first
 
-    def counted(self, extent):
+    def dynamic_divisors(self, extent):
+        """`divisors` for a dynamic extent: a number, or a tensor [count]."""
         if self.counts_padding:
             return self.size
-        _, inside, _ = self.table(extent)
+        _, inside, _ = self.dynamic_windows(extent)
         return inside.sum(1)
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """`count` windows that cover the axis: the oth from o / count of it to (o + 1) / count."""
+    """Adaptive pooling of an axis to `count` elements, with the methods of `Strided`.
+
+    Window `w` covers the indices from floor(w * extent / count) up to ceil((w + 1) * extent / count), exclusive.
+    """
 
     count: int
 
     def windows(self, extent: int, count: int) -> list[range]:
-        return [range(o * extent // count, -(-(o + 1) * extent // count)) for o in range(count)]
+        return [range(w * extent // count, -(-(w + 1) * extent // count)) for w in range(count)]
 
-    def sizes(self, extent: int, count: int) -> list[int]:
+    def divisors(self, extent: int, count: int) -> list[int]:
         return [len(w) for w in self.windows(extent, count)]
 
     def _bounds(self, extent):
-        at = torch.arange(self.count).unsqueeze(1)
-        last = (at + 1) * extent + self.count - 1
-        return torch.floor_divide(at * extent, self.count), torch.floor_divide(last, self.count)
+        window = torch.arange(self.count).unsqueeze(1)
+        end = (window + 1) * extent + self.count - 1
+        return torch.floor_divide(window * extent, self.count), torch.floor_divide(end, self.count)
 
-    def table(self, extent):
+    def dynamic_windows(self, extent):
         first, end = self._bounds(extent)
-        positions = first + torch.arange((extent + self.count - 1) // self.count + 1)
-        return positions, positions < end, first
+        indices = first + torch.arange((extent + self.count - 1) // self.count + 1)
+        return indices, indices < end, first
 
-    def counted(self, extent):
+    def dynamic_divisors(self, extent):
         first, end = self._bounds(extent)
         return (end - first).squeeze(1)
 
 
-Axis = Spaced | Adaptive
+Axis = Strided | Adaptive
 
 
-def _spaced(P, x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Axis]:
-    axes = [
-        Spaced(*numbers, counts_padding, ceil_mode)
-        for numbers in zip(
-            *(
-                _of_every_axis(values, rank)
-                for values in (kernel_size, stride or kernel_size, padding, dilation)
-            )
-        )
-    ]
+def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Axis]:
+    options = (_one_per_axis(values, rank) for values in (kernel_size, stride or kernel_size, padding, dilation))
+    axes = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]
     for axis, extent in zip(axes, x.shape[-rank:]):
-        # Where this holds no window begins behind the end, of which torch would drop it.
-        if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.reach + 1:
-            raise Unsupported("pooling in ceil_mode, its windows apart, over an axis whose extent is dynamic")
+        # torch drops a last window that starts in the padding after the axis. Under this condition there may be one.
+        if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.span + 1:
+            raise Unsupported(
+                "ceil_mode over a dynamic dimension is unsupported if stride + padding exceeds the window; "
+                "use ceil_mode=False"
+            )
     return axes
 
 
-def _of_every_axis(values: list[int], rank: int) -> list[int]:
+def _one_per_axis(values: list[int], rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
 def _extents(P, x, rank: int) -> list[tuple[int, int]]:
-    """Of the pooled axes, the last ones, before and after."""
+    """The extents of the pooled axes, which are the last ones, before and after pooling."""
     out = P.out[0] if isinstance(P.out, (list, tuple)) else P.out
     return list(zip(x.shape[-rank:], out.shape[-rank:]))
 
@@ -125,42 +135,45 @@ def _is_static(extents: tuple) -> bool:
 
 @dataclass(frozen=True)
 class Windows:
-    """An axis with what is known of it now: a constant table [count · size] of positions, or None
-    for 0, 1, …, and the `count` of windows; or that it has to be computed."""
+    """The windows of an axis, as far as they are known at export.
+
+    `count`: the number of windows, or None for a dynamic extent. `table`: a constant of `count * size` indices, or
+    None if they are 0, 1, 2, …, so that a reshape gathers them.
+    """
 
     axis: Axis
     count: int | None = None
     table: TensorSlot | None = None
 
 
-def _windows(P, axes: list[Axis], extents, outside) -> list[Windows]:
-    """`outside(window, extent)` is what stands for a position that the axis does not have."""
-    found = []
+def _windows(P, axes: list[Axis], extents, substitute) -> list[Windows]:
+    """`substitute(window, extent)`: the index to read instead of one outside the axis."""
+    result = []
     for axis, (extent, count) in zip(axes, extents):
         if _is_static((extent, count)):
-            table = _table(P, axis.windows(extent, count), extent, outside)
-            found.append(Windows(axis, count, table))
+            table = _table(P, axis.windows(extent, count), extent, substitute)
+            result.append(Windows(axis, count, table))
         elif axis == Adaptive(1):
-            found.append(Windows(axis, 1))
+            result.append(Windows(axis, 1))
         else:
-            found.append(Windows(axis))
-    return found
+            result.append(Windows(axis))
+    return result
 
 
-def _table(P, windows: list[range], extent: int, outside) -> TensorSlot | None:
+def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
     widest = max((len(w) for w in windows), default=0)
-    positions = []
+    indices = []
     for window in windows:
-        beyond = outside(window, extent)
-        inside = [p if 0 <= p < extent else beyond for p in window]
-        positions += inside + [beyond] * (widest - len(inside))
-    if positions == list(range(extent)):
+        other = substitute(window, extent)
+        inside = [i if 0 <= i < extent else other for i in window]
+        indices += inside + [other] * (widest - len(inside))
+    if indices == list(range(extent)):
         return None
-    return P.constant("windows", torch.tensor(positions, dtype=torch.int64))
+    return P.constant("windows", torch.tensor(indices, dtype=torch.int64))
 
 
-def _taken(x, axis: int, table, count: int):
-    """[…, extent, …] → […, count, k, …]; `axis` is negative and counts the k."""
+def _gather(x, axis: int, table, count: int):
+    """[…, extent, …] → […, count, size, …]. `axis` is negative: the axis of `size` in the result."""
     if table is None:
         return x.unflatten(axis, (count, x.shape[axis] // count))
     if table.dim() == 1:
@@ -172,34 +185,33 @@ def _taken(x, axis: int, table, count: int):
 
 
 def _max_pool(x, tables, windows):
-    """Values and their positions in the plane of the pooled axes; of equal ones the first."""
+    """Values, and their indices in the flattened pooled axes. Among equal values the first counts."""
     plane = x.shape[-len(windows):]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
     for axis in range(-1, -len(windows) - 1, -1):
         table, count = tables[axis], windows[axis].count
         if count is None:
-            positions, inside, first = windows[axis].axis.table(x.shape[axis])
-            table = torch.where(inside, positions, first)
-        x, which = _taken(x, axis, table, count).max(axis)
-        index = _taken(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
+            indices, inside, first = windows[axis].axis.dynamic_windows(x.shape[axis])
+            table = torch.where(inside, indices, first)
+        x, which = _gather(x, axis, table, count).max(axis)
+        index = _gather(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
     return x, index
 
 
 def _first_inside(window: range, extent: int) -> int:
-    return next(p for p in window if 0 <= p < extent)
+    return next(i for i in window if 0 <= i < extent)
 
 
 def _lower_max(P, x, axes: list[Axis]):
     if 0 in x.shape:
-        raise Unsupported("max pooling of an empty tensor")
+        raise Unsupported("an empty input is unsupported")
     windows = _windows(P, axes, _extents(P, x, len(axes)), _first_inside)
     return P.trace(_max_pool, x, [w.table for w in windows], windows)
 
 
 def _max_pool_over(rank: int):
     def lower(P, self, kernel_size, stride, padding, dilation, ceil_mode):
-        axes = _spaced(P, self, rank, kernel_size, stride, padding, dilation, ceil_mode)
-        return _lower_max(P, self, axes)
+        return _lower_max(P, self, _strided_axes(self, rank, kernel_size, stride, padding, dilation, ceil_mode))
 
     return lower
 
@@ -216,56 +228,54 @@ def adaptive_max_pool(P, self, output_size):
 # -- average ------------------------------------------------------------------
 
 
-def _avg_pool(x, tables, windows, sizes, divisor):
-    """Sums in float32, as torch has them, divided at the end."""
+def _avg_pool(x, tables, windows, divisors, divisor_override):
+    """Sum in float32, as torch does, and divide once at the end."""
     total = x.float() if x.is_floating_point() else x
-    counted = 1
-    for axis, table, window, size in zip(range(-len(windows), 0), tables, windows, sizes):
+    product = 1
+    for axis, table, window, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
         if window.count is None:
             extent = x.shape[axis]
-            positions, inside, _ = window.axis.table(extent)
-            table, size = torch.where(inside, positions, extent), window.axis.counted(extent)
-        elif size is None:
-            size = x.shape[axis]
+            indices, inside, _ = window.axis.dynamic_windows(extent)
+            table, divisor = torch.where(inside, indices, extent), window.axis.dynamic_divisors(extent)
+        elif divisor is None:
+            divisor = x.shape[axis]
         if table is not None:
-            # One zero behind the end, for positions in the padding.
+            # Append a zero, which indices in the padding read.
             zero = torch.zeros_like(total.narrow(axis, 0, 1))
             total = torch.cat([total, zero], axis)
-        total = _taken(total, axis, table, window.count).sum(axis)
-        if isinstance(size, torch.Tensor):
-            size = size.to(torch.float32).reshape(-1, *[1] * (-axis - 1))
-        counted = size * counted
-    return (total / (counted if divisor is None else divisor)).to(x.dtype)
+        total = _gather(total, axis, table, window.count).sum(axis)
+        if isinstance(divisor, torch.Tensor):
+            divisor = divisor.to(torch.float32).reshape(-1, *[1] * (-axis - 1))
+        product = divisor * product
+    return (total / (product if divisor_override is None else divisor_override)).to(x.dtype)
 
 
-def _lower_avg(P, x, axes: list[Axis], divisor: int | None = None):
+def _lower_avg(P, x, axes: list[Axis], divisor_override: int | None = None):
     if not x.dtype.is_floating_point:
-        raise Unsupported(f"average pooling of {x.dtype}: torch has its own rounding there")
+        raise Unsupported(f"input: got {x.dtype}, expected a floating-point dtype; cast it first")
     extents = _extents(P, x, len(axes))
     windows = _windows(P, axes, extents, lambda window, extent: extent)
-    sizes = [_sizes(P, axis, *pair) for axis, pair in zip(axes, extents)]
-    return P.trace(_avg_pool, x, [w.table for w in windows], windows, sizes, divisor)[0]
+    divisors = [_divisors(P, axis, *pair) for axis, pair in zip(axes, extents)]
+    return P.trace(_avg_pool, x, [w.table for w in windows], windows, divisors, divisor_override)[0]
 
 
-def _sizes(P, axis: Axis, extent, count) -> int | TensorSlot | None:
-    """How many elements each window counts: one number, or a row of them; None if it is dynamic."""
+def _divisors(P, axis: Axis, extent, count) -> int | TensorSlot | None:
+    """The number of elements that each window counts: an int if all agree, a constant [count], or None if dynamic."""
     if not _is_static((extent, count)):
         return None
-    sizes = axis.sizes(extent, count)
-    if len(set(sizes)) == 1:
-        return sizes[0]
-    return P.constant("window_sizes", torch.tensor(sizes, dtype=torch.float32))
+    divisors = axis.divisors(extent, count)
+    if len(set(divisors)) == 1:
+        return divisors[0]
+    return P.constant("window_sizes", torch.tensor(divisors, dtype=torch.float32))
 
 
 def _avg_pool_over(rank: int):
     def lower(
         P, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None
     ):
-        axes = _spaced(
-            P, self, rank, kernel_size, stride, padding, [1], ceil_mode, count_include_pad
-        )
+        axes = _strided_axes(self, rank, kernel_size, stride, padding, [1], ceil_mode, count_include_pad)
         if ceil_mode and not all(isinstance(extent, int) for extent in self.shape[-rank:]):
-            raise Unsupported("average pooling in ceil_mode over an axis whose extent is dynamic")
+            raise Unsupported("ceil_mode over a dynamic dimension is unsupported; use ceil_mode=False")
         return _lower_avg(P, self, axes, divisor_override)
 
     return lower

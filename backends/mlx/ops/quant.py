@@ -1,55 +1,60 @@
-"""Quantized weights: in MLX's packing, and as torchao spells them."""
+"""Quantized weights: the `mlx::quantized_*` operators over MLX's packing, and torchao's quantization operators.
+
+Products lower to `QuantizedMatmulNode` and `GatherQmmNode`, embeddings to `DequantizeNode` of the rows that are read.
+torchao's dequantizations lower to `DequantizeNode` of a repacked constant if MLX has such a packing, else to
+arithmetic. `patterns/quant.py` fuses them with the product that reads them.
+"""
 
 from __future__ import annotations
 
 import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
-from .. import custom_quant_ops
-from ..builder.quantized import DEQUANTIZE, affine, dequantized, result_dtype
+from ..custom_ops import quantized
+from ..builder.quantized_weights import DEQUANTIZE, dequantize, read_affine, result_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
 
 
-@REGISTRY.lower(custom_quant_ops.quantized_matmul)
-def quantized_matmul(P, x, w, scales, biases, **form):
+@REGISTRY.lower(quantized.quantized_matmul)
+def quantized_matmul(P, x, w, scales, biases, **packing):
     w, scales, biases = _operands(P, w, scales, biases, x.dtype)
-    return P.emit(ir.QuantizedMatmulNode, x=x, w=w, scales=scales, biases=biases, transpose=True, **form)
+    return P.emit(ir.QuantizedMatmulNode, x=x, w=w, scales=scales, biases=biases, transpose=True, **packing)
 
 
-@REGISTRY.lower(custom_quant_ops.gathered_quantized_matmul)
-def gathered_quantized_matmul(P, x, index, w, scales, biases, **form):
+@REGISTRY.lower(quantized.gathered_quantized_matmul)
+def gathered_quantized_matmul(P, x, index, w, scales, biases, **packing):
     w, scales, biases = _operands(P, w, scales, biases, x.dtype)
     return P.emit(
         ir.GatherQmmNode, x=x, w=w, scales=scales, biases=biases, rhs_indices=index,
-        transpose=True, **form,
+        transpose=True, **packing,
     )
 
 
-@REGISTRY.lower(custom_quant_ops.quantized_embedding)
-def quantized_embedding(P, indices, w, scales, biases, dtype, **form):
+@REGISTRY.lower(quantized.quantized_embedding)
+def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
     index = indices if indices.ndim else P.emit(ir.ExpandDimsNode, x=indices, axis=0)
     w, scales, biases = (
         None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
         for t in _operands(P, w, scales, biases)
     )
-    # MLX makes floats of the dtype of the scales, and bfloat16, exactly, where those are bytes.
+    # MLX dequantizes to the dtype of the scales, or exactly to bfloat16 if the scales are bytes.
     if scales.dtype.is_floating_point:
-        # It would round q * scale before it adds the bias. Only the rows are cast, so that the
-        # tables can be those of a tied head.
+        # In half precision MLX would round q * scale before it adds the bias. The cast comes after the lookup, so
+        # that a tied head can share the tables.
         scales, biases = P.cast(scales, torch.float32), P.cast(biases, torch.float32)
-    made = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
-    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=made, **form)
+    float_dtype = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
+    y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=float_dtype, **packing)
     y = y if indices.ndim else P.emit(ir.SqueezeNode, x=y, dims=[0])
     y.shape = tuple(P.out.shape)
     return P.cast(y, dtype)
 
 
 def _operands(P, w, scales, biases, dtype=None):
-    """`w` in uint32, and floats among scales and biases in `dtype`: at serialization."""
+    """View `w` as uint32 and cast floating-point scales and biases to `dtype`, when the program is serialized."""
     if w.space != Space.CONSTANT:
-        raise Unsupported("packed weights that are not constants of the program")
+        raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")
     words = P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)
     return words, _floats(P, scales, dtype), _floats(P, biases, dtype)
 
@@ -63,49 +68,49 @@ def _floats(P, t, dtype):
 
 
 @REGISTRY.lower(torch.ops.torchao.dequantize_affine.default)
-def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **range_):
-    weight = affine(P, input, block_size, scale, zero_point, output_dtype=output_dtype, **range_)
-    if weight is not None and weight.packs:
-        return dequantized(P, weight)
+def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **integer_range):
+    weight = read_affine(P, input, block_size, scale, zero_point, output_dtype=output_dtype, **integer_range)
+    if weight is not None and weight.can_pack:
+        return dequantize(P, weight)
     dtype = result_dtype(output_dtype)
     if input.dtype.is_floating_point:
-        raise Unsupported(f"dequantize_affine of {input.dtype}: integers were expected")
+        raise Unsupported(f"input: got {input.dtype}, expected an integer dtype")
     if not all(isinstance(n, int) for n in block_size):
-        raise Unsupported(f"blocks of a dynamic size in a tensor of shape {list(input.shape)}")
+        raise Unsupported("block_size: got a dynamic size, expected integers")
 
-    def text(q, scale, zero_point=None):
-        blocks, inner = [], []
+    def dequantize_blocks(q, scale, zero_point=None):
+        blocks, per_block = [], []
         for extent, block in zip(q.shape, block_size):
             blocks += [extent // block, block]
-            inner += [extent // block, 1]
+            per_block += [extent // block, 1]
         x = q.reshape(blocks).to(torch.int32)
         if zero_point is not None:
-            x = x - zero_point.to(torch.int32).reshape(inner)
-        return (x.to(dtype) * scale.reshape(inner)).to(dtype).reshape(q.shape)
+            x = x - zero_point.to(torch.int32).reshape(per_block)
+        return (x.to(dtype) * scale.reshape(per_block)).to(dtype).reshape(q.shape)
 
     operands = [input, scale] + ([] if zero_point is None else [zero_point])
-    return P.trace(text, *operands)[0]
+    return P.trace(dequantize_blocks, *operands)[0]
 
 
-def _whole(read):
-    """A weight that is read as a matrix of floats."""
+def _dequantize_constant(read):
+    """A handler for a weight that is read as a matrix of floats. `read` gives its form from the arguments."""
 
     def lower(P, **arguments):
         weight = read(P, **arguments)
-        if weight is None or not weight.packs:
-            raise Unsupported("quantized weights that MLX has no packing for, or that are no constants")
-        return dequantized(P, weight)
+        if weight is None or not weight.can_pack:
+            raise Unsupported("the weight is not a constant, or MLX has no packing for its block size and element type")
+        return dequantize(P, weight)
 
     return lower
 
 
 for _target, _read in DEQUANTIZE.items():
-    if _read is not affine:
-        REGISTRY.add(_target, _whole(_read))
+    if _read is not read_affine:
+        REGISTRY.add(_target, _dequantize_constant(_read))
 
 
-def _by_its_definition(target):
-    """Dynamic quantization of activations: torchao's own text, around the product."""
+def _traced_definition(target):
+    """A handler that traces torchao's own definition. Dynamic quantization of activations uses these operators."""
 
     def lower(P, **arguments):
         results = P.trace(target, **arguments)
@@ -117,17 +122,20 @@ def _by_its_definition(target):
 for _target in (
     torch.ops.torchao.choose_qparams_affine.default, torch.ops.torchao.quantize_affine.default
 ):
-    REGISTRY.add(_target, _by_its_definition(_target))
+    REGISTRY.add(_target, _traced_definition(_target))
 
 
 @REGISTRY.lower(torch.ops.aten._int_mm.default)
 def int_mm(P, self, mat2):
-    """In float32 every sum of products with half a byte is exact, up to 8192 of them."""
+    """Two float32 products, with the lower and the upper four bits of `self`.
 
-    def text(a, b):
+    Sums of up to 8192 products of a 4-bit and an 8-bit integer are exact in float32.
+    """
+
+    def product(a, b):
         a, b = a.to(torch.int32), b.to(torch.float32)
         low = torch.bitwise_and(a, 15)
         high = ((a - low) // 16).to(torch.float32)
         return (high @ b).to(torch.int32) * 16 + (low.to(torch.float32) @ b).to(torch.int32)
 
-    return P.trace(text, self, mat2)[0]
+    return P.trace(product, self, mat2)[0]

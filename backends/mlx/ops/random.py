@@ -1,4 +1,4 @@
-"""Random bits: the one random primitive."""
+"""Lowers `mlx::random_bits`, the only random operator, to `RandomBitsNode`."""
 
 from __future__ import annotations
 

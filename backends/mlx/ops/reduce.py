@@ -1,4 +1,7 @@
-"""Reductions over some axes or all of them."""
+"""Reductions: sum, mean, prod, the extrema, any, all, logsumexp, var, std, argmax, argmin; and cumsum.
+
+The table `REDUCE` maps an ATen name to the IR node that it lowers to.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from ..serialization import ir
 
 aten = torch.ops.aten
 
-# torch name: (node, overloads)
+# ATen name: (IR node, overloads)
 REDUCE = {
     "sum": (ir.SumNode, ("default", "dim_IntList")),
     "mean": (ir.MeanNode, ("default", "dim")),
@@ -29,7 +32,7 @@ def axes_of(dim) -> list[int]:
 
 def _reduce(op):
     def lower(P, self, dim=None, keepdim=False, dtype=None):
-        # Sums of ints and bools are int64 in torch; the accumulator is that of the result.
+        # torch sums integers and bools in int64, the dtype of the result.
         x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
         axes = axes_of(dim) if x.ndim else []
         return P.emit(op, x=x, axes=axes, keepdims=keepdim, dtype=P.out.dtype)
@@ -43,9 +46,9 @@ for _name, (_op, _overloads) in REDUCE.items():
 
 @REGISTRY.lower(aten.logsumexp.default)
 def logsumexp(P, self, dim, keepdim):
-    if 0 in self.shape:  # of nothing; MLX refuses to say
+    if 0 in self.shape:  # MLX raises an error here; torch returns -inf
         if not all(isinstance(extent, int) for extent in P.out.shape):
-            raise Unsupported("logsumexp of an empty tensor with a dynamic dimension")
+            raise Unsupported("an empty input with a dynamic dimension is unsupported")
         return P.full(list(P.out.shape), float("-inf"), P.out.dtype)
     return _reduce(ir.LogSumExpNode)(P, self, dim, keepdim)
 
@@ -58,7 +61,7 @@ def _variance(op):
     def lower(P, self, dim=None, correction=1, keepdim=False, unbiased=True):
         ddof = int(unbiased) if correction is None else correction
         if ddof != int(ddof):
-            raise Unsupported(f"correction {ddof} is not a whole number")
+            raise Unsupported(f"correction: got {ddof}, expected a whole number")
         return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(ddof))
 
     return lower
@@ -110,7 +113,7 @@ REGISTRY.add(aten.argmin.default, _arg_reduce(ir.ArgminNode))
 
 
 def _extremum(op, arg_op):
-    """max and min along a dimension: values and indices."""
+    """Lower max or min along a dimension to values and indices."""
 
     def lower(P, self, dim, keepdim=False):
         values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)

@@ -1,4 +1,4 @@
-"""Sizes and integer arithmetic on the host; assertions, which the host has already checked."""
+"""Integers on the host: sizes, arithmetic on them, `item`; and assertions, which lower to nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _arithmetic(op):
     def lower(P, a, b):
         for value in (a, b):
             if not isinstance(value, int) and not (isinstance(value, ValueSlot) and value.kind is int):
-                raise Unsupported("arithmetic on a symbolic value that is not an integer")
+                raise Unsupported("arithmetic on a symbolic float or bool is unsupported; use a tensor")
         return P.emit(op, a=a, b=b)
 
     return lower
@@ -53,16 +53,16 @@ def sym_numel(P, self):
 @REGISTRY.lower(aten._local_scalar_dense.default, aten.item.default)
 def local_scalar_dense(P, self):
     if self.dtype.is_floating_point:
-        raise Unsupported("item of a floating-point tensor")
+        raise Unsupported("the value of a floating-point tensor is unsupported; keep it as a 0-d tensor")
     return P.item(self)
 
 
-def _checked(P, **_):
+def _nothing(P, **_):
     return None
 
 
-# ExecuTorch's program keeps none of these once its operands are delegated: bounds were
-# proven at export or are checked against the shapes of the inputs at every call.
+# ExecuTorch keeps no assertion whose operands are delegated. Export has proven these bounds, or the shapes of the
+# inputs are checked against them at every call.
 REGISTRY.add(
     [
         aten._assert_scalar.default,
@@ -80,5 +80,5 @@ REGISTRY.add(
         operator.and_,
         operator.or_,
     ],
-    _checked,
+    _nothing,
 )

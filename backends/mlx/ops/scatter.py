@@ -1,4 +1,8 @@
-"""Writing at places that a tensor names; bags of rows."""
+"""Writes by index tensor or mask (index_put, scatter, masked_scatter), and embedding_bag.
+
+A write of whole slices lowers to `IndexCopyNode`, in place for a buffer. The others are decomposed in torch into
+`index_copy`, `scatter_add` and `where`.
+"""
 
 from __future__ import annotations
 
@@ -20,50 +24,50 @@ def index_put(P, self, indices, values, accumulate):
     axes = [axis for axis, i in enumerate(indices) if i is not None]
     used = [indices[axis] for axis in axes]
     if not used:
-        raise Unsupported("index_put without an index")
+        raise Unsupported("a call without an index is unsupported; use torch.where or copy_")
     if any(i.dtype in (torch.bool, torch.uint8) for i in used):
         return _masked_put(P, self, axes, used, values, accumulate)
     if len(used) == 1 and used[0].ndim == 1 and not accumulate:
-        return _put_rows(P, self, axes[0], used[0], values)
+        return _put_slices(P, self, axes[0], used[0], values)
     return P.trace(_index_put, self, axes, used, values, accumulate)[0]
 
 
-def _put_rows(P, x, axis, positions, values):
+def _put_slices(P, x, axis, index, values):
     update = P.cast(values, x.dtype)
-    rows = [*x.shape[:axis], positions.shape[0], *x.shape[axis + 1 :]]
-    if list(update.shape) != rows:
+    shape = [*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]]
+    if list(update.shape) != shape:
         extents = [P.size(x, i) for i in range(x.ndim)]
-        extents[axis] = P.size(positions, 0)
+        extents[axis] = P.size(index, 0)
         update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
     target = P.in_place(x)
     return P.emit(
-        ir.IndexCopyNode, dst=x, update=update, indices=positions, axis=axis,
+        ir.IndexCopyNode, dst=x, update=update, indices=index, axis=axis,
         **({} if target is None else {"out": target}),
     )
 
 
 def _masked_put(P, x, axes, masks, values, accumulate):
-    """One number where a mask over the leading axes is set: no position has to be found."""
+    """Write a single value where a mask over the leading axes is set."""
     if len(masks) != 1 or axes != [0] or masks[0].dtype != torch.bool:
-        raise Unsupported("index_put with a mask among other indices: how many it names is data")
+        raise Unsupported("a mask combined with other indices is unsupported; use one bool mask or torch.where")
     if math.prod(values.shape) != 1:
-        raise Unsupported("index_put of several values under a mask: which goes where is data")
-    return P.trace(_mask, x, masks[0], values, accumulate)[0]
+        raise Unsupported("several values under a mask are unsupported; use torch.where or masked_scatter")
+    return P.trace(_put_value, x, masks[0], values, accumulate)[0]
 
 
-def _mask(x, mask, value, accumulate):
+def _put_value(x, mask, value, accumulate):
     mask = mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim()))
     value = value.reshape(()).to(x.dtype)
     return torch.where(mask, x + value if accumulate else value, x)
 
 
 def _index_put(x, axes, indices, values, accumulate):
-    """The indexed axes go in front as one, and so does what is written there."""
+    """Move the indexed axes to the front, flatten them to one and write along it."""
     others = [a for a in range(x.dim()) if a not in axes]
     shape = torch.broadcast_shapes(*(i.shape for i in indices))
     linear = _linear(indices, [x.shape[a] for a in axes]).expand(shape)
     kept = [x.shape[a] for a in others]
-    # Where torch puts the axes of the index: in place of adjacent ones, else in front.
+    # torch puts the axes of the index in place of the indexed axes if these are adjacent, else in front.
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     values = values.to(x.dtype).expand(*kept[:first], *shape, *kept[first:])
     values = values.movedim(list(range(first, first + len(shape))), list(range(len(shape))))
@@ -81,7 +85,7 @@ def _index_put(x, axes, indices, values, accumulate):
 
 
 def _linear(indices, extents):
-    """One index into the axes of `extents`, flattened; negative ones count from the end."""
+    """Combine one index per axis to an index into the flattened axes. Negative indices count from the end."""
     linear = 0
     for index, extent in zip(indices, extents):
         index = index.to(torch.int64)
@@ -95,7 +99,7 @@ def _linear(indices, extents):
 @REGISTRY.lower(aten.scatter.src, aten.scatter.value)
 def scatter(P, self, dim, index, src=None, value=None):
     if self.ndim == 0:
-        raise Unsupported("scatter into a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     if 0 in index.shape:
         return self
     return P.trace(_scatter, self, dim % self.ndim, index, value if src is None else src)[0]
@@ -126,7 +130,7 @@ def masked_scatter(P, self, mask, source):
 
 
 def _masked_scatter(x, mask, source):
-    """The nth place of the mask takes the nth element."""
+    """The nth position that is set in the mask takes the nth element of `source`."""
     x, mask = torch.broadcast_tensors(x, mask)
     source = source.reshape(-1)
     if source.shape[0] == 0:
@@ -144,10 +148,10 @@ def embedding_bag(
     P, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
     per_sample_weights, include_last_offset, padding_idx,
 ):
-    """The pooled rows; the three other results serve the gradient."""
+    """Only the first result, the pooled embeddings, lowers. The three others serve the gradient."""
     for user in P.node.users:
         if user.args[1] != 0:
-            raise Unsupported("embedding_bag: only its first result lowers")
+            raise Unsupported(f"result {user.args[1]} is unsupported; use only the first one, the pooled embeddings")
     (out,) = P.trace(
         _embedding_bag, weight, indices, offsets, mode, per_sample_weights,
         include_last_offset, padding_idx,
@@ -156,25 +160,24 @@ def embedding_bag(
 
 
 def _embedding_bag(weight, indices, offsets, mode, factors, include_last_offset, padding_idx):
-    # [bags, indices]: which of them belong to which bag.
-    at = torch.arange(indices.shape[0], device=weight.device)
-    begun = at.unsqueeze(0) >= offsets.unsqueeze(1)
-    never = torch.zeros_like(begun[:1])
-    begun, ended = (begun[:-1], begun[-1:]) if include_last_offset else (begun, never)
-    member = begun & ~torch.cat([begun[1:], ended])
-    # A mean is over the last bag up to the end of the indices, wherever the last offset is.
-    counted = begun & ~torch.cat([begun[1:], never]) if mode == 1 else member
+    """Sum (mode 0), mean (1) or maximum (2) of each bag, computed in float32 with a mask [bags, indices]."""
+    position = torch.arange(indices.shape[0], device=weight.device)
+    started = position.unsqueeze(0) >= offsets.unsqueeze(1)
+    none = torch.zeros_like(started[:1])
+    started, ended = (started[:-1], started[-1:]) if include_last_offset else (started, none)
+    member = started & ~torch.cat([started[1:], ended])
+    # As in torch, the mean of the last bag counts all remaining indices, wherever the last offset is.
+    counted = started & ~torch.cat([started[1:], none]) if mode == 1 else member
     if padding_idx >= 0:
         present = (indices != padding_idx).unsqueeze(0)
         member, counted = member & present, counted & present
-    rows = weight[indices].float()
+    embeddings = weight[indices].float()
     count = counted.sum(1, keepdim=True)
     if mode == 2:
-        inside = member.unsqueeze(-1)
-        out = torch.where(inside, rows.unsqueeze(0), float("-inf")).amax(1)
+        out = torch.where(member.unsqueeze(-1), embeddings.unsqueeze(0), float("-inf")).amax(1)
         out = torch.where(count > 0, out, torch.zeros_like(out))
     else:
-        rows = rows if factors is None else rows * factors.float().unsqueeze(-1)
-        out = torch.where(member.unsqueeze(-1), rows.unsqueeze(0), 0.0).sum(1)
+        embeddings = embeddings if factors is None else embeddings * factors.float().unsqueeze(-1)
+        out = torch.where(member.unsqueeze(-1), embeddings.unsqueeze(0), 0.0).sum(1)
         out = out / torch.clamp(count, min=1) if mode == 1 else out
     return out.to(weight.dtype)

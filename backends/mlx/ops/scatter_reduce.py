@@ -1,7 +1,7 @@
-"""Reductions into places that a tensor names.
+"""Writes that combine values with the same index: scatter_add, scatter_reduce, index_add, index_reduce.
 
-MLX's IR scatters sums, and means are made of them. What is left goes through a sort: values
-with the same place become neighbours, and are combined in steps of 1, 2, 4, ….
+Sums lower to `ScatterAddNode`, means to a sum and a count. Products and extrema sort the values by destination, so
+that values for the same element become neighbours, and combine neighbours at distances 1, 2, 4, ….
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scatter_add(P, self, dim, index, src):
         return P.trace(_scatter_add_0d, self, index, src)[0]
     x, updates = self, P.cast(src, self.dtype)
     if list(src.shape) != list(index.shape):
-        updates = P.trace(_corner, updates, index)[0]
+        updates = P.trace(_leading_part, updates, index)[0]
     return P.emit(ir.ScatterAddNode, x=x, indices=index, updates=updates, axis=dim % self.ndim)
 
 
@@ -33,8 +33,8 @@ def _scatter_add_0d(x, index, src):
     return x + src.sum().to(x.dtype) if index.numel() else x
 
 
-def _corner(src, index):
-    """The part of `src` that `index` speaks of."""
+def _leading_part(src, index):
+    """Crop `src` to the shape of `index`; torch ignores the rest."""
     for axis, extent in enumerate(index.shape):
         src = src.narrow(axis, 0, extent)
     return src
@@ -47,10 +47,10 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
     if reduce in SUMS:
         return P.trace(_sum, self, dim, index, src, reduce == "mean", include_self)[0]
     if not all(isinstance(extent, int) for extent in index.shape):
-        raise Unsupported(f"scatter by {reduce} of a dynamic number of values")
+        raise Unsupported(f"reduce={reduce!r} with a dynamic number of values is unsupported; 'sum' and 'mean' lower")
     if self.dtype == torch.bool:
-        raise Unsupported(f"scatter by {reduce} of truth values")
-    return P.trace(_segments, self, dim, index, src, COMBINE[reduce], include_self)[0]
+        raise Unsupported(f"reduce={reduce!r} of bool values is unsupported; cast them to an integer dtype")
+    return P.trace(_sorted_reduce, self, dim, index, src, COMBINE[reduce], include_self)[0]
 
 
 @REGISTRY.lower(aten.scatter.reduce, aten.scatter.value_reduce)
@@ -64,68 +64,67 @@ def scatter(P, self, dim, index, reduce, src=None, value=None):
 @REGISTRY.lower(aten.index_reduce.default)
 def index_reduce(P, self, dim, index, source, reduce, include_self):
     if self.ndim == 0:
-        raise Unsupported("index_reduce to a 0-d tensor")
-    (places,) = P.trace(_every, index, source, dim % self.ndim)
-    return scatter_reduce(P, self, dim, places, source, reduce, include_self)
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
+    (elementwise,) = P.trace(_expand_index, index, source, dim % self.ndim)
+    return scatter_reduce(P, self, dim, elementwise, source, reduce, include_self)
 
 
 @REGISTRY.lower(aten.index_add.default)
 def index_add(P, self, dim, index, source, alpha):
     if self.ndim == 0:
-        raise Unsupported("index_add to a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     return P.trace(_index_add, self, dim % self.ndim, index, source, alpha)[0]
 
 
 def _index_add(x, dim, index, source, alpha):
     source = source if alpha == 1 else source * alpha
-    return x.scatter_add(dim, _every(index, source, dim), source)
+    return x.scatter_add(dim, _expand_index(index, source, dim), source)
 
 
-def _every(index, source, dim):
-    """An index along `dim`, as one for every element of `source`."""
+def _expand_index(index, source, dim):
+    """Expand an index along `dim` to the shape of `source`."""
     shape = [-1 if axis == dim else 1 for axis in range(source.dim())]
     return index.to(torch.int64).reshape(shape).expand(source.shape)
 
 
 def _sum(x, dim, index, src, mean, include_self):
-    src = _corner(src, index).to(x.dtype)
+    src = _leading_part(src, index).to(x.dtype)
     ones = torch.ones_like(src, dtype=torch.int32)
-    hits = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, ones)
-    kept = x if include_self else torch.where(hits > 0, torch.zeros_like(x), x)
-    total = kept.scatter_add(dim, index, src)
+    written = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, ones)
+    initial = x if include_self else torch.where(written > 0, torch.zeros_like(x), x)
+    total = initial.scatter_add(dim, index, src)
     if not mean:
         return total
-    count = hits + 1 if include_self else torch.clamp(hits, min=1)
+    count = written + 1 if include_self else torch.clamp(written, min=1)
     if x.is_floating_point():
         return total / count
     return torch.div(total, count, rounding_mode="floor").to(x.dtype)
 
 
-def _segments(x, dim, index, src, combine, include_self):
-    """What is written to one place is a segment of the sorted places; its last element ends up
-    with all of it, and is the one that is written."""
+def _sorted_reduce(x, dim, index, src, combine, include_self):
+    """Sort the values by destination. The last value of each run of equal destinations becomes the run's reduction."""
     flat, size = x.reshape(-1), math.prod(x.shape)
-    places = _linear(x, dim % max(x.dim(), 1), index).reshape(-1)
-    order = torch.argsort(places, stable=True)
-    places, values = places[order], _corner(src, index).to(x.dtype).reshape(-1)[order]
-    step = 1
-    while step < places.shape[0]:
-        together = places[step:] == places[:-step]
-        combined = torch.where(together, combine(values[step:], values[:-step]), values[step:])
-        values = torch.cat([values[:step], combined])
-        step *= 2
+    destination = _linear(x, dim % max(x.dim(), 1), index).reshape(-1)
+    order = torch.argsort(destination, stable=True)
+    destination, values = destination[order], _leading_part(src, index).to(x.dtype).reshape(-1)[order]
+    distance = 1
+    while distance < destination.shape[0]:
+        same = destination[distance:] == destination[:-distance]
+        combined = torch.where(same, combine(values[distance:], values[:-distance]), values[distance:])
+        values = torch.cat([values[:distance], combined])
+        distance *= 2
     if include_self:
-        values = combine(values, flat[places])
-    ends = torch.ones_like(places[:1], dtype=torch.bool)
-    last = torch.cat([places[1:] != places[:-1], ends])
-    # All others go to one place behind the end, which is cut off again.
+        values = combine(values, flat[destination])
+    end = torch.ones_like(destination[:1], dtype=torch.bool)
+    is_last = torch.cat([destination[1:] != destination[:-1], end])
+    # The other values go to an extra element at the end, which is dropped.
     flat = torch.cat([flat, torch.zeros_like(flat[:1])])
-    flat = flat.index_copy(0, torch.where(last, places, size), values)
+    flat = flat.index_copy(0, torch.where(is_last, destination, size), values)
     return flat[:size].reshape(x.shape)
 
 
 def _linear(x, dim, index):
-    """Where in the flattened `x` each element of `index` points."""
+    """The index into the flattened `x` that each element of `index` refers to."""
     linear = 0
     for axis, extent in enumerate(x.shape):
         if axis == dim:

@@ -1,4 +1,8 @@
-"""Operators that move elements around without changing them."""
+"""Operators that rearrange elements: views, permutations, slices, concatenation, splits, repeats and padding.
+
+Most lower to one IR node. An operator that changes nothing, such as `clone` or a view to the same shape, lowers to
+its operand.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,23 @@ dim_order_ops = torch.ops.dim_order_ops
 
 
 def result_shape(P, requested=None) -> list:
-    """The shape of the result: ints where they are static, else the requested slots, or -1."""
+    """The shape of the result. A static extent is an int; a dynamic one is taken from `requested`, or is -1."""
     shape = []
     for i, extent in enumerate(P.out.shape):
-        asked = requested[i] if requested is not None else -1
-        shape.append(extent if isinstance(extent, int) else asked)
+        dynamic = requested[i] if requested is not None else -1
+        shape.append(extent if isinstance(extent, int) else dynamic)
     if shape.count(-1) > 1:
-        raise Unsupported("a shape with two dynamic dimensions to infer")
+        raise Unsupported("only one dynamic dimension can be inferred; pass the others, as in x.view(x.shape[0], -1)")
     return shape
 
 
-def _unchanged(P, x) -> bool:
-    """Whether the result has the extents of `x`, asked without settling a dynamic one."""
-    now, then = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
-    return now == then
+def _has_output_shape(P, x) -> bool:
+    """Whether `x` has the shape of the result. Compares symbolic expressions, which adds no guards."""
+    output, operand = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
+    return output == operand
 
 
-def _same(P, self):
+def _identity(P, self):
     return self
 
 
@@ -44,20 +48,20 @@ REGISTRY.add(
         aten.lift_fresh_copy.default,
         dim_order_ops._clone_dim_order.default,
     ],
-    _same,
+    _identity,
 )
 
 
 @REGISTRY.lower(aten.dropout.default)
 def dropout(P, input, p, train):
     if train and p > 0:
-        raise Unsupported("dropout in training mode")
+        raise Unsupported("training mode is unsupported; call model.eval() before export")
     return input
 
 
 @REGISTRY.lower(aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default)
 def view(P, self, size=None, shape=None):
-    if _unchanged(P, self):
+    if _has_output_shape(P, self):
         return self
     return P.emit(ir.ReshapeNode, x=self, shape=result_shape(P, shape if size is None else size))
 
@@ -109,13 +113,13 @@ def unsqueeze(P, self, dim):
 def squeeze(P, self, dim=None):
     dims = range(self.ndim) if dim is None else dim if isinstance(dim, list) else [dim]
     ones = [d % self.ndim for d in dims if self.ndim and self.shape[d] == 1]
-    # An empty list means every axis of extent 1 on the wire.
+    # In the IR an empty list means every axis of extent 1.
     return P.emit(ir.SqueezeNode, x=self, dims=ones) if ones else self
 
 
 @REGISTRY.lower(aten.expand.default, aten.expand_copy.default)
 def expand(P, self, size, implicit=False):
-    if _unchanged(P, self):
+    if _has_output_shape(P, self):
         return self
     lead = len(size) - self.ndim
     shape = [
@@ -162,7 +166,7 @@ def select(P, self, dim, index):
 
 @REGISTRY.lower(aten.cat.default)
 def cat(P, tensors, dim):
-    # torch lets 1-d empty tensors pass in any concatenation.
+    # torch ignores empty 1-d tensors in a concatenation of any rank.
     kept = [t for t in tensors if t.shape != (0,) or P.out.ndim == 1]
     parts = [P.cast(t, P.out.dtype) for t in kept]
     return P.emit(ir.ConcatenateNode, tensors=parts, axis=dim, dtype=P.out.dtype)
@@ -202,7 +206,7 @@ def chunk(P, self, chunks, dim):
 def _static_sizes(P, dim) -> list[int]:
     sizes = [v.shape[dim] for v in P.out]
     if not all(isinstance(s, int) for s in sizes):
-        raise Unsupported("split of a dynamic dimension into equal parts")
+        raise Unsupported("an equal split of a dynamic dimension is unsupported; pass the sizes, as in x.split([a, b])")
     return sizes
 
 
@@ -245,7 +249,7 @@ def roll(P, self, shifts, dims):
 
 @REGISTRY.lower(aten.constant_pad_nd.default)
 def constant_pad_nd(P, self, pad, value):
-    # torch counts pairs from the last dimension, MLX from the first; a negative one cuts.
+    # torch lists the pairs from the last dimension, MLX from the first. A negative width crops.
     pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)][::-1]
     pairs = [[0, 0]] * (self.ndim - len(pairs)) + pairs
     x = self
@@ -253,7 +257,7 @@ def constant_pad_nd(P, self, pad, value):
         if any(isinstance(v, int) and v < 0 for v in (before, after)):
             extent = x.shape[axis]
             if not isinstance(extent, int):
-                raise Unsupported("negative padding of a dynamic dimension")
+                raise Unsupported("negative padding of a dynamic dimension is unsupported; slice it instead")
             stop = extent + min(after, 0)
             x = P.emit(ir.SliceNode, x=x, axis=axis, start=-min(before, 0), stop=stop)
             x.shape = (*self.shape[:axis], stop + min(before, 0), *self.shape[axis + 1 :])

@@ -1,4 +1,7 @@
-"""Sorting and selection. MLX sorts ascending and stably."""
+"""Lowers sort, argsort and topk to `ArgsortNode`, and `mlx::argpartition` to `ArgPartitionNode`.
+
+MLX's sort is ascending and stable.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,19 @@ def argsort(P, self, dim, descending, stable=None):
 @REGISTRY.lower(aten.topk.default)
 def topk(P, self, k, dim, largest, sorted):
     if self.ndim == 0:
-        raise Unsupported("topk of a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     values, index = _sorted(P, self, dim, descending=largest)
     return [_first(P, x, k, dim % self.ndim) for x in (values, index)]
 
 
 def _sorted(P, x, dim, descending):
-    """Values and indices. Descending is the ascending order of the reversed axis, reversed:
-    that keeps equal elements in their order."""
+    """Values and indices.
+
+    A descending sort reverses the axis, sorts ascending and reverses the result, which keeps equal elements in their
+    original order.
+    """
     if x.ndim == 0:
-        raise Unsupported("sort of a 0-d tensor")
+        raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     dim %= x.ndim
     if descending:
         reversed_ = P.emit(ir.FlipNode, x=x, axes=[dim])

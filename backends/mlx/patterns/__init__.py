@@ -1,3 +1,3 @@
-"""Fusions over several nodes. Importing this package registers every one of them."""
+"""Fusions: patterns that lower several FX nodes together. Importing this package registers all of them."""
 
 from . import attention, gelu, linear, norm, quant, rope  # noqa: F401

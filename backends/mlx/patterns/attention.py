@@ -1,10 +1,10 @@
-"""Grouped-query attention: keys and values repeated for their query heads need no repeating."""
+"""Grouped-query attention: passes keys and values to `SdpaNode` without repeating them for each query head."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
-from ..builder.patterns import UNSQUEEZES, Match, Matcher, NoMatch, attempt, is_call
+from ..builder.matcher import UNSQUEEZES, Match, Matcher, NoMatch, attempt, extents, is_call
 from ..builder.bind import bind_arguments
 from ..builder.registry import REGISTRY
 
@@ -15,17 +15,16 @@ _CLONE = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 def _repeated(m: Matcher, node: Node) -> Node:
-    """x of view(expand(unsqueeze(x, 2)), [B, heads, S, D]): each head several times in a row."""
+    """The x of view(expand(unsqueeze(x, 2)), [B, heads, S, D]), which repeats each head of x."""
     source = m.call(node, *_VIEW).args[0]
     if is_call(source, *_CLONE):
         source = m.call(source, *_CLONE).args[0]
     inner = m.call(m.call(source, *_EXPAND).args[0], *UNSQUEEZES)
     x, axis = inner.args
-    extents = list(x.meta["val"].shape)
-    heads = node.meta["val"].shape[1]
-    if axis != 2 or len(extents) != 4 or list(node.meta["val"].shape) != [
-        extents[0], heads, *extents[2:]
-    ]:
+    if axis not in (2, -3) or len(extents(x)) != 4 or len(extents(node)) != 4:
+        raise NoMatch
+    batch, _, *rest = extents(x)
+    if extents(node) != [batch, extents(node)[1], *rest]:
         raise NoMatch
     return x
 
@@ -34,10 +33,12 @@ def _grouped_attention(P, node: Node) -> Match:
     m = Matcher(P)
     query, key, value = m.call(node, _SDPA).args[:3]
     grouped = {key: _repeated(m, key), value: _repeated(m, value)}
+    if len({extents(x)[1] for x in grouped.values()}) != 1:
+        raise NoMatch
 
     def lower(P, last):
         arguments = bind_arguments(last, lambda n: P.value(grouped.get(n, n)))
-        return P.registry.find(last.target)(P, **arguments | {"enable_gqa": True})
+        return P.registry.handler_for(last.target)(P, **arguments | {"enable_gqa": True})
 
     return m.finish(node, lower)
 

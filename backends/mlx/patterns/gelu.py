@@ -1,4 +1,8 @@
-"""GELU as models spell it out: x/2 * (1 + tanh(√(2/π) (x + 0.044715 x³))), x/2 * (1 + erf(x/√2))."""
+"""GELU written as arithmetic, fused to `GeluNode`.
+
+    x/2 * (1 + erf(x/√2))
+    x/2 * (1 + tanh(√(2/π) (x + 0.044715 x³)))
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -19,20 +23,23 @@ _CUBIC = 0.044715
 
 
 def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
-    """The number and the other factors of a product, however it is bracketed.
+    """Flatten a product: (number, other factors). Divisions by a number and powers of 2 and 3 count as products.
 
-    A value that several read is a factor, not a part: the argument of a GELU is one.
+    A node with several users is a factor and is not taken apart, such as the argument x of a GELU.
     """
     if is_call(node, *_MUL) and (not m.nodes or len(node.users) == 1):
         number, factors = 1.0, []
-        for operand in m.call(node, *_MUL).args:
+        for operand in m.arguments(node, _MUL, "self", "other"):
             n, f = _product(m, operand)
             number, factors = number * n, factors + f
         return number, factors
     if is_call(node, "aten.div.Tensor") and len(node.users) == 1:
-        above, below = m.call(node, "aten.div.Tensor").args
-        number, factors = _product(m, above)
-        return number / m.number(below), factors
+        numerator, denominator = m.arguments(node, ["aten.div.Tensor"], "self", "other")
+        number, factors = _product(m, numerator)
+        divisor = m.number(denominator)
+        if divisor == 0:
+            raise NoMatch
+        return number / divisor, factors
     if is_call(node, _POW) and len(node.users) == 1 and node.args[1] in (2, 3):
         return 1.0, [m.call(node, _POW).args[0]] * int(node.args[1])
     try:
@@ -42,7 +49,7 @@ def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
 
 
 def _sum(m: Matcher, node: Any) -> tuple[float, Any]:
-    """(1, y) of y + 1, either way round; (0, …) where no number is added."""
+    """(c, y) for y + c or c + y with a number c; (0, node) if neither operand is a number."""
     for y, number in m.commuted(node, *_ADD):
         try:
             return m.number(number), y
@@ -52,15 +59,15 @@ def _sum(m: Matcher, node: Any) -> tuple[float, Any]:
 
 
 def _close(number: float, expected: float, dtype: torch.dtype) -> bool:
-    """Equal, as far as the number's own type goes."""
+    """Whether two numbers agree up to rounding in `dtype`."""
     return math.isclose(number, expected, rel_tol=4 * torch.finfo(dtype).eps)
 
 
 def _gelu(P, node: Node) -> Match:
     m = Matcher(P)
-    if not is_call(node, *_MUL) or not node.meta["val"].is_floating_point():
+    if not is_call(node, *_MUL) or not tensor(node).is_floating_point():
         raise NoMatch
-    dtype = node.meta["val"].dtype
+    dtype = tensor(node).dtype
     half, factors = _product(m, node)
     if len(factors) != 2 or half != 0.5:
         raise NoMatch
@@ -70,7 +77,7 @@ def _gelu(P, node: Node) -> Match:
     else:
         raise NoMatch
     one, inner = _sum(m, gate)
-    if one != 1 or x.meta["val"].dtype != dtype:
+    if one != 1 or tensor(x).dtype != dtype or extents(x) != extents(node):
         raise NoMatch
     if is_call(inner, "aten.erf.default"):
         number, factors = _product(m, m.call(inner, "aten.erf.default").args[0])
@@ -84,7 +91,7 @@ def _gelu(P, node: Node) -> Match:
 
 
 def _check_polynomial(m: Matcher, node: Any, x: Node, dtype: torch.dtype) -> None:
-    """√(2/π) (x + 0.044715 x³), or √(2/π) x (1 + 0.044715 x²)."""
+    """Match √(2/π) (x + 0.044715 x³) or √(2/π) x (1 + 0.044715 x²)."""
     number, factors = _product(m, node)
     if not _close(number, math.sqrt(2 / math.pi), dtype):
         raise NoMatch
@@ -94,8 +101,8 @@ def _check_polynomial(m: Matcher, node: Any, x: Node, dtype: torch.dtype) -> Non
         raise NoMatch
     (inner,) = others
     for first, term in m.commuted(inner, *_ADD):
-        known = first is x if power == 3 else _is_one(m, first)
-        if known:
+        matches = first is x if power == 3 else _is_one(m, first)
+        if matches:
             number, factors = _product(m, term)
             if factors == [x] * power and _close(number, _CUBIC, dtype):
                 return

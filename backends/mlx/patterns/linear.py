@@ -1,35 +1,36 @@
-"""A product between two views: MLX multiplies the last axis, whatever stands before it."""
+"""view(mm(view(x, [-1, K]), w)), fused to one `AddmmNode`: MLX multiplies tensors of any rank along the last axis."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
-from ..builder.patterns import CASTS, Match, Matcher, NoMatch, attempt, is_call
+from ..builder.matcher import CASTS, Match, Matcher, NoMatch, attempt, extents, is_call, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
 _VIEW = ("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default")
 
 
-def _extents(node: Node) -> list:
-    return [e if isinstance(e, int) else e.node.expr for e in node.meta["val"].shape]
-
-
 def _linear(P, node: Node) -> Match:
     m = Matcher(P)
-    product = m.call(m.call(node, *_VIEW).args[0], "aten.addmm.default", "aten.mm.default")
-    *bias, flat, weight = product.args
-    # A cast weight may be a quantized one, which has a pattern of its own.
-    if not is_call(flat, *_VIEW) or is_call(weight, *CASTS) or product.kwargs:
+    product = m.call(node, *_VIEW).args[0]
+    if is_call(product, "aten.addmm.default"):
+        bias, flat, weight = m.arguments(product, ["aten.addmm.default"], "self", "mat1", "mat2")
+    else:
+        bias, (flat, weight) = None, m.arguments(product, ["aten.mm.default"], "self", "mat2")
+    # A cast weight may be quantized. `patterns/quant.py` handles it.
+    if not is_call(flat, *_VIEW) or is_call(weight, *CASTS):
         raise NoMatch
-    x = flat.args[0]  # the view itself may have other readers
-    if _extents(x)[:-1] != _extents(node)[:-1] or _extents(x)[-1] != _extents(weight)[0]:
+    x = flat.args[0]  # the view may have other users
+    if extents(x)[:-1] != extents(node)[:-1] or extents(x)[-1:] != extents(weight)[:1]:
         raise NoMatch
-    if _extents(node)[-1] != _extents(weight)[1] or len(_extents(x)) < 2:
+    if extents(node)[-1] != extents(weight)[1] or len(extents(x)) < 2:
+        raise NoMatch
+    if bias is not None and tensor(bias).ndim > 1:  # its other axes belong to the flat view
         raise NoMatch
 
     def lower(P, last):
-        added = P.value(bias[0]) if bias else None
+        added = None if bias is None else P.value(bias)
         return P.emit(ir.AddmmNode, mat1=P.value(x), mat2=P.value(weight), bias=added)
 
     return m.finish(node, lower)

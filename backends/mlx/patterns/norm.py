@@ -1,56 +1,71 @@
-"""Norms as models spell them out.
+"""RMSNorm and LayerNorm written as arithmetic, fused to `RMSNormNode` and `LayerNormNode`.
 
-RMSNorm: x * rsqrt(mean(x²) + eps), then a weight. LayerNorm: (x - mean) / sqrt(variance + eps),
-then a weight and a bias.
+    RMSNorm:   x * rsqrt(mean(x²) + eps), optionally times a weight
+    LayerNorm: (x - mean) / sqrt(variance + eps), optionally times a weight, plus a bias
+
+Both may be computed in float32 between casts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import Node
 
-from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
+from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, last_axis, tensor
+from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
 _MUL = ("aten.mul.Tensor",)
+_ADD = ("aten.add.Tensor", "aten.add.Scalar")
+_POW = ("aten.pow.Tensor_Scalar",)
 
 
-def _normalized(m: Matcher, node) -> tuple[Node, float]:
-    """(x, eps) of x * rsqrt(mean(x * x, -1) + eps), maybe computed in float32."""
-    node = m.uncast(node)
+def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
+    """Match x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
+    node = m.before_casts(node, _rounds_to(out))
     for x, scale in m.commuted(node, *_MUL):
         if is_call(scale, "aten.rsqrt.default"):
             break
     else:
         raise NoMatch
-    total = m.call(scale, "aten.rsqrt.default").args[0]
-    for mean, eps in m.commuted(total, "aten.add.Tensor", "aten.add.Scalar"):
+    (total,) = m.arguments(scale, ["aten.rsqrt.default"], "self")
+    for mean, eps in m.commuted(total, *_ADD):
         if is_call(mean, "aten.mean.dim"):
             break
     else:
         raise NoMatch
-    square, dims, keepdim = m.call(mean, "aten.mean.dim").args[:3]
-    if list(dims) != [-1] and list(dims) != [x.meta["val"].ndim - 1] or not keepdim:
-        raise NoMatch
-    if is_call(square, "aten.pow.Tensor_Scalar"):
-        if m.call(square, "aten.pow.Tensor_Scalar").args != (x, 2):
-            raise NoMatch
-    elif m.call(square, *_MUL, "aten.square.default").args not in ((x, x), (x,)):
-        raise NoMatch
+    _square_of(m, _mean_of(m, mean), x)
     return x, m.number(eps)
 
 
+def _square_of(m: Matcher, node, x) -> None:
+    """Match x², where x has the shape and dtype of the square."""
+    if is_call(node, *_POW):
+        base, exponent = m.arguments(node, _POW, "self", "exponent")
+        factors = {base} if exponent == 2 else set()
+    elif is_call(node, "aten.square.default"):
+        factors = set(m.arguments(node, ["aten.square.default"], "self"))
+    else:
+        factors = set(m.arguments(node, _MUL, "self", "other"))
+    if factors != {x} or tensor(x).dtype != tensor(node).dtype:
+        raise NoMatch
+
+
 def _rms_norm(P, node: Node) -> Match:
+    out = tensor(node).dtype
     m = Matcher(P)
     weight = None
     try:
-        source, eps = _normalized(m, node)
+        source, eps = _normalized(m, node, out)
     except NoMatch:
         m = Matcher(P)
-        weight, source, eps = _weighted(m, node)
-    x = _before_float32(m, source, node.meta["val"].dtype)
-    _check_types(node, x, weight)
+        weight, rest = _split_weight(m, node, node, *_MUL)
+        source, eps = _normalized(m, rest, out)
+    x = _before_cast(m, source, out)
+    _check_result(node, x, weight)
 
     def lower(P, last):
         w = None if weight is None else P.value(weight)
@@ -59,27 +74,30 @@ def _rms_norm(P, node: Node) -> Match:
     return m.finish(node, lower)
 
 
-def _weighted(m: Matcher, node) -> tuple[Node, Node, float]:
-    weight, rest = _scaling(m, node, node, *_MUL)
-    return weight, *_normalized(m, rest)
-
-
 def _is_weight(weight, node) -> bool:
+    """Whether `weight` is a vector with one element for each element of the last axis of `node`."""
     value = weight.meta.get("val") if isinstance(weight, Node) else None
-    return (
-        isinstance(value, torch.Tensor)
-        and value.ndim == 1
-        and value.shape[0] == node.meta["val"].shape[-1]
-    )
+    return isinstance(value, torch.Tensor) and extents(weight) == extents(node)[-1:]
 
 
-def _before_float32(m: Matcher, source: Node, out: torch.dtype) -> Node:
-    """What was cast up before the norm, if that is of the type that comes out and nothing else
-    reads the cast: MLX computes in float32 whatever it is given."""
+def _rounds_to(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
+    """Accepts the casts after the norm: they round to `out`, or to a float dtype that holds it."""
+    return lambda source, target: source.is_floating_point and target.is_floating_point and can_represent(target, out)
+
+
+def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
+    """The operand of the casts to float32 before the norm, or `source` if they have to stay.
+
+    MLX's kernels compute in float32 for every dtype. So the casts may go if the operand has the dtype of the result
+    and nothing else uses the casts.
+    """
     casts = Matcher(m.P)
-    x = casts.uncast(source)
+    try:
+        x = casts.before_casts(source, lambda before, after: before.is_floating_point and can_represent(after, before))
+    except NoMatch:
+        return source
     inside = {*m.nodes, *casts.nodes}
-    if source.meta["val"].dtype != torch.float32 or x.meta["val"].dtype != out:
+    if tensor(source).dtype != torch.float32 or tensor(x).dtype != out:
         return source
     if any(user not in inside for cast in casts.nodes for user in cast.users):
         return source
@@ -87,64 +105,60 @@ def _before_float32(m: Matcher, source: Node, out: torch.dtype) -> Node:
     return x
 
 
-def _check_types(node: Node, x: Node, *weights: Node | None) -> None:
-    """The result is of the type of `x`, and so it is in torch."""
-    out = node.meta["val"].dtype
-    if x.meta["val"].dtype != out or not out.is_floating_point:
+def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
+    """The fused node's result has the shape and dtype of `x`. Check that torch's has too."""
+    out = tensor(node).dtype
+    if tensor(x).dtype != out or not out.is_floating_point or extents(node) != extents(x):
         raise NoMatch
     for weight in weights:
-        if weight is not None and torch.promote_types(weight.meta["val"].dtype, out) != out:
+        if weight is not None and torch.promote_types(tensor(weight).dtype, out) != out:
             raise NoMatch
 
 
 def _mean_of(m: Matcher, node) -> Node:
-    """y of mean(y, -1, keepdim=True)."""
-    y, dims, *keepdim = m.call(node, "aten.mean.dim").args[:3]
-    if keepdim != [True] or list(dims) not in ([-1], [y.meta["val"].ndim - 1]):
+    """The y of mean(y, -1, keepdim=True)."""
+    y, dim, keepdim = m.arguments(node, ["aten.mean.dim"], "self", "dim", "keepdim")
+    if not keepdim or not last_axis(dim, y):
         raise NoMatch
     return y
 
 
 def _centered(m: Matcher, node) -> Node:
-    """x of x - mean(x)."""
-    x, mean = m.call(node, "aten.sub.Tensor").args
+    """The x of x - mean(x)."""
+    x, mean = m.arguments(node, ["aten.sub.Tensor"], "self", "other")
     if _mean_of(m, mean) is not x:
         raise NoMatch
     return x
 
 
 def _variance(m: Matcher, node, x: Node) -> None:
-    """The population's, of the last axis: as a function, or as the mean of squares."""
+    """Match the population variance of x over the last axis: a call of `var`, or the mean of squares."""
     if is_call(node, "aten.var.correction"):
-        call = m.call(node, "aten.var.correction")
-        source, dims = call.args
-        flags = (call.kwargs.get("correction"), call.kwargs.get("keepdim"))
-        if source is x and list(dims) in ([-1], [x.meta["val"].ndim - 1]) and flags == (0, True):
-            return
-        raise NoMatch
+        source, *flags = m.arguments(node, ["aten.var.correction"], "self", "dim", "correction", "keepdim")
+        dim, correction, keepdim = flags
+        if source is not x or dim is None or not last_axis(dim, x) or correction != 0 or not keepdim:
+            raise NoMatch
+        return
     square = _mean_of(m, node)
-    if is_call(square, "aten.pow.Tensor_Scalar"):
-        centered, power = m.call(square, "aten.pow.Tensor_Scalar").args
-        factors = {centered} if power == 2 else set()
-    else:
-        factors = set(m.call(square, *_MUL, "aten.square.default").args)
-    if len(factors) != 1 or _centered(m, factors.pop()) is not x:
+    centered = square.args[0] if isinstance(square, Node) and square.args else None
+    _square_of(m, square, centered)
+    if _centered(m, centered) is not x:
         raise NoMatch
 
 
-def _standardized(m: Matcher, node) -> tuple[Node, float]:
-    """(x, eps) of (x - mean) / sqrt(variance + eps), in either spelling."""
-    node = m.uncast(node)
+def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
+    """Match (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
+    node = m.before_casts(node, _rounds_to(out))
     if is_call(node, "aten.div.Tensor"):
-        centered, root = m.call(node, "aten.div.Tensor").args
-        total = m.call(root, "aten.sqrt.default").args[0]
+        centered, root = m.arguments(node, ["aten.div.Tensor"], "self", "other")
+        (total,) = m.arguments(root, ["aten.sqrt.default"], "self")
     else:
         for centered, root in m.commuted(node, *_MUL):
             if is_call(root, "aten.rsqrt.default"):
                 break
-        total = m.call(root, "aten.rsqrt.default").args[0]
+        (total,) = m.arguments(root, ["aten.rsqrt.default"], "self")
     x = _centered(m, centered)
-    for variance, eps in m.commuted(total, "aten.add.Tensor", "aten.add.Scalar"):
+    for variance, eps in m.commuted(total, *_ADD):
         if is_call(variance, "aten.mean.dim", "aten.var.correction"):
             _variance(m, variance, x)
             return x, m.number(eps)
@@ -156,12 +170,12 @@ def _layer_norm(P, node: Node) -> Match:
     bias = weight = None
     rest = node
     if is_call(rest, "aten.add.Tensor"):
-        bias, rest = _scaling(m, rest, node, "aten.add.Tensor")
+        bias, rest = _split_weight(m, rest, node, "aten.add.Tensor")
     if is_call(rest, *_MUL) and any(_is_weight(a, node) for a in rest.args):
-        weight, rest = _scaling(m, rest, node, *_MUL)
-    source, eps = _standardized(m, rest)
-    x = _before_float32(m, source, node.meta["val"].dtype)
-    _check_types(node, x, weight, bias)
+        weight, rest = _split_weight(m, rest, node, *_MUL)
+    source, eps = _standardized(m, rest, tensor(node).dtype)
+    x = _before_cast(m, source, tensor(node).dtype)
+    _check_result(node, x, weight, bias)
 
     def lower(P, last):
         w, b = (None if n is None else P.value(n) for n in (weight, bias))
@@ -170,8 +184,8 @@ def _layer_norm(P, node: Node) -> Match:
     return m.finish(node, lower)
 
 
-def _scaling(m: Matcher, node, last: Node, *targets: str) -> tuple[Node, Node]:
-    """(weight, rest) of a call with a weight."""
+def _split_weight(m: Matcher, node, last: Node, *targets: str) -> tuple[Node, Node]:
+    """(weight, other operand) of a call one of whose operands is a weight for the last axis."""
     for weight, rest in m.commuted(node, *targets):
         if _is_weight(weight, last):
             return weight, rest

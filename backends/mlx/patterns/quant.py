@@ -1,4 +1,7 @@
-"""Products with, and rows of, quantized weights."""
+"""Dequantization fused with its user.
+
+A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the quantized values and dequantizes them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import torch
 from torch.fx import Node
 
 from ..builder.bind import bind_arguments
-from ..builder.patterns import Match, Matcher, NoMatch, attempt, is_call
-from ..builder.quantized import DEQUANTIZE, Affine, Microscaled, dequantized, scaled
+from ..builder.matcher import Match, Matcher, NoMatch, attempt, is_call, tensor
+from ..builder.quantized_weights import DEQUANTIZE, Affine, Microscaled, apply_factor, dequantize
 from ..builder.registry import REGISTRY, aten_target
 from ..serialization import ir
 
@@ -15,22 +18,23 @@ _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t
 
 
 def _weight(P, node: Node) -> Affine | Microscaled:
-    """The quantized constant behind `node`. The dequantization itself stays out of the match:
-    others may read it, and unread it is dropped."""
+    """The quantized constant that `node` dequantizes.
+
+    The dequantization is not part of the match, because it may have other users. If it has none, it is dropped.
+    """
     if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch
     read = DEQUANTIZE[str(aten_target(node.target))]
     weight = read(P, **bind_arguments(node, P.value_or_none))
-    if weight is None or not weight.packs:
+    if weight is None or not weight.can_pack:
         raise NoMatch
     return weight
 
 
 def _linear(P, node: Node) -> Match:
     m = Matcher(P)
-    x, weight, *rest = m.call(node, "aten.linear.default").args
+    x, weight, bias = m.arguments(node, ["aten.linear.default"], "input", "weight", "bias")
     weight = _weight(P, weight)
-    bias = rest[0] if rest else None
 
     def lower(P, last):
         return _product(P, P.value(x), weight, None if bias is None else P.value(bias))
@@ -42,7 +46,7 @@ def _embedding(P, node: Node) -> Match:
     m = Matcher(P)
     weight, indices = m.call(node, "aten.embedding.default").args[:2]
     weight = _weight(P, weight)
-    if indices.meta["val"].ndim == 0:
+    if tensor(indices).ndim == 0:
         raise NoMatch  # MLX dequantizes matrices only
 
     def lower(P, last):
@@ -51,35 +55,35 @@ def _embedding(P, node: Node) -> Match:
         for name in ("w", "scales", "biases"):
             if operands[name] is not None:
                 operands[name] = P.emit(ir.TakeNode, x=operands[name], index=index, axis=0)
-        return dequantized(P, weight, operands, tuple(last.meta["val"].shape))
+        return dequantize(P, weight, operands, tuple(last.meta["val"].shape))
 
     return m.finish(node, lower)
 
 
 def _int8_product(P, node: Node) -> Match:
-    """x @ cast(transpose(q)), q constant int8: torchao scales the product afterwards."""
+    """Match x @ cast(transpose(q)) with a constant int8 q. torchao multiplies the result by the scales."""
     m = Matcher(P)
-    x, weight = m.call(node, "aten.mm.default").args
-    transposed = Matcher(P).uncast(weight)
+    x, weight = m.arguments(node, ["aten.mm.default"], "self", "mat2")
+    transposed = Matcher(P).before_casts(weight, lambda source, target: target.is_floating_point)
     if transposed is weight or not is_call(transposed, *_TRANSPOSE):
         raise NoMatch
     source = transposed.args[0]
-    if not P.is_constant(source) or source.meta["val"].dtype != torch.int8:
+    if not P.is_constant(source) or tensor(source).dtype != torch.int8:
         raise NoMatch
-    if not x.meta["val"].is_floating_point():
+    if not tensor(x).is_floating_point():
         raise NoMatch
     if any(list(perm) != [1, 0] for perm in transposed.args[1:]):
         raise NoMatch
     q = P.value(source)
-    unscaled = Affine(q, None, None, tuple(q.shape), -128, 127, node.meta["val"].dtype)
-    if not unscaled.packs:
+    unscaled = Affine(q, None, None, tuple(q.shape), -128, 127, tensor(node).dtype)
+    if not unscaled.can_pack:
         raise NoMatch
     return m.finish(node, lambda P, last: _product(P, P.value(x), unscaled, None))
 
 
 def _product(P, x, weight, bias):
     y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.operands(P, x.dtype), transpose=True)
-    y = scaled(P, y, weight.factor, y.dtype)
+    y = apply_factor(P, y, weight.factor, y.dtype)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 

@@ -1,156 +1,255 @@
-"""Rotary position embedding in the Hugging Face spelling.
+"""Rotary position embedding (RoPE) as Hugging Face models write it, fused to `RopeNode`.
 
-    x * cos + cat(-x[half:], x[:half]) * sin,   cos, sin of positions ⊗ inv_freq, twice
+    x * cos(angles) + cat(-x[half:], x[:half]) * sin(angles),   angles = cat(f, f),   f = positions ⊗ inv_freq
 
-with positions that run on from an offset: `arange(S) + offset`. Any other positions stay
-spelled out. Only the first numbers of each row may be rotated.
+The positions must be consecutive: `arange(S) + offset`. Otherwise the arithmetic stays as it is. A model may rotate
+only the first elements of the last axis (partial RoPE).
+
+`RopeNode` rotates along axis -2. Models keep the sequence on other axes too, such as [B, S, H, D]. So the pattern
+follows the axes of positions and frequencies through the graph to the axis of x that they meet, and transposes x if
+that is not axis -2.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.fx import Node
 
-from ..builder.patterns import CASTS, UNSQUEEZES, Match, Matcher, NoMatch, attempt, is_call
+from ..builder.matcher import CASTS, UNSQUEEZES, Match, Matcher, NoMatch, attempt, extents, is_call, last_axis, tensor
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
 _SLICE = ("aten.slice_copy.Tensor", "aten.slice.Tensor")
 _ADD = ("aten.add.Tensor",)
 _MUL = ("aten.mul.Tensor",)
+_CAT = ("aten.cat.default",)
+_NEG = ("aten.neg.default",)
+_ARANGE = ("aten.arange.start_step", "aten.arange.default", "aten.arange.start")
+_UNSQUEEZE_OR_CAST = (*UNSQUEEZES, *CASTS)
 
 
-def _peel(node, *targets: str):
-    """Step through calls that only reshape, repeat or cast; they may have other readers."""
-    while is_call(node, *targets):
-        node = node.args[0]
-    return node
+class _Table(NamedTuple):
+    """A tensor over positions and frequencies. The axes are counted from the right, 0 is the last.
+
+    Every axis but these two has extent 1. None: the tensor does not depend on it.
+    """
+
+    offset: Node | None = None
+    position_axis: int | None = None
+    inv_freq: Node | None = None
+    frequency_axis: int | None = None
+
+    def unsqueezed(self, axis: int) -> _Table:
+        """The table with a new axis of extent 1: axis `axis` of the result, counted from the right."""
+        shifted = (None if a is None else a + (a >= axis) for a in (self.position_axis, self.frequency_axis))
+        position_axis, frequency_axis = shifted
+        return self._replace(position_axis=position_axis, frequency_axis=frequency_axis)
 
 
-def _angles(m: Matcher, node, function: str):
-    """`positions, inv_freq` if node is function(positions ⊗ inv_freq), scaled by one."""
-    node = _peel(node, *UNSQUEEZES, *CASTS)
-    if is_call(node, *_MUL, "aten.mul.Scalar"):
-        if m.number(node.args[1]) != 1:
+class _Follower:
+    """Computes the `_Table` of a node from the nodes that it comes from, which may have other users."""
+
+    def __init__(self, P):
+        self.P = P
+
+    def table(self, node) -> _Table:
+        """The table of positions ⊗ inv_freq, cast and unsqueezed in any order."""
+        m = Matcher(self.P)  # discarded: the nodes stay in the graph for their other users
+        value = tensor(node)
+        if is_call(node, *UNSQUEEZES):
+            x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
+            return self.table(x).unsqueezed(value.ndim - 1 - axis % value.ndim)
+        if is_call(node, *CASTS):
+            return self.table(_before_cast(node))
+        if is_call(node, *_MUL):
+            return self._product(*map(self.table, m.arguments(node, _MUL, "self", "other")))
+        if self.P.is_constant(node) and value.ndim == 1:
+            return _Table(inv_freq=node, frequency_axis=0)
+        return _Table(offset=self._offset(m, node), position_axis=0)
+
+    def _product(self, a: _Table, b: _Table) -> _Table:
+        if (a.offset is None) == (b.offset is None) or (a.inv_freq is None) == (b.inv_freq is None):
             raise NoMatch
-        node = _peel(node.args[0], *CASTS)
-    if not is_call(node, f"aten.{function}.default"):
+        positions, frequencies = (a, b) if b.offset is None else (b, a)
+        if positions.position_axis == frequencies.frequency_axis:
+            raise NoMatch
+        return positions._replace(inv_freq=frequencies.inv_freq, frequency_axis=frequencies.frequency_axis)
+
+    def _offset(self, m: Matcher, positions) -> Node:
+        """The offset of `arange(S) + offset`, of integers."""
+        for steps, offset in m.commuted(positions, *_ADD):
+            if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
+                if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
+                    return offset
         raise NoMatch
-    both = node.args[0]
-    if not is_call(both, "aten.cat.default") or len(set(both.args[0])) != 1:
-        raise NoMatch
-    product = _peel(both.args[0][0], *CASTS)
-    if not is_call(product, *_MUL):
-        raise NoMatch
-    positions, inv_freq = (_peel(a, *UNSQUEEZES, *CASTS) for a in product.args)
-    return positions, inv_freq
+
+    def angles(self, node, function: str) -> _Table:
+        """The table of function(cat(f, f)), unsqueezed. `function` is "cos" or "sin"."""
+        m = Matcher(self.P)
+        value = tensor(node)
+        if is_call(node, *UNSQUEEZES):
+            x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
+            return self.angles(x, function).unsqueezed(value.ndim - 1 - axis % value.ndim)
+        if is_call(node, *CASTS):
+            return self.angles(_before_cast(node), function)
+        if is_call(node, *_MUL, "aten.mul.Scalar"):  # Hugging Face multiplies by an attention scaling, often 1
+            x, factor = m.arguments(node, (*_MUL, "aten.mul.Scalar"), "self", "other")
+            if m.number(factor) != 1:
+                raise NoMatch
+            return self.angles(x, function)
+        (angles,) = m.arguments(node, [f"aten.{function}.default"], "self")
+        parts, axis = m.arguments(angles, _CAT, "tensors", "dim")
+        if len(parts) != 2 or parts[0] is not parts[1] or tensor(angles).dtype != torch.float32:
+            raise NoMatch
+        table = self.table(parts[0])
+        if table.inv_freq is None or not last_axis(axis, angles) or table.frequency_axis != 0:
+            raise NoMatch
+        return table
 
 
-def _offset(positions):
-    """The offset of `arange(S) + offset`."""
-    positions = _peel(positions, *UNSQUEEZES, *CASTS)
-    if not is_call(positions, *_ADD):
+def _before_cast(node: Node) -> Node:
+    """The operand of a cast to a float dtype, or between integers that hold every position."""
+    target = tensor(node).dtype
+    if not target.is_floating_point and target not in (torch.int32, torch.int64):
         raise NoMatch
-    for steps, offset in (positions.args, positions.args[::-1]):
-        if is_call(steps, "aten.arange.start_step", "aten.arange.default", "aten.arange.start"):
-            if _counts_from_zero(steps) and offset.meta["val"].numel() == 1:
-                return offset
-    raise NoMatch
+    if tensor(node.args[0]).is_floating_point() and not target.is_floating_point:
+        raise NoMatch
+    return node.args[0]
 
 
-def _counts_from_zero(node: Node) -> bool:
+def _counts_from_zero(m: Matcher, node: Node) -> bool:
+    if tensor(node).dtype not in (torch.int32, torch.int64, torch.float32):
+        return False
     if is_call(node, "aten.arange.default"):
         return True
     start, _, *step = node.args
     return start == 0 and step in ([], [1])
 
 
-def _rotation(m: Matcher, node):
-    """(x, inv_freq, offset) of a rotated `x`."""
-    for straight, crossed in m.commuted(node, *_ADD):
-        found = _halves(m, straight, crossed)
-        if found is not None:
+class _Rotation(NamedTuple):
+    """What a fusion needs: x, the axis of x with the positions, and the table of angles."""
+
+    x: Node
+    axis: int
+    angles: _Table
+
+
+def _rotation(m: Matcher, node) -> _Rotation:
+    """Match x * cos + rotate_half(x) * sin."""
+    for cos_term, sin_term in m.commuted(node, *_ADD):
+        operands = _rotation_terms(m, cos_term, sin_term)
+        if operands is not None:
             break
     else:
         raise NoMatch
-    x, cos, sin = found
-    angles = _angles(m, cos, "cos")
-    if angles != _angles(m, sin, "sin"):
+    x, cos, sin = operands
+    follower = _Follower(m.P)
+    angles = follower.angles(cos, "cos")
+    if angles != follower.angles(sin, "sin"):
         raise NoMatch
-    positions, inv_freq = angles
-    offset = _offset(positions)
-    if x.meta["val"].ndim != 4 or x.meta["val"].shape[-1] != 2 * inv_freq.meta["val"].numel():
+    # The angles have the positions of x on one axis, and the same extent there. They broadcast along all other axes.
+    from_right = angles.position_axis
+    if tensor(x).ndim not in (3, 4) or extents(node) != extents(x) or not 1 <= from_right < tensor(x).ndim:
         raise NoMatch
-    if not m.P.is_constant(inv_freq):
+    axis = tensor(x).ndim - 1 - from_right
+    if extents(cos)[-1 - from_right] != extents(x)[axis] or tensor(cos).ndim > tensor(x).ndim:
         raise NoMatch
-    return x, inv_freq, offset
+    if extents(x)[-1] != 2 * tensor(angles.inv_freq).numel() or tensor(node).dtype != tensor(x).dtype:
+        raise NoMatch
+    return _Rotation(x, axis, angles)
 
 
 def _rope(P, node: Node) -> Match:
     m = Matcher(P)
-    return m.finish(node, _rotate(*_rotation(m, node)))
+    return m.finish(node, _rotate(_rotation(m, node)))
 
 
 def _partial_rope(P, node: Node) -> Match:
-    """Of the first numbers of each row only; the rest goes past."""
+    """Match cat(rotated x[..., :dims], x[..., dims:])."""
     m = Matcher(P)
-    parts, *axis = m.call(node, "aten.cat.default").args
-    last = node.meta["val"].ndim - 1
-    if len(parts) != 2 or axis not in ([-1], [last]):
+    parts, axis = m.arguments(node, _CAT, "tensors", "dim")
+    if len(parts) != 2 or not last_axis(axis, node):
         raise NoMatch
-    rotated, inv_freq, offset = _rotation(m, parts[0])
-    x = m.call(rotated, *_SLICE).args[0]
-    dims, width = rotated.meta["val"].shape[-1], x.meta["val"].shape[-1]
-    if m.call(parts[1], *_SLICE).args[0] is not x or x.meta["val"].ndim != 4:
+    rotation = _rotation(m, parts[0])
+    x = m.arguments(rotation.x, _SLICE, *_SLICE_ARGUMENTS)[0]
+    dims = tensor(rotation.x).shape[-1]
+    if not _is_slice(m, rotation.x, x, 0, dims) or not _is_slice(m, parts[1], x, dims, None):
         raise NoMatch
-    for part, start, stop in ((rotated, 0, dims), (parts[1], dims, width)):
-        _, part_axis, begin, end, *step = part.args
-        if part_axis not in (-1, last) or (begin, min(end, width), step) != (start, stop, []):
-            raise NoMatch
-    return m.finish(node, _rotate(x, inv_freq, offset))
+    if tensor(node).dtype != tensor(x).dtype or extents(node) != extents(x):
+        raise NoMatch
+    return m.finish(node, _rotate(rotation._replace(x=x)))
 
 
-def _rotate(x: Node, inv_freq: Node, offset: Node):
+def _rotate(rotation: _Rotation):
+    """The handler of the fusion."""
+    x, axis, angles = rotation
+
     def lower(P, last):
-        frequencies, count = P.value(inv_freq), inv_freq.meta["val"].numel()
-        # MLX divides by its frequencies.
+        frequencies, count = P.value(angles.inv_freq), tensor(angles.inv_freq).numel()
+        # MLX divides the positions by `freqs`.
         freqs = P.constant(
             f"{frequencies.name}.reciprocal",
             lambda: frequencies.data().float().reciprocal().reshape(-1),
             (count,),
             torch.float32,
         )
-        start = P.cast(P.emit(ir.ReshapeNode, x=P.value(offset), shape=[]), torch.int32)
-        return P.emit(ir.RopeNode, x=P.value(x), dims=2 * count, offset=start, freqs=freqs)
+        start = P.cast(P.emit(ir.ReshapeNode, x=P.value(angles.offset), shape=[]), torch.int32)
+        order = list(range(tensor(x).ndim))
+        order[axis], order[-2] = order[-2], order[axis]
+        moved = P.emit(ir.TransposeNode, x=P.value(x), perm=order)
+        rotated = P.emit(ir.RopeNode, x=moved, dims=2 * count, offset=start, freqs=freqs)
+        return P.emit(ir.TransposeNode, x=rotated, perm=order)
 
     return lower
 
 
-def _halves(m: Matcher, straight, crossed):
-    """(x, cos, sin) of x * cos and rotate_half(x) * sin."""
-    if not (is_call(straight, *_MUL) and is_call(crossed, *_MUL)):
+def _rotation_terms(m: Matcher, cos_term, sin_term):
+    """(x, cos, sin) of the terms x * cos and rotate_half(x) * sin, or None."""
+    if not (is_call(cos_term, *_MUL) and is_call(sin_term, *_MUL)):
         return None
-    for rotated, sin in (crossed.args, crossed.args[::-1]):
-        if not is_call(rotated, "aten.cat.default"):
+    for rotated, sin in (sin_term.args, sin_term.args[::-1]):
+        trial = Matcher(m.P)
+        try:
+            x = _rotated_half(trial, rotated)
+        except NoMatch:
             continue
-        parts = rotated.args[0]
-        if len(parts) != 2 or not is_call(parts[0], "aten.neg.default"):
-            continue
-        upper, lower = parts[0].args[0], parts[1]
-        if not (is_call(upper, *_SLICE) and is_call(lower, *_SLICE)):
-            continue
-        x = upper.args[0]
-        half = x.meta["val"].shape[-1] // 2
-        last = (x.meta["val"].ndim - 1, -1)
-        if lower.args[0] is not x or upper.args[1] not in last or lower.args[1] not in last:
-            continue
-        if upper.args[2] != half or tuple(lower.args[2:4]) != (0, half) or x not in straight.args:
-            continue
-        cos = straight.args[1] if straight.args[0] is x else straight.args[0]
-        for swallowed in (straight, crossed, rotated, parts[0], upper, lower):
-            m.call(swallowed, str(getattr(swallowed.target, "_op", swallowed.target)))
-        return x, cos, sin
+        if x in cos_term.args:
+            cos = cos_term.args[1] if cos_term.args[0] is x else cos_term.args[0]
+            m.call(cos_term, *_MUL)
+            m.call(sin_term, *_MUL)
+            m.nodes += [n for n in trial.nodes if n not in m.nodes]
+            return x, cos, sin
     return None
+
+
+def _rotated_half(m: Matcher, node) -> Node:
+    """The x of cat(-x[half:], x[:half])."""
+    parts, axis = m.arguments(node, _CAT, "tensors", "dim")
+    if len(parts) != 2 or not last_axis(axis, node):
+        raise NoMatch
+    (upper,) = m.arguments(parts[0], _NEG, "self")
+    x = m.arguments(upper, _SLICE, *_SLICE_ARGUMENTS)[0]
+    width = tensor(x).shape[-1]
+    if not isinstance(width, int) or width % 2:
+        raise NoMatch
+    if not _is_slice(m, upper, x, width // 2, None) or not _is_slice(m, parts[1], x, 0, width // 2):
+        raise NoMatch
+    return x
+
+
+_SLICE_ARGUMENTS = ("self", "dim", "start", "end", "step")
+
+
+def _is_slice(m: Matcher, node, x: Node, start: int, stop: int | None) -> bool:
+    """Whether `node` is x[..., start:stop]."""
+    source, axis, begin, end, step = m.arguments(node, _SLICE, *_SLICE_ARGUMENTS)
+    if source is not x or not last_axis(axis, x) or step != 1 or (begin or 0) != start:
+        return False
+    width = tensor(x).shape[-1]
+    end = width if end is None else end
+    return isinstance(end, int) and isinstance(width, int) and min(end, width) == (width if stop is None else stop)
 
 
 REGISTRY.pattern(attempt(_partial_rope))

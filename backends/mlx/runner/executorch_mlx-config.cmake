@@ -1,6 +1,6 @@
-# find_package(executorch_mlx) gives executorch_mlx::llm_runner and, alone,
-# executorch_mlx::mlx_delegate. The executorch wheel is looked for beside the
-# package; -DEXECUTORCH_MLX_WHEELS=<site-packages> names another place.
+# find_package(executorch_mlx) defines the targets executorch_mlx::llm_runner and executorch_mlx::mlx_delegate.
+# It looks for the executorch wheel in the folder that contains the executorch_mlx package;
+# -DEXECUTORCH_MLX_WHEELS=<site-packages> selects another folder.
 if(NOT EXECUTORCH_MLX_WHEELS)
   cmake_path(SET EXECUTORCH_MLX_WHEELS NORMALIZE "${CMAKE_CURRENT_LIST_DIR}/../../../..")
 endif()
@@ -10,5 +10,5 @@ if(executorch_FOUND)
 else()
   set(executorch_mlx_FOUND FALSE)
   set(executorch_mlx_NOT_FOUND_MESSAGE
-    "no executorch wheel in ${EXECUTORCH_MLX_WHEELS}: set EXECUTORCH_MLX_WHEELS to the site-packages it is in")
+    "no executorch wheel in ${EXECUTORCH_MLX_WHEELS}: set EXECUTORCH_MLX_WHEELS to the folder that contains it")
 endif()

@@ -17,14 +17,15 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kBelowOne = 1 - 0x1p-24f;
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLeastTemperature = 1e-30f;
-constexpr float kMostTemperature = 1e30f;
+constexpr float kMinTemperature = 1e-30f;
+constexpr float kMaxTemperature = 1e30f;
 
-// Where the noise of the most likely tokens changes its key, and by what.
+// With a filter, the noise of a token depends on its rank. Each part of the ranks has a key of its own: part i begins
+// at kNoiseParts[i] and its key is seed ^ (i * kNoiseKey).
 constexpr int64_t kNoiseParts[] = {0, 256, 2048};
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 
-// Threefry-2x32 with 20 rounds (Salmon et al., SC'11).
+// Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 std::array<uint32_t, 2> threefry(uint64_t seed, uint32_t x0, uint32_t x1) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const auto high = static_cast<uint32_t>(seed >> 32);
@@ -43,8 +44,8 @@ std::array<uint32_t, 2> threefry(uint64_t seed, uint32_t x0, uint32_t x1) {
   return {x0, x1};
 }
 
-// Word `i` of the `count` that MLX's random::bits gives for the key of `seed`. The
-// counters of the first half are paired with those of the second.
+// Word `i` of the `count` words that mlx::core::random::bits returns for random::key(seed). Threefry takes the counters
+// in pairs: one of the first half with one of the second.
 uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   const int64_t half = (count + 1) / 2;
   const int64_t first = i < half ? i : i - half;
@@ -53,25 +54,28 @@ uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   return pair[i < half ? 0 : 1];
 }
 
-float minus_gumbel(uint32_t word) {
+// The negative of a Gumbel-distributed value.
+float negative_gumbel(uint32_t word) {
   const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
   return std::min(std::log(-std::log(uniform)), kLargest);
 }
 
-// Noise of the token that comes `rank`-th among `count` in the order of likelihood.
+// The noise of the token with this rank, counted from 0 for the most likely of `count` tokens.
 float noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
   const size_t part = rank < kNoiseParts[1] ? 0 : rank < kNoiseParts[2] ? 1 : 2;
   const int64_t begin = kNoiseParts[part];
   const int64_t end = part < 2 ? kNoiseParts[part + 1] : std::max(count, kNoiseParts[2] + 1);
   const uint64_t seed = static_cast<uint64_t>(draw.seed) ^ (part * kNoiseKey);
-  return minus_gumbel(random_word(seed, draw.row * (end - begin) + rank - begin, draw.batch * (end - begin)));
+  return negative_gumbel(random_word(seed, draw.sequence * (end - begin) + rank - begin, draw.batch * (end - begin)));
 }
 
+// exp(-drop / temperature): the probability relative to that of the most likely token. The drop of a token is the
+// distance of its logit from the largest logit.
 float weight(float drop, float temperature) {
   return std::pow(2.0f, drop * (-kLog2E / temperature));
 }
 
-// The first of the smallest.
+// The index in [0, count) with the lowest cost; the first one if there are several.
 template <typename Cost>
 int64_t argmin(int64_t count, Cost&& cost) {
   int64_t best = 0;
@@ -85,12 +89,12 @@ int64_t argmin(int64_t count, Cost&& cost) {
   return best;
 }
 
-void penalize(std::span<float> logits, std::span<const int64_t> history, const Sampling& sampling) {
-  std::map<int64_t, int64_t> times;
+void penalize(std::span<float> logits, std::span<const int64_t> history, const SamplingParameters& sampling) {
+  std::map<int64_t, int64_t> occurrences;
   for (const int64_t token : history) {
-    ++times[token];
+    ++occurrences[token];
   }
-  for (const auto& [token, count] : times) {
+  for (const auto& [token, count] : occurrences) {
     if (token < 0 || token >= static_cast<int64_t>(logits.size())) {
       continue;
     }
@@ -101,7 +105,8 @@ void penalize(std::span<float> logits, std::span<const int64_t> history, const S
   }
 }
 
-void adjust(const HostDraw& draw, const Sampling& sampling) {
+// Applies the logits processors in place: penalties, bias and allowed tokens.
+void process_logits(const HostDraw& draw, const SamplingParameters& sampling) {
   const auto logits = draw.logits;
   if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
     penalize(logits, draw.history, sampling);
@@ -111,72 +116,76 @@ void adjust(const HostDraw& draw, const Sampling& sampling) {
   }
   for (size_t v = 0; v < logits.size(); ++v) {
     const bool is_allowed = draw.allowed_tokens.empty() || (draw.allowed_tokens[v / 32] >> (v % 32) & 1) != 0;
-    // NaN never wins, and +inf is the largest number: there is a distance to it.
+    // NaN never wins. +inf becomes the largest finite number, so that drops are finite.
     logits[v] = is_allowed && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
   }
 }
 
-// The distance of the last token that top_p and top_k keep: `drops` are ascending.
-float limit_of(const std::vector<float>& drops, const Sampling& sampling, float temperature) {
+// The largest drop that top_p and top_k keep. `drops` are in ascending order.
+float largest_kept_drop(const std::vector<float>& drops, const SamplingParameters& sampling, float temperature) {
   const auto count = static_cast<int64_t>(drops.size());
-  int64_t place = count;
+  int64_t last = count; // rank of the last token kept; `count`: all are kept
   if (sampling.top_p < 1) {
     std::vector<float> weights(drops.size());
     std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return weight(d, temperature); });
-    // Summed from the smallest on: what the program has added up in parts.
-    const double mass = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
-    const double reach = static_cast<double>(sampling.top_p) * mass;
+    // Sums from the smallest weight, for accuracy: the program sums in blocks.
+    const double total = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
+    const double target = static_cast<double>(sampling.top_p) * total;
     double sum = 0;
-    for (place = 0; place < count; ++place) {
-      sum += weights[place];
-      if (sum >= reach) {
+    for (last = 0; last < count; ++last) {
+      sum += weights[last];
+      if (sum >= target) {
         break;
       }
     }
   }
   if (sampling.top_k > 0) {
-    place = std::min(place, sampling.top_k - 1);
+    last = std::min(last, sampling.top_k - 1);
   }
-  return place < count ? drops[place] : kInfinity;
+  return last < count ? drops[last] : kInfinity;
 }
 
-int64_t draw_filtered(const HostDraw& draw, const Sampling& sampling, float top, float temperature) {
+// The draw with filters: top_p, top_k and min_p.
+int64_t draw_filtered(
+    const HostDraw& draw, const SamplingParameters& sampling, float max_logit, float temperature) {
   const auto count = static_cast<int64_t>(draw.logits.size());
-  const auto drop_of = [&](int64_t token) { return top - draw.logits[token]; };
+  const auto drop_of = [&](int64_t token) { return max_logit - draw.logits[token]; };
   std::vector<int64_t> tokens(draw.logits.size());
   std::iota(tokens.begin(), tokens.end(), 0);
   std::stable_sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) { return drop_of(a) < drop_of(b); });
   std::vector<float> drops(tokens.size());
   std::transform(tokens.begin(), tokens.end(), drops.begin(), drop_of);
-  const float limit = limit_of(drops, sampling, temperature);
-  const float most = sampling.min_p > 0 ? -std::log(std::min(sampling.min_p, 1.0f)) : kInfinity;
+  const float max_drop = largest_kept_drop(drops, sampling, temperature);
+  const float max_scaled_drop = sampling.min_p > 0 ? -std::log(std::min(sampling.min_p, 1.0f)) : kInfinity;
   const int64_t rank = argmin(count, [&](int64_t i) {
-    const float steps = drops[i] / temperature;
-    return drops[i] <= limit && steps <= most ? steps + noise_of_rank(draw, i, count) : kInfinity;
+    const float scaled_drop = drops[i] / temperature;
+    const bool is_kept = drops[i] <= max_drop && scaled_drop <= max_scaled_drop;
+    return is_kept ? scaled_drop + noise_of_rank(draw, i, count) : kInfinity;
   });
   return tokens[rank];
 }
 
 } // namespace
 
-int64_t draw_on_host(const HostDraw& draw, const Sampling& sampling) {
-  adjust(draw, sampling);
+int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
+  process_logits(draw, sampling);
   const auto count = static_cast<int64_t>(draw.logits.size());
   const auto& logits = draw.logits;
-  const int64_t best = argmin(count, [&](int64_t v) { return -logits[v]; });
-  if (!(sampling.temperature > 0)) {
+  const int64_t best = argmin(count, [&](int64_t token) { return -logits[token]; });
+  if (!(sampling.temperature > 0)) { // NaN is greedy as well
     return best;
   }
-  const float temperature = std::clamp(sampling.temperature, kLeastTemperature, kMostTemperature);
-  const float top = std::max(logits[best], -kLargest);
+  const float temperature = std::clamp(sampling.temperature, kMinTemperature, kMaxTemperature);
+  const float max_logit = std::max(logits[best], -kLargest);
   const bool has_filters =
       sampling.top_p < 1 || (sampling.top_k > 0 && sampling.top_k < count) || sampling.min_p > 0;
   if (has_filters) {
-    return draw_filtered(draw, sampling, top, temperature);
+    return draw_filtered(draw, sampling, max_logit, temperature);
   }
-  return argmin(count, [&](int64_t v) {
-    const uint32_t word = random_word(static_cast<uint64_t>(draw.seed), draw.row * count + v, draw.batch * count);
-    return (top - logits[v]) / temperature + minus_gumbel(word);
+  return argmin(count, [&](int64_t token) {
+    const int64_t word_index = draw.sequence * count + token;
+    const uint32_t word = random_word(static_cast<uint64_t>(draw.seed), word_index, draw.batch * count);
+    return (max_logit - logits[token]) / temperature + negative_gumbel(word);
   });
 }
 

@@ -1,6 +1,5 @@
-// The draw of a token from logits, on the host: the parameters of Sampling with the
-// meaning they have inside a program (custom_kernel_ops/sample.py, penalties.py), and
-// the same noise from the same seed.
+// Samples a token from logits on the host. The parameters have the same meaning as in the sampling head
+// (custom_kernel_ops/sample.py and penalties.py), and a seed gives the same noise.
 #pragma once
 
 #include <executorch_mlx/llm_runner.h>
@@ -10,16 +9,18 @@
 
 namespace executorch_mlx {
 
-// A row of [batch, V] logits, and what the draw from it depends on.
+// One sequence of a batch, and the inputs of its draw.
 struct HostDraw {
-  std::span<float> logits; // [V]; changed
-  int64_t row = 0;
+  std::span<float> logits; // [V]; modified
+  int64_t sequence = 0; // index in the batch
   int64_t batch = 1;
   int64_t seed = 0;
-  std::span<const int64_t> history; // tokens that the penalties look at
-  std::span<const int32_t> allowed_tokens; // a bit a token; empty: all
+  std::span<const int64_t> history; // the tokens that the penalties consider
+  std::span<const int32_t> allowed_tokens; // one bit per token; empty: all tokens are allowed
 };
 
-int64_t draw_on_host(const HostDraw& draw, const Sampling& sampling);
+// Returns the token id. Uses draw.seed, draw.history and draw.allowed_tokens instead of `sampling.seed` and
+// `sampling.allowed_tokens`.
+int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling);
 
 } // namespace executorch_mlx

@@ -1,5 +1,4 @@
-// One loaded .pte of a language model, by docs/llm-program.md: checked at load, called
-// with plain values.
+// A loaded language model program: see docs/llm-program.md. It is validated when it is loaded.
 #pragma once
 
 #include <executorch/extension/module/module.h>
@@ -13,20 +12,21 @@
 #include <string_view>
 #include <vector>
 
-#include "constants.h"
+#include "metadata.h"
+#include "method_checker.h"
 
 namespace executorch_mlx {
 
-// Tokens [B, S] one row after the other, at `position` of the caches; `start` [B] is
-// where each row begins.
-struct Piece {
-  std::span<const int64_t> tokens;
-  int64_t position;
-  std::span<const int64_t> start;
+// The tokens of one call.
+struct Chunk {
+  std::span<const int64_t> tokens; // [B, S], row-major
+  int64_t position; // of the first token of each sequence
+  std::span<const int64_t> start; // [B]; the first position of each sequence that is not padding
 };
 
 class LlmProgram {
  public:
+  // The arguments and the errors are those of LlmRunner's constructor.
   LlmProgram(const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer);
   LlmProgram(const LlmProgram&) = delete;
   LlmProgram& operator=(const LlmProgram&) = delete;
@@ -36,26 +36,26 @@ class LlmProgram {
   }
   std::string_view token_bytes(int64_t token) const;
 
-  // What is on in `sampling` and the head does not take, by name; null: nothing.
-  const char* not_taken(const Sampling& sampling) const;
+  // The name of a parameter that is on in `sampling` and that the head does not take; null if there is none.
+  const char* unsupported_parameter(const SamplingParameters& sampling) const;
 
-  // The parameters of the head from now on, but for the seed and the mask.
-  void set_sampling(const Sampling& sampling);
+  // Sets the sampling parameters of the head, except seed and allowed_tokens.
+  void set_sampling(const SamplingParameters& sampling);
 
-  // The mask of the next draw, [B, words], all bits set after it.
+  // The mask for the next call of draw(), [B, words]. All bits are set initially and after every draw.
   std::span<int32_t> allowed_tokens() {
-    return inputs_.allowed_tokens;
+    return values_.allowed_tokens;
   }
 
-  // One call of the method with the head: the token of every row, [B].
-  std::vector<int64_t> draw(const Piece& piece, int64_t seed);
+  // Runs the method that returns tokens. Returns the token drawn for each sequence, [B].
+  std::vector<int64_t> draw(const Chunk& chunk, int64_t seed);
 
-  // One call of the method with logits: those of the last token, [B, V].
-  std::vector<float> logits(const Piece& piece);
+  // Runs the method that returns logits. Returns those of the last token of each sequence, [B, V].
+  std::vector<float> logits(const Chunk& chunk);
 
  private:
-  // What the methods are given; the tensors are views of it.
-  struct Inputs {
+  // The memory behind the input tensors.
+  struct InputValues {
     std::vector<int64_t> tokens;
     int64_t position = 0;
     std::vector<int64_t> start;
@@ -71,34 +71,27 @@ class LlmProgram {
     std::vector<float> bias_values;
     std::vector<int32_t> allowed_tokens;
   };
-  struct Input {
-    const char* name;
-    executorch::aten::ScalarType type;
-    std::vector<executorch::aten::SizesType> sizes;
-    void* data;
-  };
 
-  std::vector<Input> position_inputs();
-  std::vector<Input> head_inputs();
-  void check_method(const std::string& name, const std::vector<Input>& inputs) const;
-  void check_output(const std::string& name, bool is_token) const;
-  void bind(const std::vector<Input>& inputs, std::vector<executorch::runtime::EValue>& values);
-  void load(const std::string& method);
+  void allocate_inputs();
+  std::vector<MethodInput> model_inputs();
+  std::vector<MethodInput> head_inputs();
+  void add_tensors(const std::vector<MethodInput>& inputs, std::vector<executorch::runtime::EValue>& arguments);
+  void load_method(const std::string& method);
   executorch::runtime::EValue execute(
-      const std::string& method, const Piece& piece, const std::vector<executorch::runtime::EValue>& values);
+      const std::string& method, const Chunk& chunk, const std::vector<executorch::runtime::EValue>& arguments);
 
   std::string path_;
   executorch::runtime::EventTracer* tracer_;
   std::unique_ptr<executorch::extension::Module> module_;
   LlmMetadata metadata_;
-  TokenTable table_;
-  std::string head_; // the methods; empty: there is none
-  std::string logits_;
+  TokenTable token_table_;
+  std::string draw_method_; // empty: the program has no head
+  std::string logits_method_; // empty: the program does not return logits
 
-  Inputs inputs_;
-  std::vector<executorch::extension::TensorPtr> tensors_; // the first are the tokens
-  std::vector<executorch::runtime::EValue> logits_values_;
-  std::vector<executorch::runtime::EValue> head_values_;
+  InputValues values_;
+  std::vector<executorch::extension::TensorPtr> tensors_; // views of values_; tensors_[0] are the tokens
+  std::vector<executorch::runtime::EValue> logits_arguments_;
+  std::vector<executorch::runtime::EValue> draw_arguments_;
 };
 
 } // namespace executorch_mlx

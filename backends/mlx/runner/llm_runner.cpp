@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <optional>
 #include <random>
 
-#include "answer.h"
+#include "answer_builder.h"
+#include "check.h"
 #include "host_sampler.h"
 #include "llm_program.h"
-#include "text.h"
+#include "request_checks.h"
 
 namespace executorch_mlx {
 
@@ -32,16 +32,16 @@ double rate(int64_t count, double seconds) {
 
 const char* to_string(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStopId:
-      return "stop id";
-    case FinishReason::kStopText:
-      return "stop text";
-    case FinishReason::kMaxNewTokens:
-      return "max new tokens";
-    case FinishReason::kContextFull:
-      return "context full";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kContext:
+      return "context";
     case FinishReason::kCancelled:
       return "cancelled";
+    case FinishReason::kError:
+      return "error";
   }
   return "unknown";
 }
@@ -54,7 +54,7 @@ double Timings::decode_tokens_per_second() const {
   return rate(decoded_tokens, decode);
 }
 
-// Not negative, so that it can be typed again without a thought.
+// Not negative, because that is easier to type.
 int64_t random_seed() {
   std::random_device source;
   const uint64_t bits = (static_cast<uint64_t>(source()) << 32) | source();
@@ -67,220 +67,187 @@ int64_t peak_resident_bytes() {
 #ifdef __APPLE__
   return usage.ru_maxrss;
 #else
-  return int64_t{usage.ru_maxrss} * 1024;
+  return int64_t{usage.ru_maxrss} * 1024; // Linux reports KiB
 #endif
 }
 
-// What goes into the caches next, a row for each of the program's, all of one length.
-using Rows = std::vector<std::vector<int64_t>>;
+// Token ids for every sequence of the program.
+using Sequences = std::vector<std::vector<int64_t>>;
 
 struct LlmRunner::Impl {
   Impl(const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
       : program(path, device, tracer), context(program.metadata().batch_size), start(context.size()) {}
 
-  void check_prompt(std::span<const int64_t> tokens, int64_t at) const;
-  void check_sampling(const Sampling& sampling) const;
-  std::optional<int64_t> begin(const Sampling& sampling);
-  std::optional<std::vector<int64_t>> feed(const Rows& rows, std::span<const int64_t> answer);
-  std::vector<int64_t> draw(const Piece& piece, std::span<const int64_t> answer);
-  std::vector<int64_t> draw_on_host(const Piece& piece, std::span<const int64_t> answer);
-  void go_back(int64_t to);
-
-  // Answers in rows of their own; or one of them, in all rows.
-  void run(Rows rows, std::vector<Answer>& answers, const RowCallback& on_token);
+  std::optional<int64_t> begin_answer(const SamplingParameters& parameters);
+  void truncate(int64_t length);
+  void process_chunk(const Chunk& chunk);
+  std::vector<int64_t> draw(const Chunk& chunk, std::span<const int64_t> answer);
+  std::vector<int64_t> draw_from_logits(const Chunk& chunk, std::span<const int64_t> answer);
+  std::optional<std::vector<int64_t>> feed(const Sequences& sequences, std::span<const int64_t> answer);
+  void run(Sequences sequences, std::vector<AnswerBuilder>& answers, const BatchTokenCallback& on_token);
 
   LlmProgram program;
   double load_seconds = 0;
-  int64_t position = 0;
-  Rows context; // the tokens in the caches by row, padding included
-  std::vector<int64_t> start;
-  const Sampling* sampling = nullptr; // of the running answer
-  bool on_host = false;
-  uint64_t base_seed = 0; // unsigned: the seeds go round at the end of int64
-  uint64_t drawn = 0;
-  // A signal handler may store to it only if no lock is behind.
+
+  int64_t position = 0; // number of positions in use in the KV cache
+  Sequences context; // the tokens in the KV cache, padding included
+  std::vector<int64_t> start; // first position of each sequence that is not padding
+
+  // The running answer.
+  const SamplingParameters* sampling = nullptr;
+  bool samples_on_host = false;
+  uint64_t base_seed = 0; // unsigned, so that base_seed + step may overflow
+  uint64_t step = 0;
+
+  // Lock-free, so that a signal handler may set it.
   std::atomic<bool> cancelled = false;
   static_assert(std::atomic<bool>::is_always_lock_free);
 };
 
-void LlmRunner::Impl::check_prompt(std::span<const int64_t> tokens, int64_t at) const {
+// Decides where to sample. Returns the seed of the first token, unless the head takes no seed.
+std::optional<int64_t> LlmRunner::Impl::begin_answer(const SamplingParameters& parameters) {
   const LlmMetadata& meta = program.metadata();
-  check_argument(!tokens.empty(), "prompt: empty, expected at least 1 token");
-  check_argument(
-      static_cast<int64_t>(tokens.size()) <= meta.max_context_len - at,
-      "prompt: ", tokens.size(), " tokens after ", at, " in the context are more than its ",
-      meta.max_context_len, " positions");
-  for (const int64_t id : tokens) {
-    check_argument(
-        0 <= id && id < meta.vocab_size, "prompt: id ", id, " is outside the vocabulary [0, ", meta.vocab_size, ")");
+  sampling = &parameters;
+  samples_on_host = !meta.has_head || program.unsupported_parameter(parameters) != nullptr;
+  step = 0;
+  cancelled.store(false, std::memory_order_relaxed);
+  if (!samples_on_host) {
+    program.set_sampling(parameters);
   }
-}
-
-void LlmRunner::Impl::check_sampling(const Sampling& s) const {
-  const LlmMetadata& meta = program.metadata();
-  const auto number = [](const char* name, float value) {
-    check_argument(std::isfinite(value), name, ": ", value, ", expected a number");
-  };
-  number("temperature", s.temperature);
-  number("top_p", s.top_p);
-  number("min_p", s.min_p);
-  number("presence_penalty", s.presence_penalty);
-  number("frequency_penalty", s.frequency_penalty);
-  check_argument(
-      std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0,
-      "repetition_penalty: ", s.repetition_penalty, ", expected a number above 0");
-  for (const auto& [token, value] : s.logit_bias) {
-    check_argument(
-        0 <= token && token < meta.vocab_size,
-        "logit_bias: id ", token, " is outside the vocabulary [0, ", meta.vocab_size, ")");
-    check_argument(!std::isnan(value), "logit_bias: ", value, " for id ", token, ", expected a number");
-  }
-  const char* missing = meta.has_head ? program.not_taken(s) : nullptr;
-  check_argument(missing == nullptr || meta.has_logits, missing ? missing : "", ": the program was exported without it");
-  check_argument(
-      missing != nullptr || !meta.has_head || static_cast<int64_t>(s.logit_bias.size()) <= meta.logit_bias,
-      "logit_bias: ", s.logit_bias.size(), " tokens, the program takes ", meta.logit_bias);
-}
-
-// The base seed, where there is one.
-std::optional<int64_t> LlmRunner::Impl::begin(const Sampling& s) {
-  const LlmMetadata& meta = program.metadata();
-  check_sampling(s);
-  sampling = &s;
-  on_host = !meta.has_head || program.not_taken(s) != nullptr;
-  drawn = 0;
-  if (!on_host) {
-    program.set_sampling(s);
-  }
-  if (!on_host && !meta.takes_seed) {
+  if (!samples_on_host && !meta.takes_seed) {
     return std::nullopt;
   }
-  const int64_t seed = s.seed ? *s.seed : random_seed();
+  const int64_t seed = parameters.seed ? *parameters.seed : random_seed();
   base_seed = static_cast<uint64_t>(seed);
   return seed;
 }
 
-// The tokens drawn after `rows`; none if cancelled between two pieces.
-std::optional<std::vector<int64_t>> LlmRunner::Impl::feed(const Rows& rows, std::span<const int64_t> answer) {
-  const auto length = static_cast<int64_t>(rows[0].size());
-  const int64_t most = program.metadata().max_seq_len;
-  for (int64_t i = 0; i < length; i += most) {
-    if (cancelled.load(std::memory_order_relaxed)) {
-      return std::nullopt;
-    }
-    const int64_t count = std::min(most, length - i);
-    std::vector<int64_t> tokens;
-    for (const auto& row : rows) {
-      tokens.insert(tokens.end(), row.begin() + i, row.begin() + i + count);
-    }
-    const Piece piece = {tokens, position, start};
-    const bool is_last = i + count == length;
-    if (!is_last && on_host) {
-      program.logits(piece);
-    } else if (!is_last) {
-      // What it draws is of no use.
-      program.draw(piece, static_cast<int64_t>(base_seed));
-    }
-    for (size_t row = 0; row < rows.size(); ++row) {
-      context[row].insert(context[row].end(), rows[row].begin() + i, rows[row].begin() + i + count);
-    }
-    if (is_last) {
-      auto result = draw(piece, answer);
-      position += count;
-      ++drawn;
-      return result;
-    }
-    position += count;
+void LlmRunner::Impl::truncate(int64_t length) {
+  position = length;
+  for (auto& tokens : context) {
+    tokens.resize(std::min<size_t>(tokens.size(), length));
   }
-  return std::nullopt;
+  if (length == 0) {
+    std::fill(start.begin(), start.end(), 0);
+  }
 }
 
-std::vector<int64_t> LlmRunner::Impl::draw(const Piece& piece, std::span<const int64_t> answer) {
-  if (on_host) {
-    return draw_on_host(piece, answer);
+// Adds a chunk of the prompt to the KV cache. Any token that the program draws here is discarded.
+void LlmRunner::Impl::process_chunk(const Chunk& chunk) {
+  if (samples_on_host) {
+    program.logits(chunk);
+  } else {
+    program.draw(chunk, static_cast<int64_t>(base_seed));
+  }
+}
+
+// Adds `chunk` to the KV cache and draws the next token of each sequence. `answer` is for allowed_tokens.
+std::vector<int64_t> LlmRunner::Impl::draw(const Chunk& chunk, std::span<const int64_t> answer) {
+  if (samples_on_host) {
+    return draw_from_logits(chunk, answer);
   }
   if (sampling->allowed_tokens) {
     const auto masks = program.allowed_tokens();
     const size_t words = masks.size() / context.size();
     sampling->allowed_tokens(answer, masks.first(words));
-    for (size_t row = 1; row < context.size(); ++row) {
-      std::copy_n(masks.begin(), words, masks.begin() + row * words);
+    for (size_t i = 1; i < context.size(); ++i) {
+      std::copy_n(masks.begin(), words, masks.begin() + i * words);
     }
   }
-  return program.draw(piece, static_cast<int64_t>(base_seed + drawn));
+  return program.draw(chunk, static_cast<int64_t>(base_seed + step));
 }
 
-std::vector<int64_t> LlmRunner::Impl::draw_on_host(const Piece& piece, std::span<const int64_t> answer) {
+std::vector<int64_t> LlmRunner::Impl::draw_from_logits(const Chunk& chunk, std::span<const int64_t> answer) {
   const LlmMetadata& meta = program.metadata();
-  auto logits = program.logits(piece);
+  auto logits = program.logits(chunk);
   std::vector<int32_t> allowed;
   if (sampling->allowed_tokens) {
     allowed.assign((meta.vocab_size + 31) / 32, -1);
     sampling->allowed_tokens(answer, allowed);
   }
   std::vector<int64_t> tokens;
-  for (size_t row = 0; row < context.size(); ++row) {
-    std::span<const int64_t> history = context[row];
-    history = history.subspan(start[row]);
+  for (size_t i = 0; i < context.size(); ++i) {
+    std::span<const int64_t> history = context[i];
+    history = history.subspan(start[i]);
     if (meta.history > 0 && static_cast<int64_t>(history.size()) > meta.history) {
       history = history.last(meta.history);
     }
-    const HostDraw one = {
-        std::span(logits).subspan(row * meta.vocab_size, meta.vocab_size),
-        static_cast<int64_t>(row),
-        meta.batch_size,
-        static_cast<int64_t>(base_seed + drawn),
-        history,
-        allowed};
-    tokens.push_back(executorch_mlx::draw_on_host(one, *sampling));
+    const HostDraw draw = {
+        .logits = std::span(logits).subspan(i * meta.vocab_size, meta.vocab_size),
+        .sequence = static_cast<int64_t>(i),
+        .batch = meta.batch_size,
+        .seed = static_cast<int64_t>(base_seed + step),
+        .history = history,
+        .allowed_tokens = allowed};
+    tokens.push_back(draw_on_host(draw, *sampling));
   }
   return tokens;
 }
 
-void LlmRunner::Impl::go_back(int64_t to) {
-  position = to;
-  for (auto& row : context) {
-    row.resize(std::min<size_t>(row.size(), to));
+// Adds `sequences`, all of one length, to the KV cache in chunks, and draws the next token of each. Returns nullopt if
+// the answer was cancelled before the last chunk.
+std::optional<std::vector<int64_t>> LlmRunner::Impl::feed(
+    const Sequences& sequences, std::span<const int64_t> answer) {
+  const auto length = static_cast<int64_t>(sequences[0].size());
+  const int64_t max_chunk = program.metadata().max_seq_len;
+  for (int64_t begin = 0; begin < length; begin += max_chunk) {
+    if (cancelled.load(std::memory_order_relaxed)) {
+      return std::nullopt;
+    }
+    const int64_t count = std::min(max_chunk, length - begin);
+    std::vector<int64_t> tokens;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const auto first = sequences[i].begin() + begin;
+      tokens.insert(tokens.end(), first, first + count);
+      context[i].insert(context[i].end(), first, first + count);
+    }
+    const Chunk chunk = {tokens, position, start};
+    if (begin + count == length) {
+      auto drawn = draw(chunk, answer);
+      position += count;
+      ++step;
+      return drawn;
+    }
+    process_chunk(chunk);
+    position += count;
   }
-  if (to == 0) {
-    std::fill(start.begin(), start.end(), 0);
-  }
+  return std::nullopt;
 }
 
-void LlmRunner::Impl::run(Rows rows, std::vector<Answer>& answers, const RowCallback& on_token) {
+// Generates all answers side by side, beginning with the prompts in `sequences`. A single answer takes the tokens of
+// sequence 0, and all sequences continue with them.
+void LlmRunner::Impl::run(
+    Sequences sequences, std::vector<AnswerBuilder>& answers, const BatchTokenCallback& on_token) {
   const int64_t capacity = program.metadata().max_context_len;
-  const auto is_over = [](const Answer& answer) { return answer.is_over(); };
-  const auto count_of = [](const std::vector<int64_t>& row, int64_t padding) {
-    return static_cast<int64_t>(row.size()) - padding;
-  };
-  const bool is_alone = answers.size() == 1;
-  for (bool is_first = true; !std::all_of(answers.begin(), answers.end(), is_over); is_first = false) {
-    const auto step = Clock::now();
-    const int64_t from = position;
-    // Masks are of one answer.
-    const auto tokens = feed(rows, answers[0].result.tokens);
-    const double seconds = seconds_since(step);
+  const auto is_over = [](const AnswerBuilder& answer) { return answer.is_over(); };
+  for (bool is_prefill = true; !std::all_of(answers.begin(), answers.end(), is_over); is_prefill = false) {
+    const auto begin = Clock::now();
+    const int64_t position_before = position;
+    const auto drawn = feed(sequences, answers[0].result.tokens); // allowed_tokens needs a single answer
+    const double seconds = seconds_since(begin);
     for (size_t i = 0; i < answers.size(); ++i) {
-      Timings& timings = answers[i].result.timings;
-      if (answers[i].is_over()) {
+      AnswerBuilder& answer = answers[i];
+      if (answer.is_over()) {
         continue;
       }
-      if (is_first) {
-        timings.prompt_tokens = tokens ? count_of(rows[i], from == 0 ? start[i] : 0) : position - from;
+      Timings& timings = answer.result.timings;
+      if (is_prefill) {
+        const int64_t padding = drawn && position_before == 0 ? start[i] : 0;
+        timings.prompt_tokens = position - position_before - padding;
         timings.prefill = timings.time_to_first_token = seconds;
-      } else if (tokens) {
+      } else if (drawn) {
         ++timings.decoded_tokens;
         timings.decode += seconds;
       }
-      if (!tokens) {
-        answers[i].cancel();
+      if (!drawn) {
+        answer.cancel();
         continue;
       }
       const auto call = [&](int64_t token, std::string_view text) { return on_token(i, token, text); };
-      answers[i].take((*tokens)[i], position < capacity, on_token ? TokenCallback(call) : TokenCallback());
+      answer.take((*drawn)[i], position < capacity, on_token ? TokenCallback(call) : TokenCallback());
     }
-    for (size_t row = 0; tokens && row < rows.size(); ++row) {
-      rows[row] = {(*tokens)[is_alone ? 0 : row]};
+    for (size_t i = 0; drawn && i < sequences.size(); ++i) {
+      sequences[i] = {(*drawn)[answers.size() == 1 ? 0 : i]};
     }
   }
 }
@@ -315,68 +282,67 @@ int64_t LlmRunner::position() const {
 }
 
 void LlmRunner::reset() {
-  impl_->go_back(0);
+  impl_->truncate(0);
 }
 
 void LlmRunner::rewind(int64_t position) {
-  const int64_t least = std::max<int64_t>(0, impl_->position - metadata().max_rewind);
+  const int64_t lowest = std::max<int64_t>(0, impl_->position - metadata().max_rewind);
   check_argument(
-      position == 0 || (least <= position && position <= impl_->position),
-      "rewind: position ", position, ", expected 0 or ", least, " to ", impl_->position);
-  impl_->go_back(position);
+      position == 0 || (lowest <= position && position <= impl_->position),
+      "rewind: got position ", position, ", expected 0 or ", lowest, " to ", impl_->position);
+  impl_->truncate(position);
 }
 
 GenerateResult LlmRunner::generate(
     std::span<const int64_t> prompt, const GenerateConfig& config, const TokenCallback& on_token) {
   Impl& state = *impl_;
-  std::vector<Answer> answers;
+  check_prompt(metadata(), prompt, state.position);
+  check_config(state.program, config);
+  std::vector<AnswerBuilder> answers;
   answers.emplace_back(state.program, config);
-  state.check_prompt(prompt, state.position);
-  answers[0].result.seed = state.begin(config.sampling);
-  state.cancelled.store(false, std::memory_order_relaxed);
+  answers[0].result.seed = state.begin_answer(config.sampling);
   const auto call = [&](size_t, int64_t token, std::string_view text) { return on_token(token, text); };
   state.run(
-      Rows(state.context.size(), {prompt.begin(), prompt.end()}), answers,
-      on_token ? RowCallback(call) : RowCallback());
+      Sequences(state.context.size(), {prompt.begin(), prompt.end()}), answers,
+      on_token ? BatchTokenCallback(call) : BatchTokenCallback());
   return std::move(answers[0].result);
 }
 
 std::vector<GenerateResult> LlmRunner::generate_batch(
-    std::span<const std::vector<int64_t>> prompts, const GenerateConfig& config, const RowCallback& on_token) {
+    std::span<const std::vector<int64_t>> prompts, const GenerateConfig& config, const BatchTokenCallback& on_token) {
   Impl& state = *impl_;
   const size_t batch = state.context.size();
   check_argument(
       1 <= prompts.size() && prompts.size() <= batch,
-      "prompts: ", prompts.size(), ", the program has ", batch, batch == 1 ? " row" : " rows");
+      "prompts: got ", prompts.size(), ", expected at least 1 and at most ", batch, " (the batch size)");
   check_argument(
-      prompts.size() == 1 || !config.sampling.allowed_tokens, "allowed_tokens: of one answer only, there are ",
-      prompts.size());
-  std::vector<Answer> answers;
+      prompts.size() == 1 || !config.sampling.allowed_tokens,
+      "allowed_tokens: got ", prompts.size(), " prompts, expected 1");
   size_t longest = 0;
   for (const auto& prompt : prompts) {
-    state.check_prompt(prompt, 0);
-    answers.emplace_back(state.program, config);
+    check_prompt(metadata(), prompt, 0);
     longest = std::max(longest, prompt.size());
   }
-  const auto seed = state.begin(config.sampling);
-  for (Answer& answer : answers) {
-    answer.result.seed = seed;
+  check_config(state.program, config);
+  const auto seed = state.begin_answer(config.sampling);
+  std::vector<AnswerBuilder> answers;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    answers.emplace_back(state.program, config).result.seed = seed;
   }
-  state.cancelled.store(false, std::memory_order_relaxed);
+
   reset();
-  // Padded on the left; any token does, it is not attended. A row without a prompt
-  // repeats the first.
-  Rows rows;
-  for (size_t row = 0; row < batch; ++row) {
-    const auto& prompt = prompts[row < prompts.size() ? row : 0];
-    state.start[row] = static_cast<int64_t>(longest - prompt.size());
-    rows.emplace_back(state.start[row], 0);
-    rows.back().insert(rows.back().end(), prompt.begin(), prompt.end());
+  // Prompts are padded on the left with any token, which is not attended to. Unused sequences repeat the first prompt.
+  Sequences sequences;
+  for (size_t i = 0; i < batch; ++i) {
+    const auto& prompt = prompts[i < prompts.size() ? i : 0];
+    state.start[i] = static_cast<int64_t>(longest - prompt.size());
+    sequences.emplace_back(state.start[i], 0);
+    sequences.back().insert(sequences.back().end(), prompt.begin(), prompt.end());
   }
-  state.run(std::move(rows), answers, on_token);
+  state.run(std::move(sequences), answers, on_token);
   reset();
   std::vector<GenerateResult> results;
-  for (Answer& answer : answers) {
+  for (AnswerBuilder& answer : answers) {
     results.push_back(std::move(answer.result));
   }
   return results;

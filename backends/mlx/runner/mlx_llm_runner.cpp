@@ -1,4 +1,4 @@
-// mlx_llm_runner MODEL.pte --prompt-ids 1,2,3: see usage() in arguments.cpp.
+// The program mlx_llm_runner. command_line.cpp has its options.
 #include <executorch_mlx/llm_runner.h>
 
 #include <atomic>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "arguments.h"
-#include "json.h"
+#include "check.h"
+#include "command_line.h"
+#include "json_lines.h"
 #include "profile.h"
-#include "text.h"
 
 namespace executorch_mlx {
 
@@ -20,13 +20,13 @@ namespace {
 
 constexpr int kOk = 0;
 constexpr int kFailed = 1;
-constexpr int kUsage = 2;
+constexpr int kInvalid = 2;
 constexpr int kInterrupted = 128 + SIGINT;
 
 std::atomic<bool> interrupted = false;
 std::atomic<LlmRunner*> running = nullptr;
 
-// The first Ctrl-C ends the answer after the step it is in, the second the process.
+// The first Ctrl-C ends the answer after the current step, the second one ends the process.
 void on_interrupt(int) {
   std::signal(SIGINT, SIG_DFL);
   interrupted = true;
@@ -52,19 +52,18 @@ void print_timings(const GenerateResult& result, const std::string& label) {
   std::fprintf(stderr, "%sfinish: %s\n", label.c_str(), to_string(result.finish));
 }
 
-// Writes what comes in one of the three ways; the rows of a batch do not come apart, and
-// are written when all are there.
+// Prints answers as text, token ids or JSON lines. The text and the ids of a batch are printed at the end, because the
+// tokens of its sequences alternate.
 class Printer {
  public:
-  explicit Printer(const Arguments& arguments)
-      : arguments_(arguments), is_batch_(arguments.prompts.size() > 1) {}
+  explicit Printer(const RunnerOptions& options) : options_(options), is_batch_(options.prompts.size() > 1) {}
 
-  void token(size_t row, int64_t id, std::string_view text) {
-    if (arguments_.json) {
-      print_text(token_line(row, id, text));
+  void token(size_t sequence, int64_t id, std::string_view text) {
+    if (options_.json) {
+      print_text(token_line(sequence, id, text));
     } else if (is_batch_) {
       return;
-    } else if (arguments_.ids) {
+    } else if (options_.ids) {
       print_text(std::to_string(id) + "\n");
     } else {
       print_text(text);
@@ -72,14 +71,14 @@ class Printer {
     }
   }
 
-  void answer(size_t row, const GenerateResult& result, double load_seconds) {
-    if (arguments_.json) {
-      return print_text(answer_line(row, result, load_seconds));
+  void answer(size_t sequence, const GenerateResult& result, double load_seconds) {
+    if (options_.json) {
+      return print_text(answer_line(sequence, result, load_seconds));
     }
-    const std::string label = is_batch_ ? str("[", row, "] ") : "";
+    const std::string label = is_batch_ ? str("[", sequence, "] ") : "";
     if (is_batch_) {
-      print_text(label + (arguments_.ids ? joined(result.tokens) : result.text) + "\n");
-    } else if (!arguments_.ids) {
+      print_text(label + (options_.ids ? joined(result.tokens) : result.text) + "\n");
+    } else if (!options_.ids) {
       print_text(result.text.substr(printed_) + "\n");
     }
     print_timings(result, label);
@@ -94,49 +93,60 @@ class Printer {
     return text;
   }
 
-  const Arguments& arguments_;
+  const RunnerOptions& options_;
   bool is_batch_;
-  size_t printed_ = 0;
+  size_t printed_ = 0; // bytes of the answer's text
 };
 
-void generate_once(LlmRunner& runner, const Arguments& arguments) {
-  Printer printer(arguments);
-  const auto on_token = [&](size_t row, int64_t id, std::string_view text) {
-    printer.token(row, id, text);
+std::vector<GenerateResult> generate(LlmRunner& runner, const RunnerOptions& options, Printer& printer) {
+  const auto on_token = [&](size_t sequence, int64_t id, std::string_view text) {
+    printer.token(sequence, id, text);
     return !interrupted;
   };
+  if (options.prompts.size() > 1) {
+    return runner.generate_batch(options.prompts, options.config, on_token);
+  }
+  runner.reset();
   std::vector<GenerateResult> results;
-  if (arguments.prompts.size() > 1) {
-    results = runner.generate_batch(arguments.prompts, arguments.config, on_token);
-  } else {
-    runner.reset();
-    results.push_back(runner.generate(
-        arguments.prompts[0], arguments.config,
-        [&](int64_t id, std::string_view text) { return on_token(0, id, text); }));
+  results.push_back(runner.generate(
+      options.prompts[0], options.config, [&](int64_t id, std::string_view text) { return on_token(0, id, text); }));
+  return results;
+}
+
+void generate_and_print(LlmRunner& runner, const RunnerOptions& options) {
+  Printer printer(options);
+  std::vector<GenerateResult> results;
+  try {
+    results = generate(runner, options, printer);
+  } catch (const LlmArgumentError&) {
+    throw; // nothing has run
+  } catch (const LlmError&) {
+    std::fprintf(stderr, "finish: %s\n", to_string(FinishReason::kError));
+    throw;
   }
-  for (size_t row = 0; row < results.size(); ++row) {
-    printer.answer(row, results[row], runner.load_seconds());
+  for (size_t i = 0; i < results.size(); ++i) {
+    printer.answer(i, results[i], runner.load_seconds());
   }
-  if (!arguments.json) {
+  if (!options.json) {
     std::fprintf(stderr, "peak memory: %.1f MB\n", static_cast<double>(peak_resident_bytes()) / 1e6);
   }
 }
 
-int run(Arguments arguments) {
+int run(RunnerOptions options) {
   std::optional<executorch::etdump::ETDumpGen> tracer;
-  if (!arguments.profile.empty()) {
+  if (!options.profile.empty()) {
     tracer.emplace();
   }
-  LlmRunner runner(arguments.model, arguments.device, tracer ? &*tracer : nullptr);
+  LlmRunner runner(options.model, options.device, tracer ? &*tracer : nullptr);
   const LlmMetadata& meta = runner.metadata();
-  if (!arguments.ids && !arguments.json && !meta.has_tokens) {
-    throw LlmArgumentError(arguments.model + ": carries no bytes of its tokens, use --ids");
+  if (!options.ids && !options.json && !meta.has_tokens) {
+    throw LlmArgumentError(options.model + ": the program has no token bytes, use --ids");
   }
-  auto& seed = arguments.config.sampling.seed;
+  auto& seed = options.config.sampling.seed;
   if (!seed && (meta.takes_seed || !meta.has_head)) {
     seed = random_seed();
   }
-  if (!arguments.json) {
+  if (!options.json) {
     std::fprintf(stderr, "load: %.4f s\n", runner.load_seconds());
     if (seed) {
       std::fprintf(stderr, "seed: %lld\n", static_cast<long long>(*seed));
@@ -145,31 +155,31 @@ int run(Arguments arguments) {
 
   running = &runner;
   std::signal(SIGINT, on_interrupt);
-  for (int64_t i = 0; i < arguments.repeat && !interrupted; ++i) {
-    generate_once(runner, arguments);
+  for (int64_t i = 0; i < options.repeat && !interrupted; ++i) {
+    generate_and_print(runner, options);
   }
   std::signal(SIGINT, SIG_DFL);
   running = nullptr;
   if (tracer) {
-    write_profile(*tracer, arguments.profile);
+    write_profile(*tracer, options.profile);
   }
   return interrupted ? kInterrupted : kOk;
 }
 
 int main_(int argc, char** argv) {
   try {
-    const Arguments arguments = parse_arguments(argc, argv);
-    if (arguments.help) {
+    const RunnerOptions options = parse_command_line(argc, argv);
+    if (options.help) {
       print_text(usage());
       return kOk;
     }
-    return run(arguments);
+    return run(options);
   } catch (const UsageError& error) {
     std::fprintf(stderr, "mlx_llm_runner: %s\n\n%s", error.what(), usage().c_str());
-    return kUsage;
+    return kInvalid;
   } catch (const LlmArgumentError& error) {
     std::fprintf(stderr, "mlx_llm_runner: %s\n", error.what());
-    return kUsage;
+    return kInvalid;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "mlx_llm_runner: %s\n", error.what());
     return kFailed;

@@ -1,20 +1,18 @@
 // op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME] [--profile FILE.etdp]
 //
-// Runs a method of one loaded program once for every --inputs, in order, so that
-// what the program keeps in buffers is carried on. The k-th call, counted from 0,
-// reads DIR/0.tensor, DIR/1.tensor, ... and writes OUTPUTS/k/0.tensor, .... With
-// --profile every instruction is timed, for ExecuTorch's Inspector to read.
+// Loads a program and runs one of its methods once per --inputs, in order. Buffers keep their values between the calls.
+// Call k, counted from 0, reads its inputs from DIR/0.tensor, DIR/1.tensor, ... and writes its outputs to
+// OUTPUTS/k/0.tensor, .... --profile times each instruction, for ExecuTorch's Inspector.
 //
-// A .tensor file, all little-endian:
+// Format of a .tensor file, little-endian:
 //
-//   char[8]       "MLXTNSR" and a zero
-//   int32         ScalarType, ExecuTorch's number
+//   char[8]       "MLXTNSR" and a zero byte
+//   int32         ScalarType, as ExecuTorch numbers them
 //   int32         rank
 //   int64[rank]   sizes
 //   ...           elements, row-major
 //
-// Exit codes: 0, 1 if the program or a file cannot be run or read, 2 for a wrong
-// command line.
+// Exit status: 0; 1 if the program fails or a file cannot be read or written; 2 if the command line is invalid.
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
@@ -32,8 +30,8 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "profile.h"
-#include "text.h"
 
 namespace executorch_mlx {
 
@@ -51,8 +49,11 @@ constexpr std::array<char, 8> kMagic = {'M', 'L', 'X', 'T', 'N', 'S', 'R', '\0'}
 constexpr int32_t kMaxRank = 16;
 
 constexpr const char* kUsage =
-    "usage: op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME]\n"
-    "       [--profile FILE.etdp]\n";
+    "usage: op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [options]\n\n"
+    "  --inputs DIR    folder with the inputs 0.tensor, 1.tensor, ...; repeat it for several calls\n"
+    "  --outputs DIR   folder for the outputs; call k writes to DIR/k\n"
+    "  --method NAME   the method to run (default: forward)\n"
+    "  --profile FILE  time each instruction, for ExecuTorch's Inspector; this is slower\n";
 
 class UsageError : public std::runtime_error {
  public:
@@ -78,16 +79,16 @@ Arguments parse(int argc, char** argv) {
     const std::string word = argv[i];
     if (!word.starts_with("--")) {
       if (!arguments.model.empty()) {
-        throw UsageError(str("'", word, "': one MODEL.pte was expected, there is ", arguments.model, " already"));
+        throw UsageError(str("unexpected argument '", word, "': the model is ", arguments.model));
       }
       arguments.model = word;
       continue;
     }
     if (word != "--inputs" && word != "--outputs" && word != "--method" && word != "--profile") {
-      throw UsageError(str("there is no option ", word));
+      throw UsageError(str(word, ": unknown option"));
     }
     if (++i == argc) {
-      throw UsageError(str(word, ": a value was expected"));
+      throw UsageError(str(word, ": missing value"));
     }
     if (word == "--inputs") {
       arguments.inputs.emplace_back(argv[i]);
@@ -100,59 +101,60 @@ Arguments parse(int argc, char** argv) {
     }
   }
   if (arguments.model.empty() || arguments.inputs.empty() || arguments.outputs.empty()) {
-    throw UsageError("MODEL.pte, --inputs and --outputs are needed");
+    throw UsageError("expected MODEL.pte, --inputs and --outputs");
   }
   return arguments;
 }
 
+// Reads a value of the header and advances `offset`.
 template <typename T>
-T take(const std::vector<char>& bytes, size_t& at, const fs::path& path) {
+T read_value(const std::vector<char>& bytes, size_t& offset, const fs::path& path) {
   T value;
-  if (bytes.size() - at < sizeof(T)) {
-    fail(path.string(), ": the file ends in its header");
+  if (bytes.size() - offset < sizeof(T)) {
+    fail(path.string(), ": incomplete header");
   }
-  std::memcpy(&value, bytes.data() + at, sizeof(T));
-  at += sizeof(T);
+  std::memcpy(&value, bytes.data() + offset, sizeof(T));
+  offset += sizeof(T);
   return value;
 }
 
 TensorPtr read_tensor(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    fail(path.string(), ": cannot be read");
+    fail(path.string(), ": cannot read the file");
   }
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  size_t at = 0;
-  if (take<std::array<char, 8>>(bytes, at, path) != kMagic) {
+  size_t offset = 0;
+  if (read_value<std::array<char, 8>>(bytes, offset, path) != kMagic) {
     fail(path.string(), ": not a .tensor file");
   }
-  const auto type = static_cast<ScalarType>(take<int32_t>(bytes, at, path));
-  const auto rank = take<int32_t>(bytes, at, path);
+  const auto type = static_cast<ScalarType>(read_value<int32_t>(bytes, offset, path));
+  const auto rank = read_value<int32_t>(bytes, offset, path);
   if (!executorch::runtime::isValid(type) || rank < 0 || rank > kMaxRank) {
-    fail(path.string(), ": ScalarType ", static_cast<int>(type), ", rank ", rank);
+    fail(path.string(), ": invalid header: ScalarType ", static_cast<int>(type), ", rank ", rank);
   }
   std::vector<SizesType> sizes;
   size_t expected = executorch::runtime::elementSize(type);
   for (int32_t i = 0; i < rank; ++i) {
-    const auto size = take<int64_t>(bytes, at, path);
+    const auto size = read_value<int64_t>(bytes, offset, path);
     if (size < 0 || size > INT32_MAX) {
-      fail(path.string(), ": size ", size, " of axis ", i);
+      fail(path.string(), ": got size ", size, " on axis ", i, ", expected 0 to ", INT32_MAX);
     }
     sizes.push_back(static_cast<SizesType>(size));
     expected *= static_cast<size_t>(size);
   }
-  if (bytes.size() - at != expected) {
-    fail(path.string(), ": ", bytes.size() - at, " bytes of elements, expected ", expected);
+  if (bytes.size() - offset != expected) {
+    fail(path.string(), ": got ", bytes.size() - offset, " bytes of elements, expected ", expected);
   }
-  const auto* elements = reinterpret_cast<const uint8_t*>(bytes.data() + at);
-  // With an order and strides, empty for the usual ones, the bytes are taken as they are.
+  const auto* elements = reinterpret_cast<const uint8_t*>(bytes.data() + offset);
+  // This overload takes raw bytes. The empty lists stand for row-major order.
   return make_tensor_ptr(
       std::move(sizes), std::vector<uint8_t>(elements, elements + expected), {}, {}, type);
 }
 
 std::vector<TensorPtr> read_inputs(const fs::path& folder) {
   if (!fs::is_directory(folder)) {
-    fail(folder.string(), ": no such folder");
+    fail(folder.string(), ": not a folder");
   }
   std::vector<TensorPtr> tensors;
   while (true) {
@@ -164,7 +166,7 @@ std::vector<TensorPtr> read_inputs(const fs::path& folder) {
   }
 }
 
-// Where the i-th element in row-major order lies: a tensor may have another order.
+// The offset of the i-th element in row-major order, in elements. The tensor may have another memory order.
 ssize_t offset_of(const executorch::aten::Tensor& tensor, ssize_t i) {
   ssize_t offset = 0;
   for (ssize_t axis = tensor.dim(); axis-- > 0;) {
@@ -191,14 +193,14 @@ void write_tensor(const fs::path& path, const executorch::aten::Tensor& tensor) 
     file.write(data + width * offset_of(tensor, i), width);
   }
   if (!file.flush()) {
-    fail(path.string(), ": cannot be written");
+    fail(path.string(), ": cannot write the file");
   }
 }
 
 void run(const Arguments& arguments) {
   const int registered = executorch_mlx_register();
   if (registered != 0) {
-    fail("MLXBackend cannot be registered: error ", registered);
+    fail("cannot register the backend MLXBackend: error ", registered);
   }
   std::unique_ptr<executorch::etdump::ETDumpGen> tracer;
   if (!arguments.profile.empty()) {
@@ -211,15 +213,14 @@ void run(const Arguments& arguments) {
     const std::vector<EValue> values(tensors.begin(), tensors.end());
     const auto result = module.execute(arguments.method, values);
     if (!result.ok()) {
-      fail(arguments.model, ", ", arguments.method, ", call ", call, ": ",
-           executorch::runtime::to_string(result.error()), ", see the log");
+      fail(arguments.model, ": ", arguments.method, ": call ", call, ": ", describe(result.error()));
     }
     const auto folder = arguments.outputs / std::to_string(call);
     fs::create_directories(folder);
     for (size_t i = 0; i < result->size(); ++i) {
       const auto& value = (*result)[i];
       if (!value.isTensor()) {
-        fail(arguments.method, ": output ", i, " is not a tensor");
+        fail(arguments.method, ": output ", i, ": expected a tensor");
       }
       write_tensor(folder / str(i, ".tensor"), value.toTensor());
     }
@@ -238,7 +239,7 @@ int main(int argc, char** argv) {
     executorch_mlx::run(executorch_mlx::parse(argc, argv));
     return 0;
   } catch (const executorch_mlx::UsageError& error) {
-    std::fprintf(stderr, "op_test_runner: %s\n%s", error.what(), executorch_mlx::kUsage);
+    std::fprintf(stderr, "op_test_runner: %s\n\n%s", error.what(), executorch_mlx::kUsage);
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "op_test_runner: %s\n", error.what());

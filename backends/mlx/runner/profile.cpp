@@ -11,12 +11,12 @@ void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& pat
   const auto dump = tracer.get_etdump_data();
   const std::unique_ptr<void, decltype(&std::free)> buffer(dump.buf, &std::free);
   if (dump.buf == nullptr || dump.size == 0) {
-    throw std::runtime_error(path + ": there is nothing to write, no method ran");
+    throw std::runtime_error(path + ": no profile: no method ran");
   }
   std::ofstream file(path, std::ios::binary);
   file.write(static_cast<const char*>(dump.buf), static_cast<std::streamsize>(dump.size));
   if (!file.flush()) {
-    throw std::runtime_error(path + ": cannot be written");
+    throw std::runtime_error(path + ": cannot write the file");
   }
 }
 

@@ -1,4 +1,4 @@
-// A profile of what a program runs, in the format of ExecuTorch's Inspector.
+// Writes the profile of a run for ExecuTorch's Inspector.
 #pragma once
 
 #include <executorch/devtools/etdump/etdump_flatcc.h>
@@ -7,8 +7,8 @@
 
 namespace executorch_mlx {
 
-// Throws std::runtime_error if nothing was traced or the file cannot be written.
-// The tracer is of no use afterwards.
+// Writes what `tracer` recorded to the file `path`, in the ETDump format. The tracer cannot be used afterwards. Throws
+// std::runtime_error if nothing was recorded or the file cannot be written.
 void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& path);
 
 } // namespace executorch_mlx

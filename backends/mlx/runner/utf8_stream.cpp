@@ -15,10 +15,9 @@ void Utf8Stream::reset() {
   highest_ = 0xBF;
 }
 
-// The lead bytes of the Unicode standard's table 3-7. The second byte has a
-// narrower range after four of them: no overlong forms, no surrogates, nothing
-// past U+10FFFF.
-void Utf8Stream::start(uint8_t byte, std::string& text) {
+// Handles a first byte, by table 3-7 of the Unicode standard. Four first bytes narrow the range of the second byte, to
+// exclude overlong forms, surrogates and code points beyond U+10FFFF.
+void Utf8Stream::start_character(uint8_t byte, std::string& text) {
   if (byte < 0x80) {
     text.push_back(static_cast<char>(byte));
     return;
@@ -40,7 +39,7 @@ void Utf8Stream::feed(std::string_view bytes, std::string& text) {
       finish(text);
     }
     if (missing_ == 0) {
-      start(byte, text);
+      start_character(byte, text);
       continue;
     }
     held_.push_back(c);

@@ -1,5 +1,6 @@
-// The backend as ExecuTorch sees it. No exception leaves this file.
+// ExecuTorch's BackendInterface, and the C API of the library. No exception leaves this file.
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/log.h>
 
 #include <cstdlib>
@@ -7,11 +8,14 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string_view>
 
+#include "call_io.h"
+#include "constants.h"
 #include "context.h"
-#include "io.h"
 #include "options.h"
+#include "profile.h"
 #include "program.h"
 #include "shared.h"
 #include "state.h"
@@ -25,34 +29,34 @@ namespace et = executorch::runtime;
 constexpr char kBackendName[] = "MLXBackend";
 constexpr char kVersion[] = "0.1.0";
 
-// Below this the first call keeps the mutable buffers until it has succeeded.
-constexpr size_t kSmallBuffers = 64 << 20;
+// The first call keeps a backup of the mutable buffers to its end if they are not larger than this.
+constexpr size_t kMaxBackupBytes = 64 << 20;
 
 struct Handle {
   Handle(Program program, std::vector<uint64_t> copy, mx::Stream stream)
       : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
 
-  std::vector<uint64_t> copy;  // of a payload that came unaligned
+  std::vector<uint64_t> copy;  // of an unaligned payload
   Program program;
   State state;
   mx::Stream stream;
-  std::shared_ptr<void> token = std::make_shared<char>();  // of its place in the session
+  std::shared_ptr<void> token = std::make_shared<char>();  // holds the method's place in the session
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
   bool has_succeeded = false;
 };
 
-// Names come from the program as they are, and the log's reader may be a Python
-// that stops the process at what is no UTF-8.
-std::string printable(const char* text) {
-  std::string result = text;
+// Replaces characters that are not printable ASCII. Names in a message come from the program, and a
+// Python process that reads the log may abort at invalid UTF-8.
+std::string printable(const char* message) {
+  std::string result = message;
   for (char& c : result) {
     c = c >= ' ' && c <= '~' ? c : '?';
   }
   return result;
 }
 
-// Runs `body`, turning what it throws into one line of log and an Error.
+// Runs `body`. Turns an exception into a line of the log and an Error.
 template <typename Body>
 Error guarded(const char* what, Body&& body) {
   try {
@@ -68,7 +72,7 @@ Error guarded(const char* what, Body&& body) {
     ET_LOG(Error, "MLX %s: %s", what, printable(error.what()).c_str());
     return Error::Internal;
   } catch (...) {
-    ET_LOG(Error, "MLX %s: an exception of unknown type", what);
+    ET_LOG(Error, "MLX %s: unknown exception", what);
     return Error::Internal;
   }
 }
@@ -86,25 +90,26 @@ void run_init_chain(Handle& handle) {
     }
     evaluate(std::move(arrays), handle.stream);
   }
-  handle.state.keep();
+  handle.state.finish_loading();
 }
 
-// A method may have several delegates, which its name does not tell apart.
-std::string member_name(const et::BackendInitContext& context, const et::FreeableBuffer& processed) {
+// Identifies a delegate in its session. A method may have several, with different payloads.
+std::string delegate_name(const et::BackendInitContext& context, const et::FreeableBuffer& processed) {
   const char* method = context.get_method_name();
   const std::string_view payload(static_cast<const char*>(processed.data()), processed.size());
   return str(method ? method : "", " ", std::hash<std::string_view>()(payload));
 }
 
-const char* no_metal_kernels(const Options& options, mx::Device device) {
+// Returns what is missing to run Metal source, for load_program(). Null if nothing is.
+const char* metal_requirement(const Options& options, mx::Device device) {
   if (!options.metal_kernels) {
-    return "it takes a build with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true";
+    return "a build with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true";
   }
-  return device == mx::Device::gpu && mx::metal::is_available() ? nullptr : "it takes Apple's GPU";
+  return device == mx::Device::gpu && mx::metal::is_available() ? nullptr : "an Apple GPU";
 }
 
-// A tracer that wants the times of methods alone is none to us.
-et::EventTracer* tracer_of(et::BackendExecutionContext& context) {
+// Returns null unless the tracer asks for events below the level of methods.
+et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   et::EventTracer* tracer = context.event_tracer();
   const bool wants_all = tracer != nullptr &&
       tracer->event_tracer_profiling_level() == et::EventTracerProfilingLevel::kProfileAllEvents;
@@ -114,18 +119,24 @@ et::EventTracer* tracer_of(et::BackendExecutionContext& context) {
 // Builds the graph of one call and evaluates it.
 void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   auto& state = handle.state;
-  check_argument(!state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation, load the program again");
-  // Kernels that MLX lacks show in the first call: that one can be undone.
-  state.begin(!handle.has_succeeded && state.buffer_bytes() <= kSmallBuffers);
+  check_argument(
+      !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
+  // The first call is the one that fails if MLX lacks a kernel.
+  state.begin(/*keep_backup=*/!handle.has_succeeded && state.buffer_bytes() <= kMaxBackupBytes);
+  std::optional<Profiler> profiler;
+  if (tracer != nullptr) {
+    profiler.emplace(handle.program, state, *tracer);
+  }
   std::vector<mx::array> outputs;
   try {
     bind_inputs(handle.program, args, state, handle.stream);
-    Context(handle.program, state, handle.stream, tracer).run(handle.program.graph->main_chain_idx());
+    Context context(handle.program, state, handle.stream, profiler ? &*profiler : nullptr);
+    context.run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state, handle.stream);
     write_values(handle.program, args, state);
-    // A buffer that no output depends on has to be evaluated too, or its graph
-    // would grow with every call. Temporaries go first: who holds a second
-    // reference to a buffer keeps it from being updated in place.
+    // Buffers are evaluated even if no output depends on them, or their graph would grow with every
+    // call. Temporaries are released first, because one that shares a buffer's array prevents the update
+    // in place.
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
@@ -164,7 +175,7 @@ class Backend final : public et::BackendInterface {
       return Error::DelegateInvalidHandle;
     }
     std::lock_guard lock(handle->session->mutex);
-    return guarded("execute", [&] { execute_call(*handle, args, tracer_of(context)); });
+    return guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context)); });
   }
 
   void destroy(et::DelegateHandle* handle) const override {
@@ -198,13 +209,13 @@ class Backend final : public et::BackendInterface {
       std::memcpy(copy.data(), data, processed.size());
       data = copy.data();
     }
-    auto program = load_program(data, processed.size(), no_metal_kernels(options, device));
+    auto program = load_program(data, processed.size(), metal_requirement(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     const auto* named_data = context.get_named_data_map();
     handle->shared = SharedData::of(named_data);
     std::lock_guard lock(handle->shared->loading);
-    handle->session = handle->shared->join(member_name(context, processed), handle->token);
-    std::lock_guard no_call(handle->session->mutex);
+    handle->session = handle->shared->join(delegate_name(context, processed), handle->token);
+    std::lock_guard no_calls(handle->session->mutex);
     load_constants(handle->program, named_data, *handle->shared, handle->state);
     load_buffers(handle->program, named_data, *handle->session, options.kv_windows, handle->state);
     run_init_chain(*handle);
@@ -215,7 +226,7 @@ class Backend final : public et::BackendInterface {
 };
 
 Backend& the_backend() {
-  static auto* backend = new Backend();  // the registry never lets go of it
+  static auto* backend = new Backend();  // the registry keeps it for good
   return *backend;
 }
 
@@ -227,8 +238,8 @@ __attribute__((visibility("default"))) const char* executorch_mlx_version() {
   return kVersion;
 }
 
-// 0: registered, now or by an earlier call. 1: the process has another
-// MLXBackend, which stays. Otherwise the number of an ExecuTorch Error.
+// Registers the backend. Returns 0 if it is registered now, or was before; 1 if the process has another
+// MLXBackend, which stays; otherwise the number of an ExecuTorch Error.
 __attribute__((visibility("default"))) int executorch_mlx_register() {
   auto* registered = et::get_backend_class(kBackendName);
   if (registered != nullptr) {
@@ -238,20 +249,20 @@ __attribute__((visibility("default"))) int executorch_mlx_register() {
   return error == Error::Ok ? 0 : static_cast<int>(error);
 }
 
-// Sets a default that programs are loaded with from now on: see options.h. 0, or
-// the number of an ExecuTorch Error, of which the log says more.
+// Sets a load option (see options.h) for the programs that are loaded from now on. Returns 0, or the
+// number of an ExecuTorch Error, and logs the reason.
 __attribute__((visibility("default"))) int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;
-  std::array<char, et::kMaxOptionValueLength> text{};
+  std::array<char, et::kMaxOptionValueLength> string{};
   const bool fits = key != nullptr && value != nullptr && std::strlen(key) < sizeof(option.key) &&
-      std::strlen(value) < text.size();
+      std::strlen(value) < string.size();
   if (!fits) {
-    ET_LOG(Error, "MLX set_option: a key or a value is null or too long");
+    ET_LOG(Error, "MLX set_option: the key or the value is null or too long");
     return static_cast<int>(Error::InvalidArgument);
   }
   std::strcpy(option.key, key);
-  std::strcpy(text.data(), value);
-  option.value = text;
+  std::strcpy(string.data(), value);
+  option.value = string;
   et::BackendOptionContext context;
   return static_cast<int>(the_backend().set_option(context, et::Span<et::BackendOption>(&option, 1)));
 }
@@ -260,7 +271,7 @@ __attribute__((visibility("default"))) int executorch_mlx_set_option(const char*
 
 namespace {
 
-// Loading the library is enough; a caller that wants to know how it went asks again.
+// Loading the library registers the backend. executorch_mlx_register() tells how that went.
 [[maybe_unused]] const int registered_at_load = executorch_mlx_register();
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <mutex>
 
 #include "error.h"
 
@@ -11,10 +12,10 @@ mx::Device find_device(const std::string& name) {
   if (name.empty()) {
     return mx::default_device();
   }
-  check_argument(name == "cpu" || name == "gpu", "device: \"", name, "\" came, \"cpu\" or \"gpu\" was expected");
+  check_argument(name == "cpu" || name == "gpu", "device: got \"", name, "\", expected \"cpu\" or \"gpu\"");
   const mx::Device device(name == "cpu" ? mx::Device::cpu : mx::Device::gpu);
   if (!mx::is_available(device)) {
-    fail(Error::NotSupported, "device: this build of MLX has no ", name);
+    fail(Error::NotSupported, "device: this build of MLX does not support ", name);
   }
   return device;
 }

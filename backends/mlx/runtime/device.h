@@ -1,9 +1,8 @@
-// The device a program runs on and the one stream it shares with all others.
+// The device that programs run on, and the stream that they share.
 #pragma once
 
 #include <mlx/mlx.h>
 
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -11,20 +10,20 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// "cpu", "gpu", or "" for MLX's default. Throws Failure if there is none such.
+// "cpu", "gpu", or "" for MLX's default device. Throws Failure if the device is not available.
 mx::Device find_device(const std::string& name);
 const char* name(mx::Device device);
 
-// The same, where "" is the environment's EXECUTORCH_MLX_DEVICE before MLX's default.
+// As find_device(), but "" means the environment variable EXECUTORCH_MLX_DEVICE if it is set.
 mx::Device chosen_device(const std::string& name);
 
-// MLX's streams belong to the thread that made them, and each costs an OS thread
-// for good. So there is one for a device and the process, of the kind that any
-// thread may use; it is not safe to evaluate on it from two threads at once.
+// Returns the one stream of a device. An ordinary MLX stream belongs to the thread that made it and
+// costs an OS thread that is never freed. Any thread may use this one, but only one at a time may
+// evaluate on it.
 mx::Stream shared_stream(mx::Device device);
 
-// Evaluates on shared streams, one caller at a time. If MLX throws, waits for
-// what it had already set going, whose memory the caller may be about to free.
+// Evaluates arrays on a shared stream, one caller at a time. If MLX throws, first waits for the work
+// that it has started, because the caller may free the memory of that work.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

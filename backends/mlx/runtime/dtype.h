@@ -1,4 +1,4 @@
-// ScalarType, as programs and ExecuTorch tensors have it, and MLX's Dtype.
+// Dtypes: ScalarType, which programs and ExecuTorch tensors use, and MLX's Dtype.
 #pragma once
 
 #include <executorch/runtime/core/portable_type/scalar_type.h>
@@ -51,7 +51,7 @@ inline std::optional<mx::Dtype> find_dtype(ScalarType type) {
 
 inline mx::Dtype dtype_of(int8_t scalar_type) {
   const auto dtype = find_dtype(static_cast<ScalarType>(scalar_type));
-  check_program(dtype.has_value(), "scalar_type ", int{scalar_type}, " is none that MLX has");
+  check_program(dtype.has_value(), "scalar_type ", int{scalar_type}, " is not supported by MLX");
   return *dtype;
 }
 
@@ -94,7 +94,29 @@ inline std::string name(ScalarType type) {
   return dtype ? name(*dtype) : str("ScalarType ", static_cast<int>(type));
 }
 
-// For messages: nothing is put into words before a message is made.
+inline bool is_float(mx::Dtype dtype) {
+  return mx::issubdtype(dtype, mx::floating);
+}
+
+inline bool is_half(mx::Dtype dtype) {
+  return dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+inline bool is_signed(mx::Dtype dtype) {
+  return mx::issubdtype(dtype, mx::signedinteger);
+}
+
+// False for bool.
+inline bool is_integral(mx::Dtype dtype) {
+  return mx::issubdtype(dtype, mx::integer);
+}
+
+// A scalar with the dtype of `like`. MLX's C++ API promotes dtypes where its Python API does not.
+inline mx::array scalar_like(double x, const mx::array& like) {
+  return mx::array(x, like.dtype());
+}
+
+// For messages: dims() and describe() format nothing until they are printed.
 template <typename Sizes>
 struct Dims {
   const Sizes& sizes;

@@ -1,4 +1,4 @@
-// How anything below the ExecuTorch boundary says no.
+// Errors inside the runtime. backend.cpp turns them into ExecuTorch's Error and a log line.
 #pragma once
 
 #include <executorch/runtime/core/error.h>
@@ -25,7 +25,7 @@ class Failure : public std::exception {
   std::string message_;
 };
 
-// A failure that says which instruction it is of.
+// A failure whose message names the instruction.
 class LocatedFailure : public Failure {
  public:
   using Failure::Failure;
@@ -43,7 +43,7 @@ template <typename... Parts>
   throw Failure(code, str(parts...));
 }
 
-// Refused because of what the program says, whatever it is given.
+// Throws if the program is invalid, whatever its inputs are.
 template <typename... Parts>
 void check_program(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {
@@ -51,7 +51,7 @@ void check_program(bool ok, const Parts&... parts) {
   }
 }
 
-// Refused because of what came in with this call.
+// Throws if the arguments of this call are invalid.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {

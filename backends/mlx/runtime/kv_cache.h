@@ -1,14 +1,15 @@
-// Keys and values that the runtime keeps for UpdateAndAttendNode, by layer.
+// The KV cache of one layer, which the runtime keeps for UpdateAndAttendNode.
 //
-// The node says which layer and at which positions, nothing of how much to keep: that
-// is chosen where the program is loaded (Options::kv_windows).
+// The node gives a layer and positions. How many positions to keep is a load option
+// (Options::kv_windows). There are two kinds of cache, and both grow by doubling:
 //
-// A flat cache keeps all positions: cell p holds position p. A ring keeps the last
-// `window` of them, and a query sees as many, its own among them: cell p % window
-// holds position p. Both grow on demand, by doubling. There is nothing to call for
-// going back: what is appended at a position that the cache holds already drops the
-// positions from there on, and position 0 drops them all, after which the batch, heads
-// and dtype may be others. A ring that has gone round can go back by one position.
+// - A linear cache keeps all positions. Position p is at index p.
+// - A ring buffer keeps the last `window` positions. Position p is at index p % window. A query
+//   attends to `window` positions, its own included.
+//
+// Appending at a position that the cache already holds first drops that position and all later ones.
+// Appending at position 0 drops everything; the batch size, heads and dtype may then change. A ring
+// buffer that has wrapped around can go back by one position only.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -20,34 +21,34 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// What the tokens that were appended last attend to, as MLX's attention takes it.
+// What the appended tokens attend to, as arguments of MLX's attention.
 struct History {
-  mx::array keys;  // [batch, heads, cells, head_dim]
+  mx::array keys;  // [batch, heads, positions, head_dim]
   mx::array values;
   std::string mask_mode;  // "causal" or ""
-  std::optional<mx::array> mask;  // [tokens, cells], bool
+  std::optional<mx::array> mask;  // [tokens, positions], bool
 };
 
 class KvLayer {
  public:
   explicit KvLayer(int window = 0) : window_(window) {}
 
-  // Puts k and v [batch, heads, tokens, head_dim] at `start` and what follows. Throws
-  // Failure if the cache lacks positions that they attend to, or is of another batch,
-  // heads, head_dim or dtype.
+  // Writes k and v [batch, heads, tokens, head_dim] at the positions from `start` on. Throws Failure
+  // if earlier positions that the tokens attend to are missing, or if the shape or dtype does not
+  // match the cache.
   History append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
-  // [batch, heads, capacity, head_dim], the two of one capacity
+  // [batch, heads, capacity, head_dim], both with the same capacity
   std::optional<mx::array> keys;
   std::optional<mx::array> values;
 
  private:
   void check(const mx::array& k, const mx::array& v, int start) const;
-  History append_in_order(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
-  History append_around(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
+  History append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
+  History append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
-  int window_;  // 0: flat
-  int length_ = 0;  // positions seen
+  int window_;  // 0: linear
+  int length_ = 0;  // positions appended
 };
 
 } // namespace executorch_mlx

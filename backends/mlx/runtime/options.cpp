@@ -14,30 +14,32 @@ namespace {
 
 namespace et = executorch::runtime;
 
-using Text = std::array<char, et::kMaxOptionValueLength>;
+using StringValue = std::array<char, et::kMaxOptionValueLength>;
 
-std::string text(const char* key, const et::OptionValue& value) {
-  const auto* given = std::get_if<Text>(&value);
-  check_argument(given != nullptr, key, ": a text was expected");
-  const std::string_view whole(given->data(), given->size());
+std::string parse_string(const char* key, const et::OptionValue& value) {
+  const auto* chars = std::get_if<StringValue>(&value);
+  check_argument(chars != nullptr, key, ": expected a string");
+  const std::string_view whole(chars->data(), chars->size());
   return std::string(whole.substr(0, whole.find('\0')));
 }
 
-bool flag(const char* key, const et::OptionValue& value) {
-  if (const auto* given = std::get_if<bool>(&value)) {
-    return *given;
+bool parse_bool(const char* key, const et::OptionValue& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) {
+    return *flag;
   }
-  const std::string word = std::holds_alternative<Text>(value) ? text(key, value) : "";
-  check_argument(word == "true" || word == "false", key, ": a bool was expected, or \"true\" or \"false\"");
+  const auto* number = std::get_if<int>(&value);
+  const std::string word = number ? std::to_string(*number) : parse_string(key, value);
+  check_argument(
+      word == "true" || word == "false", key, ": got \"", word, "\", expected a bool, \"true\" or \"false\"");
   return word == "true";
 }
 
-std::vector<int> windows(const char* key, const et::OptionValue& value) {
-  if (const auto* given = std::get_if<int>(&value)) {
-    check_argument(*given >= 0, key, ": ", *given, " came, 0 or more was expected");
-    return {*given};
+std::vector<int> parse_windows(const char* key, const et::OptionValue& value) {
+  if (const auto* window = std::get_if<int>(&value)) {
+    check_argument(*window >= 0, key, ": got ", *window, ", expected 0 or more");
+    return {*window};
   }
-  const std::string list = text(key, value);
+  const std::string list = parse_string(key, value);
   std::vector<int> result;
   for (size_t begin = 0; begin < list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
@@ -45,68 +47,68 @@ std::vector<int> windows(const char* key, const et::OptionValue& value) {
     const auto [stop, error] = std::from_chars(list.data() + begin, list.data() + end, window);
     check_argument(
         error == std::errc() && stop == list.data() + end && window >= 0 && end + 1 != list.size(),
-        key, ": \"", list, "\" came, numbers of positions like \"512,512,0\" were expected");
+        key, ": got \"", list, "\", expected numbers of positions, such as \"512,512,0\"");
     result.push_back(window);
     begin = end + 1;
   }
   return result;
 }
 
-et::OptionValue as_text(const std::string& text) {
-  Text value{};
+et::OptionValue to_value(const std::string& text) {
+  StringValue value{};
   text.copy(value.data(), value.size() - 1);
   return value;
 }
 
-struct Row {
+struct OptionEntry {
   const char* key;
   void (*set)(Options&, const char* key, const et::OptionValue&);
   et::OptionValue (*get)(const Options&);
 };
 
-constexpr Row kRows[] = {
+constexpr OptionEntry kOptions[] = {
     {"device",
      [](Options& o, const char* key, const et::OptionValue& v) {
-       find_device(text(key, v));
-       o.device = text(key, v);
+       find_device(parse_string(key, v));
+       o.device = parse_string(key, v);
      },
-     [](const Options& o) { return as_text(name(chosen_device(o.device))); }},
+     [](const Options& o) { return to_value(name(chosen_device(o.device))); }},
     {"metal_kernels",
      [](Options& o, const char* key, const et::OptionValue& v) {
-       if (flag(key, v) && !EXECUTORCH_MLX_METAL_KERNELS) {
-         fail(Error::NotSupported, key, ": this build is without EXECUTORCH_MLX_METAL_KERNELS");
+       if (parse_bool(key, v) && !EXECUTORCH_MLX_METAL_KERNELS) {
+         fail(Error::NotSupported, key, ": needs a build with EXECUTORCH_MLX_METAL_KERNELS");
        }
-       o.metal_kernels = flag(key, v);
+       o.metal_kernels = parse_bool(key, v);
      },
      [](const Options& o) -> et::OptionValue { return o.metal_kernels; }},
     {"kv_windows",
-     [](Options& o, const char* key, const et::OptionValue& v) { o.kv_windows = windows(key, v); },
+     [](Options& o, const char* key, const et::OptionValue& v) { o.kv_windows = parse_windows(key, v); },
      [](const Options& o) {
        std::string list;
        for (const int window : o.kv_windows) {
          list += str(list.empty() ? "" : ",", window);
        }
-       return as_text(list);
+       return to_value(list);
      }},
 };
 
-const Row& find_row(const char* key) {
-  for (const Row& row : kRows) {
-    if (std::strcmp(row.key, key) == 0) {
-      return row;
+const OptionEntry& find_option(const char* key) {
+  for (const OptionEntry& option : kOptions) {
+    if (std::strcmp(option.key, key) == 0) {
+      return option;
     }
   }
-  fail(Error::InvalidArgument, "option \"", key, "\" is unknown, device, metal_kernels or kv_windows was expected");
+  fail(Error::InvalidArgument, "option: got \"", key, "\", expected device, metal_kernels or kv_windows");
 }
 
 } // namespace
 
 void set(Options& options, const et::BackendOption& option) {
-  find_row(option.key).set(options, option.key, option.value);
+  find_option(option.key).set(options, option.key, option.value);
 }
 
 void get(const Options& options, et::BackendOption& option) {
-  option.value = find_row(option.key).get(options);
+  option.value = find_option(option.key).get(options);
 }
 
 void DefaultOptions::set(et::Span<const et::BackendOption> changes) {

@@ -1,5 +1,5 @@
-// What a program can be loaded with: ExecuTorch's load options ("runtime specs") of
-// one load, over the backend's own options, which are the process's defaults.
+// Load options. ExecuTorch passes those of one program as "runtime specs". The backend's own options
+// are the defaults of the process.
 #pragma once
 
 #include <executorch/runtime/backend/options.h>
@@ -10,35 +10,36 @@
 
 namespace executorch_mlx {
 
-// A flag may also come as the text "true" or "false", for those who have only texts.
+// Every value may also be given as a string.
 struct Options {
-  // "cpu", "gpu", or "" for the environment's EXECUTORCH_MLX_DEVICE, else MLX's default.
+  // "cpu", "gpu", or "". "" means the environment variable EXECUTORCH_MLX_DEVICE if it is set, or
+  // else MLX's default device.
   std::string device;
 
-  // Whether to run Metal source that a program carries: code inside a model file is
-  // code. Needs a build with EXECUTORCH_MLX_METAL_KERNELS and Apple's GPU.
+  // Whether a program may run the Metal source that it contains. Such a program executes code from
+  // the model file. Needs a build with EXECUTORCH_MLX_METAL_KERNELS and an Apple GPU.
   bool metal_kernels = false;
 
-  // Positions that the caches of UpdateAndAttendNode keep, which the program does not
-  // say: layer i keeps the last `kv_windows[i % size]` in a ring, or all of them where
-  // that is 0. As a text, "512,512,0". Empty: all.
+  // The sizes of the KV caches of UpdateAndAttendNode, in positions. Layer i has a ring buffer of
+  // `kv_windows[i % size]` positions, or a linear cache if that is 0. As a string: "512,512,0".
+  // Empty: all caches are linear.
   std::vector<int> kv_windows;
 };
 
-// Sets one option by its name. Throws Failure for a name or a value that is none.
+// Sets the option `option.key`. Throws Failure for an unknown key or an invalid value.
 void set(Options& options, const executorch::runtime::BackendOption& option);
 
-// The value of the option `option.key`.
+// Reads the option `option.key` into `option.value`.
 void get(const Options& options, executorch::runtime::BackendOption& option);
 
-// The process's defaults. Any thread may come.
+// The defaults of the process. Thread-safe.
 class DefaultOptions {
  public:
   Options get() const {
     std::lock_guard lock(mutex_);
     return options_;
   }
-  // All of them or none.
+  // Applies all changes, or none if one is invalid.
   void set(executorch::runtime::Span<const executorch::runtime::BackendOption> changes);
 
  private:

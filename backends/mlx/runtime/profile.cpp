@@ -1,16 +1,11 @@
-// What ExecuTorch's event tracer gets to see: every instruction, as it runs.
-//
-// MLX puts work off until somebody asks for the result. For the times to mean
-// something a traced call asks after each instruction, so that it is slower than
-// another: nothing is fused, and no two instructions run at once. The results are
-// the same.
+#include "profile.h"
+
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/platform.h>
 
-#include <cstring>
-
+#include "../serialization/output_fields.h"
 #include "context.h"
-#include "dispatch.h"
+#include "dispatch_table.h"
 
 namespace executorch_mlx {
 
@@ -22,7 +17,8 @@ namespace et = executorch::runtime;
 std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
   std::vector<uint32_t> slots;
   const auto visit = [&](const Field& field) {
-    if (field.value == nullptr || !field.is(fb::TidTypeTable) || std::strncmp(field.name, "out", 3) != 0) {
+    const bool is_result = is_output_field(field.name) && !is_inout_field(field.name);
+    if (field.value == nullptr || !field.is(fb::TidTypeTable) || !is_result) {
       return;
     }
     if (!field.repeated) {
@@ -40,38 +36,38 @@ std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
 
 } // namespace
 
-void Context::run_traced(uint32_t index, size_t i) {
-  const Chain& chain = program.chains[index];
+void Profiler::run(Context& context, uint32_t index, size_t i) {
+  const Chain& chain = program_.chains[index];
   const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
-  // Before it runs: an update in place empties the slot that it read.
-  std::string text = describe(instruction);
+  // Described before it runs, because an update in place empties the slot that it reads.
+  std::string description = context.describe_operands(instruction);
 
   const et_timestamp_t start = et::pal_current_ticks();
-  chain.steps[i].handler(chain.steps[i].payload, *this);
+  chain.instructions[i].handler(chain.instructions[i].payload, context);
   const auto slots = results_of(instruction);
-  std::vector<mx::array> made;
+  std::vector<mx::array> results;
   for (const uint32_t slot : slots) {
     if (state_.tensors[slot]) {
-      made.push_back(*state_.tensors[slot]);
+      results.push_back(*state_.tensors[slot]);
     }
   }
-  if (!made.empty()) {
-    state_.evaluate(std::move(made), stream);
+  if (!results.empty()) {
+    state_.evaluate(std::move(results), context.stream);
   }
   const et_timestamp_t end = et::pal_current_ticks();
 
-  text += " ->";
+  description += " ->";
   for (const uint32_t slot : slots) {
     const auto& x = state_.tensors[slot];
-    text += str(" %", slot, " ") + (x ? str(executorch_mlx::describe(*x)) : "(empty)");
+    description += str(" %", slot, " ") + (x ? str(describe(*x)) : "(empty)");
   }
-  // The Inspector takes events of one name in one call for one event.
+  // The Inspector merges events of the same name in one call, so a repeated instruction is numbered.
   std::string name = str(index, ".", i, " ", find_row(size_t(instruction.op_type()))->name);
-  if (const uint32_t round = rounds_[&instruction]++; round > 0) {
-    name += str(" #", round);
+  if (const uint32_t run = runs_[&instruction]++; run > 0) {
+    name += str(" #", run);
   }
-  tracer_->log_profiling_delegate(
-      name.c_str(), et::kUnsetDelegateDebugIntId, start, end, text.data(), text.size());
+  tracer_.log_profiling_delegate(
+      name.c_str(), et::kUnsetDelegateDebugIntId, start, end, description.data(), description.size());
 }
 
 } // namespace executorch_mlx

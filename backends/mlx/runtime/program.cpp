@@ -1,61 +1,28 @@
 #include "program.h"
 
-#include <cstring>
+#include <algorithm>
 
-#include "dispatch.h"
+#include "../serialization/output_fields.h"
+#include "dispatch_table.h"
+#include "payload.h"
+#include "tensor_meta.h"
 
 namespace executorch_mlx {
 
 namespace {
 
-// Far above any real program, far below what would hurt.
+// Far above any real program, and low enough to bound memory and time.
 constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
-constexpr size_t kMaxListed = 1 << 16;  // elements of one list in a node
+constexpr size_t kMaxListLength = 1 << 16;  // of one list in a node
 constexpr int kMaxChainDepth = 64;
-constexpr size_t kMaxRank = 16;
-
-struct Header {
-  uint8_t zeros[4];
-  char magic[4];
-  uint64_t data_offset;
-  uint64_t data_size;
-};
-static_assert(sizeof(Header) == 24);
-
-const fb::MLXGraph* open_flatbuffer(const void* data, size_t size) {
-  check_program(
-      size > sizeof(Header), "payload: ", size, " bytes came, more than ", sizeof(Header), " were expected");
-  Header header;
-  std::memcpy(&header, data, sizeof(header));
-  constexpr uint8_t kZeros[4] = {};
-  check_program(
-      std::memcmp(header.zeros, kZeros, 4) == 0 && std::memcmp(header.magic, "MLX0", 4) == 0,
-      "payload: the header does not say MLX0");
-  // The FlatBuffer ends before `data_offset`, up to padding; a writer that knows
-  // of no data may leave both at zero.
-  const uint64_t end = header.data_offset == 0 ? size : header.data_offset;
-  check_program(
-      end > sizeof(Header) && end - 15 <= size + 0ull && header.data_size <= size,
-      "payload: data at ", header.data_offset, ", ", header.data_size, " bytes, does not lie in ", size, " bytes");
-  const auto* bytes = static_cast<const uint8_t*>(data) + sizeof(Header);
-  const size_t length = std::min<uint64_t>(end, size) - sizeof(Header);
-  // Every table takes at least four bytes of its own, unless tables are shared
-  // in a way no writer makes: this keeps verification linear in the size.
-  flatbuffers::Verifier verifier(
-      bytes, length, /*max_depth=*/16, static_cast<flatbuffers::uoffset_t>(length / 4 + 1));
-  check_program(
-      length >= 8 && verifier.VerifyBuffer<fb::MLXGraph>(nullptr),
-      "payload: ", length, " bytes that are no valid FlatBuffer of an MLXGraph");
-  return flatbuffers::GetRoot<fb::MLXGraph>(bytes);
-}
 
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors() + graph.num_temp_tensors();
   check_program(
       total <= kMaxSlots && graph.num_values() <= kMaxSlots,
-      "program: ", total, " tensor and ", graph.num_values(), " value slots, at most ", kMaxSlots, " are allowed");
+      "program: got ", total, " tensor slots and ", graph.num_values(), " value slots, expected at most ", kMaxSlots);
   return {
       graph.num_constant_tensors(),
       graph.num_input_tensors(),
@@ -65,120 +32,112 @@ Layout read_layout(const fb::MLXGraph& graph) {
       graph.num_values()};
 }
 
-bool is_written(const Field& field) {
-  for (const char* name : {"out", "outs", "outputs", "sliced", "carry"}) {
-    if (std::strcmp(field.name, name) == 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Verifies the slots that one instruction names.
+// Verifies the slots in the fields of one instruction.
 class SlotVerifier {
  public:
-  // Tensors from `writable` on may be written.
-  SlotVerifier(const Layout& layout, uint32_t writable, const std::string& where)
-      : layout_(layout), writable_(writable), where_(where) {}
+  // An instruction may write tensor slots from `first_writable` on. `where` names the instruction in messages.
+  SlotVerifier(const Layout& layout, uint32_t first_writable, const std::string& where)
+      : layout_(layout), first_writable_(first_writable), where_(where) {}
 
   void operator()(const Field& field) const {
     if (field.value == nullptr) {
       return;
     }
     if (field.is(fb::TidTypeTable)) {
-      each<fb::Tid, const fb::Tid*>(field, [&](const fb::Tid& tid) { tensor(field, tid); });
+      for_each_struct<fb::Tid, const fb::Tid*>(field, [&](const fb::Tid& tid) { check_tensor(field, tid); });
     } else if (field.is(fb::VidTypeTable)) {
-      value(field, &field.structure<fb::Vid>());
+      check_value(field, &field.structure<fb::Vid>());
     } else if (field.is(fb::IntOrVidTypeTable)) {
-      each_table<fb::IntOrVid>(field, [&](const auto& x) {
+      for_each_table<fb::IntOrVid>(field, [&](const auto& x) {
         if (x.is_vid()) {
-          value(field, x.vid());
+          check_value(field, x.vid());
         }
       });
     } else if (field.is(fb::FloatOrVidTypeTable)) {
-      each_table<fb::FloatOrVid>(field, [&](const auto& x) {
+      for_each_table<fb::FloatOrVid>(field, [&](const auto& x) {
         if (x.is_vid()) {
-          value(field, x.vid());
+          check_value(field, x.vid());
         }
       });
     } else if (field.is(fb::VidOrTidTypeTable)) {
-      each_table<fb::VidOrTid>(field, [&](const auto& x) {
-        x.is_vid() ? value(field, x.vid()) : tensor(field, x.tid());
+      for_each_table<fb::VidOrTid>(field, [&](const auto& x) {
+        x.is_vid() ? check_value(field, x.vid()) : check_tensor(field, x.tid());
       });
     } else if (field.is(fb::IntOrVidOrTidTypeTable)) {
-      each_table<fb::IntOrVidOrTid>(field, [&](const auto& x) {
-        check_program(x.kind() <= 2, where_, field.name, " is of kind ", int{x.kind()}, ", expected 0, 1 or 2");
+      for_each_table<fb::IntOrVidOrTid>(field, [&](const auto& x) {
+        check_program(x.kind() <= 2, where_, field.name, ": got kind ", int{x.kind()}, ", expected 0, 1 or 2");
         if (x.kind() == 1) {
-          value(field, x.vid());
+          check_value(field, x.vid());
         } else if (x.kind() == 2) {
-          tensor(field, x.tid());
+          check_tensor(field, x.tid());
         }
       });
     } else if (field.repeated) {
-      length(field, flatbuffers::ReadScalar<flatbuffers::uoffset_t>(field.target()));
+      check_length(field, flatbuffers::ReadScalar<flatbuffers::uoffset_t>(field.target()));
     }
   }
 
  private:
   template <typename T, typename Element, typename Visit>
-  void each(const Field& field, Visit&& visit) const {
+  void for_each_struct(const Field& field, Visit&& visit) const {
     if (!field.repeated) {
       visit(field.structure<T>());
       return;
     }
     const auto& list = field.vector<Element>();
-    length(field, list.size());
+    check_length(field, list.size());
     for (flatbuffers::uoffset_t i = 0; i < list.size(); ++i) {
       visit(*list.Get(i));
     }
   }
 
   template <typename T, typename Visit>
-  void each_table(const Field& field, Visit&& visit) const {
+  void for_each_table(const Field& field, Visit&& visit) const {
     if (!field.repeated) {
       visit(field.table<T>());
       return;
     }
     const auto& list = field.vector<flatbuffers::Offset<T>>();
-    length(field, list.size());
+    check_length(field, list.size());
     for (flatbuffers::uoffset_t i = 0; i < list.size(); ++i) {
       visit(*list.Get(i));
     }
   }
 
-  void length(const Field& field, size_t size) const {
-    check_program(size <= kMaxListed, where_, field.name, " lists ", size, " elements, at most ", kMaxListed, " are allowed");
+  void check_length(const Field& field, size_t size) const {
+    check_program(
+        size <= kMaxListLength, where_, field.name, ": got ", size, " elements, expected at most ", kMaxListLength);
   }
 
-  void tensor(const Field& field, const fb::Tid* tid) const {
-    check_program(tid != nullptr, where_, field.name, " is said to be a tensor slot and names none");
-    tensor(field, *tid);
+  void check_tensor(const Field& field, const fb::Tid* tid) const {
+    check_program(tid != nullptr, where_, field.name, ": expected a tensor slot");
+    check_tensor(field, *tid);
   }
 
-  void tensor(const Field& field, const fb::Tid& tid) const {
+  void check_tensor(const Field& field, const fb::Tid& tid) const {
     check_program(
         tid.idx() < layout_.num_tensors(),
-        where_, field.name, " is tensor slot ", tid.idx(), ", there are ", layout_.num_tensors());
+        where_, field.name, ": tensor slot ", tid.idx(), " is out of range [0, ", layout_.num_tensors(), ")");
     check_program(
-        !is_written(field) || tid.idx() >= writable_,
-        where_, field.name, " writes tensor slot ", tid.idx(),
-        tid.idx() < layout_.constants ? ", a constant" : ", an input");
+        !is_output_field(field.name) || tid.idx() >= first_writable_,
+        where_, field.name, ": tensor slot ", tid.idx(), " is ",
+        tid.idx() < layout_.constants ? "a constant" : "an input", " and cannot be written");
   }
 
-  void value(const Field& field, const fb::Vid* vid) const {
-    check_program(vid != nullptr, where_, field.name, " is said to be a value slot and names none");
+  void check_value(const Field& field, const fb::Vid* vid) const {
+    check_program(vid != nullptr, where_, field.name, ": expected a value slot");
     check_program(
         vid->idx() < layout_.values,
-        where_, field.name, " is value slot ", vid->idx(), ", there are ", layout_.values);
+        where_, field.name, ": value slot ", vid->idx(), " is out of range [0, ", layout_.values, ")");
   }
 
   const Layout& layout_;
-  uint32_t writable_;
+  uint32_t first_writable_;
   const std::string& where_;
 };
 
-// Chains that an instruction runs.
-std::vector<int64_t> callees(const fb::Instruction& instruction) {
+// The chains that an instruction runs.
+std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   if (const auto* node = instruction.op_as_IfNode()) {
     return {node->then_chain_idx(), node->else_chain_idx()};
   }
@@ -191,119 +150,139 @@ std::vector<int64_t> callees(const fb::Instruction& instruction) {
   return {};
 }
 
-void check_supported(const fb::Instruction& instruction, const std::string& where, const char* no_metal_kernels) {
-  if (instruction.op_type() == fb::OpNode::MetalKernelNode && no_metal_kernels != nullptr) {
-    fail(Error::NotSupported, where, "Metal source inside a program is not run: ", no_metal_kernels);
+// `metal_requirement` is that of load_program().
+void check_supported(const fb::Instruction& instruction, const std::string& where, const char* metal_requirement) {
+  if (instruction.op_type() == fb::OpNode::MetalKernelNode && metal_requirement != nullptr) {
+    fail(Error::NotSupported, where, "Metal source needs ", metal_requirement);
   }
   if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
-    if (!node->layer_id() || *node->layer_id() < 0 || !node->scale()) {
-      fail(Error::InvalidProgram, where, "layer_id or scale is absent, or layer_id below 0");
-    }
+    check_program(node->layer_id() && *node->layer_id() >= 0, where, "layer_id: expected an integer of 0 or more");
+    check_program(node->scale().has_value(), where, "scale: expected a number");
   }
 }
 
+// Verifies the instructions of all chains, decodes them, and refuses recursion.
 class ChainVerifier {
  public:
-  ChainVerifier(Program& program, const char* no_metal_kernels)
-      : program_(program), no_metal_kernels_(no_metal_kernels) {}
+  ChainVerifier(Program& program, const char* metal_requirement)
+      : program_(program), metal_requirement_(metal_requirement) {}
 
   void run() {
     const auto& chains = *program_.graph->instruction_chains();
-    check_program(chains.size() <= kMaxSlots, "program: ", chains.size(), " chains, at most ", kMaxSlots, " are allowed");
+    check_program(chains.size() <= kMaxSlots, "program: got ", chains.size(), " chains, expected at most ", kMaxSlots);
     program_.chains.resize(chains.size());
     calls_.resize(chains.size());
-    depth_.assign(chains.size(), kUnseen);
+    depth_.assign(chains.size(), kUnvisited);
     for (uint32_t i = 0; i < chains.size(); ++i) {
-      chain(i, *chains.Get(i));
+      decode(i, *chains.Get(i));
     }
     const auto main = program_.graph->main_chain_idx();
     const auto init = program_.graph->init_chain_idx();
-    check_program(main < chains.size(), "program: main chain ", main, ", there are ", chains.size());
+    check_program(main < chains.size(), "program: main chain ", main, " is out of range [0, ", chains.size(), ")");
     check_program(
-        init >= -1 && init < int64_t{chains.size()}, "program: init chain ", init, ", there are ", chains.size());
+        init >= -1 && init < int64_t{chains.size()},
+        "program: init chain ", init, " is out of range [-1, ", chains.size(), ")");
     for (uint32_t i = 0; i < chains.size(); ++i) {
-      measure(i, 0);
+      measure_depth(i, 0);
     }
   }
 
  private:
-  static constexpr int kUnseen = -1;
-  static constexpr int kOpen = -2;
+  static constexpr int kUnvisited = -1;
+  static constexpr int kInProgress = -2;
 
-  void chain(uint32_t index, const fb::InstructionChain& source) {
+  void decode(uint32_t index, const fb::InstructionChain& source) {
     auto& chain = program_.chains[index];
     chain.source = &source;
-    chain.steps.reserve(source.instructions()->size());
-    total_ += source.instructions()->size();
-    // The init chain may rewrite constants: it runs once, before anybody reads them.
+    chain.instructions.reserve(source.instructions()->size());
+    num_instructions_ += source.instructions()->size();
+    check_program(
+        num_instructions_ <= kMaxInstructions,
+        "program: got ", num_instructions_, " instructions, expected at most ", kMaxInstructions);
+    // Constants and inputs are the first slots. Only the init chain, which runs once at load, may write them.
     const auto& graph = *program_.graph;
     const bool is_init = int64_t{graph.init_chain_idx()} == index && graph.main_chain_idx() != index;
-    const uint32_t writable = is_init ? 0 : program_.layout.outputs_begin();
-    check_program(total_ <= kMaxInstructions, "program: more than ", kMaxInstructions, " instructions");
+    const uint32_t first_writable = is_init ? 0 : program_.layout.outputs_begin();
     for (uint32_t i = 0; i < source.instructions()->size(); ++i) {
       const auto& instruction = *source.instructions()->Get(i);
       const auto tag = static_cast<size_t>(instruction.op_type());
       const auto* row = find_row(tag);
       check_program(
           row != nullptr && instruction.op() != nullptr,
-          "chain ", index, ", instruction ", i, ": node ", tag, " is unknown to this runtime, which has ", num_rows());
+          "chain ", index, ", instruction ", i, ": node ", tag, " is unknown to this runtime");
       const std::string where = str("chain ", index, ", instruction ", i, " (", row->name, "): ");
       for_each_field(
           *static_cast<const flatbuffers::Table*>(instruction.op()),
           type_of(instruction.op_type()),
-          SlotVerifier(program_.layout, writable, where));
-      check_supported(instruction, where, no_metal_kernels_);
+          SlotVerifier(program_.layout, first_writable, where));
+      check_supported(instruction, where, metal_requirement_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
-      for (const int64_t callee : callees(instruction)) {
+      for (const int64_t called : called_chains(instruction)) {
         check_program(
-            callee >= 0 && callee < int64_t(program_.chains.size()),
-            where, "runs chain ", callee, ", there are ", program_.chains.size());
-        calls_[index].push_back(static_cast<uint32_t>(callee));
+            called >= 0 && called < int64_t(program_.chains.size()),
+            where, "chain ", called, " is out of range [0, ", program_.chains.size(), ")");
+        calls_[index].push_back(static_cast<uint32_t>(called));
       }
-      chain.steps.push_back({row->handler, instruction.op()});
+      chain.instructions.push_back({row->handler, instruction.op()});
     }
   }
 
-  // Depth of the calls below a chain. A chain that is open on the way down
-  // runs itself.
-  int measure(uint32_t index, int level) {
-    check_program(
-        depth_[index] != kOpen && level < kMaxChainDepth,
-        "program: chain ", index, depth_[index] == kOpen ? " runs itself" : " is nested too deep");
-    if (depth_[index] == kUnseen) {
-      depth_[index] = kOpen;
-      int depth = 0;
-      for (const uint32_t callee : calls_[index]) {
-        depth = std::max(depth, 1 + measure(callee, level + 1));
+  // Returns the depth of the calls below a chain. Refuses chains that call themselves, and too deep a nesting. `level`
+  // bounds this recursion; it does not see the calls below a chain whose depth is known.
+  int measure_depth(uint32_t index, int level) {
+    check_program(depth_[index] != kInProgress, "program: chain ", index, " calls itself");
+    check_nesting(index, level);
+    if (depth_[index] == kUnvisited) {
+      depth_[index] = kInProgress;
+      int deepest = 0;
+      for (const uint32_t called : calls_[index]) {
+        deepest = std::max(deepest, 1 + measure_depth(called, level + 1));
       }
-      depth_[index] = depth;
+      check_nesting(index, deepest);
+      depth_[index] = deepest;
     }
     return depth_[index];
   }
 
+  static void check_nesting(uint32_t index, int depth) {
+    check_program(depth < kMaxChainDepth, "program: chain ", index, ": expected a nesting of at most ", kMaxChainDepth);
+  }
+
   Program& program_;
-  const char* no_metal_kernels_;
-  uint64_t total_ = 0;
+  const char* metal_requirement_;
+  uint64_t num_instructions_ = 0;
   std::vector<std::vector<uint32_t>> calls_;
   std::vector<int> depth_;
 };
 
-void check_slot(const Layout& layout, const char* map, uint32_t i, const fb::SlotVariant& slot, uint32_t first, uint32_t last) {
+// Checks entry `i` of the list `map_name` of slots. A tensor slot must be in [first, last).
+void check_slot(
+    const Layout& layout,
+    const char* map_name,
+    uint32_t i,
+    const fb::SlotVariant& slot,
+    uint32_t first,
+    uint32_t last) {
   const bool is_tensor = slot.slot_type() == fb::SlotType::TensorSlot;
   check_program(
       slot.slot_type() >= fb::SlotType::MIN && slot.slot_type() <= fb::SlotType::MAX,
-      map, " ", i, ": slot type ", int(slot.slot_type()), " is unknown");
+      map_name, " ", i, ": unknown slot type ", int(slot.slot_type()));
+  if (!is_tensor) {
+    first = 0;
+    last = layout.values;
+  }
   check_program(
-      is_tensor ? slot.idx() >= first && slot.idx() < last : slot.idx() < layout.values,
-      map, " ", i, ": ", is_tensor ? "tensor" : "value", " slot ", slot.idx(), " is out of range");
+      slot.idx() >= first && slot.idx() < last,
+      map_name, " ", i, ": ", is_tensor ? "tensor" : "value", " slot ", slot.idx(),
+      " is out of range [", first, ", ", last, ")");
 }
 
 void check_maps(const Program& program) {
   const auto& graph = *program.graph;
   const auto& layout = program.layout;
-  const auto check = [&](const char* name, const auto* map, uint32_t first, uint32_t last) {
+  const auto check = [&](const char* map_name, const auto* map, uint32_t first, uint32_t last) {
     for (uint32_t i = 0; map != nullptr && i < map->size(); ++i) {
-      check_slot(layout, name, i, *map->Get(i), first, last);
+      check_slot(layout, map_name, i, *map->Get(i), first, last);
     }
   };
   check("input_map", graph.input_map(), layout.inputs_begin(), layout.outputs_begin());
@@ -316,55 +295,15 @@ void check_maps(const Program& program) {
   }
 }
 
-bool is_permutation(const flatbuffers::Vector<uint8_t>& order) {
-  uint32_t seen = 0;
-  for (const uint8_t axis : order) {
-    if (axis >= order.size() || (seen >> axis & 1) != 0) {
-      return false;
-    }
-    seen |= 1u << axis;
-  }
-  return true;
-}
-
-void check_tensor_meta(const Program& program) {
-  const auto& layout = program.layout;
-  const auto* all = program.graph->tensor_meta();
-  const uint32_t size = all == nullptr ? 0 : all->size();
-  check_program(
-      size >= layout.temps_begin(),
-      "tensor_meta: ", size, " entries, expected one for each of ", layout.temps_begin(), " tensors");
-  for (uint32_t i = 0; i < layout.temps_begin(); ++i) {
-    const auto& meta = *all->Get(i);
-    const auto& shape = *meta.shape();
-    check_program(shape.size() <= kMaxRank, "tensor_meta ", i, ": rank ", shape.size(), ", at most ", kMaxRank, " is allowed");
-    const bool is_static = i < layout.constants || i >= layout.buffers_begin();
-    for (uint32_t d = 0; d < shape.size(); ++d) {
-      const auto& dim = *shape.Get(d);
-      check_program(
-          is_static ? dim.value() >= 0 : dim.value() >= -1,
-          "tensor_meta ", i, ": dimension ", d, " is ", dim.value());
-      check_program(
-          dim.min_value() >= 0 && (dim.max_value() == -1 || dim.max_value() >= dim.min_value()),
-          "tensor_meta ", i, ": dimension ", d, " is within [", dim.min_value(), ", ", dim.max_value(), "]");
-    }
-    if (const auto* order = meta.dim_order()) {
-      check_program(
-          order->size() == 0 || (order->size() == shape.size() && is_permutation(*order)),
-          "tensor_meta ", i, ": dim_order is no order of ", shape.size(), " dimensions");
-    }
-  }
-}
-
 } // namespace
 
-Program load_program(const void* data, size_t size, const char* no_metal_kernels) {
+Program load_program(const void* data, size_t size, const char* metal_requirement) {
   Program program;
-  program.graph = open_flatbuffer(data, size);
+  program.graph = open_payload(data, size);
   program.layout = read_layout(*program.graph);
   check_maps(program);
-  check_tensor_meta(program);
-  ChainVerifier(program, no_metal_kernels).run();
+  check_tensor_meta(*program.graph, program.layout);
+  ChainVerifier(program, metal_requirement).run();
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

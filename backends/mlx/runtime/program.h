@@ -1,5 +1,5 @@
-// A program that has been verified: from here on its ids, chains and required
-// fields can be trusted, and its nodes are read where they lie.
+// A verified program: its slots, chains and required fields are valid, and its nodes are read in
+// place.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace executorch_mlx {
 class Context;
 using Handler = void (*)(const void* payload, Context& context);
 
-// Tensor slots are numbered space after space in this order.
+// The number of slots of each kind. Tensor slots are numbered in this order.
 struct Layout {
   uint32_t constants = 0;
   uint32_t inputs = 0;
@@ -41,14 +41,14 @@ struct Layout {
   }
 };
 
-// What the interpreter needs of an instruction without going through tables.
-struct Step {
+// An instruction as the interpreter runs it, without a look-up.
+struct DecodedInstruction {
   Handler handler;
   const void* payload;
 };
 
 struct Chain {
-  std::vector<Step> steps;
+  std::vector<DecodedInstruction> instructions;
   const fb::InstructionChain* source;
 };
 
@@ -56,17 +56,17 @@ struct Program {
   const fb::MLXGraph* graph = nullptr;
   Layout layout;
   std::vector<Chain> chains;
-  std::vector<const char*> tensor_names;  // by slot; null where there is none
-  bool has_caches = false;  // of UpdateAndAttendNode
+  std::vector<const char*> tensor_names;  // by slot; null if unnamed
+  bool has_caches = false;  // has an UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {
     return *graph->tensor_meta()->Get(tensor);
   }
 };
 
-// Checks all that can be checked of a payload before it runs. `data` has to
-// outlive the program and be aligned to 8 bytes. `no_metal_kernels` says why Metal
-// source inside the program is refused; null: it is not. Throws Failure.
-Program load_program(const void* data, size_t size, const char* no_metal_kernels);
+// Verifies everything that does not depend on the inputs. `data` must be aligned to 8 bytes and
+// outlive the program. `metal_requirement` names what is missing to run Metal source, and is null if
+// the program may contain it. Throws Failure.
+Program load_program(const void* data, size_t size, const char* metal_requirement);
 
 } // namespace executorch_mlx

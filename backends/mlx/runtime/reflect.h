@@ -1,8 +1,10 @@
-// Walks the fields of a node by the schema's own description of it, so that what
-// holds for every node (slot ids, messages) is written once.
+// Visits the fields of a node through the schema's reflection tables. Code that treats all nodes
+// alike, such as slot checks and messages, is written once.
 #pragma once
 
 #include <flatbuffers/minireflect.h>
+
+#include <algorithm>
 
 #include "schema_generated.h"
 
@@ -12,15 +14,15 @@ namespace fb = mlx_delegate;
 
 struct Field {
   const char* name;
-  flatbuffers::ElementaryType base;
+  flatbuffers::ElementaryType base;  // of an element if repeated; ET_SEQUENCE for tables and structs
   bool repeated;
   flatbuffers::TypeFunction type;  // null for scalars and strings
-  const uint8_t* value;            // where it lies in its table, null if absent
+  const uint8_t* value;            // its place in the node's table, null if absent
 
   bool is(flatbuffers::TypeFunction other) const {
     return type == other;
   }
-  // A table or a vector is stored as an offset to it.
+  // The table or vector that `value` holds an offset to.
   const uint8_t* target() const {
     return value + flatbuffers::ReadScalar<flatbuffers::uoffset_t>(value);
   }
@@ -45,19 +47,21 @@ void for_each_field(
     Visit&& visit) {
   for (size_t i = 0; i < type.num_elems; ++i) {
     const auto& code = type.type_codes[i];
-    const auto slot = flatbuffers::FieldIndexToOffset(static_cast<flatbuffers::voffset_t>(i));
+    const auto field_offset = flatbuffers::FieldIndexToOffset(static_cast<flatbuffers::voffset_t>(i));
     visit(Field{
         type.names[i],
         static_cast<flatbuffers::ElementaryType>(code.base_type),
         code.is_repeating != 0,
         code.sequence_ref >= 0 ? type.type_refs[code.sequence_ref] : nullptr,
-        table.GetAddressOf(slot)});
+        table.GetAddressOf(field_offset)});
   }
 }
 
 inline const flatbuffers::TypeTable& type_of(fb::OpNode op) {
   const auto& ops = *fb::OpNodeTypeTable();
-  return *ops.type_refs[ops.type_codes[static_cast<size_t>(op)].sequence_ref]();
+  // The type table is dense, but the tags are not: extensions start at 200.
+  const auto index = std::lower_bound(ops.values, ops.values + ops.num_elems, static_cast<int64_t>(op)) - ops.values;
+  return *ops.type_refs[ops.type_codes[index].sequence_ref]();
 }
 
 } // namespace executorch_mlx

@@ -4,7 +4,7 @@ namespace executorch_mlx {
 
 namespace {
 
-// Never destroyed: methods may go at the very end of the process.
+// Never destroyed, because methods may be unloaded at the very end of the process.
 struct Registry {
   std::mutex mutex;
   std::map<const void*, std::weak_ptr<SharedData>> programs;
@@ -17,40 +17,40 @@ Registry& registry() {
 
 } // namespace
 
-std::shared_ptr<SharedData> SharedData::of(const executorch::runtime::NamedDataMap* data) {
-  if (data == nullptr) {
+std::shared_ptr<SharedData> SharedData::of(const executorch::runtime::NamedDataMap* named_data) {
+  if (named_data == nullptr) {
     return std::shared_ptr<SharedData>(new SharedData(nullptr));
   }
   std::lock_guard lock(registry().mutex);
-  auto& place = registry().programs[data];
-  auto found = place.lock();
+  auto& entry = registry().programs[named_data];
+  auto found = entry.lock();
   if (found == nullptr) {
-    found.reset(new SharedData(data));
-    place = found;
+    found.reset(new SharedData(named_data));
+    entry = found;
   }
   return found;
 }
 
 SharedData::~SharedData() {
   std::lock_guard lock(registry().mutex);
-  const auto place = registry().programs.find(key_);
-  // Another program may have come to this address by now.
-  if (place != registry().programs.end() && place->second.expired()) {
-    registry().programs.erase(place);
+  const auto entry = registry().programs.find(key_);
+  // Another program may use the same address by now.
+  if (entry != registry().programs.end() && entry->second.expired()) {
+    registry().programs.erase(entry);
   }
 }
 
-std::shared_ptr<Session> SharedData::join(const std::string& member, const std::shared_ptr<void>& token) {
+std::shared_ptr<Session> SharedData::join(const std::string& method, const std::shared_ptr<void>& token) {
   std::erase_if(sessions_, [](const auto& session) { return session.expired(); });
-  for (const auto& place : sessions_) {
-    const auto session = place.lock();
-    if (session != nullptr && session->members.find(member) == nullptr) {
-      session->members.put(member, token);
+  for (const auto& entry : sessions_) {
+    const auto session = entry.lock();
+    if (session != nullptr && session->methods.find(method) == nullptr) {
+      session->methods.put(method, token);
       return session;
     }
   }
   auto session = std::make_shared<Session>();
-  session->members.put(member, token);
+  session->methods.put(method, token);
   sessions_.push_back(session);
   return session;
 }

@@ -1,11 +1,12 @@
-// What the methods of one loaded ExecuTorch program have in common.
+// What the methods of one loaded ExecuTorch program share.
 //
-// A method is loaded by itself and knows its program by the address of the named
-// data that it reads, which stays where it is for as long as a method of the program
-// lives. Constants of one key are one array in all of them. Mutable buffers of one
-// name, dtype and shape, and the caches of UpdateAndAttendNode, are one state of a
-// session: one instance of each method. Who loads a method of the program a second
-// time begins a second session, as ExecuTorch has it for what it keeps itself.
+// ExecuTorch loads each method on its own. Methods of the same program read the same named data map,
+// whose address stays the same while one of them is loaded. They share:
+// - constants with the same name, dtype and shape;
+// - within a session, mutable buffers with the same name, dtype and shape, and the KV caches of
+//   UpdateAndAttendNode.
+// A session has one instance of each method. Loading a method a second time starts another session,
+// as it does for the state that ExecuTorch keeps itself.
 #pragma once
 
 #include <executorch/runtime/core/named_data_map.h>
@@ -22,49 +23,50 @@
 
 namespace executorch_mlx {
 
-// A mutable buffer. A call takes its cells away and brings them back: who holds a
-// second reference keeps MLX from updating them in place.
+// A mutable buffer. A call takes the contents and returns them at its end, because MLX updates an
+// array in place only if nobody else holds it.
 struct Buffer {
-  std::optional<mx::array> cells;  // empty between calls: lost in a failed one
+  std::optional<mx::array> contents;  // empty between calls if a failed call lost them
 };
 
 struct Caches {
   std::map<int, KvLayer> layers;
-  std::vector<int> windows;  // as Options::kv_windows
+  std::vector<int> windows;  // Options::kv_windows
   bool is_lost = false;
 };
 
-// Things by name that live for as long as somebody outside holds them.
+// Finds objects by name for as long as someone else holds them.
 template <typename T>
 class Pool {
  public:
-  // The one of this name, or null.
+  // Returns null if there is no object of this name.
   std::shared_ptr<T> find(const std::string& name) const {
-    const auto found = things_.find(name);
-    return found == things_.end() ? nullptr : found->second.lock();
+    const auto found = objects_.find(name);
+    return found == objects_.end() ? nullptr : found->second.lock();
   }
-  void put(const std::string& name, const std::shared_ptr<T>& thing) {
-    things_[name] = thing;
+  void put(const std::string& name, const std::shared_ptr<T>& object) {
+    objects_[name] = object;
   }
 
  private:
-  std::map<std::string, std::weak_ptr<T>> things_;
+  std::map<std::string, std::weak_ptr<T>> objects_;
 };
 
 struct Session {
-  // Held by the one call that runs.
+  // Held during a call.
   std::mutex mutex;
 
-  // For loading, under SharedData::loading.
+  // Used while a method is loaded, under SharedData::loading.
   Pool<Buffer> buffers;
-  Pool<Caches> caches;
-  Pool<void> members;
+  std::weak_ptr<Caches> caches;
+  Pool<void> methods;
 };
 
 class SharedData {
  public:
-  // Of the program that `data` belongs to; without one, of nobody else.
-  static std::shared_ptr<SharedData> of(const executorch::runtime::NamedDataMap* data);
+  // Returns the data of the program that `named_data` belongs to. A null map belongs to no other
+  // method.
+  static std::shared_ptr<SharedData> of(const executorch::runtime::NamedDataMap* named_data);
 
   ~SharedData();
 
@@ -72,8 +74,9 @@ class SharedData {
   std::mutex loading;
   Pool<const mx::array> constants;
 
-  // The first session without a living `member`, which lives as long as `token`.
-  std::shared_ptr<Session> join(const std::string& member, const std::shared_ptr<void>& token);
+  // Adds a method to the first session that lacks it. The method is in the session while `token`
+  // lives.
+  std::shared_ptr<Session> join(const std::string& method, const std::shared_ptr<void>& token);
 
  private:
   explicit SharedData(const void* key) : key_(key) {}

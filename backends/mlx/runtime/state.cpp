@@ -10,16 +10,16 @@ namespace executorch_mlx {
 State::State(const Layout& layout)
     : tensors(layout.num_tensors()), values(layout.values), layout_(layout), buffers_(layout.buffers) {}
 
-void State::hold(uint32_t slot, std::shared_ptr<const mx::array> constant) {
+void State::set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant) {
   tensors[slot] = *constant;
   constants_.emplace_back(slot, std::move(constant));
 }
 
-void State::attach(uint32_t slot, std::shared_ptr<Buffer> buffer) {
+void State::set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer) {
   buffers_[slot - layout_.buffers_begin()] = std::move(buffer);
 }
 
-void State::attach(std::shared_ptr<Caches> caches) {
+void State::set_caches(std::shared_ptr<Caches> caches) {
   shared_caches_ = std::move(caches);
 }
 
@@ -29,85 +29,85 @@ KvLayer& State::cache(int layer) {
   return caches_.try_emplace(layer, window).first->second;
 }
 
-void State::keep() {
+void State::finish_loading() {
   for (uint32_t i = layout_.temps_begin(); i < layout_.num_tensors(); ++i) {
     if (tensors[i]) {
-      kept_tensors_.emplace_back(i, *tensors[i]);
+      initial_tensors_.emplace_back(i, *tensors[i]);
     }
   }
-  kept_values_ = values;
+  initial_values_ = values;
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
-    auto cells = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
-    if (!buffers_[i]->cells) {
-      buffers_[i]->cells = std::move(cells);
+    auto contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
+    if (!buffers_[i]->contents) {
+      buffers_[i]->contents = std::move(contents);
     }
   }
-  // Nobody reads what the init chain has written over.
+  // Releases the constants that the init chain has replaced.
   std::erase_if(constants_, [&](const auto& held) { return tensors[held.first]->id() != held.second->id(); });
 }
 
-void State::begin(bool undoable) {
-  is_undoable_ = undoable;
-  is_losing_ = false;
-  for (const auto& [slot, array] : kept_tensors_) {
+void State::begin(bool keep_backup) {
+  keeps_backup_ = keep_backup;
+  has_lost_buffers_ = false;
+  for (const auto& [slot, array] : initial_tensors_) {
     tensors[slot] = array;
   }
-  values = kept_values_;
-  buffers_before_.resize(layout_.buffers);
+  values = initial_values_;
+  buffers_backup_.resize(layout_.buffers);
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
-    buffers_before_[i] = buffers_[i]->cells;
-    tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->cells, std::nullopt);
+    buffers_backup_[i] = buffers_[i]->contents;
+    tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->contents, std::nullopt);
   }
   if (shared_caches_) {
     caches_ = std::exchange(shared_caches_->layers, {});
-    caches_before_ = caches_;
+    caches_backup_ = caches_;
   }
 }
 
-void State::forget_before() {
-  buffers_before_.clear();
-  caches_before_.reset();
+void State::drop_backup() {
+  buffers_backup_.clear();
+  caches_backup_.reset();
 }
 
-void State::bring_back() {
+void State::return_buffers() {
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
-    buffers_[i]->cells = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
-    if (is_losing_) {
-      buffers_[i]->cells.reset();
+    buffers_[i]->contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
+    if (has_lost_buffers_) {
+      buffers_[i]->contents.reset();
     }
   }
   if (shared_caches_) {
     shared_caches_->layers = std::exchange(caches_, {});
-    shared_caches_->is_lost = is_losing_;
+    shared_caches_->is_lost = has_lost_buffers_;
   }
 }
 
 void State::commit() {
-  forget_before();
-  bring_back();
+  drop_backup();
+  return_buffers();
 }
 
 void State::rollback() {
-  // Empty after an evaluation: then the buffers keep what the call has made of them.
+  // Without a backup, the buffers keep what the call has written.
   std::copy(
-      buffers_before_.begin(), buffers_before_.end(), tensors.begin() + layout_.buffers_begin());
-  if (caches_before_) {
-    caches_ = std::move(*caches_before_);
+      buffers_backup_.begin(), buffers_backup_.end(), tensors.begin() + layout_.buffers_begin());
+  if (caches_backup_) {
+    caches_ = std::move(*caches_backup_);
   }
-  forget_before();
-  bring_back();
+  drop_backup();
+  return_buffers();
   release_temporaries();
 }
 
 bool State::is_lost() const {
-  const auto lost = [](const auto& buffer) { return !buffer->cells; };
+  const auto lost = [](const auto& buffer) { return !buffer->contents; };
   return std::any_of(buffers_.begin(), buffers_.end(), lost) || (shared_caches_ && shared_caches_->is_lost);
 }
 
 size_t State::buffer_bytes() const {
   size_t bytes = 0;
   for (const auto& buffer : buffers_) {
-    bytes += buffer->cells ? buffer->cells->nbytes() : 0;
+    bytes += buffer->contents ? buffer->contents->nbytes() : 0;
   }
   return bytes;
 }
@@ -129,9 +129,9 @@ std::vector<mx::array> State::pending() const {
     }
   }
   for (const auto& [layer, cache] : caches_) {
-    for (const auto* cells : {&cache.keys, &cache.values}) {
-      if (*cells && !(*cells)->is_available()) {
-        result.push_back(**cells);
+    for (const auto* array : {&cache.keys, &cache.values}) {
+      if (*array && !(*array)->is_available()) {
+        result.push_back(**array);
       }
     }
   }
@@ -139,14 +139,14 @@ std::vector<mx::array> State::pending() const {
 }
 
 void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
-  const bool risks_buffers = !is_undoable_ && !pending().empty();
-  if (!is_undoable_) {
-    forget_before();
+  const bool risks_buffers = !keeps_backup_ && !pending().empty();
+  if (!keeps_backup_) {
+    drop_backup();
   }
   try {
     executorch_mlx::evaluate(std::move(arrays), stream);
   } catch (...) {
-    is_losing_ = risks_buffers;
+    has_lost_buffers_ = risks_buffers;
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// The slots a program reads and writes, and what of them outlives a call.
+// The contents of a program's slots, during a call and between calls.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -27,62 +27,64 @@ class State {
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
 
-  // Mutable buffers that no slot names.
+  // The KV cache of a layer, which UpdateAndAttendNode uses. It has no slot.
   KvLayer& cache(int layer);
 
-  // While a method is loaded. A constant that other methods may hold; a buffer
-  // and the caches that they may hold too, which are in the slots in calls only.
-  void hold(uint32_t slot, std::shared_ptr<const mx::array> constant);
-  void attach(uint32_t slot, std::shared_ptr<Buffer> buffer);
-  void attach(std::shared_ptr<Caches> caches);
+  // -- loading ---------------------------------------------------------------
 
-  // What is in the slots now is what every call starts from. What the slots have
-  // of buffers goes to those that have no contents yet.
-  void keep();
+  // Other methods may share constants, buffers and caches. Buffers and caches are in this state only
+  // during a call.
+  void set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant);
+  void set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer);
+  void set_caches(std::shared_ptr<Caches> caches);
 
-  // A call is begin(), instructions, evaluate() and commit(), or rollback() if it
-  // fails.
+  // Ends loading, after the init chain. Every call starts from the present contents of the slots.
+  // Buffers without contents get those of their slots.
+  void finish_loading();
+
+  // -- a call ----------------------------------------------------------------
+
+  // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
   //
-  // The mutable buffers of before the call are held until the first evaluation of
-  // the call: until then a failed call is harmless. From there on MLX has to be
-  // their only owner, or it would copy them instead of updating them in place. A
-  // call that is `undoable` holds them to its end, at the price of that copy.
-  void begin(bool undoable);
+  // Until the first evaluation of a call, a backup of the mutable buffers makes a failed call harmless.
+  // Then the backup is dropped, because MLX updates an array in place only if nobody else holds it. A
+  // call with `keep_backup` keeps it to the end, and copies the buffers that it updates.
+  void begin(bool keep_backup);
   void commit();
   void rollback();
 
-  // Evaluates, in the middle of a call or at its end.
+  // Evaluates arrays in the middle of a call or at its end.
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
-  // An evaluation failed that could not be undone, in this method or in another
-  // one that shares a buffer with it.
-  bool is_lost() const;
-
-  // Between calls.
-  size_t buffer_bytes() const;
-
-  // Empties what does not outlive the call.
-  void release_temporaries();
-
-  // Mutable buffers that have not been evaluated yet.
+  // Buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
 
+  // Empties the slots of inputs, outputs and temporaries.
+  void release_temporaries();
+
+  // -- between calls ---------------------------------------------------------
+
+  // Whether an evaluation without a backup failed, in this method or in one that shares a buffer.
+  bool is_lost() const;
+
+  size_t buffer_bytes() const;
+
  private:
-  void forget_before();
-  void bring_back();
+  void drop_backup();
+  void return_buffers();
 
   Layout layout_;
   std::map<int, KvLayer> caches_;  // by layer
   std::vector<std::pair<uint32_t, std::shared_ptr<const mx::array>>> constants_;
-  std::vector<std::shared_ptr<Buffer>> buffers_;  // by slot
+  std::vector<std::shared_ptr<Buffer>> buffers_;  // in slot order
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none
-  std::vector<std::optional<mx::array>> buffers_before_;
-  std::optional<std::map<int, KvLayer>> caches_before_;
-  bool is_undoable_ = true;
-  bool is_losing_ = false;
-  // Temporaries and values that the init chain left behind; mostly empty.
-  std::vector<std::pair<uint32_t, mx::array>> kept_tensors_;
-  std::vector<Value> kept_values_;
+  std::vector<std::optional<mx::array>> buffers_backup_;
+  std::optional<std::map<int, KvLayer>> caches_backup_;
+  bool keeps_backup_ = true;
+  bool has_lost_buffers_ = false;
+  // Temporaries and values that the init chain computed. Usually none.
+  std::vector<std::pair<uint32_t, mx::array>> initial_tensors_;
+  std::vector<Value> initial_values_;
 };
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-"""The MLX IR: its schema, its classes, and how programs are written and read.
+"""The MLX IR: its schema, its classes, and the reader and writer of programs.
 
-Imports nothing of the rest of the package.
+Imports nothing else of this package.
 """

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Writes ir.py, the IR as Python dataclasses, from schema.fbs.
+"""Generate ir.py and output_fields.h from schema.fbs.
 
     python backends/mlx/serialization/generate.py [--check] [--flatc PATH]
 
-Why not `flatc --python`: it writes one module a table, several thousand lines,
-and no types that a checker or an IDE could use. ir.py holds one dataclass a table
-and one line an op; pack.py and read.py are generic over its fields.
+ir.py has the IR as Python dataclasses: one class per table and one line per op.
+pack.py and read.py derive everything else from the fields. `flatc --python` would
+write one untyped module per table, several thousand lines in all.
 
-flatc judges whether the schema is legal; the parser here reads only the part of
-the language that the schema uses and refuses the rest. It needs nothing but the
-standard library, so that it runs before anything is built or installed.
+output_fields.h tells the C++ runtime which fields an instruction writes.
+
+flatc checks that the schema is legal. The parser below reads only the part of the
+schema language that schema.fbs uses and refuses the rest. This script imports only
+the standard library, so it runs before anything is built or installed.
 """
 
 import argparse
@@ -25,15 +27,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SCHEMA = HERE / "schema.fbs"
 IR = HERE / "ir.py"
+OUTPUT_FIELDS = HERE / "output_fields.h"
 
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 SCALARS = (*INTS, "float", "double", "bool")
 UNION = "OpNode"
-FIRST_OWN_OP = 200  # see schema.fbs
+FIRST_EXTENSION = 200  # see schema.fbs
+MARKS = {"": "", "output": "Output", "inout": "InOut"}  # attribute -> annotation in ir.py
 
 
 class SchemaError(Exception):
-    """schema.fbs is not legal, or uses more of the language than is read here."""
+    """schema.fbs is illegal, or uses a part of the language that this script does not read."""
 
 
 # ---------------------------------------------------------------------------
@@ -43,12 +47,13 @@ class SchemaError(Exception):
 
 @dataclass
 class Member:
-    """A field of a table or struct, as it is spelled: `default` is text."""
+    """A field of a table or struct. `default` is the literal in the schema, `mark` a key of MARKS."""
 
     name: str
     type: str
     default: str | None = None
     required: bool = False
+    mark: str = ""
     comment: str = ""
 
 
@@ -67,40 +72,40 @@ TOKEN = re.compile(r'//[^\n]*|"[^"\n]*"|[A-Za-z_][\w.]*|-?[\d.]+(?:[eE][-+]?\d+)
 
 
 class Parser:
-    """Recursive descent over tokens; `//` comments are kept by their line."""
+    """A recursive descent parser. It keeps `//` comments by line number."""
 
-    def __init__(self, text: str):
+    def __init__(self, source: str):
         self.comments: dict[int, str] = {}
         self.tokens: list[tuple[str, int]] = []
-        for match in TOKEN.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
+        for match in TOKEN.finditer(source):
+            line = source.count("\n", 0, match.start()) + 1
             if match[0].startswith("//"):
                 self.comments[line] = match[0][2:].strip()
             else:
                 self.tokens.append((match[0], line))
         self.code_lines = {line for _, line in self.tokens}
-        self.at = 0
+        self.position = 0
 
     def peek(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
 
     def next(self, *expected: str) -> str:
         token = self.peek()
         if not token or (expected and token not in expected):
-            line = self.tokens[min(self.at, len(self.tokens) - 1)][1]
-            wanted = " or ".join(map(repr, expected)) or "more"
-            raise SchemaError(f"line {line}: got {token!r}, expected {wanted}")
-        self.at += 1
+            line = self.tokens[min(self.position, len(self.tokens) - 1)][1]
+            choices = " or ".join(map(repr, expected)) or "another token"
+            raise SchemaError(f"line {line}: got {token!r}, expected {choices}")
+        self.position += 1
         return token
 
     def optional(self, token: str) -> bool:
         found = self.peek() == token
-        self.at += found
+        self.position += found
         return found
 
     def comment_above(self) -> list[str]:
-        """The comment that ends on the line before the next token."""
-        line, lines = self.tokens[self.at][1] - 1, []
+        """The lines of the comment that ends just above the next token."""
+        line, lines = self.tokens[self.position][1] - 1, []
         while line in self.comments and line not in self.code_lines:
             lines.insert(0, self.comments[line])
             line -= 1
@@ -110,7 +115,7 @@ class Parser:
         schema = Schema()
         while self.peek():
             comment = self.comment_above()
-            keyword = self.next("namespace", "struct", "table", "enum", "union", "root_type")
+            keyword = self.next("namespace", "attribute", "struct", "table", "enum", "union", "root_type")
             name = self.next()
             if keyword in ("struct", "table"):
                 (schema.structs if keyword == "struct" else schema.tables)[name] = self.members()
@@ -125,7 +130,7 @@ class Parser:
                 self.next(";")
             if keyword == "root_type":
                 schema.root = name
-            elif keyword != "namespace":
+            elif keyword not in ("namespace", "attribute"):
                 schema.comments[name] = comment
                 schema.order.append(name)
         return schema
@@ -142,15 +147,24 @@ class Parser:
             if self.optional("="):
                 member.default = self.next()
             if self.optional("("):
-                member.required = bool(self.next("required"))
-                self.next(")")
+                self.attributes(member)
             self.next(";")
-            member.comment = self.comments.get(self.tokens[self.at - 1][1], "")
+            member.comment = self.comments.get(self.tokens[self.position - 1][1], "")
             members.append(member)
         return members
 
+    def attributes(self, member: Member) -> None:
+        while True:
+            attribute = self.next("required", *filter(None, MARKS))
+            if attribute == "required":
+                member.required = True
+            else:
+                member.mark = attribute
+            if self.next(",", ")") == ")":
+                return
+
     def values(self, value: int):
-        """(name, value, alias) of every enum or union member."""
+        """(name, value, alias) of each member of an enum or union."""
         self.next("{")
         while not self.optional("}"):
             name = self.next()
@@ -163,12 +177,12 @@ class Parser:
                 self.next(",")
 
 
-def parse(text: str) -> Schema:
-    """Reads a schema and checks what Python relies on; raises SchemaError."""
-    schema = Parser(text).schema()
+def parse(source: str) -> Schema:
+    """Parse a schema and check what the generated files rely on. Raises SchemaError."""
+    schema = Parser(source).schema()
     for name, members in schema.structs.items():
         if [(m.name, m.type) for m in members] != [("idx", "uint32")]:
-            raise SchemaError(f"struct {name}: a struct is a slot id, `idx: uint32`")
+            raise SchemaError(f"struct {name}: a struct is a slot id, with one field `idx: uint32`")
     known = {*SCALARS, "string", UNION, *schema.structs, *schema.tables, *schema.enums}
     for name, members in schema.tables.items():
         for m in members:
@@ -179,19 +193,42 @@ def parse(text: str) -> Schema:
             raise SchemaError(f"{UNION}.{op}: {table} is not a table")
     if schema.root not in schema.tables:
         raise SchemaError(f"root_type {schema.root!r} is not a table")
+    check_marks(schema)
     return schema
 
 
+def check_marks(schema: Schema) -> None:
+    """Check that marked fields are slots, and that a field name has the same mark in every table.
+
+    The runtime protects constants by these marks. The check finds a new table whose `out` has none.
+    """
+    marks: dict[str, tuple[str, str]] = {}  # field name -> its mark, the first table that has it
+    for name, members in schema.tables.items():
+        for m in members:
+            if m.mark and m.type.strip("[]") not in schema.structs:
+                raise SchemaError(f"{name}.{m.name}: got ({m.mark}) on {m.type}, expected it on slots only")
+            mark, first = marks.setdefault(m.name, (m.mark, name))
+            if m.mark != mark:
+                raise SchemaError(
+                    f"{name}.{m.name}: got {_mark_name(m.mark)}, expected {_mark_name(mark)} as in {first}"
+                )
+
+
+def _mark_name(mark: str) -> str:
+    return f"({mark})" if mark else "no mark"
+
+
 # ---------------------------------------------------------------------------
-# Python
+# ir.py
 # ---------------------------------------------------------------------------
 
-HEADER = '''\
-# Generated from schema.fbs by generate.py; edit those.
-"""The MLX delegate's IR: a class a table, and a class an op.
+IR_HEADER = '''\
+# Generated from schema.fbs by generate.py. Do not edit.
+"""The MLX IR: one class per table and one class per op.
 
-A field without a default has to be given. An op inherits the fields of the table
-that it has on the wire; `FIELDS` describes them (see table.py).
+A field without a default is required. `Output` and `InOut` mark the fields that an
+instruction writes. An op inherits the fields of its table; `FIELDS` describes them
+(see table.py).
 """
 
 from __future__ import annotations
@@ -199,12 +236,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .table import Field, Op, Table, {scalars}
+from .table import Field, InOut, Op, Output, Table, {scalars}
 '''
 
-FOOTER = '''
-OPS: dict[int, type[Op]] = {op.OP_TYPE: op for op in Op.__subclasses__()}
-"""Every op, by its tag in the union."""
+IR_FOOTER = f'''
+FIRST_EXTENSION = {FIRST_EXTENSION}
+"""The first tag of the extensions: nodes that ExecuTorch's own MLX delegate lacks."""
+
+OPS: dict[int, type[Op]] = {{op.OP_TYPE: op for op in Op.__subclasses__()}}
+"""Every op by its tag in the union."""
 '''
 
 
@@ -222,8 +262,10 @@ def python_field(schema: Schema, m: Member) -> str:
     else:
         annotation = type_
         default = m.default or ("0" if m.type in INTS else "0.0")
-    text = f"    {m.name}: {annotation}" + (f" = {default}" if default else "")
-    return f"{text}  # {m.comment}" if m.comment else text
+    if m.mark:
+        annotation = f"{MARKS[m.mark]}[{annotation}]"
+    line = f"    {m.name}: {annotation}" + (f" = {default}" if default else "")
+    return f"{line}  # {m.comment}" if m.comment else line
 
 
 def python_class(schema: Schema, name: str) -> list[str]:
@@ -249,38 +291,76 @@ def python_op(name: str, tag: int, table: str) -> str:
     return f"class {name}({table}, Op): OP_TYPE = {tag}"
 
 
-def generate(schema: Schema) -> str:
-    """The text of ir.py."""
+def generate_ir(schema: Schema) -> str:
+    """The source of ir.py."""
     used = {m.type.strip("[]") for members in schema.tables.values() for m in members}
     scalars = [t for t in (*INTS, "double", "string") if t in used]
-    lines = [HEADER.format(scalars=", ".join(scalars)).rstrip()]
+    lines = [IR_HEADER.format(scalars=", ".join(scalars)).rstrip()]
     lines += [line for name in schema.order if name != UNION for line in python_class(schema, name)]
     lines += ["", "", "# fmt: off"]
     lines += [python_op(name, *value) for name, value in schema.ops.items()]
-    lines += ["# fmt: on", "", FOOTER.strip()]
+    lines += ["# fmt: on", "", IR_FOOTER.strip()]
     return "\n".join(lines) + "\n"
 
 
 # ---------------------------------------------------------------------------
-# Program
+# output_fields.h
+# ---------------------------------------------------------------------------
+
+OUTPUT_FIELDS_TEMPLATE = """\
+// Generated from schema.fbs by generate.py. Do not edit.
+#pragma once
+
+#include <string_view>
+
+namespace executorch_mlx {
+
+// Whether an instruction writes the slots in the field `name`. generate.py checks
+// that a name means the same in every node.
+constexpr bool is_output_field(std::string_view name) {
+  return OUTPUT;
+}
+
+// Whether an instruction both reads and writes the slots in the field `name`.
+constexpr bool is_inout_field(std::string_view name) {
+  return INOUT;
+}
+
+} // namespace executorch_mlx
+"""
+
+
+def generate_output_fields(schema: Schema) -> str:
+    """The source of output_fields.h."""
+
+    def any_of(*marks: str) -> str:
+        names = sorted({m.name for members in schema.tables.values() for m in members if m.mark in marks})
+        return " || ".join(f'name == "{name}"' for name in names) or "false"
+
+    source = OUTPUT_FIELDS_TEMPLATE.replace("OUTPUT", any_of("output", "inout"))
+    return source.replace("INOUT", any_of("inout"))
+
+
+# ---------------------------------------------------------------------------
+# Command line
 # ---------------------------------------------------------------------------
 
 
 def find_flatc() -> str:
-    """flatc of the executorch wheel, else the one on the path."""
-    spec = importlib.util.find_spec("executorch")  # imports nothing
+    """flatc of the executorch wheel, or else the one on PATH."""
+    spec = importlib.util.find_spec("executorch")  # does not import it
     for root in (spec.submodule_search_locations or []) if spec else []:
         flatc = Path(root, "data", "bin", "flatc")
         if flatc.is_file():
             return str(flatc)
     flatc = shutil.which("flatc")
     if not flatc:
-        raise SchemaError("flatc: neither in an executorch wheel nor on PATH; give --flatc PATH")
+        raise SchemaError("flatc: found neither in an executorch wheel nor on PATH; pass --flatc PATH")
     return flatc
 
 
 def compile_schema(schema: Path, flatc: str) -> None:
-    """Lets flatc judge the schema; raises SchemaError with what it says."""
+    """Check the schema with flatc. Raises SchemaError with its message."""
     with tempfile.TemporaryDirectory() as out:
         command = [flatc, "--binary", "--schema", "-o", out, str(schema)]
         try:
@@ -292,24 +372,25 @@ def compile_schema(schema: Path, flatc: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write ir.py from schema.fbs.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
-    parser.add_argument("--flatc", metavar="PATH", help="default: the executorch wheel's")
+    parser = argparse.ArgumentParser(description=f"Generate {IR.name} and {OUTPUT_FIELDS.name} from {SCHEMA.name}.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
+    parser.add_argument("--flatc", metavar="PATH", help="default: flatc of the executorch wheel, or on PATH")
     args = parser.parse_args(argv)
     try:
         compile_schema(SCHEMA, args.flatc or find_flatc())
-        text = generate(parse(SCHEMA.read_text()))
+        schema = parse(SCHEMA.read_text())
     except SchemaError as error:
         print(f"{SCHEMA.name}: {error}", file=sys.stderr)
         return 1
-    if IR.exists() and IR.read_text() == text:
-        return 0
-    if args.check:
-        print(f"{IR.name} does not match {SCHEMA.name}: run {Path(__file__).name}", file=sys.stderr)
-        return 1
-    IR.write_text(text)
-    print(f"wrote {IR}")
-    return 0
+    sources = {IR: generate_ir(schema), OUTPUT_FIELDS: generate_output_fields(schema)}
+    stale = [path for path, source in sources.items() if not path.exists() or path.read_text() != source]
+    for path in stale:
+        if args.check:
+            print(f"{path.name} does not match {SCHEMA.name}: run {Path(__file__).name}", file=sys.stderr)
+        else:
+            path.write_text(sources[path])
+            print(f"wrote {path}")
+    return 1 if args.check and stale else 0
 
 
 if __name__ == "__main__":

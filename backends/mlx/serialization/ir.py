@@ -1,8 +1,9 @@
-# Generated from schema.fbs by generate.py; edit those.
-"""The MLX delegate's IR: a class a table, and a class an op.
+# Generated from schema.fbs by generate.py. Do not edit.
+"""The MLX IR: one class per table and one class per op.
 
-A field without a default has to be given. An op inherits the fields of the table
-that it has on the wire; `FIELDS` describes them (see table.py).
+A field without a default is required. `Output` and `InOut` mark the fields that an
+instruction writes. An op inherits the fields of its table; `FIELDS` describes them
+(see table.py).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .table import Field, Op, Table, int8, int32, int64, uint8, uint32, uint64, double, string
+from .table import Field, InOut, Op, Output, Table, int8, int32, int64, uint8, uint32, uint64, double, string
 
 
 @dataclass(frozen=True)
 class Tid:
-    """Tensor slot. Ids run over constants, inputs, outputs, mutable buffers and
-    temporaries, in this order.
+    """A tensor slot. Ids count the constants first, then the inputs, outputs, mutable
+    buffers and temporaries.
     """
 
     idx: int
@@ -24,15 +25,15 @@ class Tid:
 
 @dataclass(frozen=True)
 class Vid:
-    """Value slot: an int64, a double or a bool that lives on the host."""
+    """A value slot: an int64, double or bool on the host."""
 
     idx: int
 
 
 @dataclass(kw_only=True)
 class IntOrVid(Table):
-    """FlatBuffers has no vectors of unions, so "a literal or a slot" is a table with
-    a discriminator.
+    """A literal or a value slot. FlatBuffers has no vectors of unions, so the choice
+    is a table with a discriminator.
     """
 
     literal: int64 = 0
@@ -70,14 +71,14 @@ class EmptyNode(Table):
 @dataclass(kw_only=True)
 class UnaryNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
 
 
 @dataclass(kw_only=True)
 class BinaryNode(Table):
     a: Tid
     b: Tid
-    out: Tid
+    out: Output[Tid]
 
 
 @dataclass(kw_only=True)
@@ -86,13 +87,13 @@ class BinaryIntNode(Table):
 
     a: IntOrVid
     b: IntOrVid
-    out: Vid
+    out: Output[Vid]
 
 
 @dataclass(kw_only=True)
 class ReduceNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axes: list[int32] | None = None
     keepdims: bool = False
 
@@ -100,7 +101,7 @@ class ReduceNode(Table):
 @dataclass(kw_only=True)
 class VarianceNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axes: list[int32] | None = None
     keepdims: bool = False
     ddof: int32 = 0
@@ -109,7 +110,7 @@ class VarianceNode(Table):
 @dataclass(kw_only=True)
 class ArgReduceNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
     keepdims: bool = False
 
@@ -117,14 +118,14 @@ class ArgReduceNode(Table):
 @dataclass(kw_only=True)
 class AxisNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
 
 
 @dataclass(kw_only=True)
 class KthNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     kth: IntOrVid
     axis: int32 = 0
 
@@ -132,28 +133,28 @@ class KthNode(Table):
 @dataclass(kw_only=True)
 class ShapeNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     shape: list[IntOrVid]
 
 
 @dataclass(kw_only=True)
 class JoinNode(Table):
     tensors: list[Tid]
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
 
 
 @dataclass(kw_only=True)
 class TriangleNode(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     k: int32 = 0  # diagonal: 0 main, > 0 above, < 0 below
 
 
 @dataclass(kw_only=True)
 class ClipParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     a_min: Tid | None = None
     a_max: Tid | None = None
 
@@ -161,14 +162,14 @@ class ClipParams(Table):
 @dataclass(kw_only=True)
 class GeluParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     approximate: string  # "none" or "tanh"
 
 
 @dataclass(kw_only=True)
 class RoundParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     decimals: int32 = 0
 
 
@@ -177,20 +178,20 @@ class WhereParams(Table):
     condition: Tid
     x: Tid
     y: Tid
-    out: Tid
+    out: Output[Tid]
 
 
 @dataclass(kw_only=True)
 class AsTypeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     scalar_type: int8 = 0
 
 
 @dataclass(kw_only=True)
 class CumsumParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
     reverse: bool = False
     inclusive: bool = True
@@ -199,35 +200,35 @@ class CumsumParams(Table):
 @dataclass(kw_only=True)
 class SqueezeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     dims: list[int32] | None = None
 
 
 @dataclass(kw_only=True)
 class TransposeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     perm: list[int32]
 
 
 @dataclass(kw_only=True)
 class FlipParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axes: list[int32]
 
 
 @dataclass(kw_only=True)
 class TileParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     reps: list[IntOrVid]
 
 
 @dataclass(kw_only=True)
 class RepeatParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     repeats: IntOrVid
     axis: int32 = 0
 
@@ -235,7 +236,7 @@ class RepeatParams(Table):
 @dataclass(kw_only=True)
 class RollParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     shift: list[IntOrVid]
     axes: list[int32]
 
@@ -243,7 +244,7 @@ class RollParams(Table):
 @dataclass(kw_only=True)
 class SplitParams(Table):
     x: Tid
-    outs: list[Tid]
+    outs: Output[list[Tid]]
     sizes: list[IntOrVid]
     axis: int32 = 0
 
@@ -251,8 +252,8 @@ class SplitParams(Table):
 @dataclass(kw_only=True)
 class PadParams(Table):
     x: Tid
-    out: Tid
-    pad_width: list[IntOrVid]  # before, after of every axis in turn
+    out: Output[Tid]
+    pad_width: list[IntOrVid]  # (before, after) of each axis
     mode: string  # "constant" or "edge"
     constant_value: float = 0.0
 
@@ -260,7 +261,7 @@ class PadParams(Table):
 @dataclass(kw_only=True)
 class AsStridedParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     shape: list[IntOrVid]
     strides: list[IntOrVid]  # in elements
     offset: uint64 = 0  # in elements
@@ -269,7 +270,7 @@ class AsStridedParams(Table):
 @dataclass(kw_only=True)
 class TakeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     index: IntOrVidOrTid
     axis: int32 = 0
 
@@ -278,7 +279,7 @@ class TakeParams(Table):
 class TakeAlongAxisParams(Table):
     x: Tid
     indices: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
 
 
@@ -286,7 +287,7 @@ class TakeAlongAxisParams(Table):
 class GatherParams(Table):
     x: Tid
     indices: list[Tid]
-    out: Tid
+    out: Output[Tid]
     axes: list[int32]
     slice_sizes: list[int32]
 
@@ -294,7 +295,7 @@ class GatherParams(Table):
 @dataclass(kw_only=True)
 class SliceParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axis: IntOrVid
     start: IntOrVid
     stop: IntOrVid
@@ -303,11 +304,11 @@ class SliceParams(Table):
 
 @dataclass(kw_only=True)
 class SliceUpdateParams(Table):
-    """`out` may be `dst`: then the update is made in place."""
+    """If `out` is `dst`, the update is in place."""
 
     dst: Tid
     update: Tid
-    out: Tid
+    out: Output[Tid]
     axis: IntOrVid
     start: IntOrVid
     stop: IntOrVid
@@ -316,12 +317,14 @@ class SliceUpdateParams(Table):
 
 @dataclass(kw_only=True)
 class IndexCopyParams(Table):
-    """dst[.., indices[i], ..] = update[.., i, ..]; `out` may be `dst`."""
+    """dst[.., indices[i], ..] = update[.., i, ..]. If `out` is `dst`, the update is
+    in place.
+    """
 
     dst: Tid
     update: Tid
     indices: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
 
 
@@ -330,13 +333,13 @@ class ScatterAddParams(Table):
     x: Tid
     indices: Tid
     updates: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
 
 
 @dataclass(kw_only=True)
 class ARangeParams(Table):
-    out: Tid
+    out: Output[Tid]
     start: IntOrVid
     stop: IntOrVid
     step: IntOrVid
@@ -345,7 +348,7 @@ class ARangeParams(Table):
 
 @dataclass(kw_only=True)
 class FullParams(Table):
-    out: Tid
+    out: Output[Tid]
     shape: list[IntOrVid]
     v: FloatOrVid
     scalar_type: int8 = 0
@@ -354,14 +357,14 @@ class FullParams(Table):
 @dataclass(kw_only=True)
 class FullLikeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     v: FloatOrVid
-    scalar_type: int8 | None = None  # absent: that of x
+    scalar_type: int8 | None = None  # absent: the dtype of x
 
 
 @dataclass(kw_only=True)
 class TriParams(Table):
-    out: Tid
+    out: Output[Tid]
     n: IntOrVid
     m: IntOrVid
     k: int32 = 0
@@ -371,14 +374,14 @@ class TriParams(Table):
 @dataclass(kw_only=True)
 class ItemIntParams(Table):
     x: Tid
-    out: Vid
+    out: Output[Vid]
 
 
 @dataclass(kw_only=True)
 class SymSizeParams(Table):
     a: Tid
     dim: int32 = 0
-    out: Vid
+    out: Output[Vid]
 
 
 @dataclass(kw_only=True)
@@ -387,7 +390,7 @@ class AddmmParams(Table):
 
     mat1: Tid
     mat2: Tid
-    out: Tid
+    out: Output[Tid]
     bias: Tid | None = None
     alpha: float = 1.0
     beta: float = 1.0
@@ -397,17 +400,17 @@ class AddmmParams(Table):
 class GatherMmParams(Table):
     a: Tid
     b: Tid
-    out: Tid
+    out: Output[Tid]
     lhs_indices: Tid | None = None
     rhs_indices: Tid | None = None
     sorted_indices: bool = False
-    sorted_indices_flag: IntOrVid | None = None  # where present it wins over sorted_indices
+    sorted_indices_flag: IntOrVid | None = None  # if present, overrides sorted_indices
 
 
 @dataclass(kw_only=True)
 class SoftmaxParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     axis: int32 = 0
     precise: bool = False  # accumulate in float32
 
@@ -416,14 +419,14 @@ class SoftmaxParams(Table):
 class RMSNormParams(Table):
     x: Tid
     weight: Tid | None = None
-    out: Tid
+    out: Output[Tid]
     eps: float = 0.0
 
 
 @dataclass(kw_only=True)
 class LayerNormParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     weight: Tid | None = None
     bias: Tid | None = None
     eps: float = 0.0
@@ -432,9 +435,9 @@ class LayerNormParams(Table):
 @dataclass(kw_only=True)
 class RopeParams(Table):
     x: Tid
-    out: Tid
+    out: Output[Tid]
     dims: int32 = 0
-    offset: VidOrTid  # position of the first row, or a tensor of them
+    offset: VidOrTid  # position of the first token: one, or one per sequence
     freqs: Tid | None = None
     traditional: bool = False
     base: float = 500000.0
@@ -446,7 +449,7 @@ class SdpaParams(Table):
     q: Tid
     k: Tid
     v: Tid
-    out: Tid
+    out: Output[Tid]
     scale: float = 0.0
     mask: Tid | None = None
     causal: bool = False
@@ -454,16 +457,16 @@ class SdpaParams(Table):
 
 @dataclass(kw_only=True)
 class UpdateAndAttendParams(Table):
-    """Appends k and v to the runtime's cache of layer `layer_id`, then attends.
-    The three last fields default to null only to tell "absent" from 0; the first
-    two of them have to be there.
+    """Appends k and v to the KV cache of layer `layer_id`, which the runtime owns, then
+    computes attention over that cache. `layer_id` and `scale` must be present: the
+    null default only tells an absent field from 0. An absent `out_dtype` means that of q.
     """
 
     q: Tid
     k: Tid
     v: Tid
     position: Tid
-    out: Tid
+    out: Output[Tid]
     layer_id: int32 | None = None
     scale: float | None = None
     out_dtype: int8 | None = None
@@ -473,7 +476,7 @@ class UpdateAndAttendParams(Table):
 class Conv1DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride: int32 = 1
     padding: int32 = 0
     dilation: int32 = 1
@@ -484,7 +487,7 @@ class Conv1DParams(Table):
 class Conv2DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride_h: int32 = 1
     stride_w: int32 = 1
     padding_h: int32 = 0
@@ -498,7 +501,7 @@ class Conv2DParams(Table):
 class Conv3DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride_d: int32 = 1
     stride_h: int32 = 1
     stride_w: int32 = 1
@@ -515,7 +518,7 @@ class Conv3DParams(Table):
 class ConvTranspose1DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride: int32 = 1
     padding: int32 = 0
     dilation: int32 = 1
@@ -527,7 +530,7 @@ class ConvTranspose1DParams(Table):
 class ConvTranspose2DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride_h: int32 = 1
     stride_w: int32 = 1
     padding_h: int32 = 0
@@ -543,7 +546,7 @@ class ConvTranspose2DParams(Table):
 class ConvTranspose3DParams(Table):
     x: Tid
     w: Tid
-    out: Tid
+    out: Output[Tid]
     stride_d: int32 = 1
     stride_h: int32 = 1
     stride_w: int32 = 1
@@ -563,7 +566,7 @@ class ConvTranspose3DParams(Table):
 class DequantizeParams(Table):
     w: Tid
     scales: Tid
-    out: Tid
+    out: Output[Tid]
     biases: Tid | None = None
     group_size: int32 = 0
     bits: int32 = 0
@@ -577,7 +580,7 @@ class QuantizedMatmulParams(Table):
     x: Tid
     w: Tid
     scales: Tid
-    out: Tid
+    out: Output[Tid]
     biases: Tid | None = None
     group_size: int32 = 0
     bits: int32 = 0
@@ -590,7 +593,7 @@ class GatherQmmParams(Table):
     x: Tid
     w: Tid
     scales: Tid
-    out: Tid
+    out: Output[Tid]
     mode: string
     biases: Tid | None = None
     lhs_indices: Tid | None = None
@@ -604,34 +607,35 @@ class GatherQmmParams(Table):
 
 @dataclass(kw_only=True)
 class RandomBitsParams(Table):
-    """Random bits. With `seed` the key is random::key(seed); without it, the next
-    one of MLX's own key sequence.
+    """Random bits. The key is random::key(seed). Without `seed`, it is the next key of
+    MLX's own key sequence.
     """
 
-    out: Tid
+    out: Output[Tid]
     shape: list[IntOrVid]
     seed: Vid | None = None
-    width: int32 = 4  # bytes an element: 1, 2 or 4
+    width: int32 = 4  # bytes per element: 1, 2 or 4
 
 
 @dataclass(kw_only=True)
 class ScanParams(Table):
-    """Runs chain `body_chain_idx` once for every index of `scan_axis`: `sliced[i]`
-    is that slice of `originals[i]`, `carry` lives across the steps, and each of
-    `outputs` is stacked along the axis at the end.
+    """Runs chain `body_chain_idx` once for each index of `scan_axis`. Each iteration
+    first sets `sliced[i]` to that slice of `originals[i]`. `carry` keeps its values
+    between iterations. The body writes `outputs`; at the end, their values of all
+    iterations are stacked along `scan_axis`.
     """
 
     originals: list[Tid]
-    sliced: list[Tid]
-    outputs: list[Tid]
-    carry: list[Tid]
+    sliced: Output[list[Tid]]
+    outputs: Output[list[Tid]]
+    carry: InOut[list[Tid]]
     body_chain_idx: int32 = 0
     scan_axis: int32 = 1
 
 
 @dataclass(kw_only=True)
 class IfParams(Table):
-    """Runs one of two chains; both write the same slots."""
+    """Runs one of two chains. Both write the same slots."""
 
     cond: IntOrVid
     then_chain_idx: uint32 = 0
@@ -640,27 +644,28 @@ class IfParams(Table):
 
 @dataclass(kw_only=True)
 class WhileParams(Table):
-    """Runs chain `cond_chain_idx`, which writes `cond`, and while that is not 0 chain
-    `body_chain_idx` and the first again. `carry` lives across the steps.
+    """A while loop. Chain `cond_chain_idx` runs before each iteration and writes `cond`;
+    the loop ends when `cond` is 0. Chain `body_chain_idx` is the body. `carry` keeps
+    its values between iterations.
     """
 
     cond: IntOrVid
-    carry: list[Tid]
+    carry: InOut[list[Tid]]
     cond_chain_idx: uint32 = 0
     body_chain_idx: uint32 = 0
 
 
 @dataclass(kw_only=True)
 class MetalKernelParams(Table):
-    """mlx::core::fast::metal_kernel. Output shapes are concatenated in
-    `output_shapes_flat`, their ranks are in `output_shape_lengths`. Template
-    arguments are three parallel lists; kind 0 is an int, 1 a bool, 2 a ScalarType.
+    """mlx::core::fast::metal_kernel. `output_shapes_flat` concatenates the output
+    shapes; `output_shape_lengths` has their ranks. Template arguments are three
+    parallel lists. Kind 0 is an int, 1 a bool, 2 a ScalarType.
     """
 
     name: string
     source: string
     inputs: list[Tid]
-    outputs: list[Tid]
+    outputs: Output[list[Tid]]
     grid: list[IntOrVid]
     threadgroup: list[IntOrVid]
     header: string | None = None
@@ -684,14 +689,14 @@ class Instruction(Table):
 
 @dataclass(kw_only=True)
 class InstructionChain(Table):
-    """Instructions that run one after the other."""
+    """Instructions that run in order."""
 
     instructions: list[Instruction]
 
 
 @dataclass(kw_only=True)
 class ShapeDim(Table):
-    value: int32 = -1  # -1: dynamic, within the bounds below
+    value: int32 = -1  # -1: dynamic, within the bounds
     min_value: int32 = 0
     max_value: int32 = -1  # -1: unbounded
 
@@ -718,8 +723,8 @@ class SlotVariant(Table):
 
 @dataclass(kw_only=True)
 class NamedSlot(Table):
-    """Names a slot; for constants and mutable buffers also the key in ExecuTorch's
-    named data map.
+    """The name of a slot. For constants and mutable buffers, it is also the key in
+    ExecuTorch's named data map.
     """
 
     name: string
@@ -736,13 +741,13 @@ class MLXGraph(Table):
     num_temp_tensors: uint32 = 0
     num_values: uint32 = 0
     instruction_chains: list[InstructionChain]
-    main_chain_idx: uint32 = 0  # runs at every call
+    main_chain_idx: uint32 = 0  # runs in every call
     init_chain_idx: int32 = -1  # runs once at load; -1: none
     input_map: list[SlotVariant] | None = None
     output_map: list[SlotVariant] | None = None
     mutable_buffer_map: list[SlotVariant] | None = None
     named_slots: list[NamedSlot] | None = None
-    tensor_meta: list[TensorMeta] | None = None  # of every tensor that is not temporary, by id
+    tensor_meta: list[TensorMeta] | None = None  # by tensor id; temporaries have none
 
 
 # fmt: off
@@ -886,5 +891,8 @@ class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 # fmt: on
 
+FIRST_EXTENSION = 200
+"""The first tag of the extensions: nodes that ExecuTorch's own MLX delegate lacks."""
+
 OPS: dict[int, type[Op]] = {op.OP_TYPE: op for op in Op.__subclasses__()}
-"""Every op, by its tag in the union."""
+"""Every op by its tag in the union."""

@@ -1,10 +1,10 @@
-"""Writes a program.
+"""Write programs as FlatBuffers.
 
-One writer serves every table: it walks `FIELDS`. Strings and operands that are
-equal are written once and shared.
+One writer serves every table: it follows `FIELDS`. Equal strings and equal operands
+are written once and shared.
 
-A value that the schema does not allow raises TypeError or ValueError with its
-place in the program:
+A value that the schema does not allow raises TypeError or ValueError. The message
+starts with the path of the value in the program:
 
     MLXGraph.instruction_chains[0].instructions[3].op(SumNode).axes[1]: 2147483648
     is outside int32 [-2147483648, 2147483647]
@@ -20,16 +20,16 @@ from flatbuffers import Builder
 
 from . import ir
 
-# A payload is this header, the FlatBuffer, and zeros up to DATA_ALIGNMENT. The
-# header's data segment (offset, size) is empty: constants are in ExecuTorch's
-# named data map.
+# A payload is this header, the FlatBuffer, and zeros up to a multiple of
+# DATA_ALIGNMENT. The data segment (offset, size) in the header is empty because
+# constants are in ExecuTorch's named data map.
 HEADER = struct.Struct("<4x4sQQ")
 MAGIC = b"MLX0"
 DATA_ALIGNMENT = 16
 
 
 def pack_payload(graph: ir.MLXGraph) -> bytes:
-    """The delegate payload of a program: header and FlatBuffer."""
+    """Return the delegate payload of a program: header and FlatBuffer."""
     program = pack(graph)
     end = HEADER.size + len(program)
     data_offset = -(-end // DATA_ALIGNMENT) * DATA_ALIGNMENT
@@ -37,27 +37,30 @@ def pack_payload(graph: ir.MLXGraph) -> bytes:
 
 
 def pack(graph: ir.MLXGraph) -> bytes:
-    """The FlatBuffer of a program."""
+    """Return the FlatBuffer of a program."""
     packer = Packer()
     try:
-        root = _table(ir.MLXGraph).prepare(packer, graph)
+        root = _table_encoder(ir.MLXGraph).prepare(packer, graph)
     except (TypeError, ValueError) as error:
-        raise inside("MLXGraph", error)
+        raise prepend_path("MLXGraph", error)
     packer.builder.Finish(root)
     return bytes(packer.builder.Output())
 
 
 class Packer:
+    """The state of writing one program."""
+
     def __init__(self):
         self.builder = Builder(1 << 16)
         self.shared: dict[Any, int] = {}  # content -> offset
 
 
-class Kind(NamedTuple):
+class Encoder(NamedTuple):
     """How the values of one schema type are written.
 
-    `prepare` checks a value; what is not inline it writes and returns the offset
-    of. `prepend` puts the result into the table or vector under construction.
+    `prepare` checks a value and returns it. A value that is not stored inline is
+    written first, and its offset is returned. `prepend` puts the result into the
+    table or vector under construction. `size` is in bytes.
     """
 
     size: int
@@ -65,9 +68,9 @@ class Kind(NamedTuple):
     prepend: Callable[[Builder, Any], None]
 
 
-def inside(place: str, error: Exception) -> Exception:
-    """The error, one step further out."""
-    error.args = (f"{place}{error}",)
+def prepend_path(part: str, error: Exception) -> Exception:
+    """Put the outer part of a path in front of an error message."""
+    error.args = (f"{part}{error}",)
     return error
 
 
@@ -76,11 +79,11 @@ def _wrong_type(value: Any, expected: str) -> TypeError:
 
 
 # ---------------------------------------------------------------------------
-# Scalars and slots
+# Scalars and slots: stored inline
 # ---------------------------------------------------------------------------
 
 
-def _int(type_: str) -> Kind:
+def _int(type_: str) -> Encoder:
     bits = int(type_.lstrip("uint"))
     low, high = (0, 2**bits - 1) if type_[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
@@ -91,10 +94,10 @@ def _int(type_: str) -> Kind:
             raise ValueError(f": {value} is outside {type_} [{low}, {high}]")
         return value
 
-    return Kind(bits // 8, prepare, getattr(Builder, f"Prepend{type_.capitalize()}"))
+    return Encoder(bits // 8, prepare, getattr(Builder, f"Prepend{type_.capitalize()}"))
 
 
-def _float(type_: str) -> Kind:
+def _float(type_: str) -> Encoder:
     code, size, prepend = {
         "float": ("<f", 4, Builder.PrependFloat32),
         "double": ("<d", 8, Builder.PrependFloat64),
@@ -104,33 +107,33 @@ def _float(type_: str) -> Kind:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise _wrong_type(value, type_)
         try:
-            struct.pack(code, value)  # little-endian codes check the range, native ones do not
+            struct.pack(code, value)  # little-endian formats check the range, native ones do not
         except OverflowError:
             raise ValueError(f": {value} is outside {type_}") from None
         return float(value)
 
-    return Kind(size, prepare, prepend)
+    return Encoder(size, prepare, prepend)
 
 
-def _bool() -> Kind:
+def _bool() -> Encoder:
     def prepare(_, value):
         if not isinstance(value, bool):
             raise _wrong_type(value, "bool")
         return value
 
-    return Kind(1, prepare, Builder.PrependBool)
+    return Encoder(1, prepare, Builder.PrependBool)
 
 
-def _enum(cls: type[IntEnum]) -> Kind:
+def _enum(cls: type[IntEnum]) -> Encoder:
     def prepare(_, value):
         if not isinstance(value, cls):
             raise _wrong_type(value, cls.__name__)
         return value
 
-    return Kind(1, prepare, Builder.PrependInt8)
+    return Encoder(1, prepare, Builder.PrependInt8)
 
 
-def _slot(cls: type) -> Kind:
+def _slot(cls: type) -> Encoder:
     index = _int("uint32")
 
     def prepare(packer, value):
@@ -138,19 +141,19 @@ def _slot(cls: type) -> Kind:
             raise _wrong_type(value, cls.__name__)
         return index.prepare(packer, value.idx)
 
-    return Kind(4, prepare, index.prepend)
+    return Encoder(4, prepare, index.prepend)
 
 
 # ---------------------------------------------------------------------------
-# References
+# References: stored as an offset
 # ---------------------------------------------------------------------------
 
 
-def _reference(prepare: Callable[[Packer, Any], int]) -> Kind:
-    return Kind(4, prepare, Builder.PrependUOffsetTRelative)
+def _reference(prepare: Callable[[Packer, Any], int]) -> Encoder:
+    return Encoder(4, prepare, Builder.PrependUOffsetTRelative)
 
 
-def _string() -> Kind:
+def _string() -> Encoder:
     def prepare(packer, value):
         if not isinstance(value, str):
             raise _wrong_type(value, "string")
@@ -158,13 +161,13 @@ def _string() -> Kind:
             try:
                 packer.shared[value] = packer.builder.CreateString(value)
             except UnicodeEncodeError as error:  # a lone surrogate
-                raise ValueError(f": {value!r} is not text: {error.reason}") from None
+                raise ValueError(f": {value!r} is not valid Unicode: {error.reason}") from None
         return packer.shared[value]
 
     return _reference(prepare)
 
 
-def _vector(element: Kind, type_: str) -> Kind:
+def _vector(element: Encoder, type_: str) -> Encoder:
     def prepare(packer, values):
         if not isinstance(values, (list, tuple)):
             raise _wrong_type(values, type_)
@@ -173,7 +176,7 @@ def _vector(element: Kind, type_: str) -> Kind:
             try:
                 prepared.append(element.prepare(packer, value))
             except (TypeError, ValueError) as error:
-                raise inside(f"[{i}]", error)
+                raise prepend_path(f"[{i}]", error)
         builder = packer.builder
         builder.StartVector(element.size, len(prepared), element.size)
         for value in reversed(prepared):
@@ -183,31 +186,31 @@ def _vector(element: Kind, type_: str) -> Kind:
     return _reference(prepare)
 
 
-class Column(NamedTuple):
-    """A field, ready to be written."""
+class FieldEncoder(NamedTuple):
+    """How one field of a table is written."""
 
     name: str
     id: int
     default: Any
     required: bool
-    kind: Kind
+    encoder: Encoder
 
 
-def _columns(cls: type[ir.Table]) -> list[Column]:
-    columns = []
+def _field_encoders(cls: type[ir.Table]) -> list[FieldEncoder]:
+    encoders = []
     for f in cls.FIELDS:
         if f.type == "OpNode":
-            columns.append(Column(f.name, f.id - 1, None, f.required, _tag()))
-        columns.append(Column(f.name, f.id, f.default, f.required, _kind(f.type)))
-    # Wide ones first: a buffer is written from its end, so this leaves no holes.
-    return sorted(columns, key=lambda column: -column.kind.size)
+            encoders.append(FieldEncoder(f.name, f.id - 1, None, f.required, _tag()))
+        encoders.append(FieldEncoder(f.name, f.id, f.default, f.required, _encoder(f.type)))
+    # Widest first: a buffer is written from its end, so this order needs no padding.
+    return sorted(encoders, key=lambda e: -e.encoder.size)
 
 
 @cache
-def _table(cls: type[ir.Table]) -> Kind:
-    columns = _columns(cls)
-    width = max((column.id for column in columns), default=-1) + 1
-    # Operands and dimensions repeat. Floats are left out: 0.0 equals -0.0 as a key.
+def _table_encoder(cls: type[ir.Table]) -> Encoder:
+    fields = _field_encoders(cls)
+    width = max((f.id for f in fields), default=-1) + 1
+    # Operands and dimensions repeat. Tables with floats are not shared: 0.0 == -0.0 as a key.
     shareable = not issubclass(cls, ir.Op) and all(
         f.type in INLINE and f.type not in ("float", "double") for f in cls.FIELDS
     )
@@ -216,18 +219,18 @@ def _table(cls: type[ir.Table]) -> Kind:
         if type(value) is not cls:
             raise _wrong_type(value, cls.__name__)
         present = []
-        for name, id_, default, required, kind in columns:
+        for name, id_, default, required, encoder in fields:
             item = getattr(value, name)
             try:
                 if item is None and default is None:
                     if required:
                         raise ValueError(": is required")
                     continue
-                item = kind.prepare(packer, item)
+                item = encoder.prepare(packer, item)
             except (TypeError, ValueError) as error:
-                raise inside(f".{name}", error)
-            if default is None or not _same(item, default):
-                present.append((id_, item, kind.prepend))
+                raise prepend_path(f".{name}", error)
+            if default is None or not _reads_as_default(item, default):
+                present.append((id_, item, encoder.prepend))
         if not shareable:
             return write(packer.builder, present)
         key = (cls, *((id_, item) for id_, item, _ in present))
@@ -245,8 +248,8 @@ def _table(cls: type[ir.Table]) -> Kind:
     return _reference(prepare)
 
 
-def _same(item: Any, default: Any) -> bool:
-    """Whether a reader that finds nothing gets this value, to the sign of zero."""
+def _reads_as_default(item: Any, default: Any) -> bool:
+    """Whether a reader of an absent field gets exactly this value, including the sign of zero."""
     return item == default and (item != 0 or math.copysign(1, item) == math.copysign(1, default))
 
 
@@ -256,22 +259,22 @@ def _op_class(value: Any) -> type[ir.Op]:
     return type(value)
 
 
-def _tag() -> Kind:
+def _tag() -> Encoder:
     return _int("uint8")._replace(prepare=lambda _, value: _op_class(value).OP_TYPE)
 
 
-def _op() -> Kind:
+def _op() -> Encoder:
     def prepare(packer, value):
         cls = _op_class(value)
         try:
-            return _table(cls).prepare(packer, value)
+            return _table_encoder(cls).prepare(packer, value)
         except (TypeError, ValueError) as error:
-            raise inside(f"({cls.NAME})", error)
+            raise prepend_path(f"({cls.NAME})", error)
 
     return _reference(prepare)
 
 
-INLINE: dict[str, Kind] = {
+INLINE: dict[str, Encoder] = {
     **{type_: _int(type_) for type_ in ("int8", "int16", "int32", "int64")},
     **{type_: _int(type_) for type_ in ("uint8", "uint16", "uint32", "uint64")},
     "float": _float("float"),
@@ -284,7 +287,7 @@ INLINE: dict[str, Kind] = {
 
 
 @cache
-def _kind(type_: str) -> Kind:
+def _encoder(type_: str) -> Encoder:
     if type_ in INLINE:
         return INLINE[type_]
     if type_ == "string":
@@ -292,5 +295,5 @@ def _kind(type_: str) -> Kind:
     if type_ == "OpNode":
         return _op()
     if type_.startswith("["):
-        return _vector(_kind(type_.strip("[]")), type_)
-    return _table(getattr(ir, type_))
+        return _vector(_encoder(type_.strip("[]")), type_)
+    return _table_encoder(getattr(ir, type_))

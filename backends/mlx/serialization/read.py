@@ -1,7 +1,7 @@
-"""Reads a program back, for inspection and for tests; the mirror of pack.py.
+"""Read programs from FlatBuffers, for inspection and tests. The counterpart of pack.py.
 
-Fields that a later schema appended are skipped. Everything else that does not fit
-the schema raises ValueError with its place in the program.
+Fields that a later schema appended are skipped. Any other mismatch with the schema
+raises ValueError. The message starts with the path of the value in the program.
 """
 
 import struct
@@ -10,170 +10,175 @@ from functools import cache
 from typing import Any, Callable, NamedTuple
 
 from . import ir
-from .pack import HEADER, MAGIC, inside
+from .pack import HEADER, MAGIC, prepend_path
 
 
 def read_payload(payload: bytes) -> ir.MLXGraph:
-    """The program in a delegate payload."""
+    """Return the program in a delegate payload."""
     if len(payload) < HEADER.size:
         raise ValueError(f"payload: got {len(payload)} bytes, expected a header of {HEADER.size}")
     magic, data_offset, data_size = HEADER.unpack_from(payload)
     if magic != MAGIC:
-        raise ValueError(f"payload: magic is {magic!r}, expected {MAGIC!r}")
+        raise ValueError(f"payload: got magic {magic!r}, expected {MAGIC!r}")
     if not HEADER.size <= data_offset <= data_offset + data_size <= len(payload):
         raise ValueError(
-            f"payload: data of {data_size} bytes at {data_offset} is outside"
+            f"payload: the data segment of {data_size} bytes at offset {data_offset} is outside"
             f" [{HEADER.size}, {len(payload)}]"
         )
     return read(payload[HEADER.size : data_offset])
 
 
 def read(program: bytes) -> ir.MLXGraph:
-    """The program in a FlatBuffer."""
+    """Return the program in a FlatBuffer."""
     try:
-        return _table(ir.MLXGraph).read(Reader(program), 0)
+        return _table_decoder(ir.MLXGraph).read(Buffer(program), 0)
     except ValueError as error:
-        raise inside("MLXGraph", error)
+        raise prepend_path("MLXGraph", error)
 
 
-class Reader:
+class Buffer:
+    """Bytes with checked access. All offsets count from their start."""
+
     def __init__(self, data: bytes):
         self.data = data
 
-    def get(self, format: struct.Struct, at: int) -> Any:
-        self.check(at, format.size)
-        return format.unpack_from(self.data, at)[0]
+    def get(self, format: struct.Struct, offset: int) -> Any:
+        self.check(offset, format.size)
+        return format.unpack_from(self.data, offset)[0]
 
-    def check(self, at: int, size: int) -> None:
-        if not 0 <= at <= len(self.data) - size:
-            raise ValueError(f": {size} bytes at {at} are outside the {len(self.data)} that came")
+    def check(self, offset: int, size: int) -> None:
+        if not 0 <= offset <= len(self.data) - size:
+            raise ValueError(f": {size} bytes at offset {offset} are outside the buffer of {len(self.data)} bytes")
 
-    def follow(self, at: int) -> int:
-        """The place that the offset at `at` points to."""
-        return at + self.get(U32, at)
+    def follow(self, offset: int) -> int:
+        """The target of the relative offset stored at `offset`."""
+        return offset + self.get(U32, offset)
 
 
 U16, U32, I32, U8 = (struct.Struct(f"<{code}") for code in "HIiB")
 
 
-class Kind(NamedTuple):
-    """How the values of one schema type are read: from `at`, where the value or,
-    if it is not inline, the offset to it lies."""
+class Decoder(NamedTuple):
+    """How the values of one schema type are read.
+
+    `read` gets the offset of the value or, if it is not stored inline, of the
+    reference to it. `size` is the number of bytes at that offset.
+    """
 
     size: int
-    read: Callable[[Reader, int], Any]
+    read: Callable[[Buffer, int], Any]
 
 
-def _scalar(code: str) -> Kind:
+def _scalar(code: str) -> Decoder:
     format = struct.Struct(f"<{code}")
-    return Kind(format.size, lambda reader, at: reader.get(format, at))
+    return Decoder(format.size, lambda buffer, offset: buffer.get(format, offset))
 
 
-def _slot(cls: type) -> Kind:
-    return Kind(4, lambda reader, at: cls(reader.get(U32, at)))
+def _slot(cls: type) -> Decoder:
+    return Decoder(4, lambda buffer, offset: cls(buffer.get(U32, offset)))
 
 
-def _enum(cls: type[IntEnum]) -> Kind:
+def _enum(cls: type[IntEnum]) -> Decoder:
     byte = _scalar("b")
 
-    def read(reader, at):
-        value = byte.read(reader, at)
+    def read(buffer, offset):
+        value = byte.read(buffer, offset)
         try:
             return cls(value)
         except ValueError:
             raise ValueError(f": {value} is not a {cls.__name__}") from None
 
-    return Kind(1, read)
+    return Decoder(1, read)
 
 
-def _string(reader: Reader, at: int) -> str:
-    start = reader.follow(at)
-    length = reader.get(U32, start)
-    reader.check(start + 4, length)
+def _string(buffer: Buffer, offset: int) -> str:
+    start = buffer.follow(offset)
+    length = buffer.get(U32, start)
+    buffer.check(start + 4, length)
     try:
-        return reader.data[start + 4 : start + 4 + length].decode()
+        return buffer.data[start + 4 : start + 4 + length].decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f": not UTF-8: {error.reason}") from None
+        raise ValueError(f": invalid UTF-8: {error.reason}") from None
 
 
-def _vector(element: Kind) -> Kind:
-    def read(reader, at):
-        start = reader.follow(at)
-        length = reader.get(U32, start)
-        reader.check(start + 4, length * element.size)
+def _vector(element: Decoder) -> Decoder:
+    def read(buffer, offset):
+        start = buffer.follow(offset)
+        length = buffer.get(U32, start)
+        buffer.check(start + 4, length * element.size)
         values = []
         for i in range(length):
             try:
-                values.append(element.read(reader, start + 4 + i * element.size))
+                values.append(element.read(buffer, start + 4 + i * element.size))
             except ValueError as error:
-                raise inside(f"[{i}]", error)
+                raise prepend_path(f"[{i}]", error)
         return values
 
-    return Kind(4, read)
+    return Decoder(4, read)
 
 
 class Table(NamedTuple):
-    """Where the fields of a table in the buffer are."""
+    """A table in the buffer, with the offsets of its fields."""
 
-    reader: Reader
+    buffer: Buffer
     start: int
     vtable: int
     vtable_size: int
 
     @classmethod
-    def at(cls, reader: Reader, start: int) -> "Table":
-        vtable = start - reader.get(I32, start)
-        size = reader.get(U16, vtable)
-        reader.check(vtable, max(size, 4))
-        return cls(reader, start, vtable, size)
+    def at(cls, buffer: Buffer, start: int) -> "Table":
+        vtable = start - buffer.get(I32, start)
+        size = buffer.get(U16, vtable)
+        buffer.check(vtable, max(size, 4))
+        return cls(buffer, start, vtable, size)
 
     def field(self, id: int) -> int:
-        """Where field `id` is; 0 if it is absent."""
+        """The offset of field `id`, or 0 if the field is absent."""
         entry = 4 + 2 * id
-        offset = self.reader.get(U16, self.vtable + entry) if entry < self.vtable_size else 0
+        offset = self.buffer.get(U16, self.vtable + entry) if entry < self.vtable_size else 0
         return self.start + offset if offset else 0
 
 
 @cache
-def _table(cls: type[ir.Table]) -> Kind:
-    columns = [(f, _kind(f.type)) for f in cls.FIELDS]
+def _table_decoder(cls: type[ir.Table]) -> Decoder:
+    fields = [(f, _decoder(f.type)) for f in cls.FIELDS]
 
-    def read(reader, at):
-        table = Table.at(reader, reader.follow(at))
+    def read(buffer, offset):
+        table = Table.at(buffer, buffer.follow(offset))
         values = {}
-        for f, kind in columns:
+        for f, decoder in fields:
             try:
-                place = table.field(f.id)
-                if not place:
+                field_offset = table.field(f.id)
+                if not field_offset:
                     if f.required:
                         raise ValueError(": is required")
                     continue
                 if f.type == "OpNode":
-                    kind = _op(reader, table.field(f.id - 1))
-                values[f.name] = kind.read(reader, place)
+                    decoder = _op(buffer, table.field(f.id - 1))
+                values[f.name] = decoder.read(buffer, field_offset)
             except ValueError as error:
-                raise inside(f".{f.name}", error)
+                raise prepend_path(f".{f.name}", error)
         return cls(**values)
 
-    return Kind(4, read)
+    return Decoder(4, read)
 
 
-def _op(reader: Reader, tag_at: int) -> Kind:
-    tag = reader.get(U8, tag_at) if tag_at else 0
+def _op(buffer: Buffer, tag_offset: int) -> Decoder:
+    tag = buffer.get(U8, tag_offset) if tag_offset else 0
     if tag not in ir.OPS:
         raise ValueError(f": unknown op {tag}")
     cls = ir.OPS[tag]
 
-    def read(reader, at):
+    def read(buffer, offset):
         try:
-            return _table(cls).read(reader, at)
+            return _table_decoder(cls).read(buffer, offset)
         except ValueError as error:
-            raise inside(f"({cls.NAME})", error)
+            raise prepend_path(f"({cls.NAME})", error)
 
-    return Kind(4, read)
+    return Decoder(4, read)
 
 
-INLINE: dict[str, Kind] = {
+INLINE: dict[str, Decoder] = {
     **{f"int{8 * size}": _scalar(code) for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))},
     **{f"uint{8 * size}": _scalar(code) for size, code in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "float": _scalar("f"),
@@ -186,13 +191,13 @@ INLINE: dict[str, Kind] = {
 
 
 @cache
-def _kind(type_: str) -> Kind | None:
+def _decoder(type_: str) -> Decoder | None:
     if type_ in INLINE:
         return INLINE[type_]
     if type_ == "string":
-        return Kind(4, _string)
+        return Decoder(4, _string)
     if type_ == "OpNode":
-        return None  # its tag decides
+        return None  # depends on the tag; see _op
     if type_.startswith("["):
-        return _vector(_kind(type_.strip("[]")))
-    return _table(getattr(ir, type_))
+        return _vector(_decoder(type_.strip("[]")))
+    return _table_decoder(getattr(ir, type_))

@@ -1,4 +1,4 @@
-"""OpenAI's API over one language model."""
+"""An OpenAI-compatible server and a chat page for one language model."""
 
 from .app import create_app
 from .server import serve

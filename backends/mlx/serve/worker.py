@@ -1,4 +1,4 @@
-"""One model, many clients: whose turn it is."""
+"""The queue between the clients and the one model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _END = object()
 
 
 class Busy(Exception):
-    """As many requests wait as may."""
+    """The queue is full, or the server is shutting down."""
 
 
 class Job:
-    """An answer on its way to the event loop of who asked for it. To be iterated once.
+    """An answer for a client. The worker thread generates it, and the client's event loop receives it.
 
-    Whoever stops iterating, or is cancelled, gives up its turn: in the queue at once, on the
-    model after the step that is on its way.
+    Iterate over `tokens()` once. Leaving the loop, or cancelling its task, cancels the job: at once
+    if it is waiting, after the current step if it is running.
     """
 
     def __init__(self, worker: Worker, generation: Generation):
         self.generation = generation
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue = asyncio.Queue()
+        self._items: asyncio.Queue = asyncio.Queue()  # tokens, an exception, _END
 
     async def tokens(self) -> AsyncIterator[Token]:
-        """The tokens as they come; raises what the generation raised."""
+        """Yield the tokens as they are generated. Raises the exceptions of the generation."""
         try:
-            while (item := await self._arrived.get()) is not _END:
+            while (item := await self._items.get()) is not _END:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -43,11 +43,11 @@ class Job:
         self._worker.cancel(self)
 
     def work(self) -> None:
-        """Draws all tokens; in the worker's thread."""
+        """Generate the answer. Runs in the worker thread."""
         try:
             for token in self.generation:
                 self._send(token)
-        except (RuntimeError, ValueError) as error:  # a step that failed, a mask that is none
+        except (RuntimeError, ValueError) as error:  # a failed step, or an invalid mask
             self._send(error)
         finally:
             self.end()
@@ -57,71 +57,72 @@ class Job:
 
     def _send(self, item: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, item)
-        except RuntimeError:  # the loop is closed: nobody is there any more
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:  # the event loop is closed
             self.generation.cancel()
 
 
 class Worker:
-    """The one thread that runs the model, and the `limit` jobs at most that wait for it."""
+    """The thread that runs the model, and a queue of at most `limit` waiting jobs."""
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()  # guards all attributes below
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._closed = False
-        # A daemon: a step that is on its way does not keep the process.
+        # A daemon thread, so that the process can exit during a step.
         self._thread = threading.Thread(target=self._run, name="executorch-mlx", daemon=True)
         self._thread.start()
 
     def submit(self, generation: Generation) -> Job:
-        """Queues `generation`, whose job has to be iterated or cancelled. Raises Busy."""
+        """Queue `generation`. The caller must iterate over the job's tokens or cancel it. Raises Busy."""
         job = Job(self, generation)
-        with self._turn:
+        with self._changed:
             if self._closed:
                 raise Busy("the server is shutting down")
             if len(self._waiting) >= self.limit:
-                raise Busy(f"{self.limit} requests are waiting already")
+                raise Busy(f"the queue is full: {self.limit} requests are waiting")
             self._waiting.append(job)
-            self._turn.notify()
+            self._changed.notify()
         return job
 
     def cancel(self, job: Job) -> None:
+        """End a job: at once if it is waiting, after the current step if it is running."""
         job.generation.cancel()
-        with self._turn:
+        with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
                 job.generation.close()
                 job.end()
 
     def count(self) -> tuple[int, int]:
-        """Jobs that run, and that wait."""
-        with self._turn:
+        """The numbers of running and of waiting jobs."""
+        with self._changed:
             return int(self._running is not None), len(self._waiting)
 
     def close(self) -> None:
-        """Ends all jobs, takes no more."""
-        with self._turn:
+        """Cancel all jobs and accept no more."""
+        with self._changed:
             self._closed = True
             jobs = [*self._waiting, *([self._running] if self._running else [])]
-            self._turn.notify()
+            self._changed.notify()
         for job in jobs:
             self.cancel(job)
 
     def _run(self) -> None:
         try:
             self._work()
-        finally:  # nobody waits for a thread that a bug has ended
+        finally:  # if a bug ends the thread, no client waits for it
             self.close()
 
     def _work(self) -> None:
         while True:
-            with self._turn:
+            with self._changed:
                 self._running = None
-                self._turn.wait_for(lambda: self._waiting or self._closed)
+                self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
                 self._running = job = self._waiting.popleft()
             job.work()
-            del job  # it and its answer are not kept while nobody asks
+            del job  # release the job and its answer while the queue is empty

@@ -1,20 +1,20 @@
 #pragma once
 
-#include "one_pass.h"
+#include "cpu/accelerate.h"
 #include "ops/linalg.h"
 
 namespace executorch_mlx {
 
 inline void rope(const fb::RopeParams& n, Context& c) {
   const auto& x = c.in(n.x());
-  check_argument(x.ndim() >= 3, "x has ", x.ndim(), " axes, at least 3 were expected");
+  check_argument(x.ndim() >= 3, "x: got ", x.ndim(), " axes, expected at least 3");
   check_program(
       n.dims() > 0 && n.dims() % 2 == 0 && n.dims() <= x.shape(-1),
-      "dims ", n.dims(), " is no even number in (0, ", x.shape(-1), "]");
+      "dims: got ", n.dims(), ", expected an even number in (0, ", x.shape(-1), "]");
   const auto freqs = c.optional(n.freqs());
   check_argument(
       !freqs || (freqs->ndim() == 1 && freqs->shape(0) == n.dims() / 2),
-      "freqs is ", describe(freqs.value_or(x)), ", shape [", n.dims() / 2, "] was expected");
+      "freqs: got ", describe(freqs.value_or(x)), ", expected shape [", n.dims() / 2, "]");
   const auto base = freqs ? std::nullopt : std::optional<float>(n.base());
   if (x.size() == 0) {
     return c.set(n.out(), x);
@@ -24,16 +24,16 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   check_argument(
       is_integral(offset.dtype()) && offset.ndim() <= 1 &&
           (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0))),
-      "offset is ", describe(offset), ", one integer or ", x.shape(0), " were expected");
+      "offset: got ", describe(offset), ", expected 1 or ", x.shape(0), " integers");
   if (!n.traditional()) {
-    if (const auto y = rope_in_one_pass(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
+    if (const auto y = cpu::rope(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
       return c.set(n.out(), *y);
     }
   }
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 
-// `mode` is "causal", "array" or empty, as MLX has it.
+// `mode` is the mask mode of MLX's attention.
 inline mx::array attend(
     const mx::array& q,
     const mx::array& k,
@@ -42,40 +42,44 @@ inline mx::array attend(
     const std::string& mode,
     const std::optional<mx::array>& mask,
     const Context& c) {
-  if (wants_float32(q, c)) {
+  if (computes_in_float32(q, c)) {
     const auto in_float32 = attend(
         to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, mode,
         mask ? std::optional(to_float32(*mask, c)) : mask, c);
     return mx::astype(in_float32, q.dtype(), c.stream);
   }
-  if (const auto y = attention_in_one_pass(q, k, v, scale, mode == "causal", mask, c.stream)) {
+  if (const auto y = cpu::attention(q, k, v, scale, mode == "causal", mask, c.stream)) {
     return *y;
   }
   return mx::fast::scaled_dot_product_attention(
       q, k, v, scale, mode, mask, std::nullopt, /*force_fused=*/false, c.stream);
 }
 
+inline void check_rank_4(const mx::array& q, const mx::array& k, const mx::array& v) {
+  check_argument(
+      q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4,
+      "got q ", describe(q), ", k ", describe(k), " and v ", describe(v), ", expected 4 axes each");
+}
+
 inline void sdpa(const fb::SdpaParams& n, Context& c) {
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());
   const auto& v = c.in(n.v());
-  for (const auto* x : {&q, &k, &v}) {
-    check_argument(x->ndim() == 4, "an operand is ", describe(*x), ", 4 axes were expected");
-  }
+  check_rank_4(q, k, v);
   auto mask = c.optional(n.mask());
-  check_program(!(mask && n.causal()), "both mask and causal are there");
+  check_program(!(mask && n.causal()), "mask: expected none if causal is true");
   if (mask && is_float(mask->dtype())) {
     mask = mx::astype(*mask, q.dtype(), c.stream);
   }
   c.set(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c));
 }
 
-// The first of `tokens` positions [tokens, 1], which have to follow one another.
-// A cache has to know them when the instruction is met.
+// Returns the first of the positions [tokens, 1], which must be consecutive. Waits for computed
+// positions, because the cache needs them when the graph is built.
 inline int first_position(const mx::array& position, int tokens, Context& c) {
   check_argument(
       position.ndim() == 2 && position.shape(0) == tokens && position.shape(1) == 1 && is_integral(position.dtype()),
-      "position is ", describe(position), ", integers of shape [", tokens, ",1] were expected");
+      "position: got ", describe(position), ", expected integers of shape [", tokens, ",1]");
   mx::array on_host = position;
   if (!is_on_host(on_host)) {
     on_host = mx::contiguous(on_host, /*allow_col_major=*/false, c.stream);
@@ -85,27 +89,28 @@ inline int first_position(const mx::array& position, int tokens, Context& c) {
   int64_t count = 0;
   for_each_integer(on_host, [&](int64_t p) {
     first = count == 0 ? p : first;
-    check_argument(p >= 0 && p - first == count, "position ", p, " is number ", count, " after ", first);
+    check_argument(
+        p >= 0 && p - first == count,
+        "position: got ", p, " at index ", count, ", expected consecutive integers of 0 or more");
     ++count;
   });
   return c.size("position", first);
 }
 
-// k and v go into the runtime's cache, and each query attends to the positions up to
-// its own that the cache keeps. Cells have the dtype of k and v, attention that of q.
+// Appends k and v to the layer's KV cache. Each query then attends to the cached positions up to its
+// own. The cache has the dtype of k and v, and attention has that of q.
 inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());
   const auto& v = c.in(n.v());
-  for (const auto* x : {&q, &k, &v}) {
-    check_argument(x->ndim() == 4, "an operand is ", describe(*x), ", 4 axes were expected");
-  }
+  check_rank_4(q, k, v);
   const int tokens = q.shape(2);
   check_argument(
       q.size() > 0 && v.size() > 0 && k.shape(2) == tokens && v.shape(2) == tokens && k.shape(0) == q.shape(0) &&
           v.shape(0) == q.shape(0) && v.shape(1) == k.shape(1) && k.shape(3) == q.shape(3) &&
           q.shape(1) % k.shape(1) == 0,
-      "q is ", describe(q), ", k ", describe(k), " and v ", describe(v), ", which do not go together");
+      "got q ", describe(q), ", k ", describe(k), " and v ", describe(v),
+      ", expected matching batch, heads, tokens and head_dim");
   const auto history = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
   const auto attended = attend(
       q, mx::astype(history.keys, q.dtype(), c.stream), mx::astype(history.values, q.dtype(), c.stream), *n.scale(),
@@ -113,7 +118,7 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
 }
 
-constexpr Row kAttentionRows[] = {
+constexpr OpRow kAttentionRows[] = {
     MLX_ROW(RopeNode, rope),
     MLX_ROW(SdpaNode, sdpa),
     MLX_ROW(UpdateAndAttendNode, update_and_attend),

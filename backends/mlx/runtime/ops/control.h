@@ -9,25 +9,25 @@ inline void if_else(const fb::IfParams& n, Context& c) {
   c.run(c.integer(n.cond()) != 0 ? n.then_chain_idx() : n.else_chain_idx());
 }
 
-// The carry needs no code: it is slots that the body reads and writes.
+// The carry needs no code: the body reads and writes its slots.
 inline void scan(const fb::ScanParams& n, Context& c) {
   const auto originals = c.list(*n.originals());
   check_program(
       !originals.empty() && originals.size() == n.sliced()->size(),
-      originals.size(), " originals and ", n.sliced()->size(), " sliced came, equal numbers were expected");
+      "sliced: got ", n.sliced()->size(), ", expected one for each of ", originals.size(), " originals");
   const int axis = checked_axis(n.scan_axis(), static_cast<int>(originals[0].ndim()), "scan_axis");
-  const int steps = originals[0].shape(axis);
+  const int iterations = originals[0].shape(axis);
   for (const auto& x : originals) {
     check_argument(
-        axis < static_cast<int>(x.ndim()) && x.shape(axis) == steps,
-        "an original is ", describe(x), ", ", steps, " steps on axis ", axis, " were expected");
+        axis < static_cast<int>(x.ndim()) && x.shape(axis) == iterations,
+        "originals: got ", describe(x), ", expected size ", iterations, " on axis ", axis);
   }
-  check_argument(steps > 0 || n.outputs()->size() == 0, "there are no steps to make outputs of");
+  check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
 
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());
-  for (int step = 0; step < steps; ++step) {
+  for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
-      c.set(n.sliced()->Get(i), mx::take(originals[i], step, axis, c.stream));
+      c.set(n.sliced()->Get(i), mx::take(originals[i], iteration, axis, c.stream));
     }
     c.run(static_cast<uint32_t>(n.body_chain_idx()));
     for (uint32_t i = 0; i < outputs.size(); ++i) {
@@ -35,14 +35,13 @@ inline void scan(const fb::ScanParams& n, Context& c) {
     }
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
-    const int at = checked_axis(n.scan_axis(), static_cast<int>(outputs[i][0].ndim()) + 1, "scan_axis");
-    c.set(n.outputs()->Get(i), mx::stack(outputs[i], at, c.stream));
+    const int output_axis = checked_axis(n.scan_axis(), static_cast<int>(outputs[i][0].ndim()) + 1, "scan_axis");
+    c.set(n.outputs()->Get(i), mx::stack(outputs[i], output_axis, c.stream));
   }
 }
 
-// The carry is computed at every step, not only as far as the condition asks for it:
-// what waits would grow with the steps. A loop without an end is ended by the
-// budget of instructions.
+// Starts the evaluation of the carry in each iteration, so that the unevaluated graph does not grow with
+// the number of iterations. The limit on instructions ends an infinite loop.
 inline void while_loop(const fb::WhileParams& n, Context& c) {
   for (c.run(n.cond_chain_idx()); c.integer(n.cond()) != 0; c.run(n.cond_chain_idx())) {
     c.run(n.body_chain_idx());
@@ -50,7 +49,7 @@ inline void while_loop(const fb::WhileParams& n, Context& c) {
   }
 }
 
-constexpr Row kControlRows[] = {
+constexpr OpRow kControlRows[] = {
     MLX_ROW(IfNode, if_else),
     MLX_ROW(MetalKernelNode, EXECUTORCH_MLX_METAL_KERNELS ? metal_kernel : no_metal_kernel),
     MLX_ROW(ScanNode, scan),

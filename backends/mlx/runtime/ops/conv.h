@@ -3,8 +3,6 @@
 #include <array>
 #include <numeric>
 
-#include <mlx/backend/cuda/cuda.h>
-
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -17,29 +15,29 @@ struct ConvWindow {
   std::array<int, N> output_padding{};
 };
 
-inline ConvWindow<1> window(const fb::Conv1DParams& n) {
+inline ConvWindow<1> conv_window(const fb::Conv1DParams& n) {
   return {{n.stride()}, {n.padding()}, {n.dilation()}};
 }
-inline ConvWindow<2> window(const fb::Conv2DParams& n) {
+inline ConvWindow<2> conv_window(const fb::Conv2DParams& n) {
   return {{n.stride_h(), n.stride_w()}, {n.padding_h(), n.padding_w()}, {n.dilation_h(), n.dilation_w()}};
 }
-inline ConvWindow<3> window(const fb::Conv3DParams& n) {
+inline ConvWindow<3> conv_window(const fb::Conv3DParams& n) {
   return {
       {n.stride_d(), n.stride_h(), n.stride_w()},
       {n.padding_d(), n.padding_h(), n.padding_w()},
       {n.dilation_d(), n.dilation_h(), n.dilation_w()}};
 }
-inline ConvWindow<1> window(const fb::ConvTranspose1DParams& n) {
+inline ConvWindow<1> conv_window(const fb::ConvTranspose1DParams& n) {
   return {{n.stride()}, {n.padding()}, {n.dilation()}, {n.output_padding()}};
 }
-inline ConvWindow<2> window(const fb::ConvTranspose2DParams& n) {
+inline ConvWindow<2> conv_window(const fb::ConvTranspose2DParams& n) {
   return {
       {n.stride_h(), n.stride_w()},
       {n.padding_h(), n.padding_w()},
       {n.dilation_h(), n.dilation_w()},
       {n.output_padding_h(), n.output_padding_w()}};
 }
-inline ConvWindow<3> window(const fb::ConvTranspose3DParams& n) {
+inline ConvWindow<3> conv_window(const fb::ConvTranspose3DParams& n) {
   return {
       {n.stride_d(), n.stride_h(), n.stride_w()},
       {n.padding_d(), n.padding_h(), n.padding_w()},
@@ -47,8 +45,20 @@ inline ConvWindow<3> window(const fb::ConvTranspose3DParams& n) {
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
 }
 
-// x [B, ..., C] with stride - 1 zeros between its elements along every axis but the first and last.
-inline mx::array spread(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
+template <size_t N>
+void check_axis(const ConvWindow<N>& window, size_t i) {
+  constexpr int kMax = 1 << 20;
+  const int stride = window.stride[i], padding = window.padding[i];
+  const int dilation = window.dilation[i], output_padding = window.output_padding[i];
+  check_program(
+      stride > 0 && stride < kMax && dilation > 0 && dilation < kMax && padding >= 0 && padding < kMax &&
+          output_padding >= 0 && output_padding < kMax,
+      "axis ", i, ": got stride ", stride, ", padding ", padding, ", dilation ", dilation, " and output padding ",
+      output_padding, ", expected at least 1, 0, 1 and 0 and less than ", kMax);
+}
+
+// Inserts stride - 1 zeros between adjacent elements on the spatial axes of x [B, ..., C].
+inline mx::array insert_zeros(const mx::array& x, const std::vector<int>& stride, mx::StreamOrDevice s) {
   mx::Shape shape = x.shape(), steps(x.ndim(), 1);
   for (size_t i = 0; i < stride.size(); ++i) {
     shape[i + 1] = (shape[i + 1] - 1) * stride[i] + 1;
@@ -57,77 +67,75 @@ inline mx::array spread(const mx::array& x, const std::vector<int>& stride, mx::
   return mx::slice_update(mx::zeros(shape, x.dtype(), s), x, mx::Shape(x.ndim(), 0), shape, steps, s);
 }
 
-// w [O, ..., C] with the axes between the first and last turned round.
-inline mx::array turned(const mx::array& w, mx::StreamOrDevice s) {
+// Reverses the spatial axes of w [O, ..., C].
+inline mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
   std::vector<int> axes(w.ndim() - 2);
   std::iota(axes.begin(), axes.end(), 1);
   return mx::flip(w, axes, s);
 }
 
-// MLX 0.32's CUDA backend gives wrong numbers for a transposed convolution with groups that is not the
-// first of an evaluation, and for one that differs from an earlier one in its stride only.
-inline bool transposes_by_hand(mx::Stream stream) {
+// Whether to express a transposed convolution as a plain one. The CUDA backend of MLX 0.32 returns wrong
+// results for one with groups that is not the first in an evaluation, and for one that differs from an
+// earlier one only in its stride.
+inline bool avoids_transposed(mx::Stream stream) {
   return stream.device == mx::Device::gpu && mx::cu::is_available();
 }
 
-// A convolution over N axes; `kTransposed` spreads the input instead.
-// x is [B, ..., C], w is [O, ..., C / groups].
+// A convolution over N spatial axes. x is [B, ..., C], w is [O, ..., C / groups].
 template <typename Node, size_t N, bool kTransposed>
 void conv(const Node& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& w = c.in(n.w());
-  const ConvWindow<N> at = window(n);
+  const ConvWindow<N> window = conv_window(n);
   const int groups = n.groups();
-  check_argument(x.ndim() == N + 2 && w.ndim() == N + 2, "x and w have ", x.ndim(), " and ", w.ndim(), " axes, ", N + 2, " were expected");
-  check_program(groups > 0, "groups ", groups, " is not positive");
+  check_argument(
+      x.ndim() == N + 2 && w.ndim() == N + 2,
+      "got x ", describe(x), " and w ", describe(w), ", expected ", N + 2, " axes each");
+  check_program(groups > 0, "groups: got ", groups, ", expected 1 or more");
   check_argument(
       x.shape(-1) == int64_t{w.shape(-1)} * groups && w.shape(0) % groups == 0,
-      "x has ", x.shape(-1), " channels and w is of shape ", dims(w.shape()), ", which does not make ", groups, " groups");
+      "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()), ", expected ", groups,
+      " equal groups");
 
   mx::Shape shape{x.shape(0)};
   std::vector<int> low, high, ones(N, 1);
   for (size_t i = 0; i < N; ++i) {
-    constexpr int kMost = 1 << 20;
-    check_program(
-        at.stride[i] > 0 && at.stride[i] < kMost && at.dilation[i] > 0 && at.dilation[i] < kMost &&
-            at.padding[i] >= 0 && at.padding[i] < kMost && at.output_padding[i] >= 0 && at.output_padding[i] < kMost,
-        "axis ", i, " has stride ", at.stride[i], ", padding ", at.padding[i], ", dilation ", at.dilation[i],
-        " and output padding ", at.output_padding[i]);
+    check_axis(window, i);
     const int64_t length = x.shape(static_cast<int>(i) + 1);
     const int64_t kernel = w.shape(static_cast<int>(i) + 1);
-    check_argument(length > 0 && kernel > 0, "axis ", i, " of x or w is empty");
-    const int64_t reach = at.dilation[i] * (kernel - 1);
+    check_argument(length > 0 && kernel > 0, "axis ", i, ": x or w is empty");
+    const int64_t reach = window.dilation[i] * (kernel - 1);
     int64_t size = 0;
     if (kTransposed) {
-      size = (length - 1) * at.stride[i] - 2 * at.padding[i] + reach + 1 + at.output_padding[i];
-      low.push_back(c.size("padding", reach - at.padding[i]));
-      high.push_back(c.size("padding", reach - at.padding[i] + at.output_padding[i]));
+      size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
+      low.push_back(c.size("padding", reach - window.padding[i]));
+      high.push_back(c.size("padding", reach - window.padding[i] + window.output_padding[i]));
     } else {
-      const int64_t room = length + 2 * at.padding[i] - reach - 1;
-      size = room < 0 ? 0 : room / at.stride[i] + 1;
-      low.push_back(at.padding[i]);
-      high.push_back(at.padding[i]);
+      const int64_t room = length + 2 * window.padding[i] - reach - 1;
+      size = room < 0 ? 0 : room / window.stride[i] + 1;
+      low.push_back(window.padding[i]);
+      high.push_back(window.padding[i]);
     }
-    check_argument(size > 0, "axis ", i, " of the result would have ", size, " positions");
-    shape.push_back(c.size("a size of the result", size));
+    check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
+    shape.push_back(c.size("result size", size));
   }
   shape.push_back(w.shape(0));
-  Context::check_size(shape, x.dtype());
+  check_size(shape, x.dtype());
 
-  const auto stride = std::vector<int>(at.stride.begin(), at.stride.end());
-  const auto dilation = std::vector<int>(at.dilation.begin(), at.dilation.end());
+  const auto stride = std::vector<int>(window.stride.begin(), window.stride.end());
+  const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
   if (!kTransposed) {
     return c.set(n.out(), mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream));
   }
-  const bool by_hand = transposes_by_hand(c.stream);
+  const bool as_plain = avoids_transposed(c.stream);
   c.set(
       n.out(),
       mx::conv_general(
-          by_hand ? spread(x, stride, c.stream) : x, by_hand ? turned(w, c.stream) : w, ones, low, high, dilation,
-          by_hand ? ones : stride, groups, /*flip=*/!by_hand, c.stream));
+          as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
+          dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream));
 }
 
-constexpr Row kConvRows[] = {
+constexpr OpRow kConvRows[] = {
     MLX_ROW(Conv1DNode, conv<fb::Conv1DParams, 1, false>),
     MLX_ROW(Conv2DNode, conv<fb::Conv2DParams, 2, false>),
     MLX_ROW(Conv3DNode, conv<fb::Conv3DParams, 3, false>),

@@ -11,28 +11,30 @@ inline void arange(const fb::ARangeParams& n, Context& c) {
   const int64_t stop = c.integer(n.stop());
   const int64_t step = c.integer(n.step());
   const auto dtype = n.scalar_type() ? dtype_of(*n.scalar_type()) : mx::int32;
-  check_argument(step != 0, "step is 0");
-  check_program(dtype != mx::bool_, "scalar_type bool has no range");
+  check_argument(step != 0, "step: expected a nonzero integer");
+  check_program(dtype != mx::bool_, "scalar_type: got bool, expected a number type");
   const __int128 span = (__int128{stop} - start) * (step < 0 ? -1 : 1);
   const __int128 stride = step < 0 ? -__int128{step} : __int128{step};
   const __int128 count = span <= 0 ? 0 : (span + stride - 1) / stride;
-  check_argument(count <= std::numeric_limits<int>::max(), "[", start, ", ", stop, ") by ", step, " has too many elements");
+  check_argument(
+      count <= std::numeric_limits<int>::max(),
+      "range [", start, ", ", stop, ") with step ", step, " has too many elements");
   const mx::Shape shape{static_cast<int>(count)};
-  Context::check_size(shape, dtype);
+  check_size(shape, dtype);
   if (count == 0) {
     return c.set(n.out(), mx::zeros(shape, dtype, c.stream));
   }
   c.set(n.out(), mx::arange(double(start), double(stop), double(step), dtype, c.stream));
 }
 
-// A number that came as a double, in the dtype asked for.
-inline mx::array filling(double x, mx::Dtype dtype, Context&) {
+// Casts a fill value. C++ leaves the cast of a double undefined if the integer type cannot hold it, so the
+// cast goes through int64 or, for values of 0 or more, uint64. MLX then wraps to narrower dtypes.
+inline mx::array fill_value(double x, mx::Dtype dtype) {
   if (dtype == mx::bool_) {
     return mx::array(x != 0);
   }
   if (is_integral(dtype)) {
-    check_argument(
-        x >= -0x1p63 && x < 0x1p64, "v ", x, " is no value of ", name(dtype));
+    check_argument(x >= -0x1p63 && x < 0x1p64, "v: ", x, " does not fit in 64 bits");
     return x < 0 ? mx::array(static_cast<int64_t>(x), dtype) : mx::array(static_cast<uint64_t>(x), dtype);
   }
   return mx::array(x, dtype);
@@ -41,21 +43,21 @@ inline mx::array filling(double x, mx::Dtype dtype, Context&) {
 inline void full(const fb::FullParams& n, Context& c) {
   const auto shape = c.sizes("shape", *n.shape());
   const auto dtype = dtype_of(n.scalar_type());
-  Context::check_size(shape, dtype);
-  c.set(n.out(), mx::full(shape, filling(c.real(n.v()), dtype, c), dtype, c.stream));
+  check_size(shape, dtype);
+  c.set(n.out(), mx::full(shape, fill_value(c.real(n.v()), dtype), dtype, c.stream));
 }
 
 inline void full_like(const fb::FullLikeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = n.scalar_type() ? dtype_of(*n.scalar_type()) : x.dtype();
-  c.set(n.out(), mx::full(x.shape(), filling(c.real(n.v()), dtype, c), dtype, c.stream));
+  c.set(n.out(), mx::full(x.shape(), fill_value(c.real(n.v()), dtype), dtype, c.stream));
 }
 
 inline void tri(const fb::TriParams& n, Context& c) {
   const mx::Shape shape{c.size("n", n.n()), c.size("m", n.m())};
-  check_argument(shape[0] >= 0 && shape[1] >= 0, "shape ", dims(shape), " is negative");
+  check_argument(shape[0] >= 0 && shape[1] >= 0, "got n and m ", dims(shape), ", expected 0 or more");
   const auto dtype = dtype_of(n.scalar_type());
-  Context::check_size(shape, dtype);
+  check_size(shape, dtype);
   const int k = std::clamp(n.k(), -shape[0], shape[1]);
   c.set(n.out(), mx::tri(shape[0], shape[1], k, dtype, c.stream));
 }
@@ -65,11 +67,11 @@ using TriangleOp = mx::array (*)(mx::array, int, mx::StreamOrDevice);
 template <TriangleOp Op>
 void triangle(const fb::TriangleNode& n, Context& c) {
   const auto& x = c.in(n.x());
-  check_argument(x.ndim() >= 2, "x has ", x.ndim(), " axes, at least 2 were expected");
+  check_argument(x.ndim() >= 2, "x: got ", x.ndim(), " axes, expected at least 2");
   c.set(n.out(), Op(x, std::clamp(n.k(), -x.shape(-2), x.shape(-1)), c.stream));
 }
 
-constexpr Row kCreateRows[] = {
+constexpr OpRow kCreateRows[] = {
     MLX_ROW(ARangeNode, arange),
     MLX_ROW(FullLikeNode, full_like),
     MLX_ROW(FullNode, full),

@@ -4,7 +4,7 @@
 #include <functional>
 #include <numbers>
 
-#include "one_pass.h"
+#include "cpu/accelerate.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
@@ -22,10 +22,10 @@ void binary(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(c.in(n.a()), c.in(n.b()), c.stream));
 }
 
-// A comparison of two numbers that are on the host is answered there: a branch on
-// it then waits for nothing.
+// A binary op with a bool result. Two scalars on the host are compared there, so that a branch on the
+// result does not wait.
 template <BinaryOp Op, typename Host, bool kBoolsOnly = false>
-void decision(const fb::BinaryNode& n, Context& c) {
+void predicate(const fb::BinaryNode& n, Context& c) {
   const auto& a = c.in(n.a());
   const auto& b = c.in(n.b());
   if (a.ndim() == 0 && b.ndim() == 0 && a.dtype() == b.dtype() && is_on_host(a) && is_on_host(b)) {
@@ -43,7 +43,7 @@ void decision(const fb::BinaryNode& n, Context& c) {
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
-  if (const auto y = silu_in_one_pass(x, mx::to_stream(s))) {
+  if (const auto y = cpu::silu(x, mx::to_stream(s))) {
     return *y;
   }
   return mx::multiply(x, mx::sigmoid(x, s), s);
@@ -53,49 +53,45 @@ inline mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
   if (!is_float(x.dtype())) {
     return x;
   }
-  return mx::where(mx::less(x, number(0, x), s), mx::ceil(x, s), mx::floor(x, s), s);
+  return mx::where(mx::less(x, scalar_like(0, x), s), mx::ceil(x, s), mx::floor(x, s), s);
 }
 
-// Integer division faults in the processor, on 0 and on the lowest number by -1.
-// A divisor that is there already is looked at; any other is guarded, and what
-// is divided by 0 is 0.
-enum class Divisors { harmless, guarded };
-
-inline Divisors divisors(const mx::array& b) {
+// Whether a division by b cannot fault. The processor faults on an integer division by 0, and of the
+// lowest integer by -1. A small divisor on the host is checked, and 0 is an error. Any other divisor is
+// guarded in the graph, where a division by 0 gives 0.
+inline bool is_safe_divisor(const mx::array& b) {
   if (!is_on_host(b) || b.size() > 4096) {
-    return Divisors::guarded;
+    return false;
   }
-  auto result = Divisors::harmless;
+  bool has_minus_one = false;
   for_each_integer(b, [&](int64_t x) {
     check_argument(x != 0, "b: integer division by zero");
-    if (x == -1) {
-      result = Divisors::guarded;
-    }
+    has_minus_one |= x == -1;
   });
-  return result;
+  return !has_minus_one;
 }
 
 template <BinaryOp Op>
 mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   constexpr bool kQuotient = Op == static_cast<BinaryOp>(mx::floor_divide);
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
-  if (!is_integral(dtype) || divisors(b) == Divisors::harmless) {
+  if (!is_integral(dtype) || is_safe_divisor(b)) {
     return Op(a, b, s);
   }
   const auto one = mx::array(1, b.dtype());
   const auto zero = mx::array(0, b.dtype());
-  auto faulty = mx::equal(b, zero, s);
+  const auto is_zero = mx::equal(b, zero, s);
   if (!is_signed(dtype)) {
-    return mx::where(faulty, mx::array(0, dtype), Op(a, mx::where(faulty, one, b, s), s), s);
+    return mx::where(is_zero, mx::array(0, dtype), Op(a, mx::where(is_zero, one, b, s), s), s);
   }
   const auto minus_one = mx::equal(b, mx::array(-1, b.dtype()), s);
-  const auto safe = mx::where(mx::logical_or(faulty, minus_one, s), one, b, s);
-  const auto result = mx::where(faulty, mx::array(0, dtype), Op(a, safe, s), s);
+  const auto safe = mx::where(mx::logical_or(is_zero, minus_one, s), one, b, s);
+  const auto result = mx::where(is_zero, mx::array(0, dtype), Op(a, safe, s), s);
   return kQuotient ? mx::where(minus_one, mx::negative(mx::astype(a, dtype, s), s), result, s) : result;
 }
 
-// MLX loops for ever on a negative integer exponent. As in torch, the result is
-// then 0 unless the base is 1 or -1.
+// MLX loops forever on a negative integer exponent. As in torch, the result is then 0, unless the base is
+// 1 or -1.
 inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
   if (!is_signed(dtype) || !is_signed(b.dtype())) {
@@ -118,40 +114,40 @@ inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevic
   return mx::where(vanishes, zero, mx::power(base, magnitude, s), s);
 }
 
-// In float32 whatever the dtype: 1 + erf cancels in half precision.
+// Computes half precision in float32, where 1 + erf does not cancel.
 inline void gelu(const fb::GeluParams& n, Context& c) {
   const auto& s = c.stream;
   const auto& input = c.in(n.x());
   const auto x = is_half(input.dtype()) ? mx::astype(input, mx::float32, s) : input;
-  check_program(is_float(x.dtype()), "x is ", name(x.dtype()), ", a float dtype was expected");
+  check_program(is_float(x.dtype()), "x: got ", name(x.dtype()), ", expected a float dtype");
   const bool tanh = n.approximate()->string_view() == "tanh";
   check_program(
       tanh || n.approximate()->string_view() == "none",
-      "approximate is \"", n.approximate()->c_str(), "\", \"none\" or \"tanh\" was expected");
+      "approximate: got \"", n.approximate()->c_str(), "\", expected \"none\" or \"tanh\"");
   mx::array inner = x;
   if (tanh) {
     const auto cube = mx::multiply(x, mx::square(x, s), s);
     inner = mx::tanh(
         mx::multiply(
-            number(std::sqrt(2 / std::numbers::pi), x),
-            mx::add(x, mx::multiply(number(0.044715, x), cube, s), s),
+            scalar_like(std::sqrt(2 / std::numbers::pi), x),
+            mx::add(x, mx::multiply(scalar_like(0.044715, x), cube, s), s),
             s),
         s);
   } else {
-    inner = mx::erf(mx::multiply(x, number(std::sqrt(0.5), x), s), s);
+    inner = mx::erf(mx::multiply(x, scalar_like(std::sqrt(0.5), x), s), s);
   }
   const auto y = mx::multiply(
-      mx::multiply(x, number(0.5, x), s), mx::add(inner, number(1, x), s), s);
+      mx::multiply(x, scalar_like(0.5, x), s), mx::add(inner, scalar_like(1, x), s), s);
   c.set(n.out(), mx::astype(y, input.dtype(), s));
 }
 
 inline void round_to(const fb::RoundParams& n, Context& c) {
-  check_program(std::abs(int64_t{n.decimals()}) <= 38, "decimals ", n.decimals(), " is outside [-38, 38]");
+  check_program(std::abs(int64_t{n.decimals()}) <= 38, "decimals ", n.decimals(), " is out of range [-38, 38]");
   c.set(n.out(), mx::round(c.in(n.x()), n.decimals(), c.stream));
 }
 
 inline void clip(const fb::ClipParams& n, Context& c) {
-  check_program(n.a_min() != nullptr || n.a_max() != nullptr, "neither a_min nor a_max is there");
+  check_program(n.a_min() != nullptr || n.a_max() != nullptr, "expected a_min or a_max");
   c.set(n.out(), mx::clip(c.in(n.x()), c.optional(n.a_min()), c.optional(n.a_max()), c.stream));
 }
 
@@ -163,7 +159,7 @@ inline void as_type(const fb::AsTypeParams& n, Context& c) {
   c.set(n.out(), mx::astype(c.in(n.x()), dtype_of(n.scalar_type()), c.stream));
 }
 
-constexpr Row kElementwiseRows[] = {
+constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(AbsNode, unary<mx::abs>),
     MLX_ROW(ArccosNode, unary<mx::arccos>),
     MLX_ROW(ArccoshNode, unary<mx::arccosh>),
@@ -201,23 +197,23 @@ constexpr Row kElementwiseRows[] = {
 
     MLX_ROW(AddNode, binary<mx::add>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
-    MLX_ROW(BitwiseAndNode, decision<mx::bitwise_and, std::logical_and<>, true>),
-    MLX_ROW(BitwiseOrNode, decision<mx::bitwise_or, std::logical_or<>, true>),
+    MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
+    MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),
     MLX_ROW(BitwiseXorNode, binary<mx::bitwise_xor>),
     MLX_ROW(DivideNode, binary<mx::divide>),
-    MLX_ROW(EqualNode, decision<mx::equal, std::equal_to<>>),
+    MLX_ROW(EqualNode, predicate<mx::equal, std::equal_to<>>),
     MLX_ROW(FloorDivideNode, binary<divide_integers<mx::floor_divide>>),
-    MLX_ROW(GreaterEqualNode, decision<mx::greater_equal, std::greater_equal<>>),
-    MLX_ROW(GreaterNode, decision<mx::greater, std::greater<>>),
-    MLX_ROW(LessEqualNode, decision<mx::less_equal, std::less_equal<>>),
-    MLX_ROW(LessNode, decision<mx::less, std::less<>>),
+    MLX_ROW(GreaterEqualNode, predicate<mx::greater_equal, std::greater_equal<>>),
+    MLX_ROW(GreaterNode, predicate<mx::greater, std::greater<>>),
+    MLX_ROW(LessEqualNode, predicate<mx::less_equal, std::less_equal<>>),
+    MLX_ROW(LessNode, predicate<mx::less, std::less<>>),
     MLX_ROW(LogAddExpNode, binary<mx::logaddexp>),
-    MLX_ROW(LogicalAndNode, decision<mx::logical_and, std::logical_and<>>),
-    MLX_ROW(LogicalOrNode, decision<mx::logical_or, std::logical_or<>>),
+    MLX_ROW(LogicalAndNode, predicate<mx::logical_and, std::logical_and<>>),
+    MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
     MLX_ROW(MultiplyNode, binary<mx::multiply>),
-    MLX_ROW(NotEqualNode, decision<mx::not_equal, std::not_equal_to<>>),
+    MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),
     MLX_ROW(SubtractNode, binary<mx::subtract>),

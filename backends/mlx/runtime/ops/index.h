@@ -4,25 +4,25 @@
 
 namespace executorch_mlx {
 
-// Indices into `length` positions, negative ones counting from the end. MLX
-// reads and writes wherever an index leads, so: indices that are there already
-// are checked, computed ones are clamped.
+// Checks that indices are in [-length, length), or in [0, length) without `from_end`. MLX does not, and
+// would access memory out of bounds. Computed indices are clamped, because checking them would need an
+// evaluation.
 inline mx::array checked_indices(
     const mx::array& indices,
     int length,
     Context& c,
     bool from_end = true) {
   const auto dtype = indices.dtype();
-  check_program(is_integral(dtype), "indices are ", name(dtype), ", an integer dtype was expected");
+  check_program(is_integral(dtype), "indices: got ", name(dtype), ", expected an integer dtype");
   if (indices.size() == 0) {
     return indices;
   }
-  check_argument(length > 0, "indices into an axis that is empty");
+  check_argument(length > 0, "indices: expected none, because the axis is empty");
   const int64_t lowest = from_end ? -int64_t{length} : 0;
   if (is_on_host(indices)) {
     for_each_integer(indices, [&](int64_t index) {
       check_argument(
-          index >= lowest && index < length, "index ", index, " is outside [", lowest, ", ", length, ")");
+          index >= lowest && index < length, "index ", index, " is out of range [", lowest, ", ", length, ")");
     });
     return indices;
   }
@@ -38,7 +38,7 @@ inline mx::array checked_indices(
   return result;
 }
 
-// A Python-like [start, stop) on an axis.
+// [start, stop) on an axis, with Python's rules for negative and large bounds.
 struct Range {
   int axis;
   int start;
@@ -52,12 +52,12 @@ Range checked_range(const Node& n, const mx::array& x, Context& c) {
   const auto bound = [&](int64_t position) {
     return static_cast<int>(std::clamp<int64_t>(position < 0 ? position + length : position, 0, length));
   };
-  check_program(n.step() > 0, "step ", n.step(), " is not positive");
+  check_program(n.step() > 0, "step: got ", n.step(), ", expected 1 or more");
   const int start = bound(c.integer(n.start()));
   return {axis, start, std::max(start, bound(c.integer(n.stop())))};
 }
 
-// The same as MLX's slice, which wants it for every axis.
+// A range as arguments of mx::slice, which takes the bounds of every axis.
 struct Slices {
   Slices(const mx::array& x, const Range& range, int step = 1)
       : start(x.ndim(), 0), stop(x.shape()), steps(x.ndim(), 1) {
@@ -70,8 +70,8 @@ struct Slices {
   mx::Shape steps;
 };
 
-// From `start` down to what is behind `stop`. MLX counts a negative stop from the
-// end, so that the one before the first element is below them all.
+// A slice with a negative step. MLX counts a negative stop from the end, so "before the first element" is
+// -length - 1.
 inline void slice_backwards(const fb::SliceParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
@@ -82,8 +82,8 @@ inline void slice_backwards(const fb::SliceParams& n, Context& c) {
   const int start = bound(c.integer(n.start()));
   const int stop = bound(c.integer(n.stop()));
   if (start <= stop) {
-    const Slices nothing(x, {axis, 0, 0});
-    return c.set(n.out(), mx::slice(x, nothing.start, nothing.stop, nothing.steps, c.stream));
+    const Slices empty(x, {axis, 0, 0});
+    return c.set(n.out(), mx::slice(x, empty.start, empty.stop, empty.steps, c.stream));
   }
   const Slices at(x, {axis, start, stop < 0 ? -length - 1 : stop}, std::max(n.step(), -length));
   c.set(n.out(), mx::slice(x, at.start, at.stop, at.steps, c.stream));
@@ -100,15 +100,16 @@ inline void slice(const fb::SliceParams& n, Context& c) {
 
 inline void slice_update(const fb::SliceUpdateParams& n, Context& c) {
   const auto update = c.in(n.update());
-  const auto dst = c.take(n.dst(), n.out());
+  const auto dst = c.in_for_update(n.dst(), n.out());
   const auto range = checked_range(n, dst, c);
   const Slices at(dst, range, n.step());
   const int length = (range.stop - range.start + n.step() - 1) / n.step();
-  const auto at_axis = static_cast<int>(update.ndim()) - static_cast<int>(dst.ndim()) + range.axis;
-  const int rows = at_axis < 0 ? 1 : update.shape(at_axis);
+  const auto update_axis = static_cast<int>(update.ndim()) - static_cast<int>(dst.ndim()) + range.axis;
+  const int size = update_axis < 0 ? 1 : update.shape(update_axis);
   check_argument(
-      rows == length || rows == 1,
-      "update has ", rows, " rows for the ", length, " of [", range.start, ", ", range.stop, ") on axis ", range.axis);
+      size == length || size == 1,
+      "update: got size ", size, ", expected ", length, " for [", range.start, ", ", range.stop, ") on axis ",
+      range.axis);
   if (length == 0) {
     return c.set(n.out(), dst);
   }
@@ -127,7 +128,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());
   check_argument(
       position >= -int64_t{length} && position < length,
-      "index ", position, " is outside [", -length, ", ", length, ")");
+      "index ", position, " is out of range [", -length, ", ", length, ")");
   const auto at = static_cast<int>(position < 0 ? position + length : position);
   c.set(n.out(), mx::take(x, at, axis, c.stream));
 }
@@ -136,11 +137,11 @@ inline void take_along_axis(const fb::TakeAlongAxisParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   const auto indices = checked_indices(c.in(n.indices()), x.shape(axis), c);
-  check_argument(indices.ndim() == x.ndim(), "indices have ", indices.ndim(), " axes, x has ", x.ndim());
+  check_argument(indices.ndim() == x.ndim(), "indices: got ", indices.ndim(), " axes, expected ", x.ndim());
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     check_argument(
         i == axis || indices.shape(i) == x.shape(i) || indices.shape(i) == 1 || x.shape(i) == 1,
-        "indices of shape ", dims(indices.shape()), " do not fit x on axis ", i);
+        "indices: got shape ", dims(indices.shape()), ", expected size ", x.shape(i), " or 1 on axis ", i);
   }
   c.set(n.out(), mx::take_along_axis(x, indices, axis, c.stream));
 }
@@ -149,41 +150,44 @@ inline void gather(const fb::GatherParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& axes = *n.axes();
   check_program(
-      axes.size() == n.indices()->size(), n.indices()->size(), " indices came for ", axes.size(), " axes");
+      axes.size() == n.indices()->size(),
+      "indices: got ", n.indices()->size(), ", expected one for each of ", axes.size(), " axes");
   check_program(
-      n.slice_sizes()->size() == x.ndim(), n.slice_sizes()->size(), " slice_sizes came, x has ", x.ndim(), " axes");
+      n.slice_sizes()->size() == x.ndim(), "slice_sizes: got ", n.slice_sizes()->size(), ", expected ", x.ndim());
   mx::Shape sizes;
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     sizes.push_back(n.slice_sizes()->Get(i));
     check_program(
-        sizes[i] >= 0 && sizes[i] <= x.shape(i), "slice size ", sizes[i], " on axis ", i, " is outside [0, ", x.shape(i), "]");
+        sizes[i] >= 0 && sizes[i] <= x.shape(i),
+        "slice size ", sizes[i], " on axis ", i, " is out of range [0, ", x.shape(i), "]");
   }
   const auto checked = checked_axes(&axes, static_cast<int>(x.ndim()));
   std::vector<mx::array> indices;
   for (uint32_t i = 0; i < axes.size(); ++i) {
     const int axis = checked[i];
-    // A slice of several has to fit behind its index, also if that is negative.
+    // A slice longer than 1 must fit after its index, so the index cannot count from the end.
     indices.push_back(checked_indices(
         c.in(n.indices()->Get(i)), x.shape(axis) - std::max(sizes[axis] - 1, 0), c, sizes[axis] <= 1));
   }
-  check_program(!indices.empty(), "no indices came");
+  check_program(!indices.empty(), "indices: expected at least one");
   c.set(n.out(), mx::gather(x, indices, std::vector<int>(checked.begin(), checked.end()), sizes, c.stream));
 }
 
-// Rows one after the other are a slice update, which MLX makes in place.
+// Copies slices of `update` to `indices` on an axis. Consecutive indices are one slice update, which MLX
+// makes in place.
 inline mx::array copy_runs(mx::array dst, const mx::array& update, const mx::array& indices, int axis, Context& c) {
-  std::vector<int> rows;
-  for_each_integer(indices, [&](int64_t row) {
-    rows.push_back(static_cast<int>(row < 0 ? row + dst.shape(axis) : row));
+  std::vector<int> targets;
+  for_each_integer(indices, [&](int64_t index) {
+    targets.push_back(static_cast<int>(index < 0 ? index + dst.shape(axis) : index));
   });
-  for (size_t first = 0; first < rows.size();) {
+  for (size_t first = 0; first < targets.size();) {
     size_t last = first + 1;
-    while (last < rows.size() && rows[last] == rows[last - 1] + 1) {
+    while (last < targets.size() && targets[last] == targets[last - 1] + 1) {
       ++last;
     }
     const Slices from(update, {axis, static_cast<int>(first), static_cast<int>(last)});
-    const Slices to(dst, {axis, rows[first], rows[last - 1] + 1});
-    const bool whole = first == 0 && last == rows.size();
+    const Slices to(dst, {axis, targets[first], targets[last - 1] + 1});
+    const bool whole = first == 0 && last == targets.size();
     dst = mx::slice_update(
         dst, whole ? update : mx::slice(update, from.start, from.stop, c.stream), to.start, to.stop, c.stream);
     first = last;
@@ -193,27 +197,28 @@ inline mx::array copy_runs(mx::array dst, const mx::array& update, const mx::arr
 
 inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   const auto update = c.in(n.update());
-  const auto given = c.in(n.indices());
-  auto dst = c.take(n.dst(), n.out());
+  const auto index = c.in(n.indices());
+  auto dst = c.in_for_update(n.dst(), n.out());
   const int axis = checked_axis(n.axis(), static_cast<int>(dst.ndim()));
-  check_argument(given.ndim() == 1, "indices have ", given.ndim(), " axes, 1 was expected");
+  check_argument(index.ndim() == 1, "indices: got ", index.ndim(), " axes, expected 1");
   auto expected = dst.shape();
-  expected[axis] = given.shape(0);
+  expected[axis] = index.shape(0);
   check_argument(
-      update.shape() == expected, "update is of shape ", dims(update.shape()), ", ", dims(expected), " was expected");
-  const auto indices = checked_indices(given, dst.shape(axis), c);
+      update.shape() == expected, "update: got shape ", dims(update.shape()), ", expected ", dims(expected));
+  const auto indices = checked_indices(index, dst.shape(axis), c);
   if (update.size() == 0) {
     return c.set(n.out(), std::move(dst));
   }
   if (is_on_host(indices)) {
     return c.set(n.out(), copy_runs(std::move(dst), update, indices, axis, c));
   }
-  // Scatter wants the index's axes in front, then a slice of one row.
-  const auto rows = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
-  c.set(n.out(), mx::scatter(dst, indices, mx::astype(rows, dst.dtype(), c.stream), axis, c.stream));
+  // Scatter takes the axes of the index first, then a slice with size 1 on the indexed axis.
+  const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
+  c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, c.stream));
 }
 
-// torch's scatter_add: indices may cover a corner of x, updates may exceed them.
+// As in torch, indices may be smaller than x, and updates larger than indices, on any axis. Only the
+// leading corner is then used.
 inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& updates = c.in(n.updates());
@@ -221,7 +226,7 @@ inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto indices = checked_indices(c.in(n.indices()), x.shape(axis), c);
   check_argument(
       indices.ndim() == x.ndim() && updates.ndim() == x.ndim(),
-      "indices have ", indices.ndim(), " and updates ", updates.ndim(), " axes, x has ", x.ndim());
+      "got indices with ", indices.ndim(), " and updates with ", updates.ndim(), " axes, expected ", x.ndim());
   if (indices.size() == 0) {
     return c.set(n.out(), x);
   }
@@ -231,7 +236,7 @@ inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     check_argument(
         corner[i] <= x.shape(i) && indices.shape(i) <= updates.shape(i),
-        "indices of shape ", dims(indices.shape()), " exceed x or updates on axis ", i);
+        "indices: shape ", dims(indices.shape()), " exceeds x or updates on axis ", i);
   }
   const auto added = mx::astype(mx::slice(updates, origin, indices.shape(), c.stream), x.dtype(), c.stream);
   const bool whole = corner == x.shape();
@@ -240,7 +245,7 @@ inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   c.set(n.out(), whole ? sum : mx::slice_update(x, sum, origin, corner, c.stream));
 }
 
-constexpr Row kIndexRows[] = {
+constexpr OpRow kIndexRows[] = {
     MLX_ROW(GatherNode, gather),
     MLX_ROW(IndexCopyNode, index_copy),
     MLX_ROW(ScatterAddNode, scatter_add),

@@ -1,15 +1,14 @@
 #pragma once
 
-#include "gathered_product.h"
-#include "half_product.h"
+#include "cpu/accelerate.h"
 #include "ops/index.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
 
-// On a CPU MLX has some kernels in float32 only, or slow and inaccurate ones in
-// half precision: those compute in float32 and cast back.
-inline bool wants_float32(const mx::array& x, const Context& c) {
+// Whether to compute in float32 and cast back. On the CPU, MLX's kernels for half precision are missing,
+// or slow and inaccurate.
+inline bool computes_in_float32(const mx::array& x, const Context& c) {
   return c.stream.device == mx::Device::cpu && is_half(x.dtype());
 }
 
@@ -17,7 +16,7 @@ inline mx::array to_float32(const mx::array& x, const Context& c) {
   return is_float(x.dtype()) ? mx::astype(x, mx::float32, c.stream) : x;
 }
 
-// Number of matrices that a batched operand holds.
+// The number of matrices in a batched operand.
 inline int batch_size(const mx::array& x) {
   int size = 1;
   for (int i = 0; i + 2 < static_cast<int>(x.ndim()); ++i) {
@@ -26,21 +25,21 @@ inline int batch_size(const mx::array& x) {
   return size;
 }
 
-inline void check_matrix(const mx::array& x, const char* what, size_t lowest = 2) {
-  check_argument(x.ndim() >= lowest, what, " has ", x.ndim(), " axes, at least ", lowest, " were expected");
+inline void check_matrix(const mx::array& x, const char* argument, size_t lowest = 2) {
+  check_argument(x.ndim() >= lowest, argument, ": got ", x.ndim(), " axes, expected at least ", lowest);
 }
 
-// For halves on a CPU.
+// For half precision on the CPU.
 inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
   const auto x = to_float32(a, c);
-  const auto product = half_product(x, b, c.stream);
+  const auto product = cpu::matmul_half(x, b, c.stream);
   auto y = product ? *product : mx::matmul(x, to_float32(b, c), c.stream);
-  y = n.alpha() == 1.0f ? y : mx::multiply(y, number(n.alpha(), y), c.stream);
+  y = n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream);
   if (n.bias() == nullptr) {
     return y;
   }
   const auto bias = to_float32(c.in(n.bias()), c);
-  return mx::add(y, n.beta() == 1.0f ? bias : mx::multiply(bias, number(n.beta(), y), c.stream), c.stream);
+  return mx::add(y, n.beta() == 1.0f ? bias : mx::multiply(bias, scalar_like(n.beta(), y), c.stream), c.stream);
 }
 
 inline void addmm(const fb::AddmmParams& n, Context& c) {
@@ -48,18 +47,18 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   const auto& b = c.in(n.mat2());
   check_matrix(a, "mat1", 1);
   check_matrix(b, "mat2", 1);
-  const bool is_one_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
-  if (wants_float32(a, c) && is_one_dtype) {
+  const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
+  if (computes_in_float32(a, c) && same_dtype) {
     return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
   }
   if (n.bias() != nullptr) {
     return c.set(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream));
   }
   auto y = mx::matmul(a, b, c.stream);
-  c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, number(n.alpha(), y), c.stream));
+  c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream));
 }
 
-// Indices of matrices in a flattened batch; MLX does not look where they lead.
+// Indices of matrices in a flattened batch, which MLX does not check.
 inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& batch, Context& c) {
   if (tid == nullptr) {
     return std::nullopt;
@@ -80,11 +79,11 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   const auto dtype = a.dtype();
   const auto lhs = batch_indices(n.lhs_indices(), a, c);
   const auto rhs = batch_indices(n.rhs_indices(), b, c);
-  const bool in_float32 = wants_float32(a, c) || wants_float32(b, c);
+  const bool in_float32 = computes_in_float32(a, c) || computes_in_float32(b, c);
   if (in_float32) {
     a = to_float32(a, c);
   }
-  if (const auto y = gathered_product(a, b, lhs, rhs, c.stream)) {
+  if (const auto y = cpu::gather_matmul(a, b, lhs, rhs, c.stream)) {
     return c.set(n.out(), mx::astype(*y, dtype, c.stream));
   }
   if (in_float32) {
@@ -94,7 +93,7 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   c.set(n.out(), mx::astype(y, dtype, c.stream));
 }
 
-constexpr Row kLinalgRows[] = {
+constexpr OpRow kLinalgRows[] = {
     MLX_ROW(AddmmNode, addmm),
     MLX_ROW(GatherMmNode, gather_mm),
 };

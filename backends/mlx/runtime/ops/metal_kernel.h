@@ -1,5 +1,5 @@
-// Metal source inside a program. The code below is part of a build with
-// EXECUTORCH_MLX_METAL_KERNELS only; any other checks that it compiles.
+// Metal source inside a program. Only a build with EXECUTORCH_MLX_METAL_KERNELS calls this code; every
+// build compiles it.
 #pragma once
 
 #include <tuple>
@@ -9,12 +9,12 @@
 namespace executorch_mlx {
 
 inline std::vector<std::string> names_of(
-    const char* what,
+    const char* argument,
     const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>>* names,
     size_t count) {
   check_program(
       names != nullptr && names->size() == count,
-      what, " lists ", names == nullptr ? 0 : names->size(), " names, ", count, " were expected");
+      argument, ": got ", names == nullptr ? 0 : names->size(), " names, expected ", count);
   std::vector<std::string> result;
   for (const auto* name : *names) {
     result.push_back(name->str());
@@ -22,12 +22,12 @@ inline std::vector<std::string> names_of(
   return result;
 }
 
-// A grid or a threadgroup: one to three sizes, the others are 1.
+// The size of a grid or threadgroup: one to three sizes, the rest are 1.
 inline std::tuple<int, int, int> extent(
-    const char* what, const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& sizes, const Context& c) {
-  const auto given = c.sizes(what, sizes, /*lowest=*/1);
-  check_program(given.size() >= 1 && given.size() <= 3, what, " has ", given.size(), " sizes, 1 to 3 were expected");
-  const auto at = [&](size_t i) { return i < given.size() ? given[i] : 1; };
+    const char* argument, const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& sizes, const Context& c) {
+  const auto shape = c.sizes(argument, sizes, /*lowest=*/1);
+  check_program(shape.size() >= 1 && shape.size() <= 3, argument, ": got ", shape.size(), " sizes, expected 1 to 3");
+  const auto at = [&](size_t i) { return i < shape.size() ? shape[i] : 1; };
   return {at(0), at(1), at(2)};
 }
 
@@ -35,18 +35,20 @@ inline std::vector<mx::Shape> output_shapes(const fb::MetalKernelParams& n, cons
   const size_t count = n.outputs()->size();
   const auto* flat = n.output_shapes_flat();
   const auto* ranks = n.output_shape_lengths();
-  check_program(flat != nullptr && ranks != nullptr && ranks->size() == count, "shapes of ", count, " outputs were expected");
+  check_program(
+      flat != nullptr && ranks != nullptr && ranks->size() == count,
+      "output_shape_lengths: expected the shapes of ", count, " outputs");
   const auto sizes = c.sizes("output_shapes_flat", *flat);
   std::vector<mx::Shape> shapes;
   size_t begin = 0;
   for (const int rank : *ranks) {
     check_program(
         rank >= 0 && rank <= static_cast<int>(sizes.size() - begin),
-        "output_shape_lengths says ", rank, " sizes, ", sizes.size() - begin, " are left");
+        "output_shape_lengths: got rank ", rank, ", expected at most ", sizes.size() - begin);
     shapes.emplace_back(sizes.begin() + begin, sizes.begin() + begin + rank);
     begin += rank;
   }
-  check_program(begin == sizes.size(), "output_shapes_flat has ", sizes.size() - begin, " sizes too many");
+  check_program(begin == sizes.size(), "output_shapes_flat: got ", sizes.size(), " sizes, expected ", begin);
   return shapes;
 }
 
@@ -56,12 +58,12 @@ inline std::vector<std::pair<std::string, mx::fast::TemplateArg>> template_args(
   const auto* values = n.template_arg_values();
   const size_t count = n.template_arg_names() == nullptr ? 0 : n.template_arg_names()->size();
   const auto has_all = [&](const auto* list) { return (list == nullptr ? 0 : list->size()) == count; };
-  check_program(has_all(kinds) && has_all(values), "template arguments: names, kinds and values are not equal in number");
+  check_program(has_all(kinds) && has_all(values), "template arguments: expected as many names as kinds and values");
   std::vector<std::pair<std::string, mx::fast::TemplateArg>> result;
   for (uint32_t i = 0; i < count; ++i) {
     const int kind = kinds->Get(i);
     const int value = values->Get(i);
-    check_program(kind >= kInt && kind <= kDtype, "template argument ", i, " is of kind ", kind);
+    check_program(kind >= kInt && kind <= kDtype, "template argument ", i, ": got kind ", kind, ", expected 0, 1 or 2");
     mx::fast::TemplateArg arg = value;
     if (kind == kBool) {
       arg = value != 0;
@@ -78,11 +80,12 @@ inline void metal_kernel(const fb::MetalKernelParams& n, Context& c) {
   const size_t outputs = n.outputs()->size();
   const auto shapes = output_shapes(n, c);
   check_program(
-      n.output_dtypes() != nullptr && n.output_dtypes()->size() == outputs, "dtypes of ", outputs, " outputs were expected");
+      n.output_dtypes() != nullptr && n.output_dtypes()->size() == outputs,
+      "output_dtypes: expected the dtypes of ", outputs, " outputs");
   std::vector<mx::Dtype> dtypes;
   for (uint32_t i = 0; i < outputs; ++i) {
     dtypes.push_back(dtype_of(n.output_dtypes()->Get(i)));
-    Context::check_size(shapes[i], dtypes[i]);
+    check_size(shapes[i], dtypes[i]);
   }
   const auto kernel = mx::fast::metal_kernel(
       n.name()->str(), names_of("input_names", n.input_names(), inputs.size()),
@@ -98,7 +101,7 @@ inline void metal_kernel(const fb::MetalKernelParams& n, Context& c) {
 }
 
 inline void no_metal_kernel(const fb::MetalKernelParams&, Context&) {
-  fail(Error::NotSupported, "this build does not run Metal source");
+  fail(Error::NotSupported, "Metal source needs a build with EXECUTORCH_MLX_METAL_KERNELS");
 }
 
 } // namespace executorch_mlx

@@ -1,22 +1,22 @@
 #pragma once
 
-#include "one_pass.h"
+#include "cpu/accelerate.h"
 #include "ops/row.h"
 
 namespace executorch_mlx {
 
-inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* what) {
-  check_argument(x.ndim() >= 1, "x has no axis to normalize");
+inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* argument) {
+  check_argument(x.ndim() >= 1, "x: expected at least 1 axis");
   check_argument(
       !weight || (weight->ndim() == 1 && weight->shape(0) == x.shape(-1)),
-      what, " is ", describe(weight.value_or(x)), ", shape [", x.shape(-1), "] was expected");
+      argument, ": got ", describe(weight.value_or(x)), ", expected shape [", x.shape(-1), "]");
 }
 
 inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto weight = c.optional(n.weight());
   check_norm(x, weight, "weight");
-  if (const auto y = rms_norm_in_one_pass(x, weight, n.eps(), c.stream)) {
+  if (const auto y = cpu::rms_norm(x, weight, n.eps(), c.stream)) {
     return c.set(n.out(), *y);
   }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
@@ -41,7 +41,7 @@ inline void softmax(const fb::SoftmaxParams& n, Context& c) {
   c.set(n.out(), x.size() == 0 ? x : mx::softmax(x, std::vector<int>{axis}, n.precise(), c.stream));
 }
 
-constexpr Row kNormRows[] = {
+constexpr OpRow kNormRows[] = {
     MLX_ROW(LayerNormNode, layer_norm),
     MLX_ROW(RMSNormNode, rms_norm),
     MLX_ROW(SoftmaxNode, softmax),

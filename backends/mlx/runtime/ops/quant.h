@@ -1,13 +1,12 @@
 #pragma once
 
-#include "gathered_product.h"
+#include "cpu/accelerate.h"
 #include "ops/linalg.h"
 #include "ops/row.h"
-#include "quantized_product.h"
 
 namespace executorch_mlx {
 
-// What describes quantized weights in every one of these nodes.
+// The quantized weights of a node.
 struct Quantized {
   mx::array w;
   mx::array scales;
@@ -18,18 +17,19 @@ template <typename Node>
 Quantized quantized(const Node& n, Context& c) {
   check_program(
       n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8,
-      "group_size ", n.group_size(), " and bits ", n.bits(), " describe no quantization");
+      "got group_size ", n.group_size(), " and bits ", n.bits(), ", expected group_size > 0 and bits in [1, 8]");
   Quantized q{c.in(n.w()), c.in(n.scales()), c.optional(n.biases())};
   check_argument(
       q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(),
-      "w is ", describe(q.w), " and scales ", describe(q.scales), ", packed uint32 and as many axes were expected");
-  // MLX divides the rows of w by these without looking.
+      "got w ", describe(q.w), " and scales ", describe(q.scales),
+      ", expected packed uint32 and the same number of axes");
+  // MLX does not check that the groups divide the rows of w.
   const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
   check_argument(
       columns % n.group_size() == 0 && q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
-      "scales are ", describe(q.scales), ", shape ", dims(expected), " was expected for them and biases");
+      "scales: got ", describe(q.scales), ", expected shape ", dims(expected), ", also for biases");
   return q;
 }
 
@@ -47,7 +47,8 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
   c.set(
       n.out(),
       mx::dequantize(
-          q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(), c.optional(n.global_scale()), dtype, c.stream));
+          q.w, q.scales, q.biases, n.group_size(), n.bits(), n.mode()->str(), c.optional(n.global_scale()), dtype,
+          c.stream));
 }
 
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
@@ -55,10 +56,10 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   auto q = quantized(n, c);
   check_matrix(x, "x", 1);
   const auto dtype = x.dtype();
-  if (wants_float32(x, c)) {
+  if (computes_in_float32(x, c)) {
     x = to_float32(x, c);
   }
-  // MLX's CUDA backend takes no vector.
+  // MLX's CUDA backend does not support a vector.
   const bool is_vector = x.ndim() == 1;
   if (is_vector) {
     x = mx::expand_dims(x, 0, c.stream);
@@ -67,7 +68,7 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     c.set(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    if (const auto y = quantized_product(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
+    if (const auto y = cpu::quantized_matmul(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
       return set(*y);
     }
   }
@@ -83,13 +84,13 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   auto q = quantized(n, c);
   check_matrix(x, "x");
   const auto dtype = x.dtype();
-  if (wants_float32(x, c)) {
+  if (computes_in_float32(x, c)) {
     x = to_float32(x, c);
   }
   const auto lhs = batch_indices(n.lhs_indices(), x, c);
   const auto rhs = batch_indices(n.rhs_indices(), q.w, c);
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    if (const auto y = gathered_quantized_product(
+    if (const auto y = cpu::gather_quantized_matmul(
             x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
       return c.set(n.out(), mx::astype(*y, dtype, c.stream));
     }
@@ -103,7 +104,7 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   c.set(n.out(), mx::astype(y, dtype, c.stream));
 }
 
-constexpr Row kQuantRows[] = {
+constexpr OpRow kQuantRows[] = {
     MLX_ROW(DequantizeNode, dequantize),
     MLX_ROW(GatherQmmNode, gather_qmm),
     MLX_ROW(QuantizedMatmulNode, quantized_matmul),

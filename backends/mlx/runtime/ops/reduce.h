@@ -19,9 +19,9 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
-// Of nothing there is no median, maximum or minimum.
+// For reductions without an identity: the median, maximum and minimum need at least one element.
 template <ReduceOp Op>
-void reduce_some(const fb::ReduceNode& n, Context& c) {
+void reduce_nonempty(const fb::ReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   for (const int axis : checked_axes(n.axes(), static_cast<int>(x.ndim()))) {
     check_argument(x.shape(axis) > 0, "x: axis ", axis, " is empty");
@@ -39,7 +39,7 @@ void variance(const fb::VarianceNode& n, Context& c) {
 template <ArgReduceOp Op>
 void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
-  if (x.ndim() == 0) {  // torch counts a number as a row of one
+  if (x.ndim() == 0) {  // as in torch, a scalar has one element on axis 0
     checked_axis(n.axis(), 1);
     return c.set(n.out(), mx::zeros({}, mx::uint32, c.stream));
   }
@@ -48,7 +48,7 @@ void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axis, n.keepdims(), c.stream));
 }
 
-// MLX divides by the length of the axis.
+// Handles empty arrays, for which MLX divides by zero.
 template <SortOp Op, bool kIndices>
 void sort(const fb::AxisNode& n, Context& c) {
   const auto& x = c.in(n.x());
@@ -65,7 +65,7 @@ void partition(const fb::KthNode& n, Context& c) {
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   const int kth = c.size("kth", n.kth());
   const int length = x.shape(axis);
-  check_argument(kth >= -length && kth < length, "kth ", kth, " is outside [", -length, ", ", length, ")");
+  check_argument(kth >= -length && kth < length, "kth ", kth, " is out of range [", -length, ", ", length, ")");
   c.set(n.out(), x.size() == 0 ? x : Op(x, kth, axis, c.stream));
 }
 
@@ -78,14 +78,14 @@ inline void cumsum(const fb::CumsumParams& n, Context& c) {
   c.set(n.out(), mx::cumsum(x, axis, n.reverse(), n.inclusive(), c.stream));
 }
 
-constexpr Row kReduceRows[] = {
+constexpr OpRow kReduceRows[] = {
     MLX_ROW(AllNode, reduce<mx::all>),
     MLX_ROW(AnyNode, reduce<mx::any>),
     MLX_ROW(LogSumExpNode, reduce<mx::logsumexp>),
-    MLX_ROW(MaxNode, reduce_some<mx::max>),
+    MLX_ROW(MaxNode, reduce_nonempty<mx::max>),
     MLX_ROW(MeanNode, reduce<mx::mean>),
-    MLX_ROW(MedianNode, reduce_some<mx::median>),
-    MLX_ROW(MinNode, reduce_some<mx::min>),
+    MLX_ROW(MedianNode, reduce_nonempty<mx::median>),
+    MLX_ROW(MinNode, reduce_nonempty<mx::min>),
     MLX_ROW(ProdNode, reduce<mx::prod>),
     MLX_ROW(SumNode, reduce<mx::sum>),
 

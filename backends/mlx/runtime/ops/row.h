@@ -1,12 +1,12 @@
-// A row of a family: the op, and the function that runs it. The payload's type
-// comes from the schema, so a function for another table does not compile.
+// MLX_ROW(Op, function) makes an op row. The function takes the node's FlatBuffer table. Its type comes
+// from the schema, so a function for another table does not compile.
 #pragma once
 
 #include <type_traits>
 #include <utility>
 
 #include "context.h"
-#include "dispatch.h"
+#include "dispatch_table.h"
 
 namespace executorch_mlx {
 
@@ -18,7 +18,7 @@ void call(const void* payload, Context& context) {
 } // namespace executorch_mlx
 
 #define MLX_ROW(Op, ...)                                                                          \
-  ::executorch_mlx::Row {                                                                         \
+  ::executorch_mlx::OpRow {                                                                       \
     ::mlx_delegate::OpNode::Op, #Op,                                                              \
         &::executorch_mlx::call<                                                                  \
             std::remove_cvref_t<                                                                  \

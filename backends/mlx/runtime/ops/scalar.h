@@ -8,7 +8,7 @@ namespace executorch_mlx {
 
 using IntegerOp = int64_t (*)(int64_t, int64_t);
 
-// Division as in Python: towards minus infinity, the remainder with b's sign.
+// As in Python: the quotient is rounded down, and the remainder has the sign of b.
 inline int64_t floor_divide(int64_t a, int64_t b) {
   check_argument(b != 0, "integer division by zero");
   check_argument(b != -1 || a != std::numeric_limits<int64_t>::min(), a, " / -1 overflows 64 bits");
@@ -43,10 +43,10 @@ void integers(const fb::BinaryIntNode& n, Context& c) {
   c.set(n.out(), Op(c.integer(n.a()), c.integer(n.b())));
 }
 
-// Brings one number to the host. Only one that is computed has to be waited for.
+// Copies a scalar to the host. Waits only if it is computed.
 inline void item_int(const fb::ItemIntParams& n, Context& c) {
   mx::array x = c.in(n.x());
-  check_argument(x.size() == 1, "x has ", x.size(), " elements, 1 was expected");
+  check_argument(x.size() == 1, "x: got ", x.size(), " elements, expected 1");
   if (!is_on_host(x)) {
     c.evaluate_now(x);
   }
@@ -57,13 +57,14 @@ inline void item_int(const fb::ItemIntParams& n, Context& c) {
     int64_t value = 0;
     for_each_integer(x, [&](int64_t element) { value = element; });
     check_argument(
-        x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(), "x does not fit in 64 bits");
+        x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(),
+        "x: expected a value that fits in int64");
     return c.set(n.out(), value);
   }
   const auto wide = mx::astype(x, mx::float32, c.stream);
   c.evaluate_now(wide);
   const double value = *wide.data<float>();
-  check_argument(std::abs(value) < 0x1p63, "x is ", value, ", which is no integer");
+  check_argument(std::abs(value) < 0x1p63, "x: got ", value, ", expected a value that fits in int64");
   c.set(n.out(), static_cast<int64_t>(value));
 }
 
@@ -72,7 +73,7 @@ inline void sym_size(const fb::SymSizeParams& n, Context& c) {
   c.set(n.out(), int64_t{a.shape(checked_axis(n.dim(), static_cast<int>(a.ndim()), "dim"))});
 }
 
-constexpr Row kScalarRows[] = {
+constexpr OpRow kScalarRows[] = {
     MLX_ROW(AddIntNode, integers<add>),
     MLX_ROW(FloorDivideIntNode, integers<floor_divide>),
     MLX_ROW(ModIntNode, integers<modulo>),

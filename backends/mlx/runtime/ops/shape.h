@@ -24,7 +24,7 @@ inline void squeeze(const fb::SqueezeParams& n, Context& c) {
   if (n.dims() == nullptr || n.dims()->size() == 0) {
     return c.set(n.out(), mx::squeeze(x, c.stream));
   }
-  // As in torch, an axis of another extent than 1 stays.
+  // As in torch, an axis whose size is not 1 stays.
   std::vector<int> ones;
   for (const int axis : checked_axes(n.dims(), static_cast<int>(x.ndim()))) {
     if (x.shape(axis) == 1) {
@@ -41,41 +41,41 @@ inline void reshape(const fb::ShapeNode& n, Context& c) {
   int* unknown = nullptr;
   for (int& size : shape) {
     if (size == -1) {
-      check_program(unknown == nullptr, "shape ", dims(shape), " leaves more than one size open");
+      check_program(unknown == nullptr, "shape: got ", dims(shape), ", expected at most one -1");
       unknown = &size;
     } else {
-      check_argument(!__builtin_mul_overflow(known, size, &known), "shape ", dims(shape), " is too large");
+      check_argument(!__builtin_mul_overflow(known, size, &known), "shape: ", dims(shape), " is too large");
     }
   }
   const auto total = static_cast<int64_t>(x.size());
   if (unknown != nullptr) {
-    check_argument(known != 0 && total % known == 0, "x of ", total, " elements does not fit shape ", dims(shape));
+    check_argument(known != 0 && total % known == 0, "shape: got ", dims(shape), ", expected ", total, " elements");
     *unknown = c.size("shape", total / known);
     known = total;
   }
-  check_argument(known == total, "x of ", total, " elements does not fit shape ", dims(shape));
+  check_argument(known == total, "shape: got ", dims(shape), ", expected ", total, " elements");
   c.set(n.out(), mx::reshape(x, std::move(shape), c.stream));
 }
 
-// A size of -1 keeps that of x, as in torch's expand.
+// As in torch's expand, a size of -1 keeps the size of x.
 inline void broadcast_to(const fb::ShapeNode& n, Context& c) {
   const auto& x = c.in(n.x());
   auto shape = c.sizes("shape", *n.shape(), -1);
   const int added = static_cast<int>(shape.size()) - static_cast<int>(x.ndim());
-  check_argument(added >= 0, "shape ", dims(shape), " has fewer axes than x");
+  check_argument(added >= 0, "shape: got ", dims(shape), ", expected at least ", x.ndim(), " axes");
   for (int i = 0; i < static_cast<int>(shape.size()); ++i) {
     if (shape[i] == -1) {
-      check_argument(i >= added, "shape ", dims(shape), ": x has no size for axis ", i);
+      check_argument(i >= added, "shape: got ", dims(shape), ", expected a size instead of -1 for the new axis ", i);
       shape[i] = x.shape(i - added);
     }
   }
-  Context::check_size(shape, x.dtype());
+  check_size(shape, x.dtype());
   c.set(n.out(), mx::broadcast_to(x, shape, c.stream));
 }
 
 inline void transpose(const fb::TransposeParams& n, Context& c) {
   const auto& x = c.in(n.x());
-  check_program(n.perm()->size() == x.ndim(), "perm has ", n.perm()->size(), " axes, x has ", x.ndim());
+  check_program(n.perm()->size() == x.ndim(), "perm: got ", n.perm()->size(), " axes, expected ", x.ndim());
   if (x.ndim() == 0) {
     return c.set(n.out(), x);
   }
@@ -97,9 +97,9 @@ inline void tile(const fb::TileParams& n, Context& c) {
   for (size_t i = 0; i < shape.size(); ++i) {
     const int64_t size = i < x.ndim() ? x.shape(-1 - static_cast<int>(i)) : 1;
     const int64_t rep = i < reps.size() ? reps[reps.size() - 1 - i] : 1;
-    shape[shape.size() - 1 - i] = c.size("a tiled size", size * rep);
+    shape[shape.size() - 1 - i] = c.size("result size", size * rep);
   }
-  Context::check_size(shape, x.dtype());
+  check_size(shape, x.dtype());
   c.set(n.out(), mx::tile(x, std::vector<int>(reps.begin(), reps.end()), c.stream));
 }
 
@@ -107,10 +107,10 @@ inline void repeat(const fb::RepeatParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   const int repeats = c.size("repeats", n.repeats());
-  check_argument(repeats >= 0, "repeats ", repeats, " is negative");
+  check_argument(repeats >= 0, "repeats: got ", repeats, ", expected 0 or more");
   auto shape = x.shape();
-  shape[axis] = c.size("a repeated size", int64_t{shape[axis]} * repeats);
-  Context::check_size(shape, x.dtype());
+  shape[axis] = c.size("result size", int64_t{shape[axis]} * repeats);
+  check_size(shape, x.dtype());
   c.set(n.out(), mx::repeat(x, repeats, axis, c.stream));
 }
 
@@ -124,12 +124,13 @@ inline void roll(const fb::RollParams& n, Context& c) {
     return c.set(n.out(), x);
   }
   if (n.axes()->size() == 0) {
-    check_program(shifts.size() == 1, shifts.size(), " shifts came for no axes, 1 was expected");
+    check_program(shifts.size() == 1, "shift: got ", shifts.size(), " values, expected 1 without axes");
     const auto shift = static_cast<int>(shifts[0] % static_cast<int64_t>(x.size()));
     return c.set(n.out(), mx::roll(x, shift, c.stream));
   }
   check_program(
-      shifts.size() == n.axes()->size(), shifts.size(), " shifts came for ", n.axes()->size(), " axes");
+      shifts.size() == n.axes()->size(),
+      "shift: got ", shifts.size(), " values, expected one for each of ", n.axes()->size(), " axes");
   mx::array y = x;
   for (size_t i = 0; i < shifts.size(); ++i) {
     const int axis = checked_axis(n.axes()->Get(i), static_cast<int>(x.ndim()));
@@ -142,23 +143,27 @@ inline void split(const fb::SplitParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   auto sizes = c.sizes("sizes", *n.sizes());
-  // One size for several parts is that of each, and the last is what is left.
+  // A single size is that of every part but the last, which may be smaller.
   if (sizes.size() == 1 && n.outs()->size() > 1) {
     const int64_t rest = x.shape(axis) - int64_t{sizes[0]} * (n.outs()->size() - 1);
     check_argument(
         rest >= 0 && rest <= sizes[0],
-        n.outs()->size(), " parts of ", sizes[0], " are not what axis ", axis, " with ", x.shape(axis), " has");
+        "outs: got ", n.outs()->size(), ", expected the number of parts of size ", sizes[0], " on axis ", axis,
+        " of size ", x.shape(axis));
     sizes.resize(n.outs()->size(), sizes[0]);
     sizes.back() = static_cast<int>(rest);
   }
-  check_program(sizes.size() == n.outs()->size(), sizes.size(), " sizes came for ", n.outs()->size(), " outs");
+  check_program(
+      sizes.size() == n.outs()->size(),
+      "sizes: got ", sizes.size(), ", expected one for each of ", n.outs()->size(), " outs");
   mx::Shape ends;
   int64_t end = 0;
   for (const int size : sizes) {
     end += size;
-    ends.push_back(c.size("sizes add up to", end));
+    ends.push_back(c.size("sum of sizes", end));
   }
-  check_argument(end == x.shape(axis), "sizes add up to ", end, ", axis ", axis, " has ", x.shape(axis));
+  check_argument(
+      end == x.shape(axis), "sizes: got a sum of ", end, ", expected ", x.shape(axis), ", the size of axis ", axis);
   if (sizes.size() == 1) {
     return c.set(n.outs()->Get(0), x);
   }
@@ -173,8 +178,8 @@ inline void pad(const fb::PadParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto widths = c.sizes("pad_width", *n.pad_width());
   const std::string mode = n.mode()->str();
-  check_program(mode == "constant" || mode == "edge", "mode is \"", mode, "\", \"constant\" or \"edge\" was expected");
-  check_program(widths.size() == 2 * x.ndim(), widths.size(), " widths came, ", 2 * x.ndim(), " were expected");
+  check_program(mode == "constant" || mode == "edge", "mode: got \"", mode, "\", expected \"constant\" or \"edge\"");
+  check_program(widths.size() == 2 * x.ndim(), "pad_width: got ", widths.size(), " values, expected ", 2 * x.ndim());
   if (x.ndim() == 0) {
     return c.set(n.out(), x);
   }
@@ -182,22 +187,22 @@ inline void pad(const fb::PadParams& n, Context& c) {
   auto shape = x.shape();
   for (size_t i = 0; i < x.ndim(); ++i) {
     pairs.emplace_back(widths[2 * i], widths[2 * i + 1]);
-    shape[i] = c.size("a padded size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
+    shape[i] = c.size("result size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
     check_argument(
         mode == "constant" || x.shape(static_cast<int>(i)) > 0 || shape[i] == 0,
-        "axis ", i, " is empty and has no edge to pad with");
+        "x: axis ", i, " is empty, expected an edge to pad with");
   }
-  Context::check_size(shape, x.dtype());
+  check_size(shape, x.dtype());
   c.set(n.out(), mx::pad(x, pairs, mx::array(n.constant_value(), x.dtype()), mode, c.stream));
 }
 
-// MLX reads wherever the strides lead.
+// Checks the bounds, which MLX does not.
 inline void as_strided(const fb::AsStridedParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto shape = c.sizes("shape", *n.shape());
   check_program(
-      n.strides()->size() == shape.size(), n.strides()->size(), " strides came for ", shape.size(), " sizes");
-  Context::check_size(shape, x.dtype());
+      n.strides()->size() == shape.size(), "strides: got ", n.strides()->size(), ", expected ", shape.size());
+  check_size(shape, x.dtype());
   mx::Strides strides;
   __int128 lowest = n.offset();
   __int128 highest = n.offset();
@@ -210,7 +215,8 @@ inline void as_strided(const fb::AsStridedParams& n, Context& c) {
   }
   check_argument(
       empty || (lowest >= 0 && highest < static_cast<__int128>(x.size())),
-      "shape ", dims(shape), ", strides ", dims(strides), " and offset ", n.offset(), " leave the ", x.size(), " elements of x");
+      "shape ", dims(shape), ", strides ", dims(strides), " and offset ", n.offset(), " exceed the ", x.size(),
+      " elements of x");
   if (empty) {
     return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
   }
@@ -219,19 +225,19 @@ inline void as_strided(const fb::AsStridedParams& n, Context& c) {
 
 inline void concatenate(const fb::JoinNode& n, Context& c) {
   auto arrays = c.list(*n.tensors());
-  check_program(!arrays.empty(), "no tensors came");
+  check_program(!arrays.empty(), "tensors: expected at least one");
   const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()));
   c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
 }
 
 inline void stack(const fb::JoinNode& n, Context& c) {
   const auto arrays = c.list(*n.tensors());
-  check_program(!arrays.empty(), "no tensors came");
+  check_program(!arrays.empty(), "tensors: expected at least one");
   const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()) + 1);
   c.set(n.out(), mx::stack(arrays, axis, c.stream));
 }
 
-constexpr Row kShapeRows[] = {
+constexpr OpRow kShapeRows[] = {
     MLX_ROW(AsStridedNode, as_strided),
     MLX_ROW(BroadcastToNode, broadcast_to),
     MLX_ROW(ConcatenateNode, concatenate),

@@ -3,17 +3,22 @@
 
 extern "C" {
 
+// Returns the version of this library, such as "0.1.0". The string is static.
 const char* executorch_mlx_version();
 
-// Registers the backend MLXBackend with the ExecuTorch runtime of this process.
-// 0: it is registered, now or by an earlier call. 1: the process has another
-// MLXBackend, which stays. Otherwise the number of an ExecuTorch Error.
+// Registers the backend MLXBackend with the ExecuTorch runtime of this process. May be called repeatedly.
+// Returns 0 if the backend is registered, 1 if another library registered an MLXBackend first (that one stays in
+// use), and otherwise the number of an ExecuTorch Error.
 int executorch_mlx_register();
 
-// Sets a default that programs are loaded with from now on: "device", "cpu" or "gpu";
-// "metal_kernels", "true" or "false"; "kv_windows", such as "512,512,0". The same names
-// are ExecuTorch's load options of one load. 0, or the number of an ExecuTorch Error,
-// of which the log says more.
+// Sets a default load option for all programs loaded from now on. The options of a single load have the same names
+// and take precedence.
+//
+//   "device"         "cpu" or "gpu"
+//   "metal_kernels"  "true" or "false"
+//   "kv_windows"     positions to keep per layer, such as "512,512,0"
+//
+// Returns 0, or the number of an ExecuTorch Error; the log then has the details.
 int executorch_mlx_set_option(const char* key, const char* value);
 
 } // extern "C"

@@ -1,15 +1,14 @@
-// Runs a language model that executorch_mlx.llm exported: token ids in, token ids and
-// text out.
+// Runs a language model that `export_llm` wrote: token ids in, token ids and text out.
 //
 //   executorch_mlx::LlmRunner runner("model.pte");
 //   executorch_mlx::GenerateConfig config;
 //   config.sampling.temperature = 0.8f;
-//   runner.generate(prompt_ids, config, [](int64_t id, std::string_view text) {
+//   runner.generate(prompt_ids, config, [](int64_t token, std::string_view text) {
 //     std::cout << text << std::flush;
-//     return true;  // false ends the answer
+//     return true; // false ends the answer
 //   });
 //
-// A runner belongs to one thread at a time; cancel() may come from any.
+// A runner is not thread-safe: use it from one thread at a time. Only cancel() may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,122 +28,141 @@ class EventTracer;
 
 namespace executorch_mlx {
 
-// The program cannot be loaded, is not one of ours, or failed while it ran.
+// The program cannot be loaded, is not a language model of this project, or failed while it ran.
 class LlmError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The caller asked for what this program cannot do: an id outside the
-// vocabulary, a prompt that is too long, a parameter that was not exported.
+// The request is invalid for this program: for example a token id outside the vocabulary, a prompt that does not fit
+// into the context, or a sampling parameter that the program was exported without.
 class LlmArgumentError : public LlmError {
  public:
   using LlmError::LlmError;
 };
 
-// What the program says about itself.
+// The properties of a program, read from its metadata methods. docs/llm-program.md lists them.
 struct LlmMetadata {
-  int64_t max_seq_len = 0; // tokens that one call takes
-  int64_t max_context_len = 0; // positions that the KV cache has
-  int64_t max_rewind = 0; // positions that it can go back by, beside all of them
-  int64_t batch_size = 1; // rows
-  int64_t vocab_size = 0;
-  std::optional<int64_t> bos_id;
-  std::vector<int64_t> eos_ids;
-  bool has_head = false; // draws tokens inside
-  bool has_logits = false; // returns logits, for tokens to be drawn from on the host
-  // Parameters of the head.
-  bool takes_seed = false; // if not, the draws differ from run to run
+  int64_t max_seq_len = 0; // largest chunk: tokens of one sequence in one call
+  int64_t max_context_len = 0; // capacity of the KV cache, in positions
+  int64_t max_rewind = 0; // how many positions rewind() can go back; position 0 is always possible
+  int64_t batch_size = 1; // number of sequences
+  int64_t vocab_size = 0; // number of token ids
+  std::optional<int64_t> bos_id; // the token that begins a text
+  std::vector<int64_t> eos_ids; // the tokens that end an answer
+  bool has_head = false; // the program can return tokens
+  bool has_logits = false; // the program can return logits, from which the host samples
+
+  // Which sampling parameters the head takes, besides temperature and top_p.
+  bool takes_seed = false; // false: the draws of the head differ from run to run
   bool takes_top_k = false;
   bool takes_min_p = false;
   bool takes_penalties = false;
   bool takes_allowed_tokens = false;
-  int64_t logit_bias = 0; // tokens that can have one, at most
-  int64_t history = 0; // tokens that the penalties look at; 0: not said
-  bool has_tokens = false; // the bytes of each token, for text out
+  int64_t logit_bias = 0; // maximum number of biased tokens; 0: none
+  int64_t history = 0; // number of last tokens that the penalties consider; 0: unspecified, all of them
+
+  bool has_tokens = false; // the program contains the bytes of each token, so answers have text
 };
 
-// Marks the tokens that may come next: bit v % 32 of word v / 32 stands for token v. All
-// are set when it is called; `answer` are the ids of the answer so far.
+// Selects the tokens that may come next. Bit v % 32 of words[v / 32] stands for token v. On entry all bits are set.
+// `answer` holds the tokens of the answer so far.
 using AllowedTokens = std::function<void(std::span<const int64_t> answer, std::span<int32_t> words)>;
 
-// The parameters of a draw, off by default. Where the program's head takes those that
-// are on they are judged inside the program, see `mlx::sample`; else on the host, from
-// its logits, with the same tokens up to the rounding of two devices.
-struct Sampling {
-  float temperature = 0; // 0 is greedy
-  float top_p = 1; // 1 is off
-  int64_t top_k = 0; // 0 is off
-  float min_p = 0; // 0 is off
-  std::optional<int64_t> seed; // of the first token; unset: a random one
-  // Over the last tokens of prompt and answer; off are 1, 0 and 0.
-  float repetition_penalty = 1;
-  float presence_penalty = 0;
-  float frequency_penalty = 0;
-  std::vector<std::pair<int64_t, float>> logit_bias; // token and what its logit gets
-  AllowedTokens allowed_tokens;
+// How the next token is chosen. All parameters are off by default.
+//
+// The program's head applies them if it takes all parameters that are on. Otherwise the host applies them to the
+// program's logits. Both ways choose the same tokens, except where the rounding of two devices differs.
+struct SamplingParameters {
+  float temperature = 0; // 0 or less: greedy
+  float top_p = 1; // keep the most likely tokens whose probabilities add up to top_p; 1: off
+  int64_t top_k = 0; // keep the k most likely tokens; 0: off
+  float min_p = 0; // keep tokens with at least min_p times the highest probability; 0: off
+  std::optional<int64_t> seed; // step i draws with seed + i; unset: a random seed
+
+  // The penalties apply to tokens that occurred among the last tokens of prompt and answer.
+  float repetition_penalty = 1; // divides positive logits and multiplies negative ones; greater than 0; 1: off
+  float presence_penalty = 0; // subtracted once; 0: off
+  float frequency_penalty = 0; // subtracted once per occurrence; 0: off
+
+  std::vector<std::pair<int64_t, float>> logit_bias; // token id, and the value added to its logit
+  AllowedTokens allowed_tokens; // called before every draw; empty: off
 };
 
 struct GenerateConfig {
-  Sampling sampling;
-  int64_t max_new_tokens = 128; // at least 1
-  std::vector<int64_t> stop_ids; // besides the program's eos_ids
-  std::vector<std::string> stop; // texts that end the answer, before them
-  bool ignore_eos = false; // do not stop at the program's eos_ids
+  SamplingParameters sampling;
+  int64_t max_new_tokens = 128; // maximum length of the answer; at least 1
+  std::vector<int64_t> stop_ids; // tokens that end the answer, in addition to LlmMetadata::eos_ids
+  std::vector<std::string> stop; // strings that end the answer; not empty; needs LlmMetadata::has_tokens
+  bool ignore_eos = false; // do not stop at LlmMetadata::eos_ids
 };
 
+// Why an answer ended. to_string() returns the names that the Python API and the CLI use as well.
 enum class FinishReason {
-  kStopId, // a stop id was drawn
-  kStopText, // one of GenerateConfig::stop came
-  kMaxNewTokens,
-  kContextFull, // the KV cache has no position left
-  kCancelled, // by cancel(), or the callback returned false
+  kStop, // "stop": a stop id was drawn, or a stop string occurred
+  kLength, // "length": the answer has max_new_tokens tokens
+  kContext, // "context": the KV cache is full
+  kCancelled, // "cancelled": by cancel(), or the callback returned false
+  kError, // "error": a step failed. generate() throws LlmError in this case and returns no result.
+};
+inline constexpr FinishReason kFinishReasons[] = {
+    FinishReason::kStop,
+    FinishReason::kLength,
+    FinishReason::kContext,
+    FinishReason::kCancelled,
+    FinishReason::kError,
 };
 const char* to_string(FinishReason reason);
 
-// Seconds inside the model; what the callback does is not counted.
+// Token counts, and seconds spent in the model. The time spent in callbacks is not included.
 struct Timings {
-  int64_t prompt_tokens = 0; // those that were in the cache before do not count
-  int64_t decoded_tokens = 0; // drawn by steps, after the prefill's
-  double time_to_first_token = 0; // from the call of generate
+  int64_t prompt_tokens = 0; // tokens that the prefill processed
+  int64_t decoded_tokens = 0; // tokens drawn by decode steps; the prefill draws the first token of the answer
+  double time_to_first_token = 0; // from the call of generate() to the first token
   double prefill = 0;
   double decode = 0;
 
-  double prefill_tokens_per_second() const; // 0 if there were none
+  // Tokens per second, or 0 if there were none.
+  double prefill_tokens_per_second() const;
   double decode_tokens_per_second() const;
 };
 
 struct GenerateResult {
-  std::vector<int64_t> tokens; // without the stop id
-  // What the callback got, and what was held back: the beginning of a stop text that did
-  // not go on, U+FFFD for a character left incomplete. Empty without token bytes.
+  std::vector<int64_t> tokens; // the answer, without the stop id
+  // The text of the answer, without the stop string. It is what the callback received, followed by the text held back
+  // until the end: a possible beginning of a stop string, or U+FFFD for an incomplete character. Empty if the program
+  // has no token bytes.
   std::string text;
-  FinishReason finish = FinishReason::kMaxNewTokens;
-  std::optional<int64_t> stop_id; // the one that was drawn
-  std::optional<int64_t> seed; // the base seed, if the program takes one, or the host draws
+  FinishReason finish = FinishReason::kLength;
+  std::optional<int64_t> stop_id; // the stop id that ended the answer
+  std::optional<std::string> stop_string; // the stop string that ended the answer
+  std::optional<int64_t> seed; // the seed of the first token; unset if the head takes no seed
   Timings timings;
 };
 
-// One new token and the text it lets out: whole characters only, and nothing that may
-// yet become a stop text. Returns whether to go on.
+// Receives each new token and the text that it completes: whole characters only, and no text that may turn out to be
+// part of a stop string. Returns whether to continue.
 using TokenCallback = std::function<bool(int64_t token, std::string_view text)>;
 
-// The same of one of several rows: whether that one is to go on.
-using RowCallback = std::function<bool(size_t row, int64_t token, std::string_view text)>;
+// The same for generate_batch(). `sequence` is the index of the prompt. Returning false ends that sequence only.
+using BatchTokenCallback = std::function<bool(size_t sequence, int64_t token, std::string_view text)>;
 
-// A seed for an answer that is to be had again.
+// A random seed, not negative.
 int64_t random_seed();
 
-// The most memory that this process ever had resident.
+// The peak resident memory of this process, in bytes.
 int64_t peak_resident_bytes();
 
 class LlmRunner {
  public:
-  // Loads the program. `device` is where MLX runs: "cpu",
-  // "gpu", or "" for the environment's EXECUTORCH_MLX_DEVICE, else MLX's default.
-  // `tracer`, which has to outlive the runner, gets to see every instruction and
-  // makes them slower. Throws LlmError, LlmArgumentError if there is no such file
-  // or device.
+  // Loads the program in the file `path`.
+  //
+  // `device` is "cpu", "gpu" or "". The empty string means the environment variable EXECUTORCH_MLX_DEVICE, or MLX's
+  // default device if that is unset. `tracer` records the time of every instruction, which slows execution down; it
+  // must outlive the runner.
+  //
+  // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmError if the file is not a valid
+  // language model.
   explicit LlmRunner(
       const std::string& path,
       const std::string& device = "",
@@ -154,39 +172,47 @@ class LlmRunner {
   LlmRunner& operator=(const LlmRunner&) = delete;
 
   const LlmMetadata& metadata() const;
+
+  // How long the constructor took, in seconds.
   double load_seconds() const;
 
-  // The raw bytes of a token, which may be a part of a character; special tokens
-  // have none. They live as long as the runner. Throws LlmArgumentError.
+  // The bytes of a token: UTF-8, possibly part of a character. Special tokens have none. The view is valid as long as
+  // the runner. Throws LlmArgumentError if the id is out of range or the program has no token bytes.
   std::string_view token_bytes(int64_t token) const;
 
-  // Appends `prompt` to the conversation and draws tokens until something ends
-  // the answer. The last token drawn, be it a stop id, is not in the KV cache
-  // yet: a next turn that keeps the conversation begins with it. A program of
-  // several rows does the same in all of them.
-  // Throws LlmArgumentError before anything ran, LlmError if a step fails.
+  // Appends `prompt` to the context and generates an answer.
+  //
+  // The last token drawn, including a stop id, is not in the KV cache yet. To continue the conversation, begin the
+  // next prompt with that token. A program with several sequences processes the same tokens in all of them.
+  //
+  // Throws LlmArgumentError if the request is invalid; nothing has run then. Throws LlmError if a step fails; call
+  // reset() before the next request then.
   GenerateResult generate(
       std::span<const int64_t> prompt,
       const GenerateConfig& config,
       const TokenCallback& on_token = {});
 
-  // The answers to as many prompts as the program has rows, or fewer, side by side from
-  // an empty cache, which is empty again afterwards. The rows have one seed, and each its
-  // own noise.
+  // Answers up to LlmMetadata::batch_size prompts side by side and returns the results in the order of the prompts.
+  //
+  // Starts from an empty KV cache and leaves it empty. All sequences use the same seed, but each draws different
+  // noise. Throws the same errors as generate().
   std::vector<GenerateResult> generate_batch(
       std::span<const std::vector<int64_t>> prompts,
       const GenerateConfig& config,
-      const RowCallback& on_token = {});
+      const BatchTokenCallback& on_token = {});
 
-  // Ends a running answer before its next step; without one, does nothing. For another
-  // thread or a signal handler.
+  // Ends the running answer before its next step; has no effect if none is running. May be called from any thread and
+  // from a signal handler.
   void cancel() noexcept;
 
-  // Positions in the KV cache. rewind() goes back to an earlier one, for a prompt that
-  // goes on from there; reset() to none. Throws LlmArgumentError if the cache does not
-  // hold what came before.
+  // The number of positions in use in the KV cache.
   int64_t position() const;
+
+  // Discards all positions from `position` on, so that another prompt can follow. Throws LlmArgumentError if
+  // `position` is greater than position(), or more than LlmMetadata::max_rewind before it and not 0.
   void rewind(int64_t position);
+
+  // Empties the KV cache.
   void reset();
 
  private:

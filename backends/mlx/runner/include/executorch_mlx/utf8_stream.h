@@ -1,4 +1,4 @@
-// Text out of tokens whose bytes may end in the middle of a character.
+// Converts a stream of bytes to valid UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +7,25 @@
 
 namespace executorch_mlx {
 
-// Takes bytes as they come and gives valid UTF-8 back: the start of a character
-// is held until the rest of it is there, and what cannot be part of any becomes
-// U+FFFD, as in Python's bytes.decode("utf-8", errors="replace").
+// Decodes bytes that may end in the middle of a character. An incomplete character is held back until its remaining
+// bytes arrive. Invalid bytes become U+FFFD, as in Python's bytes.decode("utf-8", errors="replace").
 class Utf8Stream {
  public:
-  // Appends to `text` the characters that `bytes` completes.
+  // Appends the characters that `bytes` completes to `text`.
   void feed(std::string_view bytes, std::string& text);
 
-  // Nothing more comes: a character that was begun becomes U+FFFD.
+  // Ends the stream: appends U+FFFD to `text` if a character is incomplete, then resets.
   void finish(std::string& text);
 
+  // Drops an incomplete character.
   void reset();
 
  private:
-  void start(uint8_t byte, std::string& text);
+  void start_character(uint8_t byte, std::string& text);
 
-  std::string held_;
-  int missing_ = 0; // continuation bytes still to come
-  uint8_t lowest_ = 0x80; // what the next of them may be
+  std::string held_; // the bytes of the incomplete character
+  int missing_ = 0; // number of continuation bytes still to come
+  uint8_t lowest_ = 0x80; // valid range of the next continuation byte
   uint8_t highest_ = 0xBF;
 };
 

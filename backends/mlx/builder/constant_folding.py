@@ -1,0 +1,67 @@
+"""Constant folding: torch computes values that depend on no input when the program is serialized."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from .registry import aten_target
+from .slots import Space, TensorSlot
+
+# Of the operands and the result together. Larger values are computed in every run.
+MAX_BYTES = 2**18
+
+
+def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
+    """Returns a constant if all operands of `node` are known, else `value`, to which `node` was lowered.
+
+    A tensor made of Python numbers alone (`arange`, `zeros`) remains an instruction, because it is smaller than its
+    data. Its slot carries the data too, so that its users fold. The instruction is dropped if they all do.
+    """
+    if not isinstance(value, TensorSlot) or value.space != Space.TEMP or not _is_pure(node.target):
+        return value
+    operands = {n: slot_of(n) for n in node.all_input_nodes}
+    if not all(_is_known(slot) for slot in operands.values()):
+        return value
+    result = node.meta["val"]
+    shape = tuple(result.shape)
+    if _num_bytes(shape, result.dtype) + sum(_num_bytes(s.shape, s.dtype) for s in operands.values()) > MAX_BYTES:
+        return value
+    data = functools.cache(lambda: _compute(node, operands))
+    if not operands:
+        value.data = data
+        return value
+    return TensorSlot(result.dtype, shape, Space.CONSTANT, node.name, data)
+
+
+def _is_pure(target: Any) -> bool:
+    target = aten_target(target)
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in ("aten", "dim_order_ops")
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and "empty" not in target._opname
+    )
+
+
+def _is_known(slot: Any) -> bool:
+    return isinstance(slot, TensorSlot) and slot.data is not None and slot.space != Space.BUFFER
+
+
+def _num_bytes(shape: tuple, dtype: torch.dtype) -> float:
+    """Infinite for a dynamic shape."""
+    if not all(isinstance(size, int) for size in shape):
+        return math.inf
+    return math.prod(shape) * dtype.itemsize
+
+
+def _compute(node: Node, operands: dict[Node, TensorSlot]) -> torch.Tensor:
+    with torch.no_grad():
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: operands[n].data().detach())
+        return node.target(*args, **kwargs)

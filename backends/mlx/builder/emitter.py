@@ -1,0 +1,169 @@
+"""Collects the instructions of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..serialization import ir
+from . import dtypes
+from .peephole import simplified
+from .registry import Unsupported
+from .slots import Slot, Space, TensorSlot, ValueSlot
+
+
+@dataclass
+class Emitted:
+    """An instruction that names its operands and results by slot. `assemble` numbers the slots."""
+
+    op: type[ir.Op]
+    fields: dict[str, Any]
+
+
+class Emitter:
+    """Appends instructions to chains and creates the slots of their results.
+
+    `emit` simplifies instructions (see `peephole`) and computes no value twice.
+    """
+
+    def __init__(self, *, allow_extensions: bool = False):
+        self.allow_extensions = allow_extensions
+        self.chains: list[list[Emitted]] = [[]]
+        self._chain = self.chains[0]
+        self._scalars: dict[tuple, TensorSlot] = {}
+        # The results of earlier instructions by expression, in one table per open chain: an inner chain may reuse
+        # a result of an outer chain, but not the other way round.
+        self._results: list[dict[tuple, Slot]] = [{}]
+        self._producers: dict[Slot, Emitted] = {}
+
+    def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
+        """Append an instruction and return its result: `out` or `outs` if given, else a new slot.
+
+        A new tensor slot has `dtype`, by default the dtype of the first tensor operand. If an earlier instruction
+        or an operand already has the result, returns that slot instead and appends nothing.
+
+        Raises `Unsupported` if `op` is an extension and the program may not use extensions.
+        """
+        self._check(op, fields)
+        types = {f.name: f.type for f in op.FIELDS}
+        if "out" not in types or "out" in fields:
+            self._chain.append(Emitted(op, fields))
+            return fields.get("out", fields.get("outs"))
+        fields = simplified(self._producers, op, fields)
+        if isinstance(fields, TensorSlot):
+            return fields
+        expression = _expression(op, fields)
+        if expression is not None:
+            for results in self._results:
+                if expression in results:
+                    return results[expression]
+        if types["out"] == "Vid":
+            out = ValueSlot(int)
+        else:
+            tensors = (v for v in fields.values() if isinstance(v, TensorSlot))
+            out = TensorSlot(dtype=next(tensors).dtype if dtype is None else dtype)
+        emitted = Emitted(op, fields | {"out": out})
+        self._chain.append(emitted)
+        if expression is not None:
+            self._results[-1][expression] = out
+            self._producers[out] = emitted
+        return out
+
+    def _check(self, op: type[ir.Op], fields: dict[str, Any]) -> None:
+        unknown = set(fields) - {f.name for f in op.FIELDS}
+        if unknown:
+            raise TypeError(f"{op.__name__} has no field {', '.join(sorted(unknown))}")
+        if op.OP_TYPE >= ir.FIRST_EXTENSION and not self.allow_extensions:
+            raise Unsupported(
+                f"{op.__name__} is an extension: ExecuTorch's own MLX delegate lacks it, and "
+                "MLXPartitioner(allow_extensions=True) permits it"
+            )
+
+    @contextmanager
+    def chain(self) -> Iterator[int]:
+        """Emit into a new chain inside the `with` block; yields the index of the chain."""
+        outer, self._chain = self._chain, []
+        self.chains.append(self._chain)
+        self._results.append({})
+        try:
+            yield len(self.chains) - 1
+        finally:
+            self._results.pop()
+            self._chain = outer
+
+    def constant(
+        self,
+        name: str,
+        data: torch.Tensor | Callable[[], torch.Tensor],
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> TensorSlot:
+        """A constant of the program.
+
+        `data` is a tensor, or a function that returns a tensor of `shape` and `dtype`. The function runs only when
+        the program is serialized.
+        """
+        if isinstance(data, torch.Tensor):
+            tensor = data
+            shape, dtype, data = tensor.shape, tensor.dtype, lambda: tensor
+        return TensorSlot(dtype=dtype, shape=tuple(shape), space=Space.CONSTANT, name=name, data=data)
+
+    def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
+        """A 0-d tensor: a constant for a Python number, an instruction for a value slot."""
+        if isinstance(value, ValueSlot):
+            return self.full([], value, dtype)
+        key = (repr(value), dtype)  # the number itself would not tell 1, 1.0 and True apart
+        if key not in self._scalars:
+            tensor = torch.tensor(value, dtype=dtype)
+            slot = self.constant(f"scalar_{len(self._scalars)}", tensor)
+            slot.number = tensor.item()
+            self._scalars[key] = slot
+        return self._scalars[key]
+
+    def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
+        """A tensor of `shape` filled with `value`."""
+        if not shape and not isinstance(value, ValueSlot):
+            return self.scalar(value, dtype)
+        if isinstance(value, bool):
+            value = int(value)
+        scalar_type = dtypes.scalar_type(dtype)
+        return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
+
+    def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
+        """`x` as `dtype`; `x` itself if it has that dtype."""
+        if x.dtype == dtype:
+            return x
+        if x.number is not None:
+            return self.scalar(torch.tensor(x.number, dtype=x.dtype).to(dtype).item(), dtype)
+        out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
+        out.shape = x.shape
+        return out
+
+    def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
+        """The size of a dimension: an int if it is static, else a value slot."""
+        static = x.shape[dim]
+        if isinstance(static, int):
+            return static
+        return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
+
+    def item(self, x: TensorSlot) -> ValueSlot:
+        """The int in a one-element tensor. At run time the host waits for the tensor."""
+        return self.emit(ir.ItemIntNode, x=x)
+
+
+def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
+    """A key for the value that an instruction computes; None if a second run may give another value."""
+    if op is ir.RandomBitsNode and fields.get("seed") is None:
+        return None
+    frozen = []
+    for name, value in sorted(fields.items()):
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(v, TensorSlot) and v.space == Space.BUFFER for v in values):
+            return None
+        # By repr, because 1, 1.0 and True are equal as keys.
+        frozen.append((name, tuple(v if isinstance(v, Slot) else repr(v) for v in values)))
+    return op, tuple(frozen)

@@ -1,0 +1,119 @@
+"""The interface of a program: slots for its inputs, outputs, constants and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
+from torch.fx import Node
+
+from ..serialization import ir
+from .registry import Unsupported
+from .slots import Slot, Space, TensorSlot, slot_for
+
+if TYPE_CHECKING:
+    from .program import ProgramBuilder
+
+
+@dataclass
+class Interface:
+    """The slots of the inputs and outputs, in the order of the delegate call, and of the buffers."""
+
+    inputs: list[Slot] = field(default_factory=list)
+    outputs: list[Slot] = field(default_factory=list)
+    buffers: list[TensorSlot] = field(default_factory=list)
+
+
+def bind_inputs(P: ProgramBuilder) -> None:
+    """Give every placeholder of the graph its value."""
+    signature = P.program.graph_signature
+    mutated = set(signature.buffers_to_mutate.values())
+    placeholders = {n.name: n for n in P.program.graph.nodes if n.op == "placeholder"}
+    for spec in signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind == InputKind.USER_INPUT:
+            value = _user_input(P, spec, node)
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            value = _stored_input(P, spec, node, spec.kind == InputKind.BUFFER and spec.target in mutated)
+        else:
+            value = None  # effect tokens and custom objects
+        P.set_value(node, value)
+
+
+def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
+    if isinstance(spec.arg, ConstantArgument):
+        return spec.arg.value
+    slot = slot_for(node.meta["val"])
+    if isinstance(slot, TensorSlot):
+        slot.space, slot.name = Space.INPUT, node.name
+    else:
+        slot.is_input = True
+    P.interface.inputs.append(slot)
+    return slot
+
+
+def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
+    """A constant, or a buffer if the program writes it."""
+    if not is_mutated and (number := _number(P.program, spec)) is not None:
+        return P.scalar(number.item(), number.dtype)
+    slot = slot_for(
+        node.meta["val"],
+        space=Space.BUFFER if is_mutated else Space.CONSTANT,
+        name=spec.target,
+        data=lambda: stored_tensor(P.program, spec.target),
+    )
+    if is_mutated:
+        P.interface.buffers.append(slot)
+    return slot
+
+
+def _number(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
+    """The 0-d tensor of an input that was a Python number. Export makes it a constant or a non-persistent buffer."""
+    if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+        return None
+    stores = (program.state_dict, program.constants)
+    value = next((store[spec.target] for store in stores if spec.target in store), None)
+    is_number = isinstance(value, torch.Tensor) and value.ndim == 0 and not isinstance(value, FakeTensor)
+    return value if is_number else None
+
+
+def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
+    """A parameter, buffer or constant of `program`. Raises KeyError if it has none of that name."""
+    for store in (program.state_dict, program.constants):
+        if name in store:
+            return store[name]
+    raise KeyError(f"{name} is in neither the state dict nor the constants")
+
+
+def bind_outputs(P: ProgramBuilder) -> None:
+    """Collect the outputs of the program and write back the buffers that it changes."""
+    specs = P.program.graph_signature.output_specs
+    nodes = {n.name: n for n in P.program.graph.output_node().args[0] if isinstance(n, Node)}
+    user_outputs, mutations = [], []
+    for spec in specs:
+        if spec.kind == OutputKind.USER_OUTPUT:
+            user_outputs.append(P.value(nodes[spec.arg.name]))
+        elif spec.kind == OutputKind.BUFFER_MUTATION:
+            mutations.append((spec.target, P.value(nodes[spec.arg.name])))
+        else:
+            raise Unsupported(f"output of kind {spec.kind.name}")
+    # Outputs come first, because an output may be the old value of a buffer that changes.
+    P.interface.outputs += [_output(P, slot) for slot in user_outputs]
+    buffers = {b.name: b for b in P.interface.buffers}
+    for name, value in mutations:
+        buffer = buffers[name]
+        if value is not buffer:
+            P.emit(ir.IdCopyNode, x=P.cast(value, buffer.dtype), out=buffer)
+
+
+def _output(P: ProgramBuilder, slot: Slot) -> Slot:
+    """The slot of an output. Inputs, constants, buffers and other outputs are copied to a slot of their own."""
+    if isinstance(slot, TensorSlot):
+        if slot.space != Space.TEMP:
+            slot = P.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, slot.shape))
+        slot.space = Space.OUTPUT
+    return slot

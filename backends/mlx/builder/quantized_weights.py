@@ -1,0 +1,227 @@
+"""Quantized weights of torchao and ExecuTorch, repacked for MLX.
+
+A `read_*` function describes the arguments of a dequantize operator as an `Affine` or a `Microscaled` matrix. Both
+have `dtype`, the dtype of the dequantized numbers, `can_pack`, and `operands`, the operands of MLX's quantized
+instructions. If `factor` is not None, the dequantized numbers still have to be multiplied by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..custom_ops.packing import FLOAT_MODES, pack, unpack
+from ..serialization import ir
+from .dtypes import SCALAR_TYPES
+from .slots import Space, TensorSlot
+
+GROUP_SIZES = (128, 64, 32)
+BITS = (2, 3, 4, 5, 6, 8)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A matrix [N, K] of numbers (q - zero_point) * scale, with a scale and a zero point per block.
+
+    `q` [N, K] holds integers in [low, high]. `scale` and `zero_point` have one element for each block of
+    `block` = (rows, columns); None stands for 1 and 0.
+    """
+
+    q: TensorSlot
+    scale: TensorSlot | None
+    zero_point: TensorSlot | None
+    block: tuple[int, int]
+    low: int
+    high: int
+    dtype: torch.dtype
+    factor = None
+
+    @property
+    def bits(self) -> int | None:
+        """The narrowest width of MLX's that holds the range."""
+        return next((b for b in BITS if self.high - self.low < 2**b), None)
+
+    @property
+    def group_size(self) -> int | None:
+        """The largest group size of MLX's that divides a block."""
+        return next((g for g in GROUP_SIZES if self.block[1] % g == 0), None)
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether MLX has a packing for the matrix, and all of its data is constant."""
+        constant = _are_constants(*(s for s in (self.q, self.scale, self.zero_point) if s is not None))
+        return constant and None not in (self.bits, self.group_size)
+
+    def operands(self, P, dtype: torch.dtype) -> dict:
+        """`w`, uint32 [N, K * bits / 32], and `scales` and `biases`, `dtype` [N, K / group_size].
+
+        MLX computes scale * q + bias and counts q from 0. The conversion runs at serialization.
+        """
+        rows, columns = self.q.shape
+        groups = (rows, columns // self.group_size)
+
+        def scales() -> torch.Tensor:
+            if self.scale is None:
+                return torch.ones(groups)
+            return _per_group(self.scale.data().float(), self, groups)
+
+        def biases() -> torch.Tensor:
+            if self.zero_point is None:
+                return self.low * scales()
+            return (self.low - _per_group(self.zero_point.data().float(), self, groups)) * scales()
+
+        def words() -> torch.Tensor:
+            return pack((self.q.data().to(torch.int16) - self.low).to(torch.uint8), self.bits)
+
+        return {
+            "w": P.constant(f"{self.q.name}.packed", words, (rows, columns * self.bits // 32), torch.uint32),
+            "scales": P.constant(f"{self.q.name}.scales", lambda: scales().to(dtype), groups, dtype),
+            "biases": P.constant(f"{self.q.name}.biases", lambda: biases().to(dtype), groups, dtype),
+            "group_size": self.group_size,
+            "bits": self.bits,
+            "mode": "affine",
+        }
+
+
+@dataclass(frozen=True)
+class Microscaled:
+    """A matrix [N, K] of 4-bit or 8-bit floats, with an 8-bit scale per block.
+
+    `elements` holds the bytes of each matrix row, and `scale` [N, K / block] the scales. `factor`, 0-d or None, applies
+    to the whole matrix. `mode` is MLX's name of the format, None if MLX lacks it. All tensors are constants.
+    """
+
+    elements: TensorSlot
+    scale: TensorSlot
+    factor: TensorSlot | None
+    block: int
+    mode: str | None
+    dtype: torch.dtype
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether MLX has the format."""
+        return self.mode is not None and FLOAT_MODES[self.mode][1] == self.block
+
+    def operands(self, P, dtype: torch.dtype) -> dict:
+        """`w`, uint32 [N, K * bits / 32], and `scales`, uint8 [N, K / block]: the same bytes for every `dtype`."""
+        bits, group_size = FLOAT_MODES[self.mode]
+        rows, groups = self.elements.shape[0], self.scale.shape[-1]
+
+        def bytes_of(t: TensorSlot) -> torch.Tensor:
+            return t.data().detach().contiguous().view(torch.uint8).reshape(rows, -1)
+
+        shape = (rows, groups * group_size * bits // 32)
+        return {
+            "w": P.constant(
+                f"{self.elements.name}.packed", lambda: bytes_of(self.elements).view(torch.uint32), shape, torch.uint32
+            ),
+            "scales": P.constant(
+                f"{self.scale.name}.octets", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
+            ),
+            "biases": None,
+            "group_size": group_size,
+            "bits": bits,
+            "mode": self.mode,
+        }
+
+
+def read_affine(
+    P, input, block_size, scale, zero_point, input_dtype, quant_min, quant_max, output_dtype
+) -> Affine | None:
+    """The arguments of `torchao::dequantize_affine`. Returns None unless they are blocks of a matrix of bytes."""
+    if input is None or scale is None or input.ndim != 2:
+        return None
+    if zero_point is not None and zero_point.dtype.is_floating_point:
+        return None
+    if not all(isinstance(n, int) for n in (*input.shape, *block_size)):
+        return None
+    if input.dtype not in (torch.int8, torch.uint8):
+        return None
+    limits = torch.iinfo(input.dtype)
+    low = limits.min if quant_min is None else int(quant_min)
+    high = limits.max if quant_max is None else int(quant_max)
+    return Affine(input, scale, zero_point, tuple(block_size), low, high, result_dtype(output_dtype))
+
+
+def result_dtype(dtype: torch.dtype | int) -> torch.dtype:
+    """A dtype argument as a torch dtype. A default value in a schema is a number."""
+    return next((d for d, number in SCALAR_TYPES.items() if number == dtype), dtype)
+
+
+def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None:
+    """The arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
+
+    `qdata` [N, K / 2] holds two integers in [0, 15] per byte, the first in the low half. Scales and zero points,
+    possibly of a float dtype, are [K / group_size, N].
+    """
+    if not _are_constants(qdata, scale, zero_point):
+        return None
+    rows, columns = qdata.shape[0], qdata.shape[1] * 2
+    groups = (rows, columns // group_size)
+
+    def transposed(t: TensorSlot) -> TensorSlot:
+        return P.constant(f"{t.name}.turned", lambda: t.data().detach().t(), groups, t.dtype)
+
+    def unpacked() -> torch.Tensor:
+        return unpack(qdata.data().detach(), 4)
+
+    q = P.constant(f"{qdata.name}.numbers", unpacked, (rows, columns), torch.uint8)
+    block = (1, group_size)
+    return Affine(q, transposed(scale), transposed(zero_point), block, 0, 15, result_dtype(output_dtype))
+
+
+def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
+    """The arguments of `torchao::dequantize_nvfp4`: two E2M1 elements per byte, E4M3 scales."""
+    if not _are_constants(qdata, scale, per_tensor_scale):
+        return None
+    dtype = result_dtype(output_dtype)
+    return Microscaled(qdata, scale, per_tensor_scale, block_size, "nvfp4", dtype)
+
+
+def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscaled | None:
+    """The arguments of `torchao::dequantize_mx`: one element per byte, E8M0 scales. MLX has only E4M3 elements."""
+    if not _are_constants(qdata, scale):
+        return None
+    mode = "mxfp8" if elem_dtype == torch.float8_e4m3fn else None
+    return Microscaled(qdata, scale, None, block_size, mode, result_dtype(output_dtype))
+
+
+# The operators that dequantize a weight, and the functions that read their arguments. By name, because all but the
+# first exist only after an import of `executorch.extension.llm`.
+DEQUANTIZE = {
+    "torchao.dequantize_affine.default": read_affine,
+    "torchao.dequantize_int4_tensor.default": read_int4,
+    "torchao.dequantize_nvfp4.default": read_nvfp4,
+    "torchao.dequantize_mx.default": read_mx,
+}
+
+
+def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
+    """`y`, multiplied in float32 by the factor of a weight if there is one, as `dtype`."""
+    if factor is not None:
+        y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
+    return P.cast(y, dtype)
+
+
+def dequantize(P, weight: Affine | Microscaled, operands: dict | None = None, shape=None) -> TensorSlot:
+    """A weight, dequantized. For some of its matrix rows, pass their `operands` and the `shape` of the result."""
+    # MLX's result has the dtype of the scales, and bfloat16, which is exact, if they are bytes. Float32 scales, because
+    # MLX would round q * scale to half precision before it adds the bias.
+    operands = weight.operands(P, torch.float32) if operands is None else operands
+    dtype = torch.float32 if operands["mode"] == "affine" else torch.bfloat16
+    w = P.emit(ir.DequantizeNode, **operands, dtype=dtype)
+    w.shape = tuple(P.out.shape) if shape is None else shape
+    return apply_factor(P, w, weight.factor, weight.dtype)
+
+
+def _are_constants(*slots: TensorSlot | None) -> bool:
+    return all(s is not None and s.space == Space.CONSTANT for s in slots)
+
+
+def _per_group(per_block: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor:
+    """One number per block → one number per group, [N, K / group_size]."""
+    rows, columns = a.block
+    per_block = per_block.detach().reshape(groups[0] // rows, -1)
+    return per_block.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()

@@ -1,0 +1,28 @@
+"""Defines operators in the torch library `mlx`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_LIBRARY = torch.library.Library("mlx", "FRAGMENT")
+
+
+def define(schema: str, eager: Callable, fake: Callable) -> torch._ops.OpOverload:
+    """Define the operator `mlx::<schema>` with its eager and fake kernels, and return its default overload.
+
+    Raises ImportError if the process already has an operator of that name.
+    """
+    name = schema[: schema.index("(")]
+    if f"mlx::{name}" in torch._C._dispatch_get_all_op_names():
+        origin = torch._C._dispatch_dump(f"mlx::{name}").partition("debug: ")[2].partition("\n")[0]
+        raise ImportError(
+            f"executorch_mlx: torch operator mlx::{name} already exists ({origin}). Another MLX "
+            "delegate is loaded in this process, probably executorch.backends.mlx of the "
+            "executorch wheel; import only one of the two."
+        )
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mlx::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.mlx, name).default

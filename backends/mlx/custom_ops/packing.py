@@ -1,0 +1,145 @@
+"""MLX's packings of quantized weights, in torch.
+
+A packed matrix [N, K] is `w`, uint32 [N, K * bits / 32]. ExecuTorch's edge dialect lacks uint32, so int32 with the
+same bits is accepted too. Each matrix row is a stream of bits, least significant bit first. `group_size` consecutive
+elements of a row share a scale. `mode` is MLX's name of the format:
+
+    affine   integers q; the value is q * scales + biases, with scales and biases of a float dtype [N, K / group_size]
+    mxfp4    E2M1 elements, E8M0 scales in uint8, groups of 32
+    nvfp4    E2M1 elements, E4M3 scales in uint8, groups of 16
+    mxfp8    E4M3 elements, E8M0 scales in uint8, groups of 32
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Mode → (bits, group_size), for the modes with 8-bit scales.
+FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def unpack(w: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packed words [..., K * bits / 32] → elements, uint8 [..., K]."""
+    bytes_ = w.contiguous().view(torch.uint8)
+    if bits in (2, 4, 8):
+        lanes = [bytes_ >> shift & (2**bits - 1) for shift in range(0, 8, bits)]
+        return torch.stack(lanes, -1).flatten(-2)
+    # Eight elements fill `bits` bytes.
+    bytes_ = bytes_.unflatten(-1, (-1, bits)).to(torch.int16)
+    lanes = []
+    for first in range(0, 8 * bits, bits):
+        byte, shift = divmod(first, 8)
+        lane = bytes_[..., byte] >> shift
+        if shift + bits > 8:
+            lane = lane | bytes_[..., byte + 1] << (8 - shift)
+        lanes.append(lane & (2**bits - 1))
+    return torch.stack(lanes, -1).flatten(-2).to(torch.uint8)
+
+
+def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
+    """Integers in [0, 2^bits), uint8 [..., K] with K a multiple of 32 → uint32 [..., K * bits / 32]."""
+    q = q.detach()
+    if bits == 8:
+        bytes_ = q
+    elif bits in (2, 4):
+        lanes = q.unflatten(-1, (-1, 8 // bits)).unbind(-1)
+        bytes_ = lanes[0].clone()
+        for i, lane in enumerate(lanes[1:], 1):
+            bytes_ |= lane << (bits * i)
+    else:
+        lanes = q.unflatten(-1, (-1, 8)).to(torch.int16).unbind(-1)
+        spread = torch.zeros(*lanes[0].shape, bits, dtype=torch.int16)
+        for i, lane in enumerate(lanes):
+            byte, shift = divmod(i * bits, 8)
+            spread[..., byte] |= lane << shift & 255
+            if shift + bits > 8:
+                spread[..., byte + 1] |= lane >> (8 - shift)
+        bytes_ = spread.flatten(-2).to(torch.uint8)
+    return bytes_.contiguous().view(torch.uint32)
+
+
+def quantize(
+    w: torch.Tensor, bits: int, group_size: int, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize floats [..., K] in affine mode.
+
+    Returns `w`, and `scales` and `biases` of `dtype`, by default the dtype of the input. Raises ValueError unless K is
+    a multiple of `group_size` and of 32.
+
+    The steps of a group cover the range from its minimum to its maximum. They start at the one of larger magnitude, and
+    their size is rounded so that 0 is one of them.
+    """
+    if w.shape[-1] % max(group_size, 32):
+        raise ValueError(
+            f"quantize: w: got {w.shape[-1]} columns, expected a multiple of {max(group_size, 32)}"
+        )
+    dtype = w.dtype if dtype is None else dtype
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    minimum, maximum = x.amin(-1), x.amax(-1)
+    step = ((maximum - minimum) / (2**bits - 1)).clamp_(min=1e-7)
+    is_downward = minimum.abs() <= maximum.abs()
+    step = torch.where(is_downward, -step, step)
+    edge = torch.where(is_downward, maximum, minimum)
+    steps_to_zero = (edge / step).round_()
+    at_zero = steps_to_zero == 0
+    step = torch.where(at_zero, step, edge / steps_to_zero)
+    scales, biases = step.to(dtype), torch.where(at_zero, 0, edge).to(dtype)
+    # With the scales and biases as stored, so that q absorbs the rounding of the cast.
+    x = x.sub(biases.float().unsqueeze(-1)).div_(scales.float().unsqueeze(-1))
+    q = x.round_().clamp_(0, 2**bits - 1).to(torch.uint8).flatten(-2)
+    return pack(q, bits), scales, biases
+
+
+def dequantize(
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    biases: torch.Tensor | None,
+    group_size: int,
+    bits: int,
+    mode: str = "affine",
+) -> torch.Tensor:
+    """The elements of a packed tensor as float32 [..., K]. Raises ValueError if the operands do not fit together."""
+    check(w, scales, biases, group_size, bits, mode)
+    q = unpack(w, bits).unflatten(-1, (-1, group_size))
+    if mode == "affine":
+        x = q * scales.float().unsqueeze(-1) + biases.float().unsqueeze(-1)
+    else:
+        x = _elements_to_float(q, bits) * _scales_to_float(scales, mode).unsqueeze(-1)
+    return x.flatten(-2)
+
+
+def _elements_to_float(q: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return q.view(torch.float8_e4m3fn).float()
+    table = torch.tensor(_E2M1 + tuple(-x for x in _E2M1))
+    return table[q.long()]
+
+
+def _scales_to_float(scales: torch.Tensor, mode: str) -> torch.Tensor:
+    if mode == "nvfp4":
+        return scales.view(torch.float8_e4m3fn).float()
+    return torch.exp2(scales.float() - 127)
+
+
+def check(w, scales, biases, group_size, bits, mode) -> None:
+    """Raises ValueError if the operands do not describe a packed tensor."""
+    if mode not in ("affine", *FLOAT_MODES):
+        raise ValueError(f"mlx: mode: got {mode!r}, expected one of affine, {', '.join(FLOAT_MODES)}")
+    if w.dtype not in (torch.uint32, torch.int32) or scales.dim() != w.dim():
+        raise ValueError(
+            f"mlx: w: got {w.dtype} {list(w.shape)} with scales {list(scales.shape)}, expected uint32 or int32 and "
+            "as many dimensions as the scales"
+        )
+    columns = w.shape[-1] * 32 // bits
+    expected = [*w.shape[:-1], columns // group_size]
+    if columns % group_size or list(scales.shape) != expected:
+        raise ValueError(f"mlx: scales: got shape {list(scales.shape)}, expected {expected}")
+    if mode == "affine":
+        if biases is None or biases.shape != scales.shape or not scales.is_floating_point():
+            raise ValueError("mlx: mode affine: expected float scales, and biases of the same shape")
+    elif (bits, group_size) != FLOAT_MODES[mode] or scales.dtype != torch.uint8:
+        raise ValueError(
+            f"mlx: mode {mode}: got (bits, group_size) {(bits, group_size)} and {scales.dtype} scales, expected "
+            f"{FLOAT_MODES[mode]} and uint8 scales"
+        )

@@ -1,0 +1,1 @@
+"""Inspect a `.pte` file without running it: instructions, types, memory and the graph."""

@@ -1,0 +1,175 @@
+"""Infer the types of all results of a program without running it."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+
+from ..serialization import ir
+from .listing import ListedInstruction, list_instructions, tensor_ids
+from .type_rules import rule_of
+from .types import Env, Type, Unknown, dtype_name
+
+_INTEGER_OPS = {
+    ir.AddIntNode: operator.add,
+    ir.SubtractIntNode: operator.sub,
+    ir.MultiplyIntNode: operator.mul,
+    ir.FloorDivideIntNode: lambda a, b: a // b if b else None,
+    ir.ModIntNode: lambda a, b: a % b if b else None,
+}
+
+
+@dataclass
+class TypedInstruction:
+    """An instruction with the types of its tensors, by slot id.
+
+    `inferred` has the types that the rule of the op returns. `results` has the same types, with unknown
+    parts taken from those that the program declares for outputs and buffers. `outer_scan` is the outermost
+    scan that repeats the instruction.
+    """
+
+    instruction: ListedInstruction
+    operands: dict[int, Type] = field(default_factory=dict)
+    inferred: dict[int, Type] = field(default_factory=dict)
+    results: dict[int, Type] = field(default_factory=dict)
+    outer_scan: TypedInstruction | None = None
+
+
+def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
+    """The type that a program declares for a tensor. With `upper_bound`, a dynamic extent is at its upper bound."""
+    dims = []
+    for d in meta.shape:
+        bound = d.max_value if upper_bound and d.max_value >= 0 else None
+        dims.append(d.value if d.value >= 0 else bound)
+    return Type(tuple(dims), dtype_name(meta.scalar_type))
+
+
+def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInstruction]:
+    """Every instruction that loading and calling the program can run, in order, with both branches of an if.
+
+    With `upper_bound`, the dynamic extents of the inputs are at their upper bounds.
+    """
+    return _Inference(graph, upper_bound).run()
+
+
+class _Inference:
+    def __init__(self, graph: ir.MLXGraph, upper_bound: bool):
+        self.entry_chains = (graph.init_chain_idx, graph.main_chain_idx)
+        self.chains = list_instructions(graph)
+        self.typed: list[TypedInstruction] = []
+        self.open_chains: list[int] = []
+        self.open_scans: list[TypedInstruction] = []
+        outputs = tensor_ids(graph)["output"]
+        self.declared = {tid: declared_type(m, upper_bound) for tid, m in enumerate(graph.tensor_meta or ())}
+        self.env = Env({tid: t for tid, t in self.declared.items() if tid not in outputs}, {})
+
+    def run(self) -> list[TypedInstruction]:
+        for chain in self.entry_chains:
+            self._chain(chain)
+        return self.typed
+
+    def _chain(self, index: int) -> None:
+        if index in self.open_chains or not 0 <= index < len(self.chains):
+            return  # no init chain, or a damaged program
+        self.open_chains.append(index)
+        for instruction in self.chains[index]:
+            self._instruction(instruction)
+        self.open_chains.pop()
+
+    def _instruction(self, instruction: ListedInstruction) -> None:
+        tids = [s.idx for s in instruction.slots_read() if isinstance(s, ir.Tid)]
+        outer_scan = self.open_scans[0] if self.open_scans else None
+        typed = TypedInstruction(instruction, {tid: self.env.type(tid) for tid in tids}, outer_scan=outer_scan)
+        if isinstance(instruction.node, ir.ScanNode):
+            self._scan(typed)
+            self.typed.append(typed)
+            return
+        self.typed.append(typed)
+        if isinstance(instruction.node, ir.IfNode):
+            self._branches(instruction)
+        elif isinstance(instruction.node, ir.WhileNode):
+            for chain in instruction.chains:
+                self._chain(chain)
+        elif instruction.results and isinstance(instruction.results[0], ir.Vid):
+            self.env.values[instruction.results[0].idx] = self._integer(instruction.node)
+        else:
+            types = self._apply_rule(instruction.node)
+            types += [Type()] * (len(instruction.results) - len(types))
+            self._write(typed, dict(zip((s.idx for s in instruction.results), types)))
+
+    def _apply_rule(self, node: ir.Op) -> list[Type]:
+        rule = rule_of(type(node))
+        try:
+            types = rule(node, self.env) if rule else []
+        except (Unknown, IndexError, ValueError, ZeroDivisionError):  # unknown operands, or a damaged program
+            types = []
+        return types if isinstance(types, list) else [types]
+
+    def _write(self, typed: TypedInstruction, types: dict[int, Type]) -> None:
+        typed.inferred = types
+        typed.results = {tid: self._complete(tid, t) for tid, t in types.items()}
+        self.env.types |= typed.results
+
+    def _complete(self, tid: int, type_: Type) -> Type:
+        """The inferred type, with unknown parts taken from the type that the program declares."""
+        declared = self.declared.get(tid)
+        if declared is None:
+            return type_
+        shape = type_.shape
+        if shape is None or None in shape:
+            shape = declared.shape
+        return Type(shape, type_.dtype or declared.dtype)
+
+    def _integer(self, node: ir.Op) -> int | None:
+        """The integer that `node` computes on the host, or None if it depends on data."""
+        if isinstance(node, ir.SymSizeNode):
+            shape = self.env.type(node.a.idx).shape
+            return shape[node.dim] if shape and -len(shape) <= node.dim < len(shape) else None
+        if type(node) in _INTEGER_OPS:
+            a, b = self.env.value(node.a), self.env.value(node.b)
+            return None if a is None or b is None else _INTEGER_OPS[type(node)](a, b)
+        return None
+
+    def _branches(self, instruction: ListedInstruction) -> None:
+        before = self.env
+        after = []
+        for chain in instruction.chains:
+            self.env = Env(dict(before.types), dict(before.values))
+            self._chain(chain)
+            after.append(self.env)
+        first = after[0].values
+        self.env = Env(
+            {tid: _common(*(e.type(tid) for e in after)) for e in after for tid in e.types},
+            {vid: first[vid] for vid in first if all(e.values.get(vid) == first[vid] for e in after)},
+        )
+
+    def _scan(self, typed: TypedInstruction) -> None:
+        node = typed.instruction.node
+        iterations = None
+        for original, sliced in zip(node.originals, node.sliced):
+            type_ = self.env.type(original.idx)
+            if type_.shape is not None and -len(type_.shape) <= node.scan_axis < len(type_.shape):
+                axis = node.scan_axis % len(type_.shape)
+                iterations = type_.shape[axis]
+                type_ = Type(type_.shape[:axis] + type_.shape[axis + 1 :], type_.dtype)
+            self.env.types[sliced.idx] = type_
+        self.open_scans.append(typed)
+        for chain in typed.instruction.chains:
+            self._chain(chain)
+        self.open_scans.pop()
+        types = {sliced.idx: self.env.type(sliced.idx) for sliced in node.sliced}
+        for out in node.outputs:
+            one = self.env.type(out.idx)
+            if one.shape is not None and -len(one.shape) - 1 <= node.scan_axis <= len(one.shape):
+                axis = node.scan_axis % (len(one.shape) + 1)
+                one = Type((*one.shape[:axis], iterations, *one.shape[axis:]), one.dtype)
+            types[out.idx] = one
+        self._write(typed, types)
+
+
+def _common(a: Type, b: Type) -> Type:
+    """What two types have in common."""
+    shape = None
+    if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
+        shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape))
+    return Type(shape, a.dtype if a.dtype == b.dtype else None)

@@ -1,0 +1,107 @@
+"""The instructions of a program as a list: results, operands and attributes by field name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..serialization import ir
+
+SPACES = ("constant", "input", "output", "buffer", "temporary")
+_OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
+_CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
+_DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # builder/assemble.py appends it to the name of a constant
+
+Slot = ir.Tid | ir.Vid
+
+
+def tensor_ids(graph: ir.MLXGraph) -> dict[str, range]:
+    """The ids of the tensor slots of each space, in the order of `SPACES`."""
+    ranges, start = {}, 0
+    for space, field_name in zip(SPACES, ("constant", "input", "output", "mutable_buffer", "temp")):
+        count = getattr(graph, f"num_{field_name}_tensors")
+        ranges[space] = range(start, start + count)
+        start += count
+    return ranges
+
+
+def space_of(graph: ir.MLXGraph, tid: int) -> str | None:
+    return next((space for space, ids in tensor_ids(graph).items() if tid in ids), None)
+
+
+class SlotNames:
+    """Names for slots: the name in the program if it is unique, else `%3` for a tensor and `$3` for a value."""
+
+    def __init__(self, graph: ir.MLXGraph):
+        self.keys = {s.slot.idx: s.name for s in graph.named_slots or () if s.slot.slot_type == ir.SlotType.TensorSlot}
+        short = {tid: _DIGEST.sub("", key) for tid, key in self.keys.items()}
+        used = list(short.values())
+        self._short = {tid: name if used.count(name) == 1 else f"{name}%{tid}" for tid, name in short.items()}
+
+    def __call__(self, slot: Slot) -> str:
+        if isinstance(slot, ir.Vid):
+            return f"${slot.idx}"
+        return self._short.get(slot.idx, f"%{slot.idx}")
+
+
+@dataclass
+class ListedInstruction:
+    """One instruction.
+
+    `op` is the name of the IR node without "Node". `operands` has slots, numbers or lists of them by
+    field name. `chains` has the chains that a control instruction runs.
+    """
+
+    chain: int
+    index: int
+    op: str
+    node: ir.Op
+    results: list[Slot] = field(default_factory=list)
+    operands: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    chains: list[int] = field(default_factory=list)
+
+    def slots_read(self) -> Iterator[Slot]:
+        for value in self.operands.values():
+            for v in value if isinstance(value, list) else [value]:
+                if isinstance(v, Slot):
+                    yield v
+
+
+def list_instructions(graph: ir.MLXGraph) -> list[list[ListedInstruction]]:
+    """The instructions of each chain."""
+    return [
+        [_list_instruction(instruction.op, c, i) for i, instruction in enumerate(chain.instructions)]
+        for c, chain in enumerate(graph.instruction_chains)
+    ]
+
+
+def _list_instruction(node: ir.Op, chain: int, index: int) -> ListedInstruction:
+    instruction = ListedInstruction(chain, index, node.NAME.removesuffix("Node"), node)
+    for f in node.FIELDS:
+        value = getattr(node, f.name)
+        if value is None:
+            continue
+        if f.name in _CHAINS:
+            instruction.chains.append(value)
+        elif f.output and not f.inout:
+            instruction.results += value if isinstance(value, list) else [value]
+        elif f.type.strip("[]") in _OPERAND_TYPES:
+            is_list = isinstance(value, list)
+            instruction.operands[f.name] = [unwrap_operand(v) for v in value] if is_list else unwrap_operand(value)
+        else:
+            instruction.attributes[f.name] = value
+    return instruction
+
+
+def unwrap_operand(value: Any) -> Slot | int | float:
+    """The slot or number in an `IntOrVid`, `FloatOrVid`, `VidOrTid` or `IntOrVidOrTid`; any other value itself."""
+    if isinstance(value, (ir.IntOrVid, ir.FloatOrVid)):
+        return value.vid if value.is_vid else value.literal
+    if isinstance(value, ir.VidOrTid):
+        return value.vid if value.is_vid else value.tid
+    if isinstance(value, ir.IntOrVidOrTid):
+        return (value.literal, value.vid, value.tid)[value.kind]
+    return value

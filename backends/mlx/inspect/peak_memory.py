@@ -1,0 +1,78 @@
+"""Estimate the memory of a program's temporaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..serialization import ir
+from .infer_types import infer_types
+from .listing import ListedInstruction, tensor_ids
+from .type_rules import VIEWS
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest size of all temporaries at one time, in bytes.
+
+    `unknown` counts the results that are left out because their size is unknown before a call. `at` is
+    the instruction at the peak.
+    """
+
+    nbytes: int
+    unknown: int
+    at: ListedInstruction | None
+
+
+@dataclass
+class _Block:
+    """A result in memory: its size, and the first and last instruction that use it."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def peak_of_temporaries(graph: ir.MLXGraph) -> Peak:
+    """Estimate the peak memory of the temporaries of a call.
+
+    The estimate gives each result its own block, except views. Blocks are allocated and freed in program
+    order. Dynamic extents are at their upper bounds. MLX evaluates lazily, fuses, and reuses the memory of
+    operands, so it often takes less.
+    """
+    instructions = infer_types(graph, upper_bound=True)
+    position = {id(typed): i for i, typed in enumerate(instructions)}
+    temporaries = tensor_ids(graph)["temporary"]
+    block_of: dict[int, _Block] = {}  # temporary -> the block that holds it
+    blocks: list[_Block] = []
+    unknown = 0
+    for i, typed in enumerate(instructions):
+        end = max(i, position[id(typed.outer_scan)]) if typed.outer_scan else i
+        read = [block_of[tid] for tid in typed.operands if tid in block_of]
+        for block in read:
+            block.last = max(block.last, end)
+        is_view = type(typed.instruction.node) in VIEWS
+        for tid, type_ in typed.results.items():
+            if tid not in temporaries:
+                continue
+            if not is_view:
+                unknown += type_.nbytes is None
+                block_of[tid] = _Block(type_.nbytes or 0, first=i, last=end)
+                blocks.append(block_of[tid])
+            elif read:
+                block_of[tid] = read[0]
+            else:
+                block_of.pop(tid, None)  # a view of a constant, an input or a buffer
+    return _peak(blocks, unknown, [typed.instruction for typed in instructions])
+
+
+def _peak(blocks: list[_Block], unknown: int, instructions: list[ListedInstruction]) -> Peak:
+    change = [0] * (len(instructions) + 1)
+    for block in blocks:
+        change[block.first] += block.nbytes
+        change[block.last + 1] -= block.nbytes
+    peak, at, now = 0, None, 0
+    for i, instruction in enumerate(instructions):
+        now += change[i]
+        if now > peak:
+            peak, at = now, instruction
+    return Peak(peak, unknown, at)

@@ -1,0 +1,136 @@
+"""Find the MLX programs in a .pte file.
+
+The segments of a file can be larger than memory, so only the payloads are read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..serialization import ir
+from ..serialization.read import read_payload
+
+if TYPE_CHECKING:
+    from executorch.exir.schema import Program
+
+BACKEND = "MLXBackend"
+_IDENTIFIER = b"ET"  # followed by a two-digit version, currently 12
+
+# What ExecuTorch's deserializer raises for a damaged file: it does not validate its input.
+_DAMAGE = (struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError)
+
+
+class ProgramError(Exception):
+    """A file cannot be inspected. The message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """One MLX program of a file. `index` is its number among the MLX delegates of the method."""
+
+    method: str
+    index: int
+    payload: bytes
+    graph: ir.MLXGraph
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The contents of a file.
+
+    `named_data` maps a key to its size in bytes. `calls_outside_mlx` counts, by method, the calls of
+    other backends and of kernels.
+    """
+
+    size: int
+    methods: list[str]
+    delegates: list[Delegate]
+    named_data: dict[str, int]
+    calls_outside_mlx: dict[str, dict[str, int]]
+
+
+def read_pte(path: str | Path) -> Contents:
+    """Read the MLX programs of a .pte file. Raises ProgramError if it is damaged or not a .pte file."""
+    size = Path(path).stat().st_size
+    if size < 64:
+        raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least 64")
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        identifier = data[4:8]
+        if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
+            raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
+        return _read(path, data)
+
+
+def _read(path: str | Path, data: mmap.mmap) -> Contents:
+    # Imported here because they import torch, which makes `executorch-mlx --help` slow.
+    from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
+    from executorch.exir._serialize._program import _get_extended_header
+
+    header = _get_extended_header(data[:64])
+    program_size = header.program_size if header else len(data)
+    if program_size > len(data):
+        raise ProgramError(f"{path} is truncated: got {len(data)} bytes, expected a program of {program_size} bytes")
+    try:
+        program = _flatbuffer_to_program(data[:program_size])
+    except _DAMAGE as error:
+        raise ProgramError(f"{path} is damaged: its program cannot be read ({error})") from error
+    base = header.segment_base_offset if header else 0
+    for i, segment in enumerate(program.segments or ()):
+        if base + segment.offset + segment.size > len(data):
+            raise ProgramError(
+                f"{path} is truncated: got {len(data)} bytes, but segment {i} ends at byte"
+                f" {base + segment.offset + segment.size}"
+            )
+    try:
+        return Contents(
+            size=len(data),
+            methods=[plan.name for plan in program.execution_plan],
+            delegates=list(_delegates(path, program, data, base)),
+            named_data={n.key: program.segments[n.segment_index].size for n in program.named_data or ()},
+            calls_outside_mlx={plan.name: _calls_outside_mlx(plan) for plan in program.execution_plan},
+        )
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ProgramError(f"{path} is damaged: {error}") from error
+
+
+def _delegates(path, program: Program, data: mmap.mmap, base: int):
+    from executorch.exir.schema import DataLocation
+
+    for plan in program.execution_plan:
+        mlx_delegates = [delegate for delegate in plan.delegates if delegate.id == BACKEND]
+        for index, delegate in enumerate(mlx_delegates):
+            location = delegate.processed
+            if location.location == DataLocation.INLINE:
+                payload = bytes(program.backend_delegate_data[location.index].data)
+            else:
+                segment = program.segments[location.index]
+                payload = data[base + segment.offset : base + segment.offset + segment.size]
+            try:
+                graph = read_payload(payload)
+            except ValueError as error:
+                raise ProgramError(
+                    f"{path} is damaged: MLX program {index} of method {plan.name}: {error}"
+                ) from error
+            yield Delegate(plan.name, index, payload, graph)
+
+
+def _calls_outside_mlx(plan) -> dict[str, int]:
+    """The number of calls of each other backend and each operator."""
+    calls: dict[str, int] = {}
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            arguments = instruction.instr_args
+            if hasattr(arguments, "delegate_index"):
+                name = plan.delegates[arguments.delegate_index].id
+            elif hasattr(arguments, "op_index"):
+                operator = plan.operators[arguments.op_index]
+                name = f"{operator.name}.{operator.overload}" if operator.overload else operator.name
+            else:
+                continue
+            if name != BACKEND:
+                calls[name] = calls.get(name, 0) + 1
+    return calls

@@ -1,0 +1,96 @@
+"""Shapes and dtypes that are known before a program runs.
+
+An extent that is known only at run time is None. An unknown shape or dtype is None as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..serialization import ir
+from .listing import unwrap_operand
+
+# ExecuTorch's ScalarType -> (MLX's name, bytes per element)
+DTYPES = {
+    0: ("uint8", 1), 1: ("int8", 1), 2: ("int16", 2), 3: ("int32", 4), 4: ("int64", 8),
+    5: ("float16", 2), 6: ("float32", 4), 7: ("float64", 8), 11: ("bool", 1), 15: ("bfloat16", 2),
+    27: ("uint16", 2), 28: ("uint32", 4), 29: ("uint64", 8),
+}  # fmt: skip
+ITEMSIZE = dict(DTYPES.values())
+FLOATS = {"float16", "bfloat16", "float32", "float64"}
+
+Shape = tuple[int | None, ...]
+
+
+class Type(NamedTuple):
+    """The shape and dtype of a tensor."""
+
+    shape: Shape | None = None
+    dtype: str | None = None
+
+    @property
+    def nbytes(self) -> int | None:
+        if self.shape is None or self.dtype is None or None in self.shape:
+            return None
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.dtype or '?'}[{dims}]"
+
+
+class Unknown(Exception):
+    """A rule needs a shape or number that is unknown."""
+
+
+class Env:
+    """The types of the tensor slots and the numbers in the value slots, at one point of a program."""
+
+    def __init__(self, types: dict[int, Type], values: dict[int, int | None]):
+        self.types = types
+        self.values = values
+
+    def type(self, tid: int) -> Type:
+        return self.types.get(tid, Type())
+
+    def shape(self, tid: ir.Tid) -> Shape:
+        """The shape of a tensor slot. Raises Unknown if even its rank is unknown."""
+        shape = self.type(tid.idx).shape
+        if shape is None:
+            raise Unknown
+        return shape
+
+    def dtype(self, tid: ir.Tid) -> str | None:
+        return self.type(tid.idx).dtype
+
+    def value(self, x) -> int | None:
+        """The integer of an operand, or None if it is unknown."""
+        x = unwrap_operand(x)
+        return self.values.get(x.idx) if isinstance(x, ir.Vid) else x if isinstance(x, int) else None
+
+
+def dtype_name(scalar_type: int) -> str | None:
+    return DTYPES.get(scalar_type, (None, 0))[0]
+
+
+def promote(*dtypes: str | None) -> str | None:
+    """The promoted dtype of several operands. None if two differ and neither is bool."""
+    dtypes_but_bool = set(dtypes) - {"bool"} or {"bool"}
+    return dtypes_but_bool.pop() if len(dtypes_but_bool) == 1 else None
+
+
+def at_least_float(dtype: str | None) -> str | None:
+    """`dtype` if it is floating-point, else float32."""
+    return dtype if dtype is None or dtype in FLOATS else "float32"
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    result = []
+    for i in range(1, max(map(len, shapes)) + 1):
+        dims = {s[-i] for s in shapes if len(s) >= i} - {1}
+        known = dims - {None}
+        if len(known) > 1:
+            raise Unknown
+        result.append(known.pop() if known else None if dims else 1)
+    return tuple(reversed(result))

@@ -1,0 +1,55 @@
+"""Attention of a Hugging Face decoder over the KV caches of a program."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AttentionInterface
+
+from .cache import KVCache
+
+NAME = "mlx"
+
+
+def attend_over_cache(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """An attention function for the interface of `transformers`.
+
+    Takes query `[B, H, S, D]` and the whole cache, key and value `[B, G, C, D]`; returns
+    `[B, S, H, D]`. The cache determines which keys a query sees, so `attention_mask` is not used.
+    """
+    if s_aux is not None:
+        raise ValueError(f"export_llm: model: {type(module).__name__} has attention sinks, expected none")
+    if not getattr(module, "is_causal", True):
+        raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
+    cache = module.kv_cache
+    cache.attended.add(module.layer_idx)
+    out = torch.ops.mlx.cached_attention(
+        query,
+        key,
+        value,
+        cache.position,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        cache.first,
+        cache.layers[module.layer_idx].window,
+        softcap,
+    )
+    return out.transpose(1, 2), None
+
+
+def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
+    """Make every layer of `model` attend over `cache` through `mlx::cached_attention`, in place."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            module.kv_cache = cache
+    AttentionInterface.register(NAME, attend_over_cache)
+    model.set_attn_implementation(NAME)

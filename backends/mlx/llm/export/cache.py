@@ -1,0 +1,128 @@
+"""KV caches that are buffers of the program."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+def layer_windows(config, window: str | int = "auto") -> list[int | None]:
+    """The number of positions that a query of each layer attends to, its own included; None for all.
+
+    `auto` follows the config of the model; a number is the window of every layer, 0 for none.
+    Raises ValueError if the config has layers other than attention.
+    """
+    count = config.num_hidden_layers
+    if window != "auto":
+        return [window or None] * count
+    size = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if size else "full_attention"] * count
+    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+    if unknown:
+        raise ValueError(f"export_llm: model: got layers of kind {', '.join(unknown)}, expected attention")
+    return [size if kind == "sliding_attention" else None for kind in kinds]
+
+
+class KVCache(Cache):
+    """The cache of a Hugging Face decoder, in buffers of fixed size.
+
+    Each layer has a pair of buffers `[batch, key heads, length, head size]`, registered on `owner`
+    so that export sees them as its mutable state. The length is `capacity` positions. A
+    sliding-window layer uses a ring buffer instead, with room for the window and the `chunk` tokens
+    of one call.
+
+    `position` is the position of the first token of the current call, int64 `[1]`. `first` is the first
+    position of each sequence that is not padding, int64 `[batch]`, or None without padding.
+    """
+
+    position: torch.Tensor
+    first: torch.Tensor | None
+    attended: set[int]  # indices of the layers that attended over this cache in the current call
+
+    @classmethod
+    def register_on(
+        cls,
+        owner: torch.nn.Module,
+        config,
+        *,
+        batch: int,
+        capacity: int,
+        chunk: int,
+        dtype: torch.dtype,
+        window: str | int = "auto",
+    ) -> KVCache:
+        """Register zeroed buffers on `owner` and return the cache over them."""
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers = []
+        for index, layer_window in enumerate(layer_windows(config, window)):
+            if layer_window is not None and layer_window >= capacity:
+                layer_window = None
+            length = capacity if layer_window is None else min(capacity, layer_window + chunk - 1)
+            names = (f"key_cache_{index}", f"value_cache_{index}")
+            for name in names:
+                owner.register_buffer(name, torch.zeros(batch, heads, length, size, dtype=dtype))
+            layers.append(_Layer(owner, names, layer_window))
+        return cls(layers=layers)
+
+    def begin_call(self, position: torch.Tensor, first: torch.Tensor | None = None) -> KVCache:
+        """Prepare this cache for a call whose tokens begin at `position`, and return it."""
+        self.position, self.first, self.attended = position, first, set()
+        for layer in self.layers:
+            layer.position = position
+        return self
+
+    @property
+    def slides(self) -> bool:
+        """Whether any layer has a sliding window."""
+        return any(layer.window is not None for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all buffers."""
+        return sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers())
+
+
+class _Layer(CacheLayerMixin):
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, owner: torch.nn.Module, names: tuple[str, str], window: int | None):
+        super().__init__()
+        self.owner, self.names, self.window = owner, names, window
+        self.position: torch.Tensor | None = None
+        self.is_initialized = True
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [getattr(self.owner, name) for name in self.names]
+
+    def lazy_initialization(self, key_states, value_states):
+        pass
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Write the new keys and values `[B, G, S, D]` and return the whole buffers."""
+        results = []
+        for buffer, states in zip(self.buffers(), (key_states, value_states)):
+            if states.shape[1::2] != buffer.shape[1::2]:
+                (expected_heads, expected_size), (heads, size) = buffer.shape[1::2], states.shape[1::2]
+                raise ValueError(
+                    f"export_llm: model: {self.names[0]}: got {heads} heads of {size} from the layer, expected "
+                    f"{expected_heads} of {expected_size} by the config, for keys and values alike"
+                )
+            updated = torch.ops.mlx.cache_update(
+                buffer, states.to(buffer.dtype), self.position, self.window is not None
+            )
+            buffer.copy_(updated)
+            results.append(updated)
+        return tuple(results)
+
+    def get_mask_sizes(self, query_length):
+        return self.get_max_length(), 0
+
+    def get_seq_length(self):
+        return 0
+
+    def get_max_length(self):
+        return self.buffers()[0].shape[2]

@@ -1,0 +1,58 @@
+"""Mixtures of experts that read the weights of the chosen experts only."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from ...custom_ops import quantized
+from .packed import MLXExperts, is_experts
+
+NAME = "mlx"
+
+
+def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
+    """Make the experts of `model` use `mlx::gathered_matmul`, in place; return `model`.
+
+    A model without experts stays unchanged.
+    """
+    if any(is_experts(module) for module in model.modules()):
+        ALL_EXPERTS_FUNCTIONS.register(NAME, gathered_experts)
+        model.set_experts_implementation(NAME)
+    return model
+
+
+def gathered_experts(
+    experts: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """An experts function for the interface of `transformers`.
+
+    Takes `hidden_states` [T, H] and, for each token, the indices and weights [T, K] of its experts;
+    returns [T, H].
+    """
+    x = hidden_states[:, None, None]
+    if experts.has_gate:
+        x = experts._apply_gate(_project(experts, "gate_up_proj", x, top_k_index))
+    else:
+        x = experts.act_fn(_project(experts, "up_proj", x, top_k_index))
+    x = _project(experts, "down_proj", x, top_k_index).squeeze(2)
+    if experts.has_post_expert_norm:
+        x = experts.post_expert_norm(x)
+    return (x * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+
+
+def _project(experts, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """[T, 1 or K, 1, I] → [T, K, 1, N]."""
+    weight = getattr(experts, name)
+    if isinstance(weight, MLXExperts):
+        y = weight(x, index)
+    else:
+        weight = weight.mT if experts.is_transposed else weight
+        y = quantized.gathered_matmul(x, weight, index)
+    if experts.has_bias:
+        y = y + getattr(experts, f"{name}_bias")[index].unsqueeze(2)
+    return y

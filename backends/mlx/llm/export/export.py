@@ -1,0 +1,204 @@
+"""`export_llm`: a Hugging Face causal language model → a `.pte`. docs/llm-program.md describes the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
+from transformers import AutoTokenizer, PreTrainedModel
+
+from ...partitioner import MLXPartitioner, Report
+from .adapter import merge_adapter
+from .decoder import CachedDecoder
+from .experts import use_gathered_experts
+from .head_config import HeadConfig
+from .metadata import metadata
+from .methods import OUTPUTS, export_methods
+from .quantize import GROUP_SIZES, is_microscaled, quantize_model
+from .weights import cast_parameters, find_folder, load_causal_lm
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}  # name → bits
+DEFAULT_CONTEXT_LEN = 4096  # at most: the caches are allocated as a whole
+CHUNK = 512  # a larger chunk makes the products no faster and the attention scores larger
+
+
+@dataclass(frozen=True)
+class ExportedLLM:
+    """The result of `export_llm`.
+
+    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the memory
+    of the KV caches. `unquantized` names the layers that stay in full precision because no group
+    size divides the rows of their weights.
+    """
+
+    program: ExecutorchProgramManager
+    report: Report
+    metadata: dict[str, Any]
+    methods: tuple[str, ...]
+    cache_bytes: int
+    unquantized: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> int:
+        """Write the `.pte` and return its size in bytes."""
+        with open(path, "wb") as file:
+            self.program.write_to_file(file)
+            return file.tell()
+
+
+def export_llm(
+    model: str | Path | PreTrainedModel,
+    *,
+    tokenizer: Any = None,
+    adapter: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    quantize: str = "none",
+    group_size: int = 64,
+    max_context_len: int | None = None,
+    chunk: int = CHUNK,
+    sliding_window: str | int = "auto",
+    batch: int = 1,
+    outputs: str = "tokens",
+    head: HeadConfig = HeadConfig(),
+    allow_extensions: bool = False,
+    progress: Callable[[str], Any] = lambda step: None,
+) -> ExportedLLM:
+    """Export `model`, a checkpoint folder, a hub id or a loaded model, as a program for MLX.
+
+    Modifies a loaded `model` in place: it replaces the attention and, with `quantize`, the weights.
+    Weights that mlx-lm has quantized, and linear layers with torchao's NVFP4 or MX weights, keep
+    their format.
+
+    - `tokenizer`: stored in the program; by default the one in the folder.
+    - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
+    - `dtype`: of the weights and of the computation; by default float32, or that of a loaded model.
+    - `quantize`: `int4` or `int8` quantizes linear layers and embeddings in groups of `group_size`
+      (32, 64 or 128); `none` does not.
+    - `max_context_len`: capacity of the KV caches in positions; by default that of the model, at
+      most 4096.
+    - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
+    - `sliding_window`: `auto` follows the config of the model; a number is the window of every
+      layer, 0 for none.
+    - `batch`: number of sequences that run side by side.
+    - `outputs`: `tokens`; `logits`; or `both`, as two methods.
+    - `head`: the sampling parameters that the program takes as inputs.
+    - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
+      cannot run the program.
+    - `progress`: called with the name of each long step before it begins.
+
+    Raises ValueError that names the argument.
+    """
+    _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs, head)
+    progress("load")
+    model, tokenizer, dtype = _load(model, tokenizer, dtype)
+    if adapter is not None:
+        progress("merge the adapter")
+        model = merge_adapter(model, adapter, dtype or model.dtype)
+    unquantized = _convert_weights(model, quantize, group_size, dtype, progress)
+    max_context_len = _context_len(model, max_context_len, head)
+    use_gathered_experts(model)
+    decoder = CachedDecoder(model, batch=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
+    progress("export")
+    has_head = outputs != "logits"
+    head = head if has_head else HeadConfig.minimal()
+    methods = export_methods(decoder, outputs, head)
+    constants = metadata(decoder, tokenizer, head, has_head=has_head)
+    progress("lower")
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+    lowered = to_edge_transform_and_lower(
+        methods,
+        partitioner={name: [partitioner] for name in methods},
+        constant_methods=constants,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
+    )
+    progress("serialize")
+    program = lowered.to_executorch()
+    return ExportedLLM(
+        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized)
+    )
+
+
+def _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
+    _check_choice("quantize", quantize, QUANTIZATIONS)
+    _check_choice("outputs", outputs, OUTPUTS)
+    _check_choice("group_size", group_size, GROUP_SIZES)
+    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
+        if value < minimum:
+            raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
+    if outputs == "logits" and (processors := head.logits_processors()):
+        raise ValueError(
+            f"export_llm: head.{processors[0]}: got {getattr(head, processors[0])} with outputs 'logits', expected "
+            "outputs 'tokens' or 'both'; a program that returns logits supports it on the host"
+        )
+    if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
+        raise ValueError(f"export_llm: sliding_window: got {sliding_window}, expected 'auto' or a number of positions")
+
+
+def _check_choice(name: str, value: Any, choices: Collection) -> None:
+    if value not in choices:
+        raise ValueError(f"export_llm: {name}: got {value}, expected {', '.join(map(str, choices))}")
+
+
+def _load(
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, Any, torch.dtype | None]:
+    """The model with frozen weights, its tokenizer, and the dtype to cast to, None for that of the weights."""
+    if not isinstance(model, PreTrainedModel):
+        try:
+            folder = find_folder(model)
+        except ValueError as error:
+            raise ValueError(f"export_llm: model: {error}") from error
+        tokenizer = tokenizer or _load_tokenizer(folder)
+        model, dtype = load_causal_lm(folder), dtype or torch.float32
+    return model.eval().requires_grad_(False), tokenizer, dtype
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in `folder`, or None if it has none."""
+    if not any(folder.glob("tokenizer*")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
+        raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
+
+
+def _convert_weights(
+    model: PreTrainedModel, quantize: str, group_size: int, dtype: torch.dtype | None, progress: Callable[[str], Any]
+) -> list[str]:
+    """Pack, quantize and cast the weights in place; returns the layers that could not be quantized."""
+    if is_microscaled(model):
+        from .microscaled import use_packed_weights  # imports prototypes of torchao
+
+        use_packed_weights(model)
+    unquantized: list[str] = []
+    if bits := QUANTIZATIONS[quantize]:
+        progress(f"quantize to {quantize}")
+        unquantized = quantize_model(model, bits, group_size, dtype=dtype)
+    if dtype is not None:
+        cast_parameters(model, dtype)
+    return unquantized
+
+
+def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
+    """The capacity of the caches, checked against the config of the model."""
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise ValueError(
+            f"export_llm: model: the config of {config.model_type} has no max_position_embeddings, expected a decoder "
+            "with attention"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        limit = int(limit * rope["factor"])
+    length = min(limit, DEFAULT_CONTEXT_LEN) if max_context_len is None else max_context_len
+    if not 2 <= length <= limit:
+        raise ValueError(f"export_llm: max_context_len: got {length}, expected 2 to {limit}")
+    if head.penalties > length:
+        raise ValueError(f"export_llm: head.penalties: got {head.penalties}, expected at most {length}")
+    return length

@@ -1,0 +1,65 @@
+"""`HeadConfig`: which sampling parameters an exported program takes as inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..sampling_parameters import SCALARS, mask_words
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The optional inputs of a program's sampling head. An input left out costs nothing.
+
+    `temperature` and `top_p` are always inputs. `penalties` is the number of last tokens that the
+    penalties look at, and `logit_bias` the largest number of tokens with a bias; 0 leaves the
+    input out.
+
+    Raises ValueError for a negative number.
+    """
+
+    seed: bool = True
+    top_k: bool = True
+    min_p: bool = True
+    penalties: int = 0
+    logit_bias: int = 0
+    allowed_tokens: bool = False
+
+    def __post_init__(self):
+        for name in ("penalties", "logit_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"HeadConfig: {name}: got {getattr(self, name)}, expected at least 0")
+
+    @classmethod
+    def minimal(cls) -> HeadConfig:
+        """A head with `temperature` and `top_p` only."""
+        return cls(seed=False, top_k=False, min_p=False)
+
+    def logits_processors(self) -> list[str]:
+        """The fields that are on and change the logits before the filters."""
+        return [name for name in ("penalties", "logit_bias", "allowed_tokens") if getattr(self, name)]
+
+    def inputs(self, batch: int, vocab_size: int) -> dict[str, torch.Tensor]:
+        """Example inputs of the head by name, in the order in which the method takes them."""
+        metadata = self.metadata()
+        inputs = {n: s.tensor() for n, s in SCALARS.items() if s.metadata is None or metadata[s.metadata]}
+        if self.logit_bias:
+            inputs["bias_tokens"] = torch.zeros(self.logit_bias, dtype=torch.int64)
+            inputs["bias_values"] = torch.zeros(self.logit_bias)
+        if self.allowed_tokens:
+            inputs["allowed_tokens"] = torch.full((batch, mask_words(vocab_size)), -1, dtype=torch.int32)
+        return inputs
+
+    def metadata(self) -> dict[str, bool | int]:
+        """The metadata methods that describe the head, name → value."""
+        return {
+            "sampling_seed": self.seed,
+            "sampling_top_k": self.top_k,
+            "sampling_min_p": self.min_p,
+            "sampling_penalties": self.penalties > 0,
+            "sampling_history": self.penalties,
+            "sampling_logit_bias": self.logit_bias,
+            "sampling_allowed_tokens": self.allowed_tokens,
+        }

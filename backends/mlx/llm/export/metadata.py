@@ -1,0 +1,61 @@
+"""The metadata methods of a program. docs/llm-program.md lists them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..tokens import token_table
+from .decoder import CachedDecoder
+from .head_config import HeadConfig
+
+TOKENIZER_FILES = {"tokenizer_json": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
+
+
+def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_head: bool) -> dict[str, Any]:
+    """The constant methods of the program, name → value. `tokenizer` may be None."""
+    config = decoder.model.config.get_text_config()
+    bos = config.bos_token_id
+    constants = {
+        "get_max_seq_len": decoder.chunk,
+        "get_max_context_len": decoder.max_context_len,
+        "get_max_batch_size": decoder.batch,
+        "get_max_rewind": decoder.chunk - 1 if decoder.cache.slides else decoder.max_context_len,
+        "get_vocab_size": config.vocab_size,
+        "get_bos_id": -1 if bos is None else bos,
+        "get_eos_ids": _eos_ids(decoder.model),
+        "use_kv_cache": True,
+        "enable_dynamic_shape": True,
+        "sampling_head": has_head,
+    }
+    constants |= head.metadata()
+    if tokenizer is not None:
+        table = token_table(tokenizer, config.vocab_size)
+        constants |= zip(("token_bytes", "token_offsets"), table)
+        constants |= _tokenizer_files(tokenizer)
+    return constants
+
+
+def _eos_ids(model: PreTrainedModel) -> list[int]:
+    """The stop ids of the model's config and of its generation config. The latter may add those of chats."""
+    ids: set[int] = set()
+    for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
+        eos = getattr(config, "eos_token_id", None)
+        ids |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    return sorted(ids)
+
+
+def _tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
+    """The files of the tokenizer as bytes: a program that has them needs no other file."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder, save_jinja_files=False)
+        files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}
+        return {
+            name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+            for name, file in files.items()
+            if file.is_file()
+        }

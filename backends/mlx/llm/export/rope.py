@@ -1,0 +1,47 @@
+"""Rotary embeddings whose frequencies depend on the length of the context."""
+
+from __future__ import annotations
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+class StatelessRotary(torch.nn.Module):
+    """The `dynamic` and `longrope` kinds of `transformers`, as a function of the positions alone.
+
+    The classes of `transformers` keep the last frequencies in a Python attribute. An exported program
+    has no such state. `forward(x, position_ids [B, S])` returns cosines and sines `[B, S, D]` in the
+    dtype of `x`.
+    """
+
+    KINDS = ("dynamic", "longrope")
+
+    def __init__(self, rotary: torch.nn.Module):
+        super().__init__()
+        self.kind, self.config = rotary.rope_type, rotary.config
+        self.scaling = rotary.attention_scaling
+        self.original = self.config.rope_parameters.get("original_max_position_embeddings")
+        if self.kind == "longrope":
+            for name, length in (("short", self.original), ("long", self.original + 1)):
+                self.register_buffer(name, self._frequencies(length), persistent=False)
+
+    def _frequencies(self, length) -> torch.Tensor:
+        return ROPE_INIT_FUNCTIONS[self.kind](self.config, torch.device("cpu"), seq_len=length)[0]
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor):
+        length = position_ids.max() + 1
+        if self.kind == "longrope":
+            frequencies = torch.where(length > self.original, self.long, self.short)
+        else:
+            frequencies = self._frequencies(length)
+        angles = position_ids[:, :, None].float() * frequencies.float()
+        angles = torch.cat((angles, angles), dim=-1)
+        return tuple((f(angles) * self.scaling).to(x.dtype) for f in (torch.cos, torch.sin))
+
+
+def use_stateless_rotary(model: torch.nn.Module) -> None:
+    """Replace the rotary embeddings of `model` that keep state, in place."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if getattr(module, "rope_type", None) in StatelessRotary.KINDS:
+                setattr(parent, name, StatelessRotary(module))

@@ -1,0 +1,1 @@
+"""Runs exported language models: single answers, batches and classification."""

@@ -1,0 +1,85 @@
+"""Metrics of an answer: token counts and times, and the memory of the process."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Metrics:
+    """Token counts, and times in seconds. The times exclude the caller's own work between tokens.
+
+    - `prompt_tokens`: the length of the prompt.
+    - `cached_tokens`: the tokens of the prompt that were in the KV cache already.
+    - `generated_tokens`: the tokens generated, including a stop id.
+    - `prompt_seconds`: the time of the prefill, which also draws the first token.
+    - `generation_seconds`: the time of the tokens after the first.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+
+    def count_token(self, seconds: float) -> None:
+        """Count a token. `seconds` is the time since the previous token; for the first, that of the prefill."""
+        if self.generated_tokens == 0:
+            self.prompt_seconds = seconds
+        else:
+            self.generation_seconds += seconds
+        self.generated_tokens += 1
+
+    @property
+    def time_to_first_token(self) -> float:
+        return self.prompt_seconds
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """The speed of the prefill, without cached tokens."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
+
+    @property
+    def generation_tokens_per_second(self) -> float:
+        """The speed of the tokens after the first."""
+        return _rate(self.generated_tokens - 1, self.generation_seconds)
+
+    def as_dict(self) -> dict[str, float]:
+        """All metrics, and the peak memory of this process so far in bytes."""
+        return asdict(self) | {
+            "time_to_first_token": self.time_to_first_token,
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "generation_tokens_per_second": self.generation_tokens_per_second,
+            "peak_resident_bytes": peak_resident(),
+            "peak_mlx_bytes": peak_mlx(),
+        }
+
+    def __str__(self) -> str:
+        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        return (
+            f"prompt: {self.prompt_tokens} tokens{cached}, "
+            f"{self.prompt_tokens_per_second:.1f} tokens/s; "
+            f"answer: {self.generated_tokens} tokens, "
+            f"{self.generation_tokens_per_second:.1f} tokens/s; "
+            f"first token after {self.time_to_first_token:.3f} s; peak memory: "
+            f"{peak_resident() / 1e6:.0f} MB resident, {peak_mlx() / 1e6:.0f} MB in MLX arrays"
+        )
+
+
+def peak_resident() -> int:
+    """The peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
+
+
+def peak_mlx() -> int:
+    """The peak memory of MLX arrays in this process, on any device, in bytes."""
+    import mlx.core as mx  # not at the top: the delegate must be loaded first
+
+    return mx.get_peak_memory()
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0

@@ -1,0 +1,161 @@
+"""`SamplingHead`: turns a model that returns logits into a model that returns tokens.
+
+    logits → penalties → bias → allowed tokens → temperature, filters and draw
+
+`adjust_logits` does the steps before the temperature, `sample_logits` all of them. A parameter that
+is None adds nothing to an exported program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..custom_kernel_ops.penalties import bias_logits, mask_logits, penalize_logits
+from ..custom_kernel_ops.sample import sample
+from .sampling_parameters import INPUTS, SCALARS
+
+HEAD_ARGUMENTS = (*INPUTS, "history", "history_valid")
+
+
+class SamplingHead(torch.nn.Module):
+    """Calls `model` and draws the next token of every sequence from its logits.
+
+    `model(*args, **kwargs)` returns logits `[B, S, V]`, of which the head uses the last position, or
+    `[B, V]`; float32, float16 or bfloat16. They may be the first element of a tuple, or `.logits`
+    or `["logits"]` of a Hugging Face output.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, temperature, **kwargs) -> torch.Tensor:
+        """Return tokens `[B]` int64.
+
+        The keyword arguments of `sample_logits` and `adjust_logits` go to the head, all others to the
+        model. Under `torch.export` a tensor becomes an input of the program and a number a constant.
+        """
+        parameters = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
+        logits = _last_logits(self.model(*args, **kwargs))
+        return sample_logits(logits, temperature=temperature, **parameters)
+
+
+def sample_logits(
+    logits, *, temperature, top_k=None, top_p=1.0, seed=None, min_p=None, **adjustments
+) -> torch.Tensor:
+    """Draw tokens `[B]` int64 from logits `[B, V]`: `adjust_logits`, then `mlx::sample`.
+
+    Each parameter is a number or a tensor of one element. `temperature` <= 0 is greedy decoding;
+    `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0 are off. The same `seed` draws the same
+    tokens, so the caller changes it at every step; None draws differently in every call.
+
+    Raises TypeError or ValueError that names the argument.
+    """
+    return sample(
+        adjust_logits(logits, **adjustments),
+        _scalar("temperature", temperature),
+        _scalar("top_p", top_p),
+        _optional("seed", seed),
+        _optional("top_k", top_k),
+        _optional("min_p", min_p),
+    )
+
+
+def adjust_logits(
+    logits, *, repetition_penalty=None, presence_penalty=None, frequency_penalty=None,
+    history=None, history_valid=None, bias_tokens=None, bias_values=None, allowed_tokens=None,
+) -> torch.Tensor:  # fmt: skip
+    """Apply the logits processors to logits `[B, V]`.
+
+    Returns float32, or `logits` unchanged if every parameter is None.
+
+    - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: numbers or tensors of one
+      element. They apply to the tokens of `history` `[B, N]` int64, or to those where
+      `history_valid` `[B, N]` bool is set. A repetition penalty r turns a logit x into x / r if
+      x > 0 and into x * r otherwise; 1 is off. The presence penalty is subtracted once from the
+      logit of each such token, the frequency penalty once per occurrence; 0 is off.
+    - `bias_tokens` `[K]` int64, `bias_values` `[K]`: numbers added to the logits of tokens. The
+      values of a repeated token add up. Ids outside the vocabulary are ignored.
+    - `allowed_tokens` `[B, ceil(V / 32)]` int32: the mask of the tokens that may be drawn. Bit
+      v % 32 of word v // 32 is token v, the layout of `xgrammar`. A sequence without an allowed
+      token that has a finite logit gets token 0.
+
+    Raises TypeError or ValueError that names the argument.
+    """
+    penalties = {
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }
+    given = [name for name, value in penalties.items() if value is not None]
+    _require_both(given[0] if given else "a penalty", bool(given), "history", history is not None)
+    _require_both("bias_tokens", bias_tokens is not None, "bias_values", bias_values is not None)
+    if given:
+        values = [_optional(name, value) for name, value in penalties.items()]
+        logits = penalize_logits(logits, history, history_valid, *values)
+    elif history_valid is not None:
+        raise TypeError("SamplingHead: history_valid: expected history as well")
+    if bias_tokens is not None:
+        logits = bias_logits(logits, bias_tokens, bias_values)
+    if allowed_tokens is not None:
+        logits = mask_logits(logits, allowed_tokens)
+    return logits
+
+
+def _require_both(name: str, given: bool, other: str, other_given: bool) -> None:
+    if given != other_given:
+        raise TypeError(f"SamplingHead: {name} and {other}: got only one of them, expected both or none")
+
+
+def _last_logits(output) -> torch.Tensor:
+    """The logits `[B, V]` of the last position in the output of a model."""
+    logits = output
+    if isinstance(output, Mapping) and "logits" in output:
+        logits = output["logits"]
+    elif hasattr(output, "logits"):
+        logits = output.logits
+    elif isinstance(output, (tuple, list)) and output:
+        logits = output[0]
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(
+            f"SamplingHead: model output: got {type(output).__name__}, expected a tensor of logits, "
+            "a tuple that begins with one, or an output with .logits"
+        )
+    if logits.dim() not in (2, 3):
+        raise ValueError(f"SamplingHead: logits: got shape {list(logits.shape)}, expected [B, S, V] or [B, V]")
+    return logits[:, -1] if logits.dim() == 3 else logits
+
+
+def _optional(name: str, value) -> torch.Tensor | None:
+    return None if value is None else _scalar(name, value)
+
+
+def _scalar(name: str, value) -> torch.Tensor:
+    """`value` as a 0-d tensor of the parameter's dtype. Integers convert to float, not the reverse."""
+    dtype = getattr(torch, SCALARS[name].dtype)
+    is_integer = not dtype.is_floating_point
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"SamplingHead: {name}: got shape {list(value.shape)}, expected one element")
+        is_real = not value.is_complex() and value.dtype != torch.bool
+        if is_real and not (is_integer and value.is_floating_point()):
+            return (value.reshape(()) if value.dim() else value).to(dtype)
+        received = value.dtype
+    else:
+        types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)
+        if isinstance(value, types) and not isinstance(value, bool):
+            return torch.full((), _signed(name, value) if is_integer else value, dtype=dtype)
+        received = type(value).__name__
+    expected = "an integer" if is_integer else "a number"
+    raise TypeError(f"SamplingHead: {name}: got {received}, expected {expected} or a tensor of one element")
+
+
+def _signed(name: str, value: int) -> int:
+    """`value` as a signed 64-bit integer. A seed may also be unsigned."""
+    if not isinstance(value, int) or -(2**63) <= value < 2**63:
+        return value
+    if name != "seed" or not 0 <= value < 2**64:
+        raise ValueError(f"SamplingHead: {name}: got {value}, expected 64 bits")
+    return value - 2**64

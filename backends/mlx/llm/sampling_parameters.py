@@ -1,0 +1,176 @@
+"""The table of sampling parameters.
+
+`SamplingParameters` is both the class of the values of one request and the table: the metadata of
+each field is a `ParameterSpec`. The sampling head, the export, the inputs of a program, the command
+line and the server read it, and a test compares it with the C++ runner.
+
+This module does not import torch, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SettingError(ValueError):
+    """A setting that is out of range, or that the program does not support. `name` is its name."""
+
+    def __init__(self, name: str, message: str):
+        super().__init__(f"{name}{message}")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One line of the table.
+
+    - `off`: the default, which has no effect. The default seed, None, is a random one.
+    - `off_when`: a value is off if `value <off_when> off`. A temperature that is off means greedy
+      decoding.
+    - `dtype`: that of the program input, a 0-d tensor; None if the parameter is not a scalar.
+    - `metadata`: the metadata method that tells whether a program takes the parameter; None if
+      every head takes it.
+    - `inputs`: the names of its program inputs, in order. For a scalar it is the name of the field.
+    - `low`, `high`: the range that the server accepts, bounds included.
+    """
+
+    off: Any
+    help: str
+    off_when: str = "=="
+    dtype: str | None = "float32"
+    metadata: str | None = None
+    inputs: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def type(self) -> type:
+        """The Python type of a scalar."""
+        return int if self.dtype == "int64" else float
+
+    def is_on(self, value: Any) -> bool:
+        compare = {"==": operator.eq, "<=": operator.le, ">=": operator.ge}[self.off_when]
+        return not compare(value, self.off)
+
+    def tensor(self, value: float | None = None) -> torch.Tensor:
+        """The program input that holds `value`, by default the off value. A seed of None becomes 0."""
+        import torch
+
+        value = self.off if value is None else value
+        return torch.tensor(0 if value is None else value, dtype=getattr(torch, self.dtype))
+
+
+def _parameter(off: Any, help: str, **spec: Any) -> Any:
+    default = {"default_factory": dict} if off == {} else {"default": off}
+    return field(**default, metadata={"spec": ParameterSpec(off, help, **spec)})
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """The sampling parameters of one request, in the order of the inputs of a program.
+
+    Each is off by default; None turns it off as well.
+
+    - `temperature`, `top_p`, `top_k`, `min_p`: see `mlx::sample`.
+    - `seed`: the seed of the first draw. Step `i` draws with `seed + i`.
+    - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: see `adjust_logits`. They apply to
+      the last tokens of prompt and answer.
+    - `logit_bias`: token id → number added to its logit.
+    - `allowed_tokens`: called before each draw with the token ids of the answer so far. Returns the
+      mask of the tokens that may come next, int32 `[ceil(V / 32)]` as `adjust_logits` takes it, or
+      None to allow all.
+
+    Raises SettingError for a value of the wrong type or out of range.
+    """
+
+    temperature: float = _parameter(0.0, "divide the logits by this; 0 is greedy decoding", off_when="<=", low=0)
+    top_p: float = _parameter(
+        1.0, "keep the most likely tokens up to this total probability; 1 is off", off_when=">=", low=0, high=1
+    )
+    seed: int | None = _parameter(
+        None, "the same seed gives the same tokens", dtype="int64", metadata="sampling_seed"
+    )
+    top_k: int = _parameter(
+        0, "keep the N most likely tokens; 0 is off", off_when="<=", dtype="int64", metadata="sampling_top_k"
+    )
+    min_p: float = _parameter(
+        0.0, "keep tokens with at least this fraction of the highest probability; 0 is off",
+        off_when="<=", metadata="sampling_min_p", low=0, high=1,
+    )  # fmt: skip
+    repetition_penalty: float = _parameter(
+        1.0, "values above 1 make tokens that occurred less likely; 1 is off", metadata="sampling_penalties"
+    )
+    presence_penalty: float = _parameter(
+        0.0, "subtract this from the logits of tokens that occurred; 0 is off", metadata="sampling_penalties"
+    )
+    frequency_penalty: float = _parameter(
+        0.0, "subtract this for each time that a token occurred; 0 is off", metadata="sampling_penalties"
+    )
+    logit_bias: Mapping[int, float] = _parameter(
+        {}, "add numbers to the logits of some tokens",
+        dtype=None, metadata="sampling_logit_bias", inputs=("bias_tokens", "bias_values"),
+    )  # fmt: skip
+    allowed_tokens: Callable[[Sequence[int]], Any] | None = _parameter(
+        None, "draw only these tokens", dtype=None, metadata="sampling_allowed_tokens", inputs=("allowed_tokens",)
+    )
+
+    def __post_init__(self):
+        for name, spec in PARAMETERS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, spec.off)
+        for name, spec in SCALARS.items():
+            value = getattr(self, name)
+            if spec.type is float:
+                _check_number(name, value)
+            elif value is not None:
+                _check_integer(name, value, -(2**63), 2**64 if name == "seed" else 2**63, "64 bits")
+        if self.repetition_penalty <= 0:
+            raise SettingError("repetition_penalty", f": got {self.repetition_penalty}, expected more than 0")
+        if not isinstance(self.logit_bias, Mapping):
+            raise SettingError("logit_bias", f": got {self.logit_bias!r}, expected a mapping from token ids to numbers")
+        for token, value in self.logit_bias.items():
+            _check_integer("logit_bias", token, 0, 2**63, "a token id")
+            _check_number("logit_bias", value, infinite=True)
+        if self.allowed_tokens is not None and not callable(self.allowed_tokens):
+            raise SettingError("allowed_tokens", f": got {self.allowed_tokens!r}, expected a function")
+
+    def enabled(self) -> list[str]:
+        """The names of the parameters that are on."""
+        return [name for name, spec in PARAMETERS.items() if spec.is_on(getattr(self, name))]
+
+
+def _table() -> dict[str, ParameterSpec]:
+    specs = {entry.name: entry.metadata["spec"] for entry in fields(SamplingParameters)}
+    return {name: replace(spec, inputs=spec.inputs or (name,)) for name, spec in specs.items()}
+
+
+PARAMETERS = _table()
+SCALARS = {name: spec for name, spec in PARAMETERS.items() if spec.dtype is not None}
+PENALTIES = tuple(name for name, spec in PARAMETERS.items() if spec.metadata == "sampling_penalties")
+INPUTS = tuple(name for spec in PARAMETERS.values() for name in spec.inputs)
+MASK_WORD = 32  # tokens in a word of the mask of allowed tokens
+
+
+def mask_words(vocab_size: int) -> int:
+    """The number of words in the mask of a sequence."""
+    return -(-vocab_size // MASK_WORD)
+
+
+def _check_number(name: str, value: Any, infinite: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or math.isnan(value) or (math.isinf(value) and not infinite):
+        raise SettingError(name, f": got {value!r}, expected a number")
+
+
+def _check_integer(name: str, value: Any, low: int, high: int, expected: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SettingError(name, f": got {value!r}, expected an integer")
+    if not low <= value < high:
+        raise SettingError(name, f": got {value}, expected {expected}")

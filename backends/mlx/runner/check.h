@@ -1,0 +1,44 @@
+// Checks that throw, and their messages.
+#pragma once
+
+#include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+#include <executorch_mlx/llm_runner.h>
+
+#include <sstream>
+#include <string>
+
+namespace executorch_mlx {
+
+// Concatenates its arguments as operator<< prints them.
+template <typename... Parts>
+std::string str(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
+
+template <typename... Parts>
+void check(bool ok, const Parts&... message) {
+  if (!ok) [[unlikely]] {
+    throw LlmError(str(message...));
+  }
+}
+
+template <typename... Parts>
+void check_argument(bool ok, const Parts&... message) {
+  if (!ok) [[unlikely]] {
+    throw LlmArgumentError(str(message...));
+  }
+}
+
+// ExecuTorch logs the details of an error before it returns one.
+inline std::string describe(executorch::runtime::Error error) {
+  return str(executorch::runtime::to_string(error), ", see the log for details");
+}
+
+inline std::string dtype_name(executorch::aten::ScalarType type) {
+  return executorch::runtime::toString(type);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,37 @@
+// The command line of mlx_llm_runner.
+#pragma once
+
+#include <executorch_mlx/llm_runner.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace executorch_mlx {
+
+struct RunnerOptions {
+  bool help = false;
+  std::string model; // path of the .pte file
+  std::string device; // as for LlmRunner
+  std::vector<std::vector<int64_t>> prompts; // several form a batch
+  GenerateConfig config;
+  bool ids = false; // print token ids instead of text
+  bool json = false; // print JSON lines instead of text
+  int64_t repeat = 1;
+  std::string profile; // path of the profile to write; empty: none
+};
+
+// The command line is invalid.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Reads the file of `--prompt-ids @FILE`, and stdin for `--prompt-ids -`. Throws UsageError.
+RunnerOptions parse_command_line(int argc, char** argv);
+
+// The text of --help.
+std::string usage();
+
+} // namespace executorch_mlx

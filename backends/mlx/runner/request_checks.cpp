@@ -1,0 +1,83 @@
+#include "request_checks.h"
+
+#include <cmath>
+
+#include "check.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+void check_token(const char* argument, int64_t id, int64_t vocab_size) {
+  check_argument(
+      0 <= id && id < vocab_size, argument, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
+}
+
+void check_stop_conditions(const LlmMetadata& meta, const GenerateConfig& config) {
+  check_argument(
+      config.max_new_tokens >= 1, "max_new_tokens: got ", config.max_new_tokens, ", expected at least 1");
+  for (const int64_t id : config.stop_ids) {
+    check_token("stop_ids", id, meta.vocab_size);
+  }
+  check_argument(
+      config.stop.empty() || meta.has_tokens,
+      "stop: the program has no token bytes, which stop strings need");
+  for (const std::string& stop : config.stop) {
+    check_argument(!stop.empty(), "stop: got an empty string, expected at least one character");
+  }
+}
+
+void check_values(const LlmMetadata& meta, const SamplingParameters& s) {
+  const auto check_finite = [](const char* name, float value) {
+    check_argument(std::isfinite(value), name, ": got ", value, ", expected a finite number");
+  };
+  check_finite("temperature", s.temperature);
+  check_finite("top_p", s.top_p);
+  check_finite("min_p", s.min_p);
+  check_finite("presence_penalty", s.presence_penalty);
+  check_finite("frequency_penalty", s.frequency_penalty);
+  check_argument(
+      std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0,
+      "repetition_penalty: got ", s.repetition_penalty, ", expected a finite number greater than 0");
+  for (const auto& [token, value] : s.logit_bias) {
+    check_token("logit_bias", token, meta.vocab_size);
+    check_argument(!std::isnan(value), "logit_bias: got NaN for id ", token, ", expected a number");
+  }
+}
+
+// The head takes all parameters that are on, or the program returns logits for the host.
+void check_supported(const LlmProgram& program, const SamplingParameters& sampling) {
+  const LlmMetadata& meta = program.metadata();
+  if (!meta.has_head) {
+    return;
+  }
+  if (const char* unsupported = program.unsupported_parameter(sampling)) {
+    check_argument(meta.has_logits, unsupported, ": the program was exported without this parameter");
+    return;
+  }
+  const auto count = static_cast<int64_t>(sampling.logit_bias.size());
+  check_argument(
+      count <= meta.logit_bias, "logit_bias: got ", count, " tokens, expected at most ", meta.logit_bias);
+}
+
+} // namespace
+
+void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, int64_t position) {
+  check_argument(!prompt.empty(), "prompt: got 0 tokens, expected at least 1");
+  const int64_t room = metadata.max_context_len - position;
+  check_argument(
+      static_cast<int64_t>(prompt.size()) <= room,
+      "prompt: got ", prompt.size(), " tokens, expected at most ", room, " (", position, " of the context's ",
+      metadata.max_context_len, " positions are in use)");
+  for (const int64_t id : prompt) {
+    check_token("prompt", id, metadata.vocab_size);
+  }
+}
+
+void check_config(const LlmProgram& program, const GenerateConfig& config) {
+  check_stop_conditions(program.metadata(), config);
+  check_values(program.metadata(), config.sampling);
+  check_supported(program, config.sampling);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,76 @@
+// Checks that MLX leaves to its caller, shared by many ops. A failed check_program() means that the file is
+// wrong; a failed check_argument(), that the values of this call are.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dtype.h"
+#include "error.h"
+#include "reflect.h"
+
+namespace executorch_mlx {
+
+namespace mx = mlx::core;
+
+// Checks the size of a result: fewer than 2^31 elements, at most 16 GiB and half of the machine's
+// memory. A damaged program can ask for anything.
+void check_size(const mx::Shape& shape, mx::Dtype dtype);
+
+// Returns the axis counted from the front.
+inline int checked_axis(int axis, int rank, const char* argument = "axis") {
+  check_program(
+      axis >= -rank && axis < rank, argument, " ", axis, " is out of range [", -rank, ", ", rank, ")");
+  return axis < 0 ? axis + rank : axis;
+}
+
+// The axes must be distinct. An absent or empty list selects all axes.
+std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank);
+
+// True for inputs, constants and buffers whose data can be read without evaluating anything.
+inline bool is_on_host(const mx::array& x) {
+  return !x.has_primitive() && x.flags().row_contiguous && x.is_available();
+}
+
+template <typename T>
+using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+
+// Calls `visit` with every element, as int64, of an integer or bool array that is on the host.
+// uint64 elements saturate.
+template <typename Visit>
+void for_each_integer(const mx::array& x, Visit&& visit) {
+  const auto loop = [&]<typename T>(const T* data) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      visit(std::in_range<int64_t>(static_cast<Wide<T>>(data[i])) ? static_cast<int64_t>(data[i])
+                                                                  : std::numeric_limits<int64_t>::max());
+    }
+  };
+  switch (x.dtype().val()) {
+    case mx::Dtype::Val::bool_:
+      return loop(x.data<bool>());
+    case mx::Dtype::Val::uint8:
+      return loop(x.data<uint8_t>());
+    case mx::Dtype::Val::uint16:
+      return loop(x.data<uint16_t>());
+    case mx::Dtype::Val::uint32:
+      return loop(x.data<uint32_t>());
+    case mx::Dtype::Val::uint64:
+      return loop(x.data<uint64_t>());
+    case mx::Dtype::Val::int8:
+      return loop(x.data<int8_t>());
+    case mx::Dtype::Val::int16:
+      return loop(x.data<int16_t>());
+    case mx::Dtype::Val::int32:
+      return loop(x.data<int32_t>());
+    case mx::Dtype::Val::int64:
+      return loop(x.data<int64_t>());
+    default:
+      fail(Error::InvalidProgram, "got dtype ", name(x.dtype()), ", expected an integer dtype");
+  }
+}
+
+} // namespace executorch_mlx

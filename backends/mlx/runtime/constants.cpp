@@ -1,0 +1,138 @@
+#include "constants.h"
+
+#include <cstring>
+#include <set>
+
+#include "checks.h"
+#include "dtype.h"
+#include "host_memory.h"
+#include "tensor_meta.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+using executorch::runtime::FreeableBuffer;
+
+std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* name) {
+  if (data == nullptr || name == nullptr) {
+    return std::nullopt;
+  }
+  const auto keys = data->get_num_keys();
+  for (uint32_t i = 0; keys.ok() && i < *keys; ++i) {
+    const auto key = data->get_key(i);
+    if (key.ok() && std::strcmp(*key, name) == 0) {
+      auto buffer = data->get_data(name);
+      if (!buffer.ok()) {
+        fail(buffer.error(), "named data \"", name, "\" cannot be read");
+      }
+      return std::move(*buffer);
+    }
+  }
+  return std::nullopt;
+}
+
+// Reads a tensor from the named data, over the memory of `buffer` if `in_place` and possible.
+mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name, bool in_place) {
+  const auto order = memory_order(meta);
+  check_program(
+      is_row_major(order), "constant \"", name, "\": got dim_order ", dims(order), ", expected a row-major one");
+  const auto shape = static_shape(meta);
+  const auto dtype = dtype_of(meta.scalar_type());
+  __int128 bytes = mx::size_of(dtype);
+  for (const int size : shape) {
+    bytes = std::min<__int128>(bytes * size, __int128{1} << 64);
+  }
+  check_program(
+      bytes == static_cast<__int128>(buffer.size()),
+      "constant \"", name, "\": got ", buffer.size(), " bytes, expected ", describe(meta));
+  if (in_place) {
+    if (auto borrowed = borrow(buffer, shape, dtype)) {
+      return *borrowed;
+    }
+  }
+  auto array = allocate(shape, dtype);
+  if (buffer.size() != 0) {
+    std::memcpy(array.data<char>(), buffer.data(), buffer.size());
+  }
+  return array;
+}
+
+// The contents of a mutable buffer at load time: named data, or zeros.
+mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
+  const auto& meta = program.meta(slot);
+  if (auto buffer = find_data(data, program.tensor_names[slot])) {
+    auto contents = read_tensor(*buffer, meta, program.tensor_names[slot], /*in_place=*/false);
+    buffer->Free();
+    return contents;
+  }
+  const auto shape = static_shape(meta);
+  const auto dtype = dtype_of(meta.scalar_type());
+  check_size(shape, dtype);
+  return allocate_zeros(shape, dtype);
+}
+
+// Two methods share a tensor if its name, dtype and shape are the same in both.
+std::string sharing_key(const Program& program, uint32_t slot) {
+  const char* name = program.tensor_names[slot];
+  return str(describe(program.meta(slot)), " ", name ? name : "");
+}
+
+} // namespace
+
+void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state) {
+  for (uint32_t i = 0; i < program.layout.constants; ++i) {
+    const char* name = program.tensor_names[i];
+    const std::string key = sharing_key(program, i);
+    auto constant = name == nullptr ? nullptr : shared.constants.find(key);
+    if (constant == nullptr) {
+      auto buffer = find_data(data, name);
+      if (!buffer) {
+        fail(Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
+      }
+      constant = std::make_shared<const mx::array>(read_tensor(*buffer, program.meta(i), name, /*in_place=*/true));
+      buffer->Free();
+      shared.constants.put(key, constant);
+    }
+    state.set_constant(i, std::move(constant));
+  }
+}
+
+void load_buffers(
+    const Program& program,
+    const NamedDataMap* data,
+    Session& session,
+    const std::vector<int>& kv_windows,
+    State& state) {
+  const auto& layout = program.layout;
+  const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  std::set<std::string> keys;
+  for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
+    const std::string key = sharing_key(program, i);
+    const bool is_named = program.tensor_names[i] != nullptr;
+    check_program(!is_named || keys.insert(key).second, "duplicate mutable buffer ", key);
+    auto buffer = is_named ? session.buffers.find(key) : nullptr;
+    const bool is_new = buffer == nullptr;
+    if (is_new) {
+      buffer = std::make_shared<Buffer>();
+      if (is_named) {
+        session.buffers.put(key, buffer);
+      }
+    }
+    state.set_buffer(i, std::move(buffer));
+    if (is_new || has_init_chain) {
+      state.tensors[i] = initial_contents(program, i, data);
+    }
+  }
+  if (program.has_caches) {
+    auto caches = session.caches.lock();
+    if (caches == nullptr) {
+      caches = std::make_shared<Caches>();
+      caches->windows = kv_windows;
+      session.caches = caches;
+    }
+    state.set_caches(std::move(caches));
+  }
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,162 @@
+#include "context.h"
+
+#include <new>
+
+#include "../serialization/output_fields.h"
+#include "dispatch_table.h"
+#include "profile.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// Far above any real call. A damaged program with nested scans has to end.
+constexpr uint64_t kMaxExecuted = 1 << 24;
+
+} // namespace
+
+void Context::run(uint32_t index) {
+  const Chain& chain = program_.chains[index];
+  size_t i = 0;
+  try {
+    for (; i < chain.instructions.size(); ++i) {
+      if (++executed_ > kMaxExecuted) [[unlikely]] {
+        fail(Error::InvalidProgram, "more than ", kMaxExecuted, " instructions in one call");
+      }
+      if (profiler_ != nullptr) [[unlikely]] {
+        profiler_->run(*this, index, i);
+      } else {
+        chain.instructions[i].handler(chain.instructions[i].payload, *this);
+      }
+    }
+  } catch (const LocatedFailure&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
+    const auto* failure = dynamic_cast<const Failure*>(&error);
+    const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+    throw LocatedFailure(
+        failure ? failure->code : no_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
+        str("chain ", index, ", instruction ", i, " (", find_row(size_t(instruction.op_type()))->name,
+            "): ", error.what(), "; ", describe_operands(instruction)));
+  }
+}
+
+int64_t Context::integer(const fb::Vid* vid) const {
+  const Value& value = state_.values[vid->idx()];
+  if (const auto* x = std::get_if<int64_t>(&value)) {
+    return *x;
+  }
+  if (const auto* x = std::get_if<bool>(&value)) {
+    return *x;
+  }
+  fail(
+      Error::InvalidProgram, "value slot ", vid->idx(),
+      std::holds_alternative<double>(value) ? ": got a float, expected an integer" : " is read before it is written");
+}
+
+double Context::real(const fb::FloatOrVid* x) const {
+  if (!x->is_vid()) {
+    return x->literal();
+  }
+  const auto* value = std::get_if<double>(&state_.values[x->vid()->idx()]);
+  return value ? *value : static_cast<double>(integer(x->vid()));
+}
+
+std::string Context::slot_name(uint32_t tensor) const {
+  const char* name = program_.tensor_names[tensor];
+  return name ? str("tensor slot ", tensor, " \"", name, "\"") : str("tensor slot ", tensor);
+}
+
+namespace {
+
+// Appends the operands of an instruction to a message, such as `x=%3 float32[2,5]`.
+class FieldPrinter {
+ public:
+  FieldPrinter(const State& state, std::string& text) : state_(state), text_(text) {}
+
+  void operator()(const Field& field) const {
+    const bool is_result = is_output_field(field.name) && !is_inout_field(field.name);
+    if (field.value == nullptr || field.type == nullptr || is_result) {
+      return scalar(field);
+    }
+    text_ += str(text_.empty() ? "" : ", ", field.name, "=");
+    if (field.is(fb::TidTypeTable) && field.repeated) {
+      list(field.vector<const fb::Tid*>(), [&](const auto* tid) { tensor(tid); });
+    } else if (field.is(fb::TidTypeTable)) {
+      tensor(&field.structure<fb::Tid>());
+    } else if (field.is(fb::VidTypeTable)) {
+      value(&field.structure<fb::Vid>());
+    } else if (field.is(fb::IntOrVidTypeTable) && field.repeated) {
+      list(field.vector<flatbuffers::Offset<fb::IntOrVid>>(), [&](const auto* x) { number(*x); });
+    } else if (field.is(fb::IntOrVidTypeTable)) {
+      number(field.table<fb::IntOrVid>());
+    } else if (field.is(fb::FloatOrVidTypeTable)) {
+      number(field.table<fb::FloatOrVid>());
+    } else if (field.is(fb::VidOrTidTypeTable)) {
+      const auto& x = field.table<fb::VidOrTid>();
+      x.is_vid() ? value(x.vid()) : tensor(x.tid());
+    } else if (field.is(fb::IntOrVidOrTidTypeTable)) {
+      const auto& x = field.table<fb::IntOrVidOrTid>();
+      x.kind() == 0 ? void(text_ += str(x.literal())) : x.kind() == 1 ? value(x.vid()) : tensor(x.tid());
+    }
+  }
+
+ private:
+  void scalar(const Field& field) const {
+    if (field.value == nullptr || field.repeated || field.type != nullptr) {
+      return;
+    }
+    if (field.base == flatbuffers::ET_INT) {
+      text_ += str(text_.empty() ? "" : ", ", field.name, "=", flatbuffers::ReadScalar<int32_t>(field.value));
+    }
+  }
+
+  template <typename List, typename Print>
+  void list(const List& items, Print&& print) const {
+    text_ += "[";
+    for (uint32_t i = 0; i < items.size() && i < 8; ++i) {
+      text_ += i == 0 ? "" : " ";
+      print(items.Get(i));
+    }
+    text_ += items.size() > 8 ? " ...]" : "]";
+  }
+
+  template <typename Number>
+  void number(const Number& x) const {
+    x.is_vid() ? value(x.vid()) : void(text_ += str(x.literal()));
+  }
+
+  void tensor(const fb::Tid* tid) const {
+    const auto& slot = state_.tensors[tid->idx()];
+    text_ += str("%", tid->idx(), " ");
+    text_ += slot ? str(describe(*slot)) : "(empty)";
+  }
+
+  void value(const fb::Vid* vid) const {
+    const auto print = [&]<typename T>(const T& x) {
+      if constexpr (std::is_same_v<T, std::monostate>) {
+        text_ += "(empty)";
+      } else {
+        text_ += str(x);
+      }
+    };
+    std::visit(print, state_.values[vid->idx()]);
+  }
+
+  const State& state_;
+  std::string& text_;
+};
+
+} // namespace
+
+std::string Context::describe_operands(const fb::Instruction& instruction) const {
+  std::string text;
+  for_each_field(
+      *static_cast<const flatbuffers::Table*>(instruction.op()),
+      type_of(instruction.op_type()),
+      FieldPrinter(state_, text));
+  return text;
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,91 @@
+// CPU kernels for operations where MLX's CPU backend is slow: the only header of cpu/ for the rest of
+// the runtime. README.md describes the files behind it.
+//
+// Each function returns a lazy float32 array, or nullopt if no kernel applies: `stream` is not a CPU
+// stream, an operand has an unsupported dtype or shape, or the platform has no kernels. The caller then
+// uses MLX's own operation.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <optional>
+
+namespace executorch_mlx {
+
+namespace mx = mlx::core;
+
+namespace cpu {
+
+// x [..., k] @ b [k, n] -> [..., n]. x is float32; b is float16 or bfloat16 with any strides.
+std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Stream stream);
+
+// x [..., k] @ w.T -> [..., n]. x is float32; w [n, k] is in MLX's affine packing. scales and biases are
+// float32, float16 or bfloat16.
+std::optional<mx::array> quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::Stream stream);
+
+// Like mx::gather_mm: y[i] = x[lhs[i]] @ b[rhs[i]]. x [..., m, k] is float32; b [e, k, n] is float32, float16
+// or bfloat16 with any strides. lhs and rhs are uint32 and within bounds; lhs indexes the flattened batch axes
+// of x. Without lhs, the batch axes of x broadcast with rhs.
+//
+// MLX multiplies one pair at a time. These kernels multiply all x[i] that use the same matrix together, so
+// that they read each matrix once.
+std::optional<mx::array> gather_matmul(
+    const mx::array& x,
+    const mx::array& b,
+    const std::optional<mx::array>& lhs,
+    const std::optional<mx::array>& rhs,
+    mx::Stream stream);
+
+// The same for transposed matrices w [e, n, k] in MLX's affine packing. scales and biases are float32, float16
+// or bfloat16.
+std::optional<mx::array> gather_quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    const std::optional<mx::array>& lhs,
+    const std::optional<mx::array>& rhs,
+    int group_size,
+    int bits,
+    mx::Stream stream);
+
+// x * sigmoid(x) for float32 x.
+std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
+
+// Like mx::fast::rms_norm. x [..., width] and weight [width] are float32.
+std::optional<mx::array> rms_norm(
+    const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream);
+
+// Like mx::fast::rope with traditional=false. x [batch, heads, tokens, width] is float32; offset has one
+// integer or `batch` of them; freqs [dims / 2] is float32 and replaces base.
+std::optional<mx::array> rope(
+    const mx::array& x,
+    int dims,
+    float base,
+    float scale,
+    const mx::array& offset,
+    const std::optional<mx::array>& freqs,
+    mx::Stream stream);
+
+// Like mx::fast::scaled_dot_product_attention. All operands are float32: q [batch, heads, queries, width],
+// k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width], where heads is a multiple of
+// kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys].
+std::optional<mx::array> attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    const std::optional<mx::array>& mask,
+    mx::Stream stream);
+
+} // namespace cpu
+
+} // namespace executorch_mlx

@@ -1,0 +1,122 @@
+// Attention in tiles of queries: scores, softmax and the product with the values follow one another while
+// the scores are in the cache of a core.
+#include <algorithm>
+#include <vector>
+
+#include "pool.h"
+#include "simd/kernels.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+using Attention = ExecutorchMlxAttention;
+
+constexpr int64_t kScoresPerTile = 128 << 10;
+constexpr int64_t kMaxTileQueries = 128;
+constexpr int64_t kMinTileQueries = 16;
+
+// A matrix as BLAS reads it: contiguous rows, `stride` apart.
+struct Matrix {
+  const float* data;
+  int64_t stride;
+};
+
+// Rows first ... first + count - 1 of a head, copied into `buffer` if they are not contiguous.
+Matrix rows_of(
+    const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t width,
+    std::vector<float>& buffer) {
+  const float* data = x.data + batch * x.strides[0] + head * x.strides[1] + first * x.strides[2];
+  const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
+  if (has_contiguous_rows && (count == 1 || x.strides[2] >= width)) {
+    return {data, std::max(x.strides[2], width)};
+  }
+  buffer.resize(count * width);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t j = 0; j < width; ++j) {
+      buffer[i * width + j] = data[i * x.strides[2] + j * x.strides[3]];
+    }
+  }
+  return {buffer.data(), width};
+}
+
+// Applies the mask to the scores of a query and replaces them by unnormalized softmax weights. Returns their sum.
+float softmax_weights(const Attention& a, int64_t batch, int64_t head, int64_t query, float* scores, int64_t keys) {
+  const int64_t mask = batch * a.mask_strides[0] + head * a.mask_strides[1] + query * a.mask_strides[2];
+  for (int64_t i = 0; a.float_mask && i < keys; ++i) {
+    scores[i] += a.float_mask[mask + i * a.mask_strides[3]];
+  }
+  bool sees_any = a.bool_mask == nullptr;
+  for (int64_t i = 0; a.bool_mask && i < keys; ++i) {
+    const bool sees = a.bool_mask[mask + i * a.mask_strides[3]];
+    scores[i] = sees ? scores[i] : -__builtin_inff();
+    sees_any |= sees;
+  }
+  const int64_t visible = a.causal ? std::min(keys, query + 1 + a.keys - a.queries) : keys;
+  if (!sees_any || visible <= 0) {
+    std::fill_n(scores, keys, 1.0f);
+    return static_cast<float>(keys);
+  }
+  std::fill(scores + visible, scores + keys, 0.0f);
+  return kernels().exp_sum(scores, visible);
+}
+
+// Computes the output of queries [first, last) of a head.
+void attend(const Attention& a, int64_t batch, int64_t head, int64_t first, int64_t last) {
+  static thread_local std::vector<float> scores, q_buffer, k_buffer, v_buffer;
+  const int64_t m = last - first;
+  const int64_t offset = a.keys - a.queries;  // query i sees the keys up to i + offset
+  // Leaves out the keys that no query sees. A query without visible keys weighs all keys, see softmax_weights.
+  const int64_t keys = a.causal && first + offset >= 0 ? last + offset : a.keys;
+  const int64_t kv_head = head / (a.heads / a.kv_heads);
+  const Matrix q = rows_of(a.q, batch, head, first, m, a.width, q_buffer);
+  const Matrix k = rows_of(a.k, batch, kv_head, 0, keys, a.width, k_buffer);
+  const Matrix v = rows_of(a.v, batch, kv_head, 0, keys, a.v_width, v_buffer);
+  scores.resize(m * keys);
+  cblas_sgemm(
+      kRowMajor, kNoTranspose, kTranspose, m, keys, a.width, a.scale, q.data, q.stride, k.data, k.stride, 0,
+      scores.data(), keys);
+  float factors[kMaxTileQueries];
+  for (int64_t i = 0; i < m; ++i) {
+    factors[i] = 1 / softmax_weights(a, batch, head, first + i, &scores[i * keys], keys);
+  }
+  float* y = a.y + ((batch * a.heads + head) * a.queries + first) * a.v_width;
+  cblas_sgemm(
+      kRowMajor, kNoTranspose, kNoTranspose, m, a.v_width, keys, 1, scores.data(), keys, v.data, v.stride, 0, y,
+      a.v_width);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < a.v_width; ++j) {
+      y[i * a.v_width + j] *= factors[i];
+    }
+  }
+}
+
+// Decode has one query per head. Treats the heads of q that share keys as queries of one head, so that one
+// product handles all of them.
+Attention with_heads_as_queries(Attention a) {
+  const int64_t group = a.heads / a.kv_heads;
+  for (auto* strides : {a.q.strides, a.mask_strides}) {
+    strides[2] = strides[1];
+    strides[1] *= group;
+  }
+  a.heads = a.kv_heads;
+  a.queries = group;
+  a.causal = false;  // a single query sees all keys
+  return a;
+}
+
+} // namespace
+
+} // namespace executorch_mlx
+
+extern "C" void executorch_mlx_attention(const ExecutorchMlxAttention* attention) {
+  using namespace executorch_mlx;
+  const auto a = attention->queries == 1 ? with_heads_as_queries(*attention) : *attention;
+  const int64_t tile = std::clamp(kScoresPerTile / a.keys, kMinTileQueries, kMaxTileQueries);
+  const int64_t tiles = (a.queries + tile - 1) / tile;
+  parallel(static_cast<int>(a.batch * a.heads * tiles), [&](int i) {
+    const int64_t first = i % tiles * tile;
+    const int64_t head = i / tiles;
+    attend(a, head / a.heads, head % a.heads, first, std::min(a.queries, first + tile));
+  });
+}

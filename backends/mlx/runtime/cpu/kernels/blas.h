@@ -1,0 +1,150 @@
+// The C API of libmlx_blas: the CBLAS functions that libmlx calls, and the kernels of this project.
+// ../README.md explains why this is a library of its own.
+//
+// Matrices are row-major, and arrays contiguous, unless there are strides, which count elements. Kernels
+// compute in float32 and use the threads of one pool.
+#pragma once
+
+#include <cstdint>
+
+#include "float_type.h"
+
+#define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
+
+namespace executorch_mlx {
+
+// Values of CBLAS's enumerations.
+enum : int { kRowMajor = 101, kNoTranspose = 111, kTranspose = 112 };
+
+} // namespace executorch_mlx
+
+extern "C" {
+
+// -- CBLAS ---------------------------------------------------------------------------------------
+
+EXECUTORCH_MLX_BLAS_API void cblas_sgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a, int lda,
+    const float* b, int ldb, float beta, float* c, int ldc);
+EXECUTORCH_MLX_BLAS_API void cblas_dgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double* a, int lda,
+    const double* b, int ldb, double beta, double* c, int ldc);
+EXECUTORCH_MLX_BLAS_API void cblas_cgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
+    const void* b, int ldb, const void* beta, void* c, int ldc);
+
+// The name that OpenBLAS reports, such as "OpenBLAS 0.3.34 ...", or "mlx" if the functions above forward to
+// the BLAS in the mlx wheel.
+EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_blas_name();
+
+// Number of calls of cblas_sgemm so far. It tells whether libmlx calls this library.
+EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_blas_calls();
+
+// -- threads -------------------------------------------------------------------------------------
+
+// Number of threads in the pool: OPENBLAS_NUM_THREADS or OMP_NUM_THREADS if set, else the processors that
+// the process may use according to its affinity mask and the CPU quota of its cgroup.
+EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
+
+// Calls item(context, 0) ... item(context, count - 1) on the pool. pool.h wraps it for C++.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
+
+// -- matrix products -----------------------------------------------------------------------------
+
+// y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
+// scales and biases as [n, k / group_size].
+struct ExecutorchMlxQuantizedMatmul {
+  const float* x;
+  const uint32_t* w;
+  const void* scales;
+  const void* biases;
+  executorch_mlx::FloatType scale_type;  // of scales and biases
+  int bits;
+  int group_size;
+  int m;
+  int n;
+  int k;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
+
+// Whether executorch_mlx_quantized_matmul supports these parameters.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
+
+// y [m, n] = x [m, k] @ w.T, where w [n, k] is float16 or bfloat16.
+struct ExecutorchMlxHalfMatmul {
+  const float* x;
+  const uint16_t* w;
+  executorch_mlx::FloatType type;  // of w
+  int64_t row_stride;
+  int64_t column_stride;
+  int m;
+  int n;
+  int k;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
+
+// -- operations that MLX's CPU backend composes of several ----------------------------------------
+
+// y = x / (1 + exp(-x)).
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64_t count);
+
+// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight [width] may be null.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
+    const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
+
+// An array with four axes and any strides.
+struct ExecutorchMlxHeads {
+  const float* data;
+  int64_t strides[4];
+};
+
+// Rotary position embedding of x [batch, heads, tokens, width]. Rotates the pairs (x[i], x[half + i]), i < half,
+// by the angle (offset + token) * scale / period[i], and copies x[2 * half] and what follows.
+struct ExecutorchMlxRope {
+  ExecutorchMlxHeads x;
+  int64_t batch;
+  int64_t heads;
+  int64_t tokens;
+  int64_t width;
+  int64_t half;
+  const int32_t* offsets;    // one, or one per sequence of the batch
+  bool offset_per_sequence;
+  const float* periods;      // [half], or null for base^(i / half)
+  float base;
+  float scale;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
+
+// y [batch, heads, queries, v_width] = softmax(scale * q @ k.T + mask) @ v for q [batch, heads, queries, width],
+// k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width]. heads / kv_heads consecutive heads of
+// q share a head of k and v. At most one mask is set; a query that a bool mask or `causal` hides from all keys
+// weighs all keys equally, as in MLX.
+struct ExecutorchMlxAttention {
+  ExecutorchMlxHeads q;
+  ExecutorchMlxHeads k;
+  ExecutorchMlxHeads v;
+  int64_t batch;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t queries;
+  int64_t keys;
+  int64_t width;
+  int64_t v_width;
+  bool causal;              // the last query sees all keys, and each query one key more than the query before
+  const bool* bool_mask;    // whether a query sees a key, or null
+  const float* float_mask;  // added to the scores, or null
+  int64_t mask_strides[4];
+  float scale;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttention* attention);
+
+// -- tests ---------------------------------------------------------------------------------------
+
+// Uses the kernels for "avx512", "avx2" or "portable" from now on, instead of the fastest. Returns false if
+// this processor does not support them. Must not be called while kernels run.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
+
+} // extern "C"

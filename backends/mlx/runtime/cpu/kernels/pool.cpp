@@ -1,0 +1,111 @@
+#include "pool.h"
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// How often a thread checks for work before it sleeps. The kernels of a decode step follow each other
+// within microseconds, less than it takes to wake a thread.
+constexpr int kSpins = 2000;
+
+// Whether this thread runs an item. Nested calls of `parallel` run on the thread alone.
+thread_local bool is_in_item = false;
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) {
+      std::thread([this] { work(); }).detach();
+    }
+  }
+
+  void run(int count, void (*item)(void*, int), void* context) {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {  // the pool is busy with another call
+      for (int i = 0; i < count; ++i) {
+        item(context, i);
+      }
+      return;
+    }
+    item_.store(item, std::memory_order_relaxed);
+    context_.store(context, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(static_cast<uint64_t>(count) << 32, std::memory_order_release);
+    calls_.fetch_add(1, std::memory_order_release);
+    calls_.notify_all();
+    take_items();
+    for (int spins = 0;; ++spins) {
+      const int done = done_.load(std::memory_order_acquire);
+      if (done == count) {
+        return;
+      }
+      spins < kSpins ? pause_briefly() : done_.wait(done, std::memory_order_acquire);
+    }
+  }
+
+ private:
+  // A ticket holds the number of items of the call in its high half and the next item in its low half. A
+  // thread that took an item may read item_ and context_: the call does not return before the item is done.
+  void take_items() {
+    is_in_item = true;
+    for (;;) {
+      const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+      const auto next = static_cast<uint32_t>(ticket);
+      const auto count = static_cast<uint32_t>(ticket >> 32);
+      if (next >= count) {
+        is_in_item = false;
+        return;
+      }
+      item_.load(std::memory_order_relaxed)(context_.load(std::memory_order_relaxed), static_cast<int>(next));
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<int>(count)) {
+        done_.notify_all();
+      }
+    }
+  }
+
+  void work() {
+    for (uint32_t seen = 0;;) {
+      for (int spins = 0; spins < kSpins && calls_.load(std::memory_order_acquire) == seen; ++spins) {
+        pause_briefly();
+      }
+      calls_.wait(seen, std::memory_order_acquire);
+      seen = calls_.load(std::memory_order_acquire);
+      take_items();
+    }
+  }
+
+  std::mutex mutex_;
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int> done_{0};
+  std::atomic<uint32_t> calls_{0};
+  std::atomic<void (*)(void*, int)> item_{nullptr};
+  std::atomic<void*> context_{nullptr};
+};
+
+} // namespace
+
+extern "C" void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context) {
+  static const int threads = executorch_mlx_threads();
+  if (threads <= 1 || count <= 1 || is_in_item) {
+    for (int i = 0; i < count; ++i) {
+      item(context, i);
+    }
+    return;
+  }
+  static Pool* const pool = new Pool(threads);  // never deleted: its threads run until the process ends
+  pool->run(count, item, context);
+}

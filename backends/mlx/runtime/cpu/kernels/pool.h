@@ -1,0 +1,33 @@
+// The thread pool of all kernels.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "blas.h"
+
+namespace executorch_mlx {
+
+// Calls item(0) ... item(count - 1) on the threads of the pool, or on the calling thread alone if the pool is
+// busy with another call. Items must not throw.
+template <typename Item>
+void parallel(int count, Item&& item) {
+  executorch_mlx_parallel(
+      count, [](void* context, int i) { (*static_cast<std::remove_reference_t<Item>*>(context))(i); }, &item);
+}
+
+// Calls run(first, last) for ranges that together cover [0, count), in parallel if there is enough work.
+// `size` is the number of floats that each index stands for.
+template <typename Run>
+void parallel_ranges(int64_t count, int64_t size, Run&& run) {
+  constexpr int64_t kFloatsPerRange = 16 << 10;  // worth the hand-over to a thread
+  const int64_t step = std::max<int64_t>(1, kFloatsPerRange / std::max<int64_t>(1, size));
+  const int ranges = static_cast<int>((count + step - 1) / step);
+  if (ranges <= 1) {
+    return run(0, count);
+  }
+  parallel(ranges, [&](int i) { run(i * step, std::min(count, (i + 1) * step)); });
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,41 @@
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "pool.h"
+#include "simd/kernels.h"
+
+extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
+  using namespace executorch_mlx;
+  const auto& p = *rope;
+  const auto& strides = p.x.strides;
+  std::vector<float> frequencies(p.half);
+  for (int64_t i = 0; i < p.half; ++i) {
+    frequencies[i] = p.periods ? 1 / p.periods[i] : std::exp(-static_cast<float>(i) * (std::log(p.base) / p.half));
+  }
+  const int64_t rotated = 2 * p.half;
+  // All heads of a token share its cosines and sines.
+  parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
+    std::vector<float> cosines(p.half), sines(p.half);
+    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t b = i / p.tokens;
+      const int64_t t = i % p.tokens;
+      const float position = static_cast<float>(p.offsets[p.offset_per_sequence ? b : 0] + t) * p.scale;
+      for (int64_t j = 0; j < p.half; ++j) {
+        cosines[j] = std::cos(position * frequencies[j]);
+        sines[j] = std::sin(position * frequencies[j]);
+      }
+      for (int64_t h = 0; h < p.heads; ++h) {
+        const float* from = p.x.data + b * strides[0] + h * strides[1] + t * strides[2];
+        for (size_t j = 0; j < copy.size(); ++j) {
+          copy[j] = from[static_cast<int64_t>(j) * strides[3]];
+        }
+        from = copy.empty() ? from : copy.data();
+        float* to = p.y + ((b * p.heads + h) * p.tokens + t) * p.width;
+        kernels().rotate(from, cosines.data(), sines.data(), to, p.half);
+        std::memcpy(to + rotated, from + rotated, (p.width - rotated) * sizeof(float));
+      }
+    }
+  });
+}

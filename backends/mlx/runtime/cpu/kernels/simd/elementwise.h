@@ -1,0 +1,115 @@
+// SiLU, softmax, RMSNorm and rotary embedding. Part of kernels.cpp.
+#pragma once
+
+#include "vector.h"
+
+namespace executorch_mlx::EXECUTORCH_MLX_ISA {
+
+namespace {
+
+// exp(x) = 2^n * exp(r): Cody and Waite's range reduction to |r| <= log(2) / 2, and the polynomial of Cephes' expf.
+inline Floats exp(Floats x) {
+  constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
+  const Floats highest = Floats{} + 88.72283f;
+  const Floats lowest = Floats{} - 87.33654f;
+  const Floats clamped = x < lowest ? lowest : x;
+  const Floats rounded = clamped * 1.44269504f + kRounding;
+  const Floats n = rounded - kRounding;
+  const Floats r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  constexpr float kCoefficients[] = {
+      1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  Floats p = Floats{} + 1.9875691500e-4f;
+  for (const float c : kCoefficients) {
+    p = p * r + c;
+  }
+  const Floats mantissa = p * (r * r) + r + 1;
+  // 2^(n - 1) * 2, because 2^128 would overflow although the result may not.
+  const Words half = ((Words)rounded << 23) + (126u << 23);
+  const Floats y = mantissa * (Floats)half * 2;
+  return x > highest ? Floats{} + __builtin_inff() : y;
+}
+
+inline Floats silu_lanes(Floats x) {
+  return x / (1 + exp(-x));
+}
+
+void silu(const float* x, float* y, ptrdiff_t count) {
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats v = silu_lanes(load<Floats>(x + i));
+    __builtin_memcpy(y + i, &v, sizeof(v));
+  }
+  if (i < count) {
+    const Floats v = silu_lanes(load_partial<Floats>(x + i, static_cast<int>(count - i)));
+    __builtin_memcpy(y + i, &v, (count - i) * sizeof(float));
+  }
+}
+
+float exp_sum(float* x, ptrdiff_t count) {
+  const ptrdiff_t whole = count / kLanes * kLanes;
+  Floats highest = Floats{} - __builtin_inff();
+  for (ptrdiff_t i = 0; i < whole; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    highest = v > highest ? v : highest;
+  }
+  float maximum = highest[0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    maximum = highest[lane] > maximum ? highest[lane] : maximum;
+  }
+  for (ptrdiff_t i = whole; i < count; ++i) {
+    maximum = x[i] > maximum ? x[i] : maximum;
+  }
+  const auto exp_below_maximum = [&](Floats v) {
+    const Floats difference = v - maximum;
+    return difference < -87.33654f ? Floats{} : exp(difference);
+  };
+  Floats sums = {};
+  for (ptrdiff_t i = 0; i < whole; i += kLanes) {
+    const Floats v = exp_below_maximum(load<Floats>(x + i));
+    __builtin_memcpy(x + i, &v, sizeof(v));
+    sums += v;
+  }
+  float total = sum(sums);
+  if (whole < count) {
+    const Floats v = exp_below_maximum(load_partial<Floats>(x + whole, static_cast<int>(count - whole)));
+    for (ptrdiff_t i = whole; i < count; ++i) {
+      x[i] = v[i - whole];
+      total += x[i];
+    }
+  }
+  return total;
+}
+
+void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {
+  for (ptrdiff_t row = 0; row < rows; ++row, x += width, y += width) {
+    Floats squares[4] = {};
+    ptrdiff_t i = 0;
+    for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+      for (int u = 0; u < 4; ++u) {
+        const Floats v = load<Floats>(x + i + u * kLanes);
+        squares[u] += v * v;
+      }
+    }
+    float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; i < width; ++i) {
+      total += x[i] * x[i];
+    }
+    const float factor = 1 / __builtin_sqrtf(total / static_cast<float>(width) + eps);
+    for (ptrdiff_t j = 0; j < width; ++j) {
+      y[j] = weight ? x[j] * factor * weight[j] : x[j] * factor;
+    }
+  }
+}
+
+void rotate(
+    const float* __restrict x, const float* __restrict cosines, const float* __restrict sines, float* __restrict y,
+    ptrdiff_t half) {
+  for (ptrdiff_t i = 0; i < half; ++i) {
+    y[i] = x[i] * cosines[i] - x[half + i] * sines[i];
+    y[half + i] = x[i] * sines[i] + x[half + i] * cosines[i];
+  }
+}
+
+} // namespace
+
+} // namespace executorch_mlx::EXECUTORCH_MLX_ISA

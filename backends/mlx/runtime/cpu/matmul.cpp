@@ -1,0 +1,79 @@
+// Matrix products with half-precision and with quantized weights.
+#include "accelerate.h"
+#include "kernels/blas.h"
+#include "primitive.h"
+
+namespace executorch_mlx::cpu {
+
+std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Stream stream) {
+  // The kernel converts columns of b, of k elements each, to float32. This bounds their memory.
+  constexpr int kMaxDepth = 1 << 20;
+  const auto type = float_type(b.dtype());
+  const bool is_half = type && *type != FloatType::float32;
+  if (!is_float32_on_cpu(x, stream) || !is_half || b.ndim() != 2 || b.size() == 0 || b.shape(0) != x.shape(-1) ||
+      b.shape(0) > kMaxDepth) {
+    return std::nullopt;
+  }
+  auto shape = x.shape();
+  shape.back() = b.shape(1);
+  const auto make_task = [type](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto& x = inputs[0];
+    const auto& b = inputs[1];
+    const int k = b.shape(0);
+    const ExecutorchMlxHalfMatmul matmul{
+        .x = x.data<float>(),
+        .w = b.data<uint16_t>(),  // w is b transposed
+        .type = *type,
+        .row_stride = b.strides(1),
+        .column_stride = b.strides(0),
+        .m = static_cast<int>(x.size() / k),
+        .n = b.shape(1),
+        .k = k,
+        .y = out.data<float>()};
+    return [matmul] { executorch_mlx_half_matmul(&matmul); };
+  };
+  return lazy_array("MatmulHalf", std::move(shape), {contiguous(x, stream), b}, stream, make_task);
+}
+
+std::optional<mx::array> quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::Stream stream) {
+  const auto scale_type = float_type(scales.dtype());
+  if (!is_float32_on_cpu(x, stream) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
+      scales.dtype() != biases.dtype() ||
+      int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits ||
+      !executorch_mlx_supports_quantized(bits, group_size, x.shape(-1))) {
+    return std::nullopt;
+  }
+  auto shape = x.shape();
+  shape.back() = w.shape(0);
+  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto& x = inputs[0];
+    const int k = x.shape(-1);
+    const ExecutorchMlxQuantizedMatmul matmul{
+        .x = x.data<float>(),
+        .w = inputs[1].data<uint32_t>(),
+        .scales = inputs[2].data<void>(),
+        .biases = inputs[3].data<void>(),
+        .scale_type = *scale_type,
+        .bits = bits,
+        .group_size = group_size,
+        .m = static_cast<int>(x.size() / k),
+        .n = out.shape(-1),
+        .k = k,
+        .y = out.data<float>()};
+    return [matmul] { executorch_mlx_quantized_matmul(&matmul); };
+  };
+  std::vector<mx::array> inputs;
+  for (const auto& input : {x, w, scales, biases}) {
+    inputs.push_back(contiguous(input, stream));
+  }
+  return lazy_array("QuantizedMatmul", std::move(shape), std::move(inputs), stream, make_task);
+}
+
+} // namespace executorch_mlx::cpu

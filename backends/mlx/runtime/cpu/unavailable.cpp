@@ -1,0 +1,49 @@
+// Takes the place of the other files on platforms without CPU kernels.
+#include "accelerate.h"
+
+namespace executorch_mlx::cpu {
+
+std::optional<mx::array> matmul_half(const mx::array&, const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> quantized_matmul(
+    const mx::array&, const mx::array&, const mx::array&, const mx::array&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> gather_matmul(
+    const mx::array&, const mx::array&, const std::optional<mx::array>&, const std::optional<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> gather_quantized_matmul(
+    const mx::array&, const mx::array&, const mx::array&, const mx::array&, const std::optional<mx::array>&,
+    const std::optional<mx::array>&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> silu(const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> rms_norm(const mx::array&, const std::optional<mx::array>&, float, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> rope(
+    const mx::array&, int, float, float, const mx::array&, const std::optional<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> attention(
+    const mx::array&, const mx::array&, const mx::array&, float, bool, const std::optional<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
+} // namespace executorch_mlx::cpu
+
+// blas_name.cpp describes it.
+extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
+  return "mlx";
+}

@@ -1,0 +1,98 @@
+#include "host_memory.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+namespace executorch_mlx {
+
+namespace {
+
+using executorch::runtime::FreeableBuffer;
+
+// Stands in for an allocation of MLX's CPU allocator, which starts with the size of the data. In such
+// an allocation the data follows the size. Here it is elsewhere, and the array has the offset to it.
+struct Borrowed {
+  explicit Borrowed(FreeableBuffer&& data) : size(data.size()), data(std::move(data)) {}
+
+  size_t size;
+  FreeableBuffer data;
+};
+
+bool uses_cpu_allocator() {
+  static const bool answer = [] {
+    auto probe = mx::allocator::malloc(64);
+    auto buffer = probe.buffer();
+    return static_cast<char*>(buffer.raw_ptr()) == static_cast<char*>(buffer.ptr()) + sizeof(size_t);
+  }();
+  return answer;
+}
+
+void fill_with_zeros(void* memory, size_t bytes) {
+#if defined(__linux__)
+  constexpr size_t kLarge = 1 << 20;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const auto first = (begin + page - 1) / page * page;
+  const auto last = (begin + bytes) / page * page;
+  // Private pages without a file read as zeros after MADV_DONTNEED. It fails on other kinds of memory.
+  if (bytes >= kLarge && uses_cpu_allocator() &&
+      madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0) {
+    std::memset(memory, 0, first - begin);
+    std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
+    return;
+  }
+#endif
+  std::memset(memory, 0, bytes);
+}
+
+} // namespace
+
+mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
+  size_t bytes = mx::size_of(dtype);
+  for (const int size : shape) {
+    bytes *= size;
+  }
+  return mx::array(mx::allocator::Data(mx::allocator::malloc(bytes)), shape, dtype);
+}
+
+mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {
+  auto zeros = allocate(shape, dtype);
+  fill_with_zeros(zeros.data<char>(), zeros.nbytes());
+  return zeros;
+}
+
+std::optional<mx::array> borrow(FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype) {
+  const auto address = reinterpret_cast<uintptr_t>(data.data());
+  if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !uses_cpu_allocator()) {
+    return std::nullopt;
+  }
+  auto borrowed = std::make_shared<Borrowed>(std::move(data));
+  mx::allocator::Buffer buffer(borrowed.get());
+  const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
+
+  mx::array array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, dtype);
+  mx::Strides strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  const auto longest = shape.empty() ? 1 : *std::max_element(shape.begin(), shape.end());
+  mx::array::Flags flags{};
+  flags.contiguous = true;
+  flags.row_contiguous = true;
+  flags.col_contiguous = static_cast<size_t>(longest) == array.size();
+  array.set_data(
+      mx::allocator::Data(buffer, [borrowed = std::move(borrowed)](mx::allocator::Buffer) {}),
+      array.size(), strides, flags, offset);
+  return array;
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,51 @@
+#include "payload.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "error.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+struct Header {
+  uint8_t zeros[4];
+  char magic[4];
+  uint64_t data_offset;
+  uint64_t data_size;
+};
+static_assert(sizeof(Header) == 24);
+
+} // namespace
+
+const fb::MLXGraph* open_payload(const void* data, size_t size) {
+  check_program(
+      size > sizeof(Header), "payload: got ", size, " bytes, expected more than ", sizeof(Header));
+  Header header;
+  std::memcpy(&header, data, sizeof(header));
+  constexpr uint8_t kZeros[4] = {};
+  check_program(
+      std::memcmp(header.zeros, kZeros, 4) == 0 && std::memcmp(header.magic, "MLX0", 4) == 0,
+      "payload: expected a header with the magic MLX0");
+  // The FlatBuffer ends before `data_offset`, except for padding. A writer that stores no data may
+  // leave both fields at zero.
+  const uint64_t end = header.data_offset == 0 ? size : header.data_offset;
+  check_program(
+      end > sizeof(Header) && end - 15 <= size + 0ull && header.data_size <= size,
+      "payload: got ", header.data_size, " bytes of data at ", header.data_offset, ", expected both within ", size,
+      " bytes");
+  const auto* bytes = static_cast<const uint8_t*>(data) + sizeof(Header);
+  const size_t length = std::min<uint64_t>(end, size) - sizeof(Header);
+  // Every table takes at least four bytes, unless tables overlap in a way that no writer produces.
+  // The limit on tables keeps verification linear in the size.
+  flatbuffers::Verifier verifier(
+      bytes, length, /*max_depth=*/16, static_cast<flatbuffers::uoffset_t>(length / 4 + 1));
+  check_program(
+      length >= 8 && verifier.VerifyBuffer<fb::MLXGraph>(nullptr),
+      "payload: expected a FlatBuffer with the root MLXGraph, got ", length, " invalid bytes");
+  return flatbuffers::GetRoot<fb::MLXGraph>(bytes);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,14 @@
+// The payload of a delegate: a 24-byte header, then a FlatBuffer.
+#pragma once
+
+#include <cstddef>
+
+#include "reflect.h"
+
+namespace executorch_mlx {
+
+// Verifies the header and the FlatBuffer. `data` must be aligned to 8 bytes and outlive the result.
+// Slots and chains are not checked. Throws Failure.
+const fb::MLXGraph* open_payload(const void* data, size_t size);
+
+} // namespace executorch_mlx

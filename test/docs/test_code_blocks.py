@@ -1,0 +1,132 @@
+"""The Python blocks of README and docs/, and the commands of the guide, run and print what the page says.
+
+They run in a folder with the files that they name: `demo.pte` (the demo model), `chat.pte` (a small model with a chat
+template, all sampling parameters and logits), `answer.etdp` (a profile) and `examples/`.
+"""
+
+import contextlib
+import fcntl
+import io
+import re
+import shlex
+import threading
+from pathlib import Path
+
+import pytest
+from markdown_pages import PAGES, ROOT, blocks
+
+# The blocks of CONTRIBUTING are lines to insert.
+BLOCKS = [b for page in PAGES if page.name != "CONTRIBUTING.md" for b in blocks(page) if b.language == "python"]
+# The commands of the guide whose output it prints.
+EXPORT, RUN = (b for b in blocks(ROOT / "docs" / "language-models.md") if b.language == "sh" and b.output is not None)
+MODEL = ROOT / "examples" / "demo_model"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, chat_program, delegate) -> Path:
+    """One folder for all of the test processes."""
+    import executorch.devtools  # noqa: F401  (keeps the stdout of its import, which must outlive a test)
+
+    base = tmp_path_factory.getbasetemp()
+    parent = base.parent if base.name.startswith("popen-") else base
+    folder = parent / "docs"
+    with open(parent / "docs.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            fill(tmp_path_factory.mktemp("docs"), chat_program).rename(folder)
+    return folder
+
+
+def fill(folder: Path, chat_program: Path) -> Path:
+    """The files that the blocks name."""
+    from executorch_mlx.llm import LLM
+
+    (folder / "chat.pte").symlink_to(chat_program)
+    (folder / "examples").symlink_to(MODEL.parent)
+    (folder / "folder").symlink_to(MODEL)
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as output:
+        run_command(EXPORT.code)
+    (folder / "export.txt").write_text(output.getvalue())
+    llm = LLM.load(folder / "demo.pte", profile=True)
+    llm.generate("Return the", max_new_tokens=1).result()
+    llm.program.write_profile(folder / "answer.etdp")
+    return folder
+
+
+@pytest.fixture
+def registry():
+    """What a block registers is removed again."""
+    from executorch_mlx import ops  # noqa: F401  (fills the registry)
+    from executorch_mlx.builder.registry import REGISTRY
+
+    handlers, patterns = dict(REGISTRY.handlers), list(REGISTRY.patterns)
+    yield
+    REGISTRY.handlers.clear()
+    REGISTRY.handlers.update(handlers)
+    REGISTRY.patterns[:] = patterns
+
+
+@pytest.fixture
+def server(request, folder):
+    """The address of a server of demo.pte, for a block that connects to one."""
+    if "127.0.0.1:8000" not in request.node.callspec.params["block"].code:
+        yield None
+        return
+    import uvicorn
+    from executorch_mlx.llm import LLM
+    from executorch_mlx.serve import create_app
+
+    app = create_app(LLM.load(folder / "demo.pte"), name="demo", host="127.0.0.1")
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    bound = running.config.bind_socket()
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+    thread.start()
+    yield f"127.0.0.1:{bound.getsockname()[1]}"
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_block(block, folder, registry, server, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    code = block.code.replace("127.0.0.1:8000", server or "")
+    exec(compile(code, str(block), "exec"), {"__name__": "__main__"})
+    if block.output is not None:
+        assert capsys.readouterr().out.rstrip("\n") == block.output.rstrip("\n")
+
+
+def run_command(line: str) -> None:
+    """Run a command line of `executorch-mlx` in this process."""
+    from executorch_mlx.cli.main import main
+
+    assert main(shlex.split(line)[1:]) == 0
+
+
+def test_export_prints_what_the_guide_says(folder):
+    assert (folder / "export.txt").read_text().rstrip("\n") == EXPORT.output.rstrip("\n")
+
+
+def test_run_prints_what_the_guide_says(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    run_command(RUN.code)
+    assert capsys.readouterr().out.rstrip("\n") == RUN.output.rstrip("\n")
+
+
+def test_readme_has_the_commands_of_the_guide():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert EXPORT.code in readme and RUN.code.partition(" --max-new-tokens")[0] in readme and RUN.output in readme
+
+
+def test_the_examples_have_blocks():
+    pages = {block.page.name for block in BLOCKS}
+    assert pages >= {"README.md", "write-an-operator.md", "write-a-composite.md", "write-a-pattern.md"}
+
+
+def test_quoted_lines_are_in_the_files():
+    """The four lines of write-an-operator.md stand in the files that it names."""
+    page = (ROOT / "docs" / "write-an-operator.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\d\. .*?`([\w/.]+/[\w/.]+)`.*?\n\n((?: {8}[^\n]*\n)+)\n", page, re.MULTILINE | re.DOTALL)
+    assert len(steps) == 4
+    for file, quoted in steps:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert " ".join(quoted.split()) in " ".join(text.split()), (file, quoted)

@@ -1,0 +1,66 @@
+"""Generated files are current, and the reference pages are complete."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+from markdown_pages import ROOT
+
+PUBLIC = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
+
+
+@pytest.mark.parametrize("script", ["docs/figures/architecture.py", "tools/docs/operators.py"])
+def test_generated_file_is_current(script):
+    done = subprocess.run([sys.executable, "-W", "ignore", ROOT / script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"run python {script}\n{done.stderr}"
+
+
+def documented() -> list[str]:
+    return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "python-api.md").read_text(), re.MULTILINE)
+
+
+def resolve(name: str):
+    """The object of a dotted name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_documented(module):
+    known = [resolve(name) for name in documented()]
+    public = importlib.import_module(module)
+    missing = [name for name in public.__all__ if not any(getattr(public, name) is found for found in known)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", documented())
+def test_documented_name_has_a_docstring(name):
+    found = resolve(name)
+    if callable(found):
+        assert inspect.getdoc(found), name
+
+
+def test_documented_options_exist():
+    """Every option in the guides is an option of a command."""
+    known = options(ROOT / "build" / "mlx_llm_runner")
+    for name in ("export", "run", "serve", "inspect"):
+        known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
+    for page in ("README", "docs/language-models", "docs/server", "docs/sampling", "docs/undelegated-nodes"):
+        used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
+        assert set(used) - known == set(), page
+
+
+def options(*command: object) -> set[str]:
+    help_text = subprocess.run([*command, "--help"], capture_output=True, text=True).stdout
+    return set(re.findall(r"--[a-z][a-z-]+", help_text))

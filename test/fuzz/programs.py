@@ -1,0 +1,157 @@
+"""Torch programs as source: what the fuzzer generates, runs and prints.
+
+A `Program` is a list of statements over named inputs. Its source runs on its own, so a failing
+example can be pasted into a Python session.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# The dynamic extent of inputs: the first is the one at export, and all are run.
+EXTENTS = (7, 5, 1)
+DYNAMIC = "n"
+
+Shape = tuple["int | str", ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor argument. An extent that is the string "n" is dynamic.
+
+    `low` and `high` bound integers; floats are multiples of 1/8 in [-4, 4].
+    """
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    low: int = -4
+    high: int = 5
+
+    @property
+    def is_dynamic(self) -> bool:
+        return DYNAMIC in self.shape
+
+    def make(self, extent: int, seed: int = 0) -> torch.Tensor:
+        """The value of the input where the dynamic extent is `extent`."""
+        shape = [extent if size == DYNAMIC else size for size in self.shape]
+        generator = torch.Generator().manual_seed(seed + sum(map(ord, self.name)))
+        if self.dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).bool()
+        if self.dtype.is_floating_point:
+            return (torch.randint(-32, 33, shape, generator=generator) / 8).to(self.dtype)
+        return torch.randint(max(self.low, 0) if self.dtype == torch.uint8 else self.low, self.high, shape,
+                             generator=generator).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`target = expression`. `is_exact`: the expression only moves or compares values."""
+
+    target: str
+    expression: str
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Statements over `inputs`; `outputs` are the names that are returned.
+
+    `constants` are (name, expression) pairs that become buffers of the module.
+    """
+
+    inputs: tuple[Input, ...]
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_dynamic(self) -> bool:
+        return any(i.is_dynamic for i in self.inputs)
+
+    def body(self, noise: bool = False) -> list[str]:
+        """The lines of `forward`, with `noise(...)` around each inexact expression if asked for."""
+        lines = [
+            f"{s.target} = noise({s.expression})" if noise and not s.is_exact else f"{s.target} = {s.expression}"
+            for s in self.statements
+        ]
+        return [*lines, f"return ({', '.join(self.outputs)},)"]
+
+    def source(self) -> str:
+        """Runnable torch code: a module, its inputs, and one eager call."""
+        names = ", ".join(i.name for i in self.inputs)
+        buffers = [f"        self.register_buffer({name!r}, {text})" for name, text in self.constants]
+        unpack = [f"{name} = self.{name}" for name, _ in self.constants]
+        lines = ["import math", "import torch", "import torch.nn.functional as F", "", "", "class Model(torch.nn.Module):"]
+        if buffers:
+            lines += ["    def __init__(self):", "        super().__init__()", *buffers, ""]
+        lines += [f"    def forward(self, {names}):", *(f"        {line}" for line in [*unpack, *self.body()])]
+        lines += ["", ""]
+        for i in self.inputs:
+            value = i.make(EXTENTS[0])
+            lines.append(f"{i.name} = torch.tensor({value.tolist()}, dtype={value.dtype}).reshape({tuple(value.shape)})"
+                         + (f"  # dynamic: {i.shape}" if i.is_dynamic else ""))
+        return "\n".join([*lines, f"print(Model()({names}))", ""])
+
+    def arguments(self, extent: int) -> tuple[torch.Tensor, ...]:
+        return tuple(i.make(extent) for i in self.inputs)
+
+    def run(self, arguments: Sequence[torch.Tensor], noise=None) -> tuple[torch.Tensor, ...]:
+        """The outputs in eager torch; `noise` is applied to each inexact intermediate value."""
+        function = _compiled(self, noise is not None)
+        constants = [_evaluated(text) for _, text in self.constants]
+        with torch.no_grad():
+            return function(*arguments, *constants, *([noise] if noise is not None else []))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(program: Program, noise: bool):
+    parameters = [i.name for i in program.inputs] + [name for name, _ in program.constants]
+    parameters += ["noise"] if noise else []
+    source = "\n    ".join([f"def run({', '.join(parameters)}):", *program.body(noise)])
+    scope = dict(SCOPE)
+    exec(compile(source, "<fuzz>", "exec"), scope)
+    return scope["run"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _evaluated(text: str) -> torch.Tensor:
+    return eval(text, dict(SCOPE))
+
+
+SCOPE = {"torch": torch, "F": torch.nn.functional, "math": math}
+
+
+class Batch(torch.nn.Module):
+    """Several programs as one module: its inputs and outputs are theirs, one after the other."""
+
+    def __init__(self, programs: Sequence[Program]):
+        super().__init__()
+        self.programs = list(programs)
+        for index, program in enumerate(programs):
+            for name, text in program.constants:
+                self.register_buffer(f"{name}_{index}", _evaluated(text))
+
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, rest = [], iter(arguments)
+        for index, program in enumerate(self.programs):
+            own = [next(rest) for _ in program.inputs]
+            constants = [getattr(self, f"{name}_{index}") for name, _ in program.constants]
+            results += _compiled(program, False)(*own, *constants)
+        return tuple(results)
+
+    def dynamic_shapes(self) -> tuple | None:
+        if not any(p.is_dynamic for p in self.programs):
+            return None
+        extent = torch.export.Dim(DYNAMIC, min=1, max=64)
+        shapes = [
+            {axis: extent for axis, size in enumerate(i.shape) if size == DYNAMIC} or None
+            for p in self.programs
+            for i in p.inputs
+        ]
+        return (tuple(shapes),)

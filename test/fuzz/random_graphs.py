@@ -1,0 +1,392 @@
+"""Random graphs of supported operators.
+
+A graph grows statement by statement. Each candidate runs in eager torch at two values of the
+dynamic extent; one that raises, or whose result is too large, is dropped. So templates need no
+shape rules: extents that differ between the two runs are dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+
+from .programs import DYNAMIC, EXTENTS, SCOPE, Input, Program, Statement
+
+MAX_ELEMENTS = 600
+MAX_STATEMENTS = 9
+FLOATS = (torch.float32, torch.float32, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int64, torch.int32)
+
+
+@dataclass
+class Value:
+    """A variable of the graph, with its values at EXTENTS[0] and EXTENTS[1]."""
+
+    name: str
+    at: tuple[torch.Tensor, torch.Tensor]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.at[0].shape
+
+    @property
+    def ndim(self) -> int:
+        return self.at[0].ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.at[0].dtype
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def is_static(self, axis: int) -> bool:
+        return self.at[0].shape[axis] == self.at[1].shape[axis]
+
+
+class Skip(Exception):
+    """The template does not apply to the values at hand."""
+
+
+@dataclass
+class Graph:
+    """A program under construction."""
+
+    draw: Callable
+    values: list[Value] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
+
+    # -- choices ---------------------------------------------------------------
+
+    def choice(self, options):
+        return self.draw(st.sampled_from(list(options)))
+
+    def integer(self, low: int, high: int) -> int:
+        return self.draw(st.integers(low, high))
+
+    def boolean(self) -> bool:
+        return self.draw(st.booleans())
+
+    def value(self, fits: Callable[[Value], bool] = lambda v: True) -> Value:
+        found = [v for v in self.values if fits(v)]
+        if not found:
+            raise Skip
+        return self.choice(found)
+
+    def floating(self, ndim: int = 0) -> Value:
+        return self.value(lambda v: v.is_float and v.ndim >= ndim)
+
+    def axis(self, v: Value, static: bool = False) -> int:
+        axes = [a for a in range(v.ndim) if not static or v.is_static(a)]
+        if not axes:
+            raise Skip
+        axis = self.choice(axes)
+        return axis - v.ndim if self.boolean() else axis
+
+    def axes(self, v: Value) -> list[int]:
+        if v.ndim == 0:
+            raise Skip
+        count = self.integer(1, v.ndim)
+        axes = self.draw(st.permutations(range(v.ndim)))[:count]
+        return [a - v.ndim if self.boolean() else a for a in axes]
+
+    def number(self) -> str:
+        return str(self.choice([0.5, -1.5, 2.0, 0, 1, 3, -2, 1.0, 0.125]))
+
+    # -- growing -----------------------------------------------------------------
+
+    def add_input(self, shape: tuple, dtype: torch.dtype, low: int = -4, high: int = 5) -> Value:
+        source = Input(f"x{len(self.inputs)}", shape, dtype, low, high)
+        self.inputs.append(source)
+        value = Value(source.name, (source.make(EXTENTS[0]), source.make(EXTENTS[1])))
+        self.values.append(value)
+        return value
+
+    def add(self, expression: str, is_exact: bool) -> bool:
+        """Append `expression` if torch accepts it at both extents."""
+        results = []
+        for index in (0, 1):
+            scope = SCOPE | {v.name: v.at[index] for v in self.values}
+            try:
+                with torch.no_grad():
+                    results.append(eval(expression, scope))
+            except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+                return False
+        if not all(isinstance(r, torch.Tensor) and 0 < r.numel() <= MAX_ELEMENTS for r in results):
+            return False
+        if results[0].dtype in (torch.float64, torch.complex64) or results[0].ndim != results[1].ndim:
+            return False
+        name = f"v{len(self.statements)}"
+        self.statements.append(Statement(name, expression, is_exact))
+        self.values.append(Value(name, (results[0], results[1])))
+        return True
+
+
+# -- templates: each returns an expression, and whether it is exact -------------
+
+_UNARY = """abs neg exp sin cos tanh sigmoid relu sqrt rsqrt log log1p expm1 erf floor ceil round trunc sign square
+reciprocal atan asinh sinh logical_not isnan isinf frac exp2 log2""".split()
+_FUNCTIONS = """relu silu gelu elu leaky_relu hardtanh hardswish hardsigmoid softplus mish relu6 selu logsigmoid
+softsign tanhshrink""".split()
+_BINARY = """add sub mul div maximum minimum atan2 fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or
+logical_xor hypot copysign""".split()
+_EXACT_UNARY = {"abs", "neg", "relu", "logical_not", "sign"}
+_EXACT_BINARY = {"maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"}
+
+
+def unary(g: Graph):
+    name = g.choice(_UNARY)
+    return f"torch.{name}({g.value().name})", name in _EXACT_UNARY
+
+
+def function(g: Graph):
+    name, x = g.choice(_FUNCTIONS), g.floating()
+    if name == "gelu":
+        return f"F.gelu({x.name}, approximate={g.choice(['none', 'tanh'])!r})", False
+    return f"F.{name}({x.name})", False
+
+
+def binary(g: Graph):
+    name, a, b = g.choice(_BINARY), g.value(), g.value()
+    if name in ("add", "sub") and g.boolean() and a.dtype != torch.bool:
+        return f"torch.{name}({a.name}, {b.name}, alpha={g.choice([2, -1, 3])})", False
+    if name == "div" and g.boolean():
+        return f"torch.div({a.name}, {b.name}, rounding_mode={g.choice(['floor', 'trunc'])!r})", False
+    return f"torch.{name}({a.name}, {b.name})", name in _EXACT_BINARY
+
+
+def with_number(g: Graph):
+    x = g.value().name
+    form = g.choice(["{x} + {k}", "{x} - {k}", "{k} - {x}", "{x} * {k}", "{x} / {k}", "{k} / {x}", "{x} ** 2", "{x} ** 3",
+                     "{x} ** 0.5", "2.0 ** {x}", "{x} > {k}", "torch.clamp({x}, min={k})", "torch.clamp({x}, -1, 2)"])
+    return form.format(x=x, k=g.number()), ">" in form
+
+
+def integer_bits(g: Graph):
+    integers = lambda v: not v.is_float  # noqa: E731
+    a, b = g.value(integers), g.value(integers)
+    return g.choice([f"{a.name} & {b.name}", f"{a.name} | {b.name}", f"{a.name} ^ {b.name}", f"~{a.name}"]), True
+
+
+def select(g: Graph):
+    mask = g.value(lambda v: v.dtype == torch.bool)
+    a, b = g.value(), g.value()
+    return g.choice([f"torch.where({mask.name}, {a.name}, {b.name})", f"{a.name}.masked_fill({mask.name}, {g.number()})"]), True
+
+
+def cast(g: Graph):
+    dtype = g.choice(["torch.float32", "torch.float16", "torch.bfloat16", "torch.int64", "torch.int32", "torch.bool"])
+    x = g.value(lambda v: v.is_float or dtype != "torch.bool")
+    if x.is_float and "int" in dtype:
+        return f"{x.name}.nan_to_num(0).clamp(-99, 99).to({dtype})", True
+    return f"{x.name}.to({dtype})", False
+
+
+def reduce(g: Graph):
+    x, keep = g.value(lambda v: v.ndim > 0), g.boolean()
+    name = g.choice(["sum", "mean", "amax", "amin", "prod", "any", "all", "var", "std", "logsumexp", "argmax", "argmin",
+                     "max", "min", "linalg.vector_norm", "total", "median"])
+    axes, axis = g.axes(x), g.axis(x)
+    if name in ("prod", "any", "all", "argmax", "argmin"):
+        return f"torch.{name}({x.name}, {axis}, keepdim={keep})", name != "prod"
+    if name in ("max", "min", "median"):
+        return f"torch.{name}({x.name}, {axis}, keepdim={keep})[{0 if name == 'median' else g.integer(0, 1)}]", True
+    if name in ("var", "std"):
+        return f"torch.{name}({x.name}, {axes}, correction={g.integer(0, 1)}, keepdim={keep})", False
+    if name == "linalg.vector_norm":
+        return f"torch.linalg.vector_norm({x.name}, {g.choice([1, 2, 2.0, float('inf')])!r}, {axes}, keepdim={keep})".replace(
+            "inf", "math.inf"), False
+    if name == "total":
+        return f"{x.name}.{g.choice(['sum', 'mean', 'max', 'min', 'any'])}()", False
+    return f"torch.{name}({x.name}, {axes}, keepdim={keep})", name in ("amax", "amin")
+
+
+def scan(g: Graph):
+    x = g.value(lambda v: v.ndim > 0)
+    name = g.choice(["cumsum", "cumprod", "softmax", "log_softmax", "sort", "argsort", "cummax", "logcumsumexp", "flip"])
+    axis = g.axis(x)
+    if name == "sort":
+        return f"torch.sort({x.name}, dim={axis}, descending={g.boolean()})[0]", True
+    if name == "argsort":
+        return f"torch.argsort({x.name}, dim={axis}, stable=True)", True
+    if name == "cummax":
+        return f"torch.cummax({x.name}, {axis})[0]", True
+    if name == "flip":
+        return f"torch.flip({x.name}, {g.axes(x)})", True
+    return f"torch.{name}({x.name}, {axis})", False
+
+
+def topk(g: Graph):
+    x = g.floating(1)
+    axis = g.axis(x, static=True)
+    return f"torch.topk({x.name}, {g.integer(1, x.shape[axis])}, dim={axis})[0]", True
+
+
+def reorder(g: Graph):
+    x = g.value(lambda v: v.ndim > 1)
+    order = list(g.draw(st.permutations(range(x.ndim))))
+    a, b = g.axis(x), g.axis(x)
+    return g.choice([f"{x.name}.permute({order})", f"{x.name}.transpose({a}, {b})", f"torch.movedim({x.name}, {a}, {b})"]), True
+
+
+def reshape(g: Graph):
+    x = g.value()
+    forms = [f"{x.name}.unsqueeze({g.integer(-x.ndim - 1, x.ndim)})", f"{x.name}.reshape(-1)"]
+    if x.ndim:
+        axis = g.axis(x)
+        forms += [f"{x.name}.squeeze({axis})", f"{x.name}.flatten({min(axis % x.ndim, x.ndim - 1)})"]
+    if x.ndim > 1:
+        forms += [f"{x.name}.reshape({x.name}.shape[0], -1)", f"{x.name}.reshape(-1, {x.name}.shape[-1])"]
+    return g.choice(forms), True
+
+
+def cut(g: Graph):
+    x = g.value(lambda v: v.ndim > 0)
+    axis = g.axis(x)
+    size = x.shape[axis]
+    start, stop, step = g.integer(-size, size), g.integer(-size, size + 2), g.integer(1, 2)
+    place = g.integer(-1, 0)
+    index = ", ".join([":"] * (axis % x.ndim) + [f"{start}:{stop}:{step}"])
+    forms = [f"{x.name}[{index}]", f"{x.name}.select({axis}, {place})", f"{x.name}.narrow({axis}, 0, 1)"]
+    if x.is_static(axis):  # torch.export makes the extent static for these
+        forms += [f"torch.chunk({x.name}, 2, {axis})[0]", f"{x.name}.unbind({axis})[0]"]
+    if all(map(x.is_static, range(x.ndim))):
+        forms.append(f"torch.diagonal({x.name})")
+    return g.choice(forms), True
+
+
+def join(g: Graph):
+    a, b = g.value(lambda v: v.ndim > 0), g.value(lambda v: v.ndim > 0)
+    axis = g.axis(a)
+    return f"torch.{g.choice(['cat', 'stack'])}([{a.name}, {b.name}], {axis})", True
+
+
+def repeat(g: Graph):
+    x = g.value(lambda v: v.ndim > 0)
+    times = [g.integer(1, 2) for _ in range(x.ndim)]
+    axis = g.axis(x)
+    pads = [g.integer(0, 2) for _ in range(2)]
+    return g.choice([
+        f"{x.name}.repeat({times})",
+        f"{x.name}.repeat_interleave(2, {axis})",
+        f"torch.roll({x.name}, {g.integer(-2, 2)}, {axis})",
+        f"F.pad({x.name}, {pads}, value={g.number()})",
+        f"{x.name}[None].expand(2, {', '.join(['-1'] * x.ndim)})",
+        f"torch.tril({x.name}, {g.integer(-1, 1)})",
+        f"torch.triu({x.name}, {g.integer(-1, 1)})",
+        f"torch.zeros_like({x.name})",
+        f"torch.full_like({x.name}, {g.number()})",
+    ]), True
+
+
+def index(g: Graph):
+    x = g.value(lambda v: v.ndim > 0)
+    axis = g.axis(x)
+    limit = min(t.shape[axis] for t in x.at)
+    # At n = 1 an index is in range only if it is 0, so dynamic axes take no random indices.
+    if not x.is_static(axis):
+        raise Skip
+    ids = g.add_input((g.choice([2, 3, DYNAMIC]),), torch.int64, 0, limit)
+    return g.choice([
+        f"torch.index_select({x.name}, {axis}, {ids.name})",
+        f"{x.name}[{', '.join([':'] * (axis % x.ndim) + [ids.name])}]",
+        f"F.embedding({ids.name}, {x.name})" if axis % x.ndim == 0 else f"{x.name}.unsqueeze(0)",
+        f"torch.gather({x.name}, {axis}, {ids.name}{'[None]' * (x.ndim - 1)})",
+    ]), True
+
+
+def product(g: Graph):
+    a, b = g.floating(1), g.floating(1)
+    return g.choice([f"{a.name} @ {b.name}", f"{a.name} @ {b.name}.mT" if b.ndim > 1 else f"{a.name} * {b.name}",
+                     f"F.linear({a.name}, {b.name})", f"torch.einsum('...i,...i->...', {a.name}, {b.name})"]), False
+
+
+def linear(g: Graph):
+    x = g.floating(1)
+    if not x.is_static(-1):
+        raise Skip
+    w = g.add_input((4, x.shape[-1]), x.dtype)
+    if g.boolean():
+        return f"F.linear({x.name}, {w.name}, {g.add_input((4,), x.dtype).name})", False
+    return f"F.linear({x.name}, {w.name})", False
+
+
+def norm(g: Graph):
+    x = g.floating(2)
+    if not x.is_static(-1):
+        raise Skip
+    width = x.shape[-1]
+    w = g.add_input((width,), x.dtype)
+    return g.choice([f"F.layer_norm({x.name}, [{width}])", f"F.layer_norm({x.name}, [{width}], {w.name}, eps=0.01)",
+                     f"F.rms_norm({x.name}, [{width}], {w.name}, eps=0.01)", f"F.rms_norm({x.name}, [{width}], eps=1e-5)",
+                     f"F.normalize({x.name}, dim=-1)"]), False
+
+
+def convolution(g: Graph):
+    x = g.floating(3)
+    if x.ndim > 4 or not x.is_static(1):
+        raise Skip
+    spatial = x.ndim - 2
+    kernel = [g.integer(1, 2) for _ in range(spatial)]
+    w = g.add_input((2, x.shape[1], *kernel), x.dtype)
+    return f"F.conv{spatial}d({x.name}, {w.name}, stride={g.integer(1, 2)}, padding={g.integer(0, 1)})", False
+
+
+def pool(g: Graph):
+    x = g.floating(3)
+    if x.ndim > 4:
+        raise Skip
+    spatial = x.ndim - 2
+    return g.choice([f"F.max_pool{spatial}d({x.name}, 2, padding=1)", f"F.avg_pool{spatial}d({x.name}, 2, padding=1)",
+                     f"F.adaptive_avg_pool{spatial}d({x.name}, 1)"]), False
+
+
+def attention(g: Graph):
+    q = g.floating(3)
+    if not q.is_static(-1) or q.ndim > 4:
+        raise Skip
+    k = g.value(lambda v: v.dtype == q.dtype and v.ndim == q.ndim and v.shape[-1] == q.shape[-1])
+    mask = g.choice(["", ", is_causal=True", ", scale=0.5"])
+    return f"F.scaled_dot_product_attention({q.name}, {k.name}, {k.name}{mask})", False
+
+
+TEMPLATES = (unary, function, binary, binary, with_number, with_number, integer_bits, select, cast, reduce, reduce, scan,
+             topk, reorder, reorder, reshape, reshape, cut, join, repeat, index, product, linear, norm, convolution,
+             pool, attention)
+
+_SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (DYNAMIC, 4), (2, DYNAMIC), (2, DYNAMIC, 4), (1, 2, DYNAMIC, 4), (2, 3, 4, 4),
+           (1, 4), (), (4, 4), (DYNAMIC,), (2, 1, 4))
+
+
+@st.composite
+def programs(draw) -> Program:
+    """A random graph with at least one statement."""
+    g = Graph(draw)
+    for _ in range(g.integer(1, 3)):
+        dtype = g.choice([*FLOATS, *INTEGERS, torch.bool, torch.uint8])
+        g.add_input(g.choice(_SHAPES), dtype)
+    wanted = g.integer(1, MAX_STATEMENTS)
+    for _ in range(4 * wanted):
+        if len(g.statements) == wanted:
+            break
+        try:
+            g.add(*g.choice(TEMPLATES)(g))
+        except Skip:
+            pass
+    if not g.statements:
+        g.add(f"{g.values[0].name}.clone()", True)
+    used = {s.target for s in g.statements if any(_reads(t.expression, s.target) for t in g.statements)}
+    outputs = [s.target for s in g.statements if s.target not in used]
+    read = [i for i in g.inputs if any(_reads(s.expression, i.name) for s in g.statements)]
+    return Program(tuple(read), tuple(g.statements), tuple(outputs))
+
+
+def _reads(expression: str, name: str) -> bool:
+    import re
+
+    return re.search(rf"\b{name}\b", expression) is not None

@@ -1,0 +1,70 @@
+"""Compares the compiler with eager torch on generated programs.
+
+    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--family graphs|rms_norm|layer_norm|gelu|rope|attention|linear]
+
+`graphs` are random graphs of supported operators; the other families vary the subgraph of one fusion. Without
+`--family`, all of them run in turn. Prints each kind of failure once, with the source of a program that shows it, and
+exits with code 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections import Counter
+
+from fuzz.check import Counts, check
+from fuzz.near_misses import FAMILIES
+from fuzz.random_graphs import programs
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+BATCH = 25  # programs per export
+STRATEGIES = {"graphs": programs(), **FAMILIES}
+
+
+def run(family: str, count: int, first_seed: int) -> tuple[Counts, Counter]:
+    """Check `count` programs. Returns the counts, and how often each kind of failure occurred."""
+    counts, failures = Counts(), Counter()
+
+    def report(failure: Exception) -> None:
+        kind = f"{type(failure).__name__}: {str(failure).splitlines()[0][:70]}"
+        if failures[kind] == 0:
+            print(f"{family}: {type(failure).__name__}: {failure}\n", flush=True)
+        failures[kind] += 1
+
+    @seed(first_seed)
+    @settings(max_examples=-(-count // BATCH), deadline=None, database=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))
+    @given(st.lists(STRATEGIES[family], min_size=BATCH, max_size=BATCH))
+    def generated(batch) -> None:
+        check(batch, counts, report)
+
+    generated()
+    return counts, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=1000, metavar="N", help="programs of each family")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--family", choices=STRATEGIES, help="default: all")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+
+    from executorch_mlx import load_delegate
+
+    load_delegate()
+    failed = 0
+    for family in [options.family] if options.family else STRATEGIES:
+        begin = time.perf_counter()
+        counts, failures = run(family, options.programs, options.seed)
+        failed += failures.total()
+        print(f"{family}: {counts}, {failures.total()} failed; {time.perf_counter() - begin:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

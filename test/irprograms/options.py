@@ -1,0 +1,25 @@
+"""Load options, set as defaults of the process."""
+
+import ctypes
+from contextlib import contextmanager
+
+from executorch_mlx.loader import load_delegate
+
+DEFAULTS = {"device": "", "metal_kernels": "false", "kv_windows": ""}
+
+
+def set_option(key: str, value: str) -> int:
+    """Returns 0, or the number of an ExecuTorch Error."""
+    call = ctypes.CDLL(load_delegate()).executorch_mlx_set_option
+    call.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    return call(key.encode(), value.encode())
+
+
+@contextmanager
+def option(key: str, value: str):
+    """Sets an option for the programs loaded in the `with` block."""
+    assert set_option(key, value) == 0
+    try:
+        yield
+    finally:
+        assert set_option(key, DEFAULTS[key]) == 0

