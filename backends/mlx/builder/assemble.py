@@ -11,6 +11,7 @@ import torch
 from ..serialization import ir
 from . import dtypes
 from .emitter import Emitted
+from .extents import bounds
 from .liveness import drop_dead, lifetimes, recycle, slots_in
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
@@ -218,8 +219,5 @@ def _tensor_meta(slot: TensorSlot) -> ir.TensorMeta:
 def _shape_dim(dim: int | torch.SymInt) -> ir.ShapeDim:
     if isinstance(dim, int):
         return ir.ShapeDim(value=dim)
-    bounds = dim.node.shape_env.bound_sympy(dim.node.expr)
-    upper = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < 2**31 - 1 else -1
-    # torch assumes that a dynamic dimension is at least 2, so a lower bound of 2 may hide one of 0 or 1.
-    lower = int(bounds.lower) if bounds.lower > 2 else 0
-    return ir.ShapeDim(value=-1, min_value=lower, max_value=upper)
+    lower, upper = bounds(dim)
+    return ir.ShapeDim(value=-1, min_value=lower, max_value=-1 if upper is None else upper)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .extents import range_of
 from .registry import Registry, Unsupported
 from .slots import TensorSlot
 
@@ -52,9 +53,9 @@ def _decompositions() -> dict[Any, Callable]:
 
 @contextmanager
 def _no_specialization(fake_mode: Any) -> Iterator[None]:
-    """Raise `Unsupported` if tracing would specialize a dynamic dimension, that is, fix its size.
+    """Raise `Unsupported` if tracing would fix the size of a dynamic dimension or restrict its range.
 
-    The program would be valid for that size only. The shape environment is left as it was.
+    The program would be valid for fewer sizes than the graph. The shape environment is left as it was.
     """
     env = fake_mode.shape_env
     if env is None:
@@ -68,14 +69,26 @@ def _no_specialization(fake_mode: Any) -> Iterator[None]:
             return set_replacement(symbol, value, message)
         raise Unsupported(f"its lowering would specialize the dynamic dimension {symbol} to {value}")
 
-    guards, axioms = len(env.guards), dict(env.axioms)
+    guards, axioms, ranges = len(env.guards), dict(env.axioms), dict(env.var_to_range)
     env._set_replacement = refuse
     try:
         yield
+        _refuse_restriction(ranges, env.var_to_range)
     except Unsupported:
         del env.guards[guards:]
-        env.axioms.clear()
-        env.axioms.update(axioms)
+        for table, before in ((env.axioms, axioms), (env.var_to_range, ranges)):
+            table.clear()
+            table.update(before)
         raise
     finally:
         del env._set_replacement
+
+
+def _refuse_restriction(before: dict[Any, Any], after: dict[Any, Any]) -> None:
+    """Raise `Unsupported` if the range of a dynamic dimension has become smaller."""
+    for symbol, values in before.items():
+        old, new = range_of(values), range_of(after[symbol])
+        if old != new:
+            raise Unsupported(
+                f"its lowering would restrict the dynamic dimension {symbol} from {list(old)} to {list(new)}"
+            )

@@ -275,8 +275,14 @@ def _columns(n, env) -> int | None:
 
 
 def dequantize(n, env):
-    dtype = env.dtype(n.scales) if n.dtype is None else dtype_name(n.dtype)
-    return Type(_with_extent(env.shape(n.w), -1, _columns(n, env)), dtype)
+    return Type(_with_extent(env.shape(n.w), -1, _columns(n, env)), _dequantized_dtype(n, env))
+
+
+def _dequantized_dtype(n, env) -> str:
+    """The dtype of the scales by default. The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes: bfloat16."""
+    if n.dtype is not None:
+        return dtype_name(n.dtype)
+    return env.dtype(n.scales) if n.mode == "affine" else "bfloat16"
 
 
 def quantized_matmul(n, env):

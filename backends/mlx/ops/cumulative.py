@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.extents import bounds
 from ..builder.registry import REGISTRY
 
 aten = torch.ops.aten
@@ -18,15 +19,31 @@ def _inclusive_scan(combine, dim, *parts):
 
     `combine(earlier, later)` is associative. It takes and returns lists of tensors, one for each of `parts`.
     """
-    extent, covered = parts[0].shape[dim], 1
-    while covered < extent:
-        head = [p.narrow(dim, 0, covered) for p in parts]
-        earlier = [p.narrow(dim, 0, extent - covered) for p in parts]
-        later = [p.narrow(dim, covered, extent - covered) for p in parts]
-        tail = combine(earlier, later)
-        parts = [torch.cat(pair, dim) for pair in zip(head, tail)]
+    extent = parts[0].shape[dim]
+    step = _static_step if isinstance(extent, int) else _dynamic_step
+    _, largest = bounds(extent)
+    covered = 1
+    while covered < (largest or 2**31):
+        parts = step(combine, dim, covered, parts)
         covered *= 2
     return parts
+
+
+def _static_step(combine, dim, covered, parts):
+    rest = parts[0].shape[dim] - covered
+    head = [p.narrow(dim, 0, covered) for p in parts]
+    earlier = [p.narrow(dim, 0, rest) for p in parts]
+    later = [p.narrow(dim, covered, rest) for p in parts]
+    return [torch.cat(pair, dim) for pair in zip(head, combine(earlier, later))]
+
+
+def _dynamic_step(combine, dim, covered, parts):
+    """Valid for each extent: a comparison of the extent with `covered` would restrict it."""
+    x = parts[0]
+    positions = torch.arange(x.shape[dim])
+    earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in parts]
+    has_earlier = (positions >= covered).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
+    return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, parts), parts)]
 
 
 def _cumprod(x, dim, dtype=None):
