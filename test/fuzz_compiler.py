@@ -1,9 +1,10 @@
 """Compares the compiler with eager torch on generated programs.
 
-    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--family graphs|rms_norm|layer_norm|gelu|rope|attention|linear]
+    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family graphs|rms_norm|layer_norm|gelu|rope|attention|linear]
 
 `graphs` are random graphs of supported operators; the other families vary the subgraph of one fusion. Without
-`--family`, all of them run in turn. Prints each kind of failure once, with the source of a program that shows it, and
+`--family`, all of them run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is about ten times as
+fast. Prints each kind of failure once, with the source of a program that shows it, and
 exits with code 1 if there was one.
 """
 
@@ -16,8 +17,11 @@ import warnings
 from collections import Counter
 
 from fuzz.check import Counts, check
+from fuzz.direct import DirectRoute
+from fuzz.exported import ExportedRoute
 from fuzz.near_misses import FAMILIES
 from fuzz.random_graphs import programs
+from fuzz.route import Route
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -25,7 +29,7 @@ BATCH = 25  # programs per export
 STRATEGIES = {"graphs": programs(), **FAMILIES}
 
 
-def run(family: str, count: int, first_seed: int) -> tuple[Counts, Counter]:
+def run(family: str, count: int, first_seed: int, route: type[Route]) -> tuple[Counts, Counter]:
     """Check `count` programs. Returns the counts, and how often each kind of failure occurred."""
     counts, failures = Counts(), Counter()
 
@@ -40,7 +44,7 @@ def run(family: str, count: int, first_seed: int) -> tuple[Counts, Counter]:
               suppress_health_check=list(HealthCheck))
     @given(st.lists(STRATEGIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch) -> None:
-        check(batch, counts, report)
+        check(batch, counts, report, route)
 
     generated()
     return counts, failures
@@ -51,18 +55,22 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=1000, metavar="N", help="programs of each family")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--family", choices=STRATEGIES, help="default: all")
+    parser.add_argument("--direct", action="store_true", help="without torch.export and ExecuTorch's passes")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
 
     from executorch_mlx import load_delegate
 
     load_delegate()
+    route = DirectRoute if options.direct else ExportedRoute
     failed = 0
     for family in [options.family] if options.family else STRATEGIES:
         begin = time.perf_counter()
-        counts, failures = run(family, options.programs, options.seed)
+        counts, failures = run(family, options.programs, options.seed, route)
         failed += failures.total()
         print(f"{family}: {counts}, {failures.total()} failed; {time.perf_counter() - begin:.0f} s", flush=True)
+        for reason, times in counts.not_delegated.most_common(10):
+            print(f"    not delegated, {times} times: {reason}", flush=True)
     return 1 if failed else 0
 
 

@@ -1,23 +1,22 @@
-"""Exports programs, runs them, and compares with eager torch."""
+"""Compiles programs, runs them, and compares with eager torch."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner
 
-from .programs import EXTENTS, Batch, Program
+from .exported import ExportedRoute
+from .programs import EXTENTS, Program
+from .route import CaptureRefused, NotDelegated, Route
 
 # Relative rounding error of one operation, by dtype.
 _EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+EAGER_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _NOISY_RUNS = 4
-_SPREAD_FACTOR = 8  # how far beyond the spread of noisy runs a result may lie
+_SPREAD_FACTOR = 8  # tolerance, as a multiple of the spread among the runs with injected rounding errors
 
 
 class WrongAnswer(AssertionError):
@@ -34,10 +33,9 @@ class Counts:
     not_delegated: Counter = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        exported, delegated = (sum(c.values()) for c in (self.not_exported, self.not_delegated))
         return (
-            f"{self.programs} programs: {self.compared} compared, {delegated} not delegated as a whole, "
-            f"{exported} refused by torch.export"
+            f"{self.programs} programs: {self.compared} compared, {self.not_delegated.total()} not delegated completely, "
+            f"{self.not_exported.total()} refused by torch"
         )
 
 
@@ -45,123 +43,78 @@ def check(
     programs: Sequence[Program],
     counts: Counts | None = None,
     report: Callable[[Exception], None] | None = None,
+    route: type[Route] = ExportedRoute,
 ) -> None:
-    """Export and run programs, and compare them with eager torch.
+    """Compile and run programs, and compare them with eager torch.
 
-    All programs are exported as one module, which is faster. A failure is narrowed down to one program, and its source
-    is added to the message. `report` gets each failure; without it, the first is raised.
+    A failure is narrowed down to one program, and its source is added to the message. `report` gets each failure;
+    without it, the first is raised.
     """
     counts = counts if counts is not None else Counts()
     programs = [p for p in programs if _runs(p)]
     counts.programs += len(programs)
-    _check_half_by_half(programs, counts, report)
-
-
-def _check_half_by_half(programs, counts: Counts, report) -> None:
-    if not programs:
-        return
-    try:
-        _check_together(programs, counts)
-    except Exception as failure:
-        if len(programs) > 1:
-            middle = len(programs) // 2
-            _check_half_by_half(programs[:middle], counts, report)
-            _check_half_by_half(programs[middle:], counts, report)
-        elif isinstance(failure, _ExportRefused):
-            counts.not_exported[str(failure).splitlines()[0][:100]] += 1
+    for program, failure in _failures(programs, counts, route):
+        if isinstance(failure, CaptureRefused):
+            counts.not_exported[_first_line(failure)] += 1
+        elif isinstance(failure, NotDelegated):
+            counts.not_delegated[_first_line(failure)] += 1
+        elif report is None:
+            raise _with_source(failure, program) from failure
         else:
-            located = type(failure)(f"{failure}\n\n{programs[0].source()}")
-            if report is None:
-                raise located from failure
-            report(located)
+            report(_with_source(failure, program))
 
 
 def _runs(program: Program) -> bool:
     """Whether eager torch accepts the program."""
     try:
         program.run(program.arguments(EXTENTS[0]))
-    except (RuntimeError, IndexError, ValueError, TypeError):
+    except EAGER_REFUSALS:
         return False
     return True
 
 
-class _ExportRefused(Exception):
-    """torch.export cannot capture the program: not a failure of this project."""
-
-
-def _check_together(programs: Sequence[Program], counts: Counts) -> None:
-    batch = Batch(programs).eval()
-    dynamic = batch.dynamic_shapes() is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        lowered, declined = _lower(batch)
-    if declined:
-        counts.not_delegated.update(declined.values())
-        rest = [p for i, p in enumerate(programs) if i not in declined]
-        return _check_together(rest, counts) if rest else None
-    method = _load(lowered)
-    for extent in EXTENTS if dynamic else EXTENTS[:1]:
-        arguments = [t for p in programs for t in p.arguments(extent)]
-        actual = iter(method.execute(arguments))
-        for program in programs:
-            results = [next(actual) for _ in program.outputs]
-            if extent == EXTENTS[0] or program.is_dynamic:
-                compare(program, extent, results)
-    counts.compared += len(programs)
-
-
-def _lower(batch: Batch):
-    """The lowered module, and the programs that the partitioner did not delegate whole: index -> reason."""
-    example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
+def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -> list[tuple[Program, Exception]]:
+    """The programs that fail, with their failures. An error of all programs together splits the list in two."""
+    if not programs:
+        return []
     try:
-        with torch.no_grad():
-            exported = torch.export.export(batch, example, dynamic_shapes=batch.dynamic_shapes())
-    except Exception as error:  # torch's own refusals have many types
-        raise _ExportRefused(f"{type(error).__name__}: {error}") from error
-    partitioner = _Partitioner()
-    lowered = to_edge_transform_and_lower(
-        exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
-    )
-    owners = [i for i, program in enumerate(batch.programs) for _ in program.outputs]
-    return lowered, {owners[output]: reason for output, reason in partitioner.declined.items()}
+        compiled = route(programs)
+        failures = _compare_all(programs, compiled)
+    except Exception as error:
+        if len(programs) == 1:
+            return [(programs[0], error)]
+        middle = len(programs) // 2
+        return [*_failures(programs[:middle], counts, route), *_failures(programs[middle:], counts, route)]
+    counts.compared += len(programs) - len(compiled.failures)
+    return [(programs[index], failure) for index, failure in failures.items()]
 
 
-class _Partitioner(MLXPartitioner):
-    """Also tells which outputs of the graph depend on a node that was not delegated."""
-
-    def __init__(self):
-        super().__init__(allow_extensions=True)
-        self.declined: dict[int, str] = {}
-
-    def partition(self, exported_program):
-        result = super().partition(exported_program)
-        reasons = {d.node: f"{d.target}: {d.reason}" for d in self.explain().refused}
-        output = exported_program.graph.output_node()
-        for node in exported_program.graph.nodes:
-            if node.name in reasons:
-                for index in _outputs_of(node, output):
-                    self.declined[index] = reasons[node.name]
-        return result
-
-
-def _outputs_of(node, output) -> set[int]:
-    """Places among the outputs that depend on `node`."""
-    reached, open_nodes = {node}, [node]
-    while open_nodes:
-        users = [u for u in open_nodes.pop().users if u not in reached]
-        reached.update(users)
-        open_nodes += users
-    return {i for i, value in enumerate(output.args[0]) if value in reached}
+def _compare_all(programs: Sequence[Program], compiled: Route) -> dict[int, Exception]:
+    """The first failure of each program that fails, by index."""
+    failures = dict(compiled.failures)
+    for extent in EXTENTS if any(p.is_dynamic for p in programs) else EXTENTS[:1]:
+        for index, results in compiled.run(extent).items():
+            if index in failures or (extent != EXTENTS[0] and not programs[index].is_dynamic):
+                continue
+            if isinstance(results, Exception):
+                failures[index] = results
+                continue
+            try:
+                compare(programs[index], extent, results)
+            except WrongAnswer as wrong:
+                failures[index] = wrong
+    return failures
 
 
-def _load(lowered):
-    from executorch.runtime import Runtime
+def _first_line(failure: Exception) -> str:
+    return next(iter(str(failure).splitlines()), "")[:100]
 
-    program = Runtime.get().load_program(bytes(lowered.to_executorch().buffer))
-    method = program.load_method("forward")
-    method.keep = program  # a program has to outlive its methods
-    return method
+
+def _with_source(failure: Exception, program: Program) -> Exception:
+    """The failure as an exception whose message ends with the program."""
+    kind = type(failure) if isinstance(failure, WrongAnswer) else RuntimeError
+    name = "" if isinstance(failure, WrongAnswer) else f"{type(failure).__name__}: "
+    return kind(f"{name}{failure}\n\n{program.source()}")
 
 
 def compare(program: Program, extent: int, results: Sequence[torch.Tensor]) -> None:
@@ -173,8 +126,8 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor]) -> N
     arguments = program.arguments(extent)
     try:
         expected = program.run(arguments)
-    except RuntimeError:
-        return  # valid for the extent at export only
+    except EAGER_REFUSALS:
+        return  # eager torch accepts this program only at the extent used for export
     epsilon = max((_EPSILON.get(t.dtype, 0) for t in (*arguments, *expected)), default=0) or _EPSILON[torch.float32]
     noisy = [program.run(arguments, _noise(epsilon, seed)) for seed in range(_NOISY_RUNS)]
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 # The dynamic extent of inputs: the first is the one at export, and all are run.
 EXTENTS = (7, 5, 1)
+LARGEST_EXTENT = 64
 DYNAMIC = "n"
 
 Shape = tuple["int | str", ...]
@@ -103,10 +104,16 @@ class Program:
 
     def run(self, arguments: Sequence[torch.Tensor], noise=None) -> tuple[torch.Tensor, ...]:
         """The outputs in eager torch; `noise` is applied to each inexact intermediate value."""
-        function = _compiled(self, noise is not None)
-        constants = [_evaluated(text) for _, text in self.constants]
+        function = self.function(noise is not None)
         with torch.no_grad():
-            return function(*arguments, *constants, *([noise] if noise is not None else []))
+            return function(*arguments, *self.constant_values(), *([noise] if noise is not None else []))
+
+    def function(self, noise: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """A function of the inputs, the constants, and `noise` if asked for."""
+        return _compiled(self, noise)
+
+    def constant_values(self) -> list[torch.Tensor]:
+        return [_evaluated(text) for _, text in self.constants]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,13 +149,13 @@ class Batch(torch.nn.Module):
         for index, program in enumerate(self.programs):
             own = [next(rest) for _ in program.inputs]
             constants = [getattr(self, f"{name}_{index}") for name, _ in program.constants]
-            results += _compiled(program, False)(*own, *constants)
+            results += program.function()(*own, *constants)
         return tuple(results)
 
     def dynamic_shapes(self) -> tuple | None:
         if not any(p.is_dynamic for p in self.programs):
             return None
-        extent = torch.export.Dim(DYNAMIC, min=1, max=64)
+        extent = torch.export.Dim(DYNAMIC, min=1, max=LARGEST_EXTENT)
         shapes = [
             {axis: extent for axis, size in enumerate(i.shape) if size == DYNAMIC} or None
             for p in self.programs

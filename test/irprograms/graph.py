@@ -273,13 +273,18 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
     return et.EValue(tensor), memory + -(-max(size, 1) // 16) * 16
 
 
+def load(pte: bytes):
+    """The program of ExecuTorch's runtime."""
+    load_delegate()
+    return Runtime.get().load_program(pte)
+
+
 class Model:
     """The method `forward` of a loaded .pte. A call returns the list of outputs."""
 
     def __init__(self, pte: bytes):
-        load_delegate()
         # Held here because a method does not keep its program alive.
-        self.program = Runtime.get().load_program(pte)
+        self.program = load(pte)
         self.method = self.program.load_method("forward")
 
     def __call__(self, *args) -> list[Any]:

@@ -19,8 +19,6 @@ REDUCE = {
     "prod": (ir.ProdNode, ("default", "dim_int")),
     "amax": (ir.MaxNode, ("default",)),
     "amin": (ir.MinNode, ("default",)),
-    "any": (ir.AnyNode, ("default", "dim", "dims")),
-    "all": (ir.AllNode, ("default", "dim", "dims")),
 }
 
 
@@ -42,6 +40,19 @@ def _reduce(op):
 
 for _name, (_op, _overloads) in REDUCE.items():
     REGISTRY.add([getattr(getattr(aten, _name), o) for o in _overloads], _reduce(_op))
+
+
+def _any_or_all(op):
+    def lower(P, self, dim=None, keepdim=False):
+        axes = axes_of(dim) if self.ndim else []
+        result = P.emit(op, x=self, axes=axes, keepdims=keepdim, dtype=torch.bool)
+        return P.cast(result, P.out.dtype)  # torch's result is uint8 for uint8, else bool
+
+    return lower
+
+
+for _packet, _op in ((aten.any, ir.AnyNode), (aten.all, ir.AllNode)):
+    REGISTRY.add([_packet.default, _packet.dim, _packet.dims], _any_or_all(_op))
 
 
 @REGISTRY.lower(aten.logsumexp.default)

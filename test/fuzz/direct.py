@@ -1,0 +1,151 @@
+"""Compiles programs without torch.export and without ExecuTorch's passes, about ten times as fast as `exported.py`.
+
+torch traces each program to core ATen, the builder lowers that graph, and one `.pte` gets one method per program. The
+partitioner and the edge dialect take no part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from executorch_mlx import ops as _  # noqa: F401  (fills the registry)
+from executorch_mlx.builder.assemble import assemble
+from executorch_mlx.builder.extents import bounds
+from executorch_mlx.builder.program import ProgramBuilder
+from executorch_mlx.builder.registry import REGISTRY
+from executorch_mlx.serialization.pack import pack_payload
+from irprograms.graph import load, pte
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.export import default_decompositions
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from .programs import DYNAMIC, EXTENTS, LARGEST_EXTENT, Program
+from .route import CaptureRefused, NotDelegated
+
+
+class DirectRoute:
+    """Compiles each program by itself, to a method of one `.pte`. See `route.Route`."""
+
+    def __init__(self, programs: Sequence[Program]):
+        self.failures: dict[int, Exception] = {}
+        self._programs, methods = {}, {}
+        for index, program in enumerate(programs):
+            try:
+                methods[str(index)], is_dynamic = _compile(program)
+            except Exception as failure:  # whatever the compiler raises is a finding
+                self.failures[index] = failure
+            else:
+                self._programs[index] = program, is_dynamic
+        self._program = load(pte(methods)) if methods else None
+
+    def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
+        results = {}
+        for index, (program, is_dynamic) in self._programs.items():
+            if is_dynamic or extent == EXTENTS[0]:
+                try:
+                    results[index] = self._program.load_method(str(index)).execute(program.arguments(extent))
+                except RuntimeError as error:
+                    results[index] = error
+        return results
+
+
+def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
+    """The method of a program, and whether it takes any extent.
+
+    The method has those attributes of `irprograms.Graph` that `irprograms.pte` reads.
+    """
+    traced, is_dynamic = _trace(program, program.is_dynamic)
+    exported = _exported(program, traced)
+    for node, reason in ProgramBuilder(exported, allow_extensions=True).check().items():
+        if reason is not None:
+            raise NotDelegated(f"{node.target}: {reason}")
+    compiled = assemble(ProgramBuilder(exported, allow_extensions=True).build())
+    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    method = SimpleNamespace(
+        data=compiled.constants,
+        inputs=[_interface(n.meta["val"]) for n in placeholders[: len(program.inputs)]],
+        outputs=[_interface(n.meta["val"]) for n in traced.graph.output_node().args[0]],
+        payload=lambda: pack_payload(compiled.graph),
+    )
+    return method, is_dynamic
+
+
+def _interface(value: torch.Tensor) -> tuple:
+    """An input or output of the method, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order)."""
+    shape = tuple(d if isinstance(d, int) else bounds(d) for d in value.shape)
+    return None, shape, value.dtype, list(range(value.ndim))
+
+
+# -- tracing -------------------------------------------------------------------------------------
+
+
+def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
+    """The core ATen graph of a program, and whether it is valid for any extent.
+
+    The placeholders are the inputs, then the constants. A graph that is valid for some extents only is traced again for
+    the one at export.
+    """
+    environment = ShapeEnv() if is_dynamic else None
+    extent = _symbol(environment) if is_dynamic else EXTENTS[0]
+    with FakeTensorMode(shape_env=environment), torch.no_grad():
+        arguments = [torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs]
+        arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
+        try:
+            traced = make_fx(program.function(), decomposition_table=_decompositions())(*arguments)
+        except Exception as error:  # torch's own refusals have many types
+            if is_dynamic:
+                return _trace(program, False)
+            raise CaptureRefused(f"{type(error).__name__}: {error}") from error
+    if is_dynamic and (environment.replacements or not _has_whole_range(environment)):
+        return _trace(program, False)
+    traced.graph.eliminate_dead_code()
+    return traced, is_dynamic
+
+
+def _symbol(environment: ShapeEnv) -> torch.SymInt:
+    symbol = environment.create_symbol(EXTENTS[0], ConstantSource(DYNAMIC), dynamic_dim=DimDynamic.DYNAMIC)
+    environment.constrain_symbol_range(symbol, compiler_min=2, compiler_max=LARGEST_EXTENT)
+    return environment.create_symintnode(symbol, hint=EXTENTS[0])
+
+
+def _has_whole_range(environment: ShapeEnv) -> bool:
+    return all(v.lower <= 2 and v.upper >= LARGEST_EXTENT for v in environment.var_to_range.values())
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """torch's table without the operators that the delegate lowers whole."""
+    table = dict(default_decompositions().items())
+    for target in REGISTRY.ops_to_preserve():
+        table.pop(target, None)
+    return table
+
+
+def _exported(program: Program, traced: GraphModule) -> SimpleNamespace:
+    """The parts of an ExportedProgram that the builder reads."""
+    placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
+    constants = dict(zip(placeholders[len(program.inputs) :], program.constant_values()))
+    inputs = [
+        InputSpec(InputKind.PARAMETER, TensorArgument(name), name)
+        if name in constants
+        else InputSpec(InputKind.USER_INPUT, TensorArgument(name), None)
+        for name in placeholders
+    ]
+    outputs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in traced.graph.output_node().args[0]
+    ]
+    return SimpleNamespace(
+        graph=traced.graph,
+        graph_module=traced,
+        graph_signature=SimpleNamespace(input_specs=inputs, output_specs=outputs, buffers_to_mutate={}),
+        state_dict=constants,
+        constants={},
+    )

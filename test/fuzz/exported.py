@@ -1,0 +1,95 @@
+"""Compiles programs as a user does: torch.export, then ExecuTorch with the partitioner.
+
+All programs are exported as one module, which is faster than one export per program.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner
+
+from .programs import EXTENTS, Batch, Program
+from .route import CaptureRefused, NotDelegated
+
+
+class ExportedRoute:
+    """Exports the programs as one method. See `route.Route`."""
+
+    def __init__(self, programs: Sequence[Program]):
+        self.failures: dict[int, Exception] = {}
+        self._programs = dict(enumerate(programs))
+        lowered, declined = _lower(Batch(programs).eval())
+        if declined:
+            self.failures = {index: NotDelegated(reason) for index, reason in declined.items()}
+            self._programs = {i: p for i, p in self._programs.items() if i not in declined}
+            if self._programs:
+                lowered, _ = _lower(Batch(list(self._programs.values())).eval())
+        self._method = _load(lowered) if self._programs else None
+
+    def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
+        if self._method is None:
+            return {}
+        arguments = [t for p in self._programs.values() for t in p.arguments(extent)]
+        actual = iter(self._method.execute(arguments))
+        return {index: [next(actual) for _ in program.outputs] for index, program in self._programs.items()}
+
+
+def _lower(batch: Batch):
+    """The lowered module, and the programs that the partitioner did not delegate completely: index -> reason."""
+    example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            with torch.no_grad():
+                exported = torch.export.export(batch, example, dynamic_shapes=batch.dynamic_shapes())
+        except Exception as error:  # torch's own refusals have many types
+            raise CaptureRefused(f"{type(error).__name__}: {error}") from error
+        partitioner = _Partitioner()
+        lowered = to_edge_transform_and_lower(
+            exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+        )
+    owners = [i for i, program in enumerate(batch.programs) for _ in program.outputs]
+    return lowered, {owners[output]: reason for output, reason in partitioner.declined.items()}
+
+
+class _Partitioner(MLXPartitioner):
+    """Also tells which outputs of the graph depend on a node that was not delegated."""
+
+    def __init__(self):
+        super().__init__(allow_extensions=True)
+        self.declined: dict[int, str] = {}
+
+    def partition(self, exported_program):
+        result = super().partition(exported_program)
+        reasons = {d.node: f"{d.target}: {d.reason}" for d in self.explain().refused}
+        output = exported_program.graph.output_node()
+        for node in exported_program.graph.nodes:
+            if node.name in reasons:
+                for index in _outputs_of(node, output):
+                    self.declined[index] = reasons[node.name]
+        return result
+
+
+def _outputs_of(node, output) -> set[int]:
+    """Indices of the outputs that depend on `node`."""
+    reached, open_nodes = {node}, [node]
+    while open_nodes:
+        users = [u for u in open_nodes.pop().users if u not in reached]
+        reached.update(users)
+        open_nodes += users
+    return {i for i, value in enumerate(output.args[0]) if value in reached}
+
+
+def _load(lowered):
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(bytes(lowered.to_executorch().buffer))
+    method = program.load_method("forward")
+    method.keep = program  # a program has to outlive its methods
+    return method
