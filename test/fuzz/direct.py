@@ -23,7 +23,8 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.export import default_decompositions
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
-from torch.fx import GraphModule
+from torch.func import functionalize
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -100,6 +101,8 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
             traced = make_fx(program.function(), decomposition_table=_decompositions())(*arguments)
+            if any(_writes(node) for node in traced.graph.nodes):  # as some decompositions do
+                traced = make_fx(functionalize(traced, remove="mutations"))(*arguments)
         except Exception as error:  # torch's own refusals have many types
             if is_dynamic:
                 return _trace(program, False)
@@ -108,6 +111,10 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
         return _trace(program, False)
     traced.graph.eliminate_dead_code()
     return traced, is_dynamic
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _symbol(environment: ShapeEnv) -> torch.SymInt:
