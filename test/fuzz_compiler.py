@@ -1,8 +1,9 @@
 """Compares the compiler with eager torch on generated programs.
 
-    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family graphs|rms_norm|layer_norm|gelu|rope|attention|linear]
+    python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family NAME]
 
-`graphs` are random graphs of supported operators; the other families vary the subgraph of one fusion. Without
+The family `graphs` has random graphs of supported operators. Each other family varies the subgraph of one fusion: rms_norm,
+layer_norm, gelu, rope, attention, linear, quantized, int8_product. Without
 `--family`, all of them run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is about ten times as
 fast. Prints each kind of failure once, with the source of a program that shows it, and
 exits with code 1 if there was one.

@@ -96,13 +96,10 @@ def _compare_all(programs: Sequence[Program], compiled: Route) -> dict[int, Exce
         for index, results in compiled.run(extent).items():
             if index in failures or (extent != EXTENTS[0] and not programs[index].is_dynamic):
                 continue
-            if isinstance(results, Exception):
-                failures[index] = results
-                continue
             try:
                 compare(programs[index], extent, results)
-            except WrongAnswer as wrong:
-                failures[index] = wrong
+            except Exception as failure:
+                failures[index] = failure
     return failures
 
 
@@ -117,8 +114,10 @@ def _with_source(failure: Exception, program: Program) -> Exception:
     return kind(f"{name}{failure}\n\n{program.source()}")
 
 
-def compare(program: Program, extent: int, results: Sequence[torch.Tensor]) -> None:
+def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exception) -> None:
     """Raises WrongAnswer if `results` differ from eager torch by more than rounding explains.
+
+    Raises `results` if they are an exception. Returns if eager torch refuses the extent, whatever the results are.
 
     The tolerance of each element comes from eager runs in which every intermediate value is
     off by a rounding error: where these differ, so may the runtime.
@@ -128,6 +127,8 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor]) -> N
         expected = program.run(arguments)
     except EAGER_REFUSALS:
         return  # eager torch accepts this program only at the extent used for export
+    if isinstance(results, Exception):
+        raise results
     epsilon = max((_EPSILON.get(t.dtype, 0) for t in (*arguments, *expected)), default=0) or _EPSILON[torch.float32]
     noisy = [program.run(arguments, _noise(epsilon, seed)) for seed in range(_NOISY_RUNS)]
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):

@@ -264,7 +264,57 @@ def linears(draw) -> Program:
     return s.program("y")
 
 
+@st.composite
+def quantized(draw) -> Program:
+    """A product or a lookup with a dequantized constant."""
+    s = _Source(draw)
+    dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
+    rows, columns = s.pick(8, 6), s.pick(64, 32, 128, 48)
+    block = s.pick((1, 32), (1, columns), (1, 64), (2, 32), (rows, columns), (1, 16))
+    if rows % block[0] or columns % block[1]:
+        block = (1, columns)
+    low, high, stored = s.either((-8, 7, "int8"), (-128, 127, "int8"), (0, 15, "uint8"), (0, 255, "uint8"), (-2, 1, "int8"),
+                                 (-16, 15, "int8"), (-8, 8, "int8"))
+    groups = f"{rows // block[0]}, {columns // block[1]}"
+    count = (rows // block[0]) * (columns // block[1])
+    s.constant("q", f"(torch.arange({rows * columns}) * 37 % {high - low + 1} + {low}).reshape({rows}, {columns}).to(torch.{stored})")
+    s.constant("scale", f"(torch.arange({count}) % 5 + 1).reshape({groups}).to({_type(s.pick(dtype, F32))}) / 32")
+    zero = s.either("zero", "None")
+    if zero == "zero":
+        s.constant("zero", f"(torch.arange({count}) % 3 + {max(low, -1)}).reshape({groups}).to(torch.{s.pick('int32', 'int8')})")
+    s.let("w", f"torch.ops.torchao.dequantize_affine(q, {list(block)}, scale, {zero}, torch.{stored}, {low}, {high}, "
+               f"output_dtype={_type(dtype)})")
+    w = "w" if s.pick(True, True, False) else s.let("w2", s.either("w * 1.0", "w.t().t()", "-w", "w + 0"))
+    if s.either(True, False):
+        s.input("ids", *s.pick((length,), (2, length), ()), dtype=torch.int64, low=0, high=rows)
+        s.let("y", s.pick(f"F.embedding(ids, {w})", f"F.embedding(ids, {w}, padding_idx=0)", f"{w}[ids]", f"F.embedding(ids, {w}.abs())"))
+        return s.program("y")
+    s.input("x", *s.pick((length, columns), (2, length, columns), (columns,)), dtype=dtype)
+    product = s.pick(f"F.linear(x, {w})", f"x @ {w}.t()", f"F.linear(x, {w}, b)", f"torch.matmul(x, {w}.transpose(0, 1))", f"x[..., :{rows}] @ {w}",
+                     f"F.linear(x * 1.5, {w}, b)", f"F.linear(x, {w}) @ {w}")
+    if "b)" in product:
+        s.constant("b", f"torch.linspace(-1, 1, {rows}, dtype={_type(dtype)})")
+    s.let("y", product)
+    return s.program("y")
+
+
+@st.composite
+def int8_products(draw) -> Program:
+    """x @ q.t() with a constant int8 matrix in the place of floats, scaled afterwards."""
+    s = _Source(draw)
+    dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
+    rows, columns = 8, s.pick(64, 32, 48)
+    s.constant("q", f"(torch.arange({rows * columns}) * 37 % 256 - 128).reshape({rows}, {columns}).to(torch.{s.pick('int8', 'int32')})")
+    s.constant("scale", f"torch.linspace(0.1, 0.9, {rows}, dtype={_type(dtype)}) / 64")
+    s.input("x", length, columns, dtype=dtype)
+    matrix = s.pick(f"q.t().to({_type(dtype)})", f"q.to({_type(dtype)}).t()", f"q.permute(1, 0).to({_type(dtype)})",
+                    f"q.reshape({columns}, {rows}).to({_type(dtype)})", f"(q + 0).t().to({_type(dtype)})")
+    s.let("y", s.pick(f"torch.mm(x, {matrix})", f"x @ {matrix}", f"torch.addmm(scale, x, {matrix})"))
+    s.let("z", s.pick("y * scale", "scale * y", "y", "y / (scale + 1)"))
+    return s.program("z")
+
+
 FAMILIES = {
     "rms_norm": rms_norms(), "layer_norm": layer_norms(), "gelu": gelus(), "rope": ropes(), "attention": attentions(),
-    "linear": linears(),
+    "linear": linears(), "quantized": quantized(), "int8_product": int8_products(),
 }

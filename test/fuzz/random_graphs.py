@@ -355,7 +355,75 @@ def attention(g: Graph):
     return f"F.scaled_dot_product_attention({q.name}, {k.name}, {k.name}{mask})", False
 
 
-TEMPLATES = (unary, function, binary, binary, with_number, with_number, integer_bits, select, cast, reduce, reduce, scan,
+def write(g: Graph):
+    """Writes at computed places: scatter, index_put, index_add, masked_scatter."""
+    x = g.value(lambda v: v.ndim > 0)
+    axis = g.axis(x, static=True)
+    limit = x.shape[axis]
+    places = "(torch.arange(" + str(limit) + ") * 3 + 1).remainder(" + str(limit) + ")"  # fixed and in range
+    values = f"{x.name}.index_select({axis}, {places})"
+    lined_up = f"{places}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
+    before = ":, " * (axis % x.ndim)
+    return g.choice([
+        f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
+        f"torch.index_add({x.name}, {axis}, {places}, {x.name})",
+        f"torch.index_fill({x.name}, {axis}, {places}[:1], {g.number()})",
+        f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0).reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim})"
+        f".expand({x.name}.shape), {x.name})",
+        f"torch.scatter_add({x.name}, {axis}, {lined_up}, {x.name})",
+        f"torch.scatter_reduce({x.name}, {axis}, {lined_up}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
+        f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
+        f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
+        f"torch.index_put({x.name}, ({places},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
+        f"torch.take_along_dim({x.name}, {lined_up}, {axis})",
+        f"{x.name}[{before}{places}]",
+    ]), False
+
+
+def three_operands(g: Graph):
+    a, b, c = (g.value() for _ in range(3))
+    k = g.number()
+    return g.choice([
+        f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})", f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
+        f"torch.lerp({a.name}, {b.name}, {c.name})", f"torch.clamp({a.name}, {b.name}, {c.name})",
+        f"torch.where({a.name} > {b.name}, {c.name}, {k})", f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
+        f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)", f"torch.isclose({a.name}, {b.name})",
+    ]), False
+
+
+def layer(g: Graph):
+    """Composite functions of torch.nn."""
+    x = g.floating(2)
+    forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})", f"F.hardshrink({x.name})",
+             f"F.softshrink({x.name}, 0.25)", f"F.threshold({x.name}, 0.5, -1.0)", f"F.celu({x.name}, 0.5)", f"F.rrelu({x.name})",
+             f"torch.nan_to_num({x.name}, 1.0, 2.0, -2.0)", f"F.cosine_similarity({x.name}, {x.name}.flip(-1), -1)",
+             f"{x.name}.unfold(-1, 2, 1)", f"torch.outer({x.name}.reshape(-1), {x.name}.reshape(-1)[:3])",
+             f"F.mse_loss({x.name}, {x.name}.flip(-1))", f"F.one_hot({x.name}.argmax(-1), 9)", f"torch.diff({x.name}, dim=-1)",
+             f"torch.cumulative_trapezoid({x.name}, dim=-1)", f"torch.nanmean({x.name}, -1)", f"torch.quantile({x.name}, 0.5, -1)",
+             f"torch.trapezoid({x.name}, dim=-1)", f"torch.rot90({x.name}, 1, [0, 1])", f"torch.meshgrid({x.name}[0], {x.name}[0], indexing='ij')[0]"]
+    if x.ndim > 2:
+        forms += [f"F.group_norm({x.name}, 1)", f"F.instance_norm({x.name})", f"F.local_response_norm({x.name}, 2)",
+                  f"F.interpolate({x.name}, scale_factor=2, mode='nearest')", f"F.channel_shuffle({x.name}, 1)"]
+    if x.ndim == 4:
+        forms += [f"F.pixel_shuffle({x.name}, 1)", f"F.interpolate({x.name}, scale_factor=2, mode='bilinear', align_corners={g.boolean()})",
+                  f"F.pad({x.name}, [1, 1, 1, 0], mode={g.choice(['reflect', 'replicate', 'circular'])!r})", f"F.unfold({x.name}, 2)",
+                  f"F.lp_pool2d({x.name}, 2.0, 2)"]
+    if x.ndim == 3:
+        forms += [f"F.pad({x.name}, [1, 1], mode={g.choice(['reflect', 'replicate', 'circular'])!r})",
+                  f"F.interpolate({x.name}, scale_factor=2, mode='linear')"]
+    return g.choice(forms), False
+
+
+def search(g: Graph):
+    x = g.floating(1)
+    return g.choice([
+        f"torch.bucketize({x.name}, torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}))", f"torch.isin({x.name}, torch.tensor([0.5, 1.0], dtype={x.dtype}))",
+        f"torch.sort({x.name}, dim=-1, stable=True)[1]", f"torch.searchsorted(torch.tensor([-2.0, 0.0, 1.5], dtype={x.dtype}), {x.name})",
+        f"torch.aminmax({x.name}, dim=0)[1]", f"torch.count_nonzero({x.name}, 0)", f"torch.kthvalue({x.name}, 1)[0]",
+    ]), True
+
+
+TEMPLATES = (write, three_operands, layer, search, unary, function, binary, binary, with_number, with_number, integer_bits, select, cast, reduce, reduce, scan,
              topk, reorder, reorder, reshape, reshape, cut, join, repeat, index, product, linear, norm, convolution,
              pool, attention)
 

@@ -10,6 +10,7 @@ from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 from executorch.runtime import Runtime
 
+from executorch_mlx.builder.assemble import raw_bytes
 from executorch_mlx.loader import load_delegate
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import pack_payload
@@ -206,7 +207,7 @@ def pte(methods: dict[str, Graph], payload: bytes | None = None) -> bytes:
     store, plans, payloads = NamedDataStore(), [], []
     for name, graph in methods.items():
         for key, tensor in graph.data.items():
-            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            raw = bytes(raw_bytes(tensor.contiguous()))
             store.add_named_data(key, raw, alignment=16)
         plans.append(_plan(name, graph, len(payloads)))
         payloads.append(graph.payload() if payload is None else payload)

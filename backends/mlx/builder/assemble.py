@@ -195,7 +195,8 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
     """The bytes of a contiguous tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    # A dimension of size 1 may have any stride, which `view` to a narrower dtype would not accept.
+    return memoryview(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy())
 
 
 def _key(name: str, tensor: torch.Tensor) -> str:
