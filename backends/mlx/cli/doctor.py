@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..loader import blas_name, load_delegate
+from ..loader import OtherDelegateError, blas_name, load_delegate
 from .model import quiet
 
 _WHEELS = ("torch", "executorch", "mlx")
@@ -81,11 +81,16 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     """Load the delegate, print its libraries and device, and run a program."""
     try:
         path = load_delegate(library)
+    except OtherDelegateError as error:
+        _print("MLXBackend", "another library")
+        yield str(error)
+        return
     except (OSError, RuntimeError) as error:  # FileNotFoundError is an OSError
         _print("delegate", "not loaded")
         yield str(error)
         return
     _print("delegate", path)
+    _print("MLXBackend", "this delegate")
     version = ctypes.CDLL(path).executorch_mlx_version
     version.restype = ctypes.c_char_p
     built, installed = version().decode(), _version("executorch-mlx")
