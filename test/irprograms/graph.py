@@ -8,9 +8,8 @@ from executorch.exir import schema as et
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
-from executorch.runtime import Runtime
 
-from executorch_mlx.loader import load_delegate
+from executorch_mlx import Runtime
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import pack_payload
 
@@ -277,7 +276,6 @@ class Model:
     """The method `forward` of a loaded .pte. A call returns the list of outputs."""
 
     def __init__(self, pte: bytes):
-        load_delegate()
         # Held here because a method does not keep its program alive.
         self.program = Runtime.get().load_program(pte)
         self.method = self.program.load_method("forward")

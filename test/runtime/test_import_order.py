@@ -5,6 +5,7 @@ these tests, it is loaded with ExecuTorch's Python bindings.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 
+ROOT = Path(__file__).resolve().parents[2]
+USER_SOURCES = ("docs", "examples", "benchmarks")
 REMEDY = "write `from executorch_mlx import Runtime`, or call executorch_mlx.load_delegate(), before that import"
 OURS, THEIRS = "2.0", "42.0"  # what PRINT_RESULT prints: x + 1 for x = 1, and the constant of other_delegate.cpp
 
@@ -79,6 +82,15 @@ def program(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("program") / "add_one.pte"
     path.write_bytes(to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch().buffer)
     return path
+
+
+def test_docs_and_examples_import_runtime_from_here():
+    """`executorch.runtime`, imported first, would register the other delegate."""
+    without_our_delegate = ROOT / "benchmarks" / "llm" / "xnnpack.py"
+    files = [ROOT / "README.md", *(file for name in USER_SOURCES for file in (ROOT / name).rglob("*.[mp][dy]"))]
+    assert len(files) > 30
+    found = {file for file in files if re.search(r"^\s*(from|import) executorch\.runtime", file.read_text(), re.M)}
+    assert found == {without_our_delegate}
 
 
 @pytest.mark.parametrize(
