@@ -138,7 +138,7 @@ VERDICTS = {0: "correct", 3: "wrong", 4: "error", 5: "not lowered"}
 
 def run_all(folder: Path, every: int, lower: bool) -> None:
     """Run each program in a process of its own, so that a crash counts as a result. Print the results."""
-    from executorch_mlx import Runtime  # noqa: F401  (imported once, before the forks)
+    import executorch.exir  # noqa: F401  (imported once, before the forks)
 
     results: Counter = Counter()
     fully_delegated = 0
