@@ -1,8 +1,8 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
-The public names are imported on first use, so that commands that need no torch start quickly. Importing
-`executorch_mlx.custom_kernel_ops` defines this project's operators in `torch.ops.mlx`, and importing
-`executorch_mlx.custom_ops.official` those of ExecuTorch's own MLX delegate.
+The public names are imported on first use, so that commands that need no torch start quickly. `Runtime` is that of
+ExecuTorch; its first use registers the delegate. Importing `executorch_mlx.custom_kernel_ops` defines this project's
+operators in `torch.ops.mlx`, and importing `executorch_mlx.custom_ops.official` those of ExecuTorch's own MLX delegate.
 """
 
 from importlib import import_module

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, loader
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_SOURCES = ("docs", "examples", "benchmarks")
@@ -82,6 +82,13 @@ def program(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("program") / "add_one.pte"
     path.write_bytes(to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch().buffer)
     return path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF")
+def test_loader_loads_every_library_of_the_wheels_that_the_delegate_links(delegate):
+    lines = subprocess.check_output(["readelf", "-d", delegate], text=True)
+    linked = set(re.findall(r"NEEDED.*\[(lib(?:executorch|mlx)\w*)\.so\]", lines))
+    assert linked == {"libmlx_blas", *(library for _, library in loader._LINKED)}
 
 
 def test_docs_and_examples_import_runtime_from_here():
