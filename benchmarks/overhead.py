@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch_mlx import MLXPartitioner, load_delegate
+from executorch_mlx import MLXPartitioner
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -61,9 +61,8 @@ def from_cpp(layers: int, calls: int, rows: int, columns: int) -> tuple[float, f
 
 
 def from_python(calls: int, rows: int, columns: int) -> tuple[float, float]:
-    from executorch.runtime import Runtime
+    from executorch_mlx import Runtime  # before mlx, so that MLX uses OpenBLAS
 
-    load_delegate()
     import mlx.core as mx
     import numpy as np
 

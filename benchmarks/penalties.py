@@ -17,7 +17,7 @@ import time
 import torch
 from sampling import load, make_logits
 
-from executorch_mlx import SamplingHead, load_delegate
+from executorch_mlx import SamplingHead
 
 DRAW = {"temperature": torch.tensor(1.0), "seed": torch.tensor(0), "top_k": torch.tensor(40)}
 
@@ -76,7 +76,6 @@ def main() -> None:
     parser.add_argument("--bias", type=int, default=32, help="number of tokens with a bias")
     options = parser.parse_args()
 
-    load_delegate()
     logits = make_logits("text", options.vocab)
     print(f"V = {options.vocab}, window {options.window}, bias of {options.bias}, float32, B = 1")
     print(f"{'':20} {'us':>7} {'more':>7}")

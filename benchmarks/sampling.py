@@ -16,9 +16,8 @@ import time
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
 
-from executorch_mlx import MLXPartitioner, SamplingHead, load_delegate
+from executorch_mlx import MLXPartitioner, Runtime, SamplingHead
 
 # setting: (parameters, bar over argmax, bar of mlx-lm over ours)
 SETTINGS = {
@@ -108,7 +107,6 @@ def main() -> None:
     parser.add_argument("--logits", choices=["text", "normal"], default="text")
     options = parser.parse_args()
 
-    load_delegate()
     logits = make_logits(options.logits, options.vocab)
     argmax = load(Argmax(), (logits,))
     calls = {"argmax": lambda: argmax([logits])}

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from executorch_mlx import load_delegate
+
+# Before a test imports executorch.runtime, which has another MLXBackend on macOS, or mlx, which would use its own BLAS.
+DELEGATE = load_delegate()
 
 
 @pytest.fixture(autouse=True)
@@ -14,10 +18,8 @@ def seeded_torch():
 
 @pytest.fixture(scope="session")
 def delegate() -> str:
-    """Registers the delegate with ExecuTorch's runtime. Returns the path of its library."""
-    from executorch_mlx import load_delegate
-
-    return load_delegate()
+    """The path of the delegate's library, which is registered with ExecuTorch's runtime."""
+    return DELEGATE
 
 
 @pytest.fixture(scope="session")

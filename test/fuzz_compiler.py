@@ -60,9 +60,6 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
 
-    from executorch_mlx import load_delegate
-
-    load_delegate()
     route = DirectRoute if options.direct else ExportedRoute
     failed = 0
     for family in [options.family] if options.family else STRATEGIES:

@@ -101,6 +101,12 @@ def damage(payload: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def peak_gigabytes() -> float:
+    """The peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20  # Linux reports KiB
+
+
 def run_worker(seed: int, start: int, count: int) -> None:
     """Runs `count` damaged programs. Prints the number and name of each one before it runs."""
     import torch
@@ -115,7 +121,7 @@ def run_worker(seed: int, start: int, count: int) -> None:
         assert pte.count(padded) == 1
         Model(pte)(*args)
         originals.append((name, graph, payload, pte, args))
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base = peak_gigabytes()
     for i in range(start, start + count):
         rng = random.Random(f"{seed}-{i}")
         name, graph, payload, pte, args = rng.choice(originals)
@@ -133,10 +139,10 @@ def run_worker(seed: int, start: int, count: int) -> None:
             print("ran", flush=True)
         except RuntimeError:
             print("refused", flush=True)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 2**20
+        grown = peak_gigabytes() - base
         if grown > GIGABYTES:
             print("memory", f"{grown:.1f} GB", flush=True)
-            base += grown * 2**20
+            base += grown
     print("done", flush=True)
 
 

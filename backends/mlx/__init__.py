@@ -1,20 +1,22 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
-The public names are imported on first use, so that commands that need no torch start quickly. Importing
-`executorch_mlx.custom_kernel_ops` defines this project's operators in `torch.ops.mlx`, and importing
-`executorch_mlx.custom_ops.official` those of ExecuTorch's own MLX delegate.
+The public names are imported on first use, so that commands that need no torch start quickly. `Runtime` is that of
+ExecuTorch; its first use registers the delegate. Importing `executorch_mlx.custom_kernel_ops` defines this project's
+operators in `torch.ops.mlx`, and importing `executorch_mlx.custom_ops.official` those of ExecuTorch's own MLX delegate.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from executorch.runtime import Runtime
+
     from .loader import load_delegate
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "SamplingHead", "load_delegate"]
+__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate"]
 
 _MODULES = {
     "LLM": "llm",
@@ -26,6 +28,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
+        return import_module(".loader", __name__).import_runtime()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,25 +1,44 @@
-"""Finds, loads and registers the C++ delegate."""
+"""Finds, loads and registers the C++ delegate.
+
+ExecuTorch keeps the first backend that is registered with a name. Its macOS wheel contains another delegate named
+MLXBackend, which is registered when `executorch.runtime` is imported. The functions here load the C++ libraries by
+their paths, before that import.
+"""
+
+from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from executorch.runtime import Runtime
 
 _DELEGATE = "libmlx_delegate"
 _BLAS = "libmlx_blas.so"
 _SUFFIXES = (".so", ".dylib")
+_LINKED = (("executorch", "libexecutorch"), ("executorch", "libexecutorch_threadpool"), ("mlx", "libmlx"))
 _OTHER_BACKEND_REGISTERED = 1  # a status of executorch_mlx_register, see delegate.h
 
 _lock = threading.Lock()
 _loaded: str | None = None
 
 
+class OtherDelegateError(RuntimeError):
+    """Another library registered an MLXBackend first. It runs all MLX programs of this process."""
+
+
 def load_delegate(path: str | None = None) -> str:
     """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls do nothing.
 
-    On Linux it also replaces MLX's BLAS by OpenBLAS, and warns if `mlx` was imported too early for that.
+    Call it before `executorch.runtime` is imported: on macOS, that import registers ExecuTorch's own MLX delegate, and
+    the first delegate stays. `from executorch_mlx import Runtime` does both in this order. On Linux, `load_delegate`
+    also replaces MLX's BLAS by OpenBLAS, and warns if `mlx` was imported too early for that.
 
     Args:
         path: The delegate library. By default the one in the installed package, or in the `build` folder of the
@@ -40,21 +59,34 @@ def load_delegate(path: str | None = None) -> str:
                 raise RuntimeError(f"load_delegate: path: got {path}, but {_loaded} is already loaded")
             return _loaded
         delegate = _find_delegate(path)
-
-        # The delegate registers with the libexecutorch that executorch.runtime loads.
-        import executorch.runtime  # noqa: F401
-
-        # libmlx calls the BLAS functions of the first loaded library that defines them.
-        blas = delegate.parent / _BLAS
-        if blas.exists():
-            _load_globally(blas)
-        _load_globally(_find_in_wheel("executorch", "libexecutorch"))
-        _load_globally(_find_in_wheel("mlx", "libmlx"))
+        has_blas = _load_blas(delegate.parent)
+        for package, library in _LINKED:
+            ctypes.CDLL(str(_find_in_wheel(package, library)))
         _register(delegate)
         _loaded = str(delegate)
-        if blas.exists():
+        if has_blas:
             _warn_if_blas_is_slow(_loaded)
         return _loaded
+
+
+@functools.cache
+def import_runtime() -> type[Runtime]:
+    """Registers the MLX delegate, then imports ExecuTorch's `Runtime` and returns it.
+
+    If another library has registered an MLXBackend, the first call warns: programs run on that one.
+
+    Raises:
+        FileNotFoundError: As `load_delegate`.
+        RuntimeError: ExecuTorch could not register the delegate.
+    """
+    try:
+        load_delegate()
+    except OtherDelegateError as error:
+        message = f"{error}. Programs run on the other delegate, which does not load programs with extensions"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    from executorch.runtime import Runtime
+
+    return Runtime
 
 
 def blas_name(delegate: str) -> str:
@@ -95,16 +127,26 @@ def _find_in_wheel(package: str, library: str) -> Path:
     raise FileNotFoundError(f"load_delegate: {library} is missing from the {package} wheel (searched {searched})")
 
 
-def _load_globally(library: Path) -> None:
-    """Loads a library so that libraries loaded later use its symbols."""
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+def _load_blas(folder: Path) -> bool:
+    """Loads the BLAS in `folder`, and returns whether there is one.
+
+    libmlx calls the BLAS functions of the first library with global symbols that defines them. The libraries that
+    follow are not global, or torch would call the BLAS and LAPACK of the mlx wheel if it is imported later.
+    """
+    blas = folder / _BLAS
+    if blas.exists():
+        ctypes.CDLL(str(blas), mode=ctypes.RTLD_GLOBAL)
+        return True
+    return False
 
 
 def _register(delegate: Path) -> None:
     status = ctypes.CDLL(str(delegate)).executorch_mlx_register()
     if status == _OTHER_BACKEND_REGISTERED:
-        raise RuntimeError(
-            "load_delegate: this process already has an MLXBackend from another library, which stays registered"
+        raise OtherDelegateError(
+            "load_delegate: another library has already registered an MLXBackend, which stays registered. ExecuTorch "
+            "on macOS registers its own when executorch.runtime is imported: write `from executorch_mlx import "
+            "Runtime`, or call executorch_mlx.load_delegate(), before that import"
         )
     if status != 0:
         raise RuntimeError(f"load_delegate: ExecuTorch could not register the backend: error {status:#x}")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from executorch_mlx import load_delegate
+from executorch_mlx import Runtime  # noqa: F401  (before `load` starts: peer.py has imported mlx by then, too)
 from executorch_mlx.llm.generate.program import LLMProgram
 from executorch_mlx.llm.sampling_parameters import SamplingParameters
 from process import resident, warm
@@ -57,7 +57,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     warm(options.program)
-    load_delegate()  # before `load` starts: peer.py has imported mlx by then, too
     before = resident()
     steps = Steps(options.program)
     generator = torch.Generator().manual_seed(0)

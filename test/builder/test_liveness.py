@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner, preprocess
+from executorch_mlx import MLXPartitioner, Runtime, preprocess
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
 from executorch_mlx.builder.emitter import Emitted

@@ -32,9 +32,8 @@ def lower(model, arguments, **options):
 @functools.cache
 def load(shape, dtype, names):
     """A function that runs mlx::sample in the runtime."""
-    from executorch.runtime import Runtime
+    from executorch_mlx import Runtime
 
-    executorch_mlx.load_delegate()
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
     buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values)).buffer
     program = Runtime.get().load_program(buffer)

@@ -32,10 +32,8 @@ class Adjusted(torch.nn.Module):
 
 @functools.cache
 def _load(names, kinds):
-    import executorch_mlx
-    from executorch.runtime import Runtime
+    from executorch_mlx import Runtime
 
-    executorch_mlx.load_delegate()
     arguments = tuple(torch.ones(shape, dtype=dtype) for shape, dtype in kinds)
     program = Runtime.get().load_program(lower(Adjusted(names), arguments).buffer)
     method = program.load_method("forward")

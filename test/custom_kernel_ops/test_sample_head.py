@@ -126,11 +126,8 @@ def test_one_delegate_call_draws_the_token(strict, form):
 
 
 def test_one_program_for_all_parameters():
-    from executorch.runtime import Runtime
+    from executorch_mlx import Runtime
 
-    import executorch_mlx
-
-    executorch_mlx.load_delegate()
     step = Step(top_k=40)
     program = Runtime.get().load_program(lower(step, ARGUMENTS).buffer)
     method = program.load_method("forward")

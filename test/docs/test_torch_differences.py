@@ -3,8 +3,7 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 
 INF, NAN = float("inf"), float("nan")
 INDICES = torch.tensor([0, 9])

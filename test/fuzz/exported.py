@@ -87,7 +87,7 @@ def _outputs_of(node, output) -> set[int]:
 
 
 def _load(lowered):
-    from executorch.runtime import Runtime
+    from executorch_mlx import Runtime
 
     program = Runtime.get().load_program(bytes(lowered.to_executorch().buffer))
     method = program.load_method("forward")

@@ -138,8 +138,7 @@ VERDICTS = {0: "correct", 3: "wrong", 4: "error", 5: "not lowered"}
 
 def run_all(folder: Path, every: int, lower: bool) -> None:
     """Run each program in a process of its own, so that a crash counts as a result. Print the results."""
-    import executorch.runtime  # noqa: F401  (imported once, before the forks)
-    import executorch_mlx  # noqa: F401
+    import executorch.exir  # noqa: F401  (imported once, before the forks)
 
     results: Counter = Counter()
     fully_delegated = 0
@@ -177,10 +176,8 @@ def is_fully_delegated(path: Path) -> bool:
 
 def run_one(target: Path, program: Path, lower: bool) -> int:
     """Run a program and compare its outputs. Returns a key of `VERDICTS`."""
-    from executorch.runtime import Runtime
-    from executorch_mlx import load_delegate
+    from executorch_mlx import Runtime
 
-    load_delegate()
     data = torch.load(target / "data.pt", weights_only=False)
     if lower:
         try:

@@ -8,10 +8,9 @@ from executorch.exir import schema as et
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
-from executorch.runtime import Runtime
 
+from executorch_mlx import Runtime
 from executorch_mlx.builder.assemble import raw_bytes
-from executorch_mlx.loader import load_delegate
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import pack_payload
 
@@ -276,7 +275,6 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
 
 def load(pte: bytes):
     """The program of ExecuTorch's runtime."""
-    load_delegate()
     return Runtime.get().load_program(pte)
 
 

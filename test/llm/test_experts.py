@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers as hf
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXExperts
 from executorch_mlx.llm.export.quantize import quantize_model

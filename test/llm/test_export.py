@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from executorch.runtime import Runtime
-from executorch_mlx import load_delegate
+from executorch_mlx import Runtime
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
@@ -119,7 +118,6 @@ def test_a_minimal_head_has_two_inputs(tmp_path):
 def test_logits_equal_transformers(tmp_path):
     exported = export_llm(small_llama(), outputs="logits")
     exported.save(tmp_path / "model.pte")
-    load_delegate()
     program = Runtime.get().load_program(tmp_path / "model.pte")
     (logits,) = program.load_method("forward").execute([torch.tensor([PROMPT]), torch.tensor([0])])
     with torch.no_grad():

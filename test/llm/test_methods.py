@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from executorch.runtime import Runtime
-from executorch_mlx import load_delegate
+from executorch_mlx import Runtime
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -46,7 +45,6 @@ def program(tmp_path_factory):
     assert exported.report.refused == ()
     path = tmp_path_factory.mktemp("methods") / "model.pte"
     exported.save(path)
-    load_delegate()
     return Runtime.get().load_program(path)
 
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.microscaled import use_packed_weights
 from executorch_mlx.serialization.read import read_payload

@@ -4,8 +4,7 @@ import executorch_mlx
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import SamplingHead
+from executorch_mlx import Runtime, SamplingHead
 from executorch_mlx.llm.export.history import TokenHistory
 
 CONTEXT, WINDOW = 24, 6
@@ -18,7 +17,6 @@ def lower(module, arguments, **options):
 
 
 def method_of(lowered):
-    executorch_mlx.load_delegate()
     program = Runtime.get().load_program(lowered.to_executorch().buffer)
     method = program.load_method("forward")
     return lambda *inputs, program=program: [t.clone() for t in method.execute(list(inputs))]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from oprows.lowering import delegate_calls, host_calls
 
 

@@ -30,8 +30,8 @@ def pytest_function(rows: Sequence[OpRow]):
 
 
 def run_in_process(row: OpRow, lowered: Lowered) -> None:
-    """Run in ExecuTorch's Python runtime and compare. The caller has called `load_delegate()`."""
-    from executorch.runtime import Runtime
+    """Run in ExecuTorch's Python runtime and compare."""
+    from executorch_mlx import Runtime
 
     program = Runtime.get().load_program(lowered.pte)
     method = program.load_method("forward")

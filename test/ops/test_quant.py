@@ -3,8 +3,7 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.custom_ops.packing import pack, quantize, unpack

@@ -1,7 +1,7 @@
 """mlx::random_bits. `test/test_random_bits.py` compares it with libmlx."""
 
 import torch
-from executorch.runtime import Runtime
+from executorch_mlx import Runtime
 import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
 from oprows import Dyn, data, f32, floats, ints, lower, pytest_function, row
 

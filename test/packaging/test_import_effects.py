@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def run(source: str) -> str:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True)
@@ -41,6 +43,24 @@ print([name for name in before if before[name] != after[name]])
 
 def test_import_changes_no_global_state():
     assert run(UNCHANGED) == "[]\n"
+
+
+LOADED = """
+import executorch_mlx, sys
+libraries = ("libexecutorch.", "libmlx.", "libmlx_delegate.")
+print([name for name in libraries if name in open("/proc/self/maps").read()], "executorch.runtime" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc, from which the test reads the libraries")
+def test_import_loads_no_library():
+    assert run(LOADED) == "[] False\n"
+
+
+def test_runtime_is_that_of_executorch_with_the_delegate():
+    source = "from executorch_mlx import Runtime; print(Runtime.get().backend_registry.is_available('MLXBackend'))"
+    source += "; import executorch.runtime; print(Runtime is executorch.runtime.Runtime)"
+    assert run(source) == "True\nTrue\n"
 
 
 def test_torch_is_imported_on_first_use():

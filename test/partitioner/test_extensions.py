@@ -3,8 +3,7 @@
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.serialization.read import read_payload
 
 ERFINV = torch.ops.aten.erfinv.default

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from executorch.exir import to_edge, to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner, load_delegate
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.builder import interface
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.program import ProgramBuilder
@@ -23,7 +22,6 @@ def lower(module, *inputs, **kwargs):
 
 
 def load(edge):
-    load_delegate()
     program = Runtime.get().load_program(edge.to_executorch().buffer)
     method = program.load_method("forward")
     method.program = program  # must outlive the method
@@ -162,7 +160,6 @@ def test_methods_share_their_constants():
     )
     buffer = edge.to_executorch().buffer
     assert len(buffer) < 2 * 64 * 64 * 4
-    load_delegate()
     program = Runtime.get().load_program(buffer)
     for name, length in (("prefill", 5), ("decode", 1)):
         x = torch.randn(length, 64)

@@ -5,11 +5,9 @@ import pytest
 
 
 @pytest.fixture(scope="module", params=["portable", "avx2", "avx512"])
-def library(request) -> ctypes.CDLL:
+def library(request, delegate) -> ctypes.CDLL:
     """libmlx_blas with the kernels of one instruction set. The best set comes last and stays selected."""
-    from executorch_mlx import load_delegate
-
-    library = ctypes.CDLL(str(Path(load_delegate()).parent / "libmlx_blas.so"))
+    library = ctypes.CDLL(str(Path(delegate).parent / "libmlx_blas.so"))
     library.executorch_mlx_use_kernels.restype = ctypes.c_bool
     if not library.executorch_mlx_use_kernels(request.param.encode()):
         pytest.skip(f"this processor does not support {request.param}")

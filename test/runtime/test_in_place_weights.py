@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner, load_delegate
+from executorch_mlx import MLXPartitioner, Runtime
 
 MEGABYTE = 1 << 20
 VOCABULARY, WIDTH = 16 * 1024, 1024  # 64 MB
@@ -36,7 +35,6 @@ def anonymous_memory() -> int:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc, from which the test reads its memory")
 def test_loading_and_calls_do_not_copy_weights(tmp_path):
-    load_delegate()
     module, path = SumOfEmbeddings().eval(), tmp_path / "table.pte"
     index = torch.tensor([7])
     exported = torch.export.export(module, (index,))

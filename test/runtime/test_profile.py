@@ -4,8 +4,7 @@ import pytest
 import torch
 from executorch.devtools import Inspector
 from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-from executorch_mlx import MLXPartitioner
+from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.inspect.infer_types import infer_types
 from irprograms import Graph, ir, lit
 from irprograms.examples import decoder

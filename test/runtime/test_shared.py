@@ -4,17 +4,14 @@ import threading
 
 import pytest
 import torch
-from executorch.runtime import Runtime
+from executorch_mlx import Runtime
 from irprograms import FLOAT32, Graph, Model, ir, lit, number, pte
-
-from executorch_mlx.loader import load_delegate
 
 
 class Methods:
     """A loaded program. An attribute loads the method of that name and returns a function that calls it."""
 
     def __init__(self, program: bytes):
-        load_delegate()
         self.program = Runtime.get().load_program(program)
 
     def __getattr__(self, name):

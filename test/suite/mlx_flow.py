@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+# First: Runtime registers the delegate, and the suite imports executorch.runtime.
+from executorch_mlx import MLXPartitioner, Runtime  # noqa: F401
+
+# isort: split
 import executorch.backends.test.suite.flow as suite_flow
 import pytest
 import torch
 from executorch.backends.test.harness import Tester
 from executorch.backends.test.harness.stages import StageType, ToEdgeTransformAndLower
 from executorch.backends.test.suite.flow import TestFlow
-from executorch_mlx import MLXPartitioner, load_delegate
 
 MLX = "mlx"
 _KEY = "subtests"
@@ -59,7 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     results = config.getoption("results")
     if results is not None and not hasattr(config, "workerinput"):
         results.write_text("")
-    load_delegate()
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..loader import blas_name, load_delegate
+from ..loader import OtherDelegateError, blas_name, load_delegate
 from .model import quiet
 
 _WHEELS = ("torch", "executorch", "mlx")
@@ -81,18 +81,23 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     """Load the delegate, print its libraries and device, and run a program."""
     try:
         path = load_delegate(library)
+    except OtherDelegateError as error:
+        _print("MLXBackend", "another library")
+        yield str(error)
+        return
     except (OSError, RuntimeError) as error:  # FileNotFoundError is an OSError
         _print("delegate", "not loaded")
         yield str(error)
         return
     _print("delegate", path)
+    _print("MLXBackend", "this delegate")
     version = ctypes.CDLL(path).executorch_mlx_version
     version.restype = ctypes.c_char_p
     built, installed = version().decode(), _version("executorch-mlx")
     if installed is not None and built != installed:
         yield f"delegate: got version {built} of {path}, expected {installed} as the Python package; build it again"
     for name in ("libexecutorch", "libmlx"):
-        _print(name, _mapped(name) or "loaded from an unknown path")
+        _print(name, ", ".join(sorted(f for f in _loaded_files() if Path(f).name.split(".")[0] == name)))
     import mlx.core as mx
 
     _print("device", f"{mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
@@ -106,14 +111,14 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
         yield f"program: {error}"
 
 
-def _mapped(name: str) -> str | None:
-    """The path of a loaded library, on systems with /proc."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return None
-    lines = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
-    files = {fields[5].strip() for fields in lines if len(fields) == 6}
-    return ", ".join(sorted(f for f in files if Path(f).name.split(".")[0] == name)) or None
+def _loaded_files() -> set[str]:
+    """The paths of the libraries in this process."""
+    if sys.platform == "darwin":
+        dyld = ctypes.CDLL(None)
+        dyld._dyld_get_image_name.restype = ctypes.c_char_p
+        return {dyld._dyld_get_image_name(i).decode() for i in range(dyld._dyld_image_count())}
+    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return {fields[5].strip() for fields in lines if len(fields) == 6}
 
 
 def _program_error() -> str | None:

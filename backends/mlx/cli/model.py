@@ -43,7 +43,8 @@ def load(options: argparse.Namespace) -> LLM:
     try:
         with quiet():
             from ..llm import LLM
-        return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
+
+            return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:

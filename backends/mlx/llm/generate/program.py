@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.runtime import Runtime
 
 from ...loader import load_delegate
 from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_words
@@ -25,7 +24,7 @@ class LLMProgram:
     `write_profile`, which makes calls slower.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model,
-    and RuntimeError if ExecuTorch rejects it.
+    and RuntimeError if ExecuTorch rejects it, or if another library registered an MLXBackend first.
     """
 
     def __init__(self, path: str | Path, *, profile: bool = False):
@@ -33,6 +32,8 @@ class LLMProgram:
         if not self.path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         load_delegate()
+        from executorch.runtime import Runtime  # not at the top: the delegate must be registered first
+
         # The program must outlive its methods.
         self._program = Runtime.get().load_program(self.path, enable_etdump=profile)
         names = self._program.method_names
