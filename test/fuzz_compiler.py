@@ -3,10 +3,9 @@
     python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family NAME]
 
 The family `graphs` has random graphs of supported operators. Each other family varies the subgraph of one fusion: rms_norm,
-layer_norm, gelu, rope, attention, linear, quantized, int8_product. Without
-`--family`, all of them run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is about ten times as
-fast. Prints each kind of failure once, with the source of a program that shows it, and
-exits with code 1 if there was one.
+layer_norm, gelu, rope, attention, linear, quantized, int8_product. Without `--family`, all of them run in turn. `--direct`
+leaves out torch.export and ExecuTorch's passes, and is about five times as fast. Prints each kind of failure once, with the
+source of a program that shows it, and exits with code 1 if there was one.
 """
 
 from __future__ import annotations

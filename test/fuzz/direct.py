@@ -1,4 +1,4 @@
-"""Compiles programs without torch.export and without ExecuTorch's passes, about ten times as fast as `exported.py`.
+"""Compiles programs without torch.export and without ExecuTorch's passes, about five times as fast as `exported.py`.
 
 torch traces each program to core ATen, the builder lowers that graph, and one `.pte` gets one method per program. The
 partitioner and the edge dialect take no part.
