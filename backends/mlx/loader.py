@@ -17,21 +17,21 @@ _loaded: str | None = None
 
 
 def load_delegate(path: str | None = None) -> str:
-    """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls do nothing.
+    """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls only return the path.
 
-    On Linux it also replaces MLX's BLAS by OpenBLAS, and warns if `mlx` was imported too early for that.
+    On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too early for that.
 
     Args:
-        path: The delegate library. By default the one in the installed package, or in the `build` folder of the
-            repository.
+        path: The path of the delegate library. By default, the library in the installed package, or else the one in
+            the `build` folder of the repository.
 
     Returns:
         The path of the loaded library.
 
     Raises:
         FileNotFoundError: The delegate, or a library of the executorch and mlx wheels, is missing.
-        RuntimeError: Another library has registered an MLXBackend, which stays registered; or the delegate is
-            already loaded from another path.
+        RuntimeError: Another library has already registered a backend named MLXBackend, which stays registered; or
+            the delegate is already loaded from another path.
     """
     global _loaded
     with _lock:
@@ -58,9 +58,9 @@ def load_delegate(path: str | None = None) -> str:
 
 
 def blas_name(delegate: str) -> str:
-    """Returns the BLAS that multiplies matrices on a CPU.
+    """Returns the name of the BLAS that multiplies matrices on a CPU.
 
-    This is the name that OpenBLAS reports, or "mlx" for MLX's own BLAS. It is "mlx, loaded first" if libmlx was loaded
+    The name is the one that OpenBLAS reports, or "mlx" for MLX's own BLAS, or "mlx, loaded first" if libmlx was loaded
     too early for OpenBLAS to replace MLX's BLAS.
 
     `delegate` is the path that `load_delegate` returned.

@@ -1,4 +1,4 @@
-"""Render the report as text."""
+"""Renders the report as lines of text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def format_bytes(nbytes: int | None) -> str:
 
 
 def summary(path: str, report: dict[str, Any]) -> Iterator[str]:
-    """The lines of the summary of a file."""
+    """Yields the lines of the summary of a file."""
     file = report["file"]
     yield f"{path}: {format_bytes(file['bytes'])}, methods: {', '.join(file['methods'])}"
     for method, calls in report["outside"].items():
@@ -53,7 +53,7 @@ def _slots(slots: list[dict[str, str]]) -> str:
 
 
 def listing(delegate: dict[str, Any]) -> Iterator[str]:
-    """The lines that list the tensors of a program, except temporaries, and all instructions."""
+    """Yields the lines that list the tensors of an MLX program, except temporaries, and all of its instructions."""
     title = f"{delegate['method']}, MLX program {delegate['index']}"
     yield f"{title}, tensors"
     for tensor in delegate["tensors"]:
