@@ -90,7 +90,7 @@ ROWS = [
     *modes("quantized_matmul", MLXLinear, floats(3, 64)),
     row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
         indices(2, 3, below=6), cases=[(indices(below=6),)]),
-    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), scale=8.5, **AFFINE),
+    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), factor=8.5, **AFFINE),
         indices(Dyn("n", 3), below=6), dtypes=(f32,)),
     *modes("quantized_embedding", MLXEmbedding, indices(3, below=6)),
     row("mlx::gathered_quantized_matmul", MLXExperts(*packed(4, 6, 64), **AFFINE),

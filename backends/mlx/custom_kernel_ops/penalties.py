@@ -122,7 +122,7 @@ def mask_reference(logits, allowed):
 
 def _check_mask(logits, allowed):
     _check_logits("mask_logits", logits)
-    shape = (logits.shape[0], words_of(logits.shape[1]))
+    shape = (logits.shape[0], mask_word_count(logits.shape[1]))
     if allowed.shape != shape or allowed.dtype != torch.int32:
         raise ValueError(
             f"mlx::mask_logits: allowed: got {_kind(allowed)}, expected torch.int32 of shape "
@@ -130,7 +130,7 @@ def _check_mask(logits, allowed):
         )
 
 
-def words_of(vocabulary: int) -> int:
+def mask_word_count(vocabulary: int) -> int:
     """Returns the number of 32-bit integers in the mask of a sequence: ceil(vocabulary / 32)."""
     return -(-vocabulary // WORD)
 

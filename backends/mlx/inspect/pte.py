@@ -99,7 +99,7 @@ def _read(path: str | Path, data: mmap.mmap) -> Contents:
 
 
 def _delegates(path, program: Program, data: mmap.mmap, base: int):
-    """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for a damaged payload."""
+    """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 
     for plan in program.execution_plan:

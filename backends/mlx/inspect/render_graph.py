@@ -82,8 +82,8 @@ class _Drawing:
                 if isinstance(slot, dict):
                     self._edge(self._writer(slot), node, f"{name}: {slot.get('type', 'int')}")
         results = dict.fromkeys(map(_key, instruction["results"]), node)
-        # The results are recorded before the inner chains, because a scan writes its slices before its chain reads them.
-        # They are recorded again after the inner chains, because those may write the same slots.
+        # The results are recorded before the inner chains, because a scan writes its slices before its chain reads
+        # them. They are recorded again after the inner chains, because those may write the same slots.
         self.writers |= results
         for inner in instruction["chains"]:
             self._chain(inner)
@@ -93,7 +93,7 @@ class _Drawing:
         self.writers |= results
 
     def _writer(self, slot: dict[str, Any]) -> str:
-        """Returns the graph node at which an edge from `slot` starts: the last writer, or a node for the slot itself."""
+        """Returns the graph node at which an edge from `slot` starts: the last writer, or a node for the slot."""
         kind, number = _key(slot)
         if (kind, number) in self.writers:
             return self.writers[kind, number]

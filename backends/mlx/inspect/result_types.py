@@ -10,8 +10,8 @@ from .listing import unwrap_operand
 from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_name, promote
 
 Rule = Callable[[ir.Op, Env], Type | list[Type]]
-"""`rule(n, env)` returns the Type of the result of IR node `n`, or a list of Types if `n` has several results. `env` has
-the types of the operands. The rule raises Unknown if it needs a shape that is unknown."""
+"""`rule(n, env)` returns the Type of the result of IR node `n`, or a list of Types if `n` has several results. `env`
+has the types of the operands. The rule raises Unknown if it needs a shape that is unknown."""
 
 
 def _with_extent(shape: Shape, axis: int, extent: int | None) -> Shape:
