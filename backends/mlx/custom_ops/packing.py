@@ -138,7 +138,9 @@ def check(w, scales, biases, group_size, bits, mode) -> None:
         )
     columns = w.shape[-1] * 32 // bits
     expected = [*w.shape[:-1], columns // group_size]
-    if columns % group_size or list(scales.shape) != expected:
+    if columns % group_size:
+        raise ValueError(f"mlx: w: got {columns} columns, expected a multiple of the group size {group_size}")
+    if list(scales.shape) != expected:
         raise ValueError(f"mlx: scales: got shape {list(scales.shape)}, expected {expected}")
     if mode == "affine":
         if biases is None or biases.shape != scales.shape or not scales.is_floating_point():
