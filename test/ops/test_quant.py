@@ -70,7 +70,7 @@ def modes(name, layer, *inputs):
         yield row(f"mlx::{name}/{mode}", layer(*operands, **packing), *inputs, dtypes=(f32,), loose=3)
 
 
-# The first op rows quantize values that are not constants: they lower to arithmetic.
+# The first op rows quantize values that are not constants. Their dequantization is lowered to arithmetic.
 ROWS = [
     row("torchao::dequantize_affine", groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),

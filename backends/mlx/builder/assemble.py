@@ -199,14 +199,14 @@ class _Assembler:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """The bytes of a contiguous tensor, without a copy."""
+    """Returns the bytes of a contiguous tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _key(name: str, tensor: torch.Tensor) -> str:
-    """The key of a tensor in the named data: `name` and a digest of dtype, shape and content.
+    """Returns the key of a tensor in the named data: `name` and a digest of dtype, shape and content.
 
     Tensors with equal keys are equal, also across the methods of a `.pte`.
     """

@@ -54,7 +54,7 @@ def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
 
 
 def promote(*operands: Any) -> torch.dtype:
-    """The dtype to which torch promotes the operands, which are slots or Python numbers."""
+    """Returns the dtype to which torch promotes the operands, which are slots or Python numbers."""
     samples = [_sample(o) for o in operands]
     return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype
 

@@ -111,7 +111,7 @@ class Matcher:
 
 
 class NoMatch(Exception):
-    """The graph does not match the pattern."""
+    """Raised if the graph does not match the pattern."""
 
 
 def tensor(node: Any) -> torch.Tensor:

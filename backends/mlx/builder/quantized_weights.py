@@ -246,7 +246,10 @@ def _are_constants(*slots: TensorSlot | None) -> bool:
 
 
 def _per_group(per_block: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor:
-    """Repeats a tensor with one element per block of `a` to one element per group, [N, K / group_size]."""
+    """Expands `per_block`, which has one element for each block of `a`, to one element for each group.
+
+    Returns a tensor [N, K / group_size].
+    """
     rows, columns = a.block
     per_block = per_block.detach().reshape(groups[0] // rows, -1)
     return per_block.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()

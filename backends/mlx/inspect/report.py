@@ -1,4 +1,7 @@
-"""The report on a file as dicts, lists and strings. `--json` prints it; the text and the graph are rendered from it."""
+"""The report on a file, made of dicts, lists and strings. `--json` prints the report as it is.
+
+The modules `render_text` and `render_graph` make text and a graph of the report.
+"""
 
 from __future__ import annotations
 

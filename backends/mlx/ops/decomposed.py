@@ -122,13 +122,13 @@ def _bucketize(x, boundaries, *, out_int32=False, right=False):
 
 
 def _searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """Compares each element of `x` with every boundary, and counts the boundaries before its insertion point."""
+    """Returns the insertion point of each element of `x`: the number of boundaries that come before the element."""
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     boundaries = sorted_sequence if sorted_sequence.ndim == 1 else sorted_sequence.unsqueeze(-2)
     x = x.unsqueeze(-1)
-    # The boundaries before the insertion point are those that are not `after` it. A comparison with NaN is false, so
-    # that all boundaries count as before a NaN.
+    # The boundaries that are not after an element come before it. A comparison with NaN is false, so that all
+    # boundaries come before a NaN.
     after = boundaries > x if right or side == "right" else boundaries >= x
     return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 

@@ -211,7 +211,7 @@ def _floored_quotient(a, b):
 
 
 def _truncated_quotient(a, b):
-    """Integer division that rounds towards zero: the floored quotient of the magnitudes, with the sign restored."""
+    """Divides integers and rounds towards zero: the floored quotient of the magnitudes, with the sign of the exact one."""
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
 
 

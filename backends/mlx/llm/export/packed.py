@@ -98,7 +98,7 @@ class MLXEmbedding(Packed):
         super().__init__(*operands, **quantization)
         if dtype is None:
             dtype = self.scales.dtype if self.scales.is_floating_point() else torch.float32
-        # The factor is a buffer, and its dtype is the dtype of the result, so that `.to(dtype)` changes the latter too.
+        # The dtype of the factor is the dtype of the result. The factor is a buffer, so that `.to(dtype)` changes it.
         self.register_buffer("factor", torch.tensor(1.0 if factor is None else factor, dtype=dtype), persistent=False)
         self.has_factor = factor is not None
 
