@@ -23,7 +23,8 @@ def drop_dead(builder: ProgramBuilder) -> None:
     """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
-    # Removing an instruction can leave its operands unread, so repeat until nothing changes.
+    # If an instruction is removed, the instructions that compute its operands may become dead. The loop therefore
+    # repeats until no instruction is removed.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         for chain in builder.chains:

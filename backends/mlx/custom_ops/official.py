@@ -1,9 +1,9 @@
 """The torch operators of ExecuTorch's own MLX delegate: schema, eager kernel, fake kernel.
 
 The operators are `torch.ops.mlx.rope`, `custom_sdpa`, `kv_cache_update`, `gather_mm`, `gather_qmm`, `moe_gather_inputs`
-and `moe_scatter_outputs`. A model that calls them can be exported unchanged. Their names, arguments and meaning are
-those of executorch 1.5.1. `mlx::sample` is not among them: this project defines an operator of that name with other
-arguments, in `custom_kernel_ops`.
+and `moe_scatter_outputs`. A model that calls these operators can be exported unchanged, because their names, arguments
+and meaning are the same as in executorch 1.5.1. `mlx::sample` is not defined here: this project's operator of that
+name, in `custom_kernel_ops`, has other arguments.
 
 Importing this module defines the operators in the library `mlx`. An operator that already exists with the same
 arguments stays in place.

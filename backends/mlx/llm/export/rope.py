@@ -26,6 +26,7 @@ class StatelessRotary(torch.nn.Module):
                 self.register_buffer(name, self._frequencies(length), persistent=False)
 
     def _frequencies(self, length) -> torch.Tensor:
+        """Return the frequencies for a context of `length` positions, `[D / 2]`."""
         return ROPE_INIT_FUNCTIONS[self.kind](self.config, torch.device("cpu"), seq_len=length)[0]
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor):

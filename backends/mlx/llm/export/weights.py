@@ -32,7 +32,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     folder = Path(folder)
     try:
         model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
-    except (ImportError, SafetensorError) as error:  # a missing quantization package; a damaged file
+    except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
