@@ -3,8 +3,9 @@
 A wheel contains the files that `cmake --install` writes below executorch_mlx: libraries in lib/, programs in bin/.
 An editable install uses the libraries in build/, which `cmake --build build` updates.
 
-Two environment variables serve the scripts in tools/. EXECUTORCH_MLX_SKIP_CMAKE=1 skips the C++ build: setup.sh
-installs the wheels before the first build. EXECUTORCH_MLX_CMAKE_BUILD=<folder> makes a wheel of a build that exists.
+Two environment variables serve the scripts in tools/. EXECUTORCH_MLX_SKIP_CMAKE=1 skips the C++ build; tools/setup.sh
+needs this, because it installs the package before the first build. EXECUTORCH_MLX_CMAKE_BUILD=<folder> makes a wheel of
+the existing build in that folder.
 """
 
 import os

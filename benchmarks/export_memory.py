@@ -3,8 +3,8 @@
     python benchmarks/export_memory.py [--layers 14] [--quantize int4] [--dtype float32]
 
 Writes a checkpoint of random bfloat16 weights with the architecture of Qwen3-0.6B and a vocabulary of
-32,768 tokens, and exports it. Memory is the resident set of this process (`all`), and the part of it
-that is not file pages (`anonymous`), minus the values after the imports.
+32,768 tokens, and exports the checkpoint. `all` is the resident memory of this process, and `anonymous`
+is the part of this memory that is not pages of files. The memory after the imports is subtracted from both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Qwen3ForCausalLM(Qwen3Config(
 
 
 def resident() -> dict[str, float]:
-    """Resident memory of this process in MiB, by kind. Linux only."""
+    """The resident memory of this process in MiB, by kind: `all` and `anonymous`. Linux only."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":") for line in lines if line.startswith(("VmRSS", "RssAnon")))
     return {"all": int(found["VmRSS"].split()[0]) / 1024, "anonymous": int(found["RssAnon"].split()[0]) / 1024}

@@ -13,10 +13,11 @@ Each measurement runs in its own process, one at a time. Times are medians. `loa
 loading the libraries. Models are built once, in build/benchmarks/llm; the export of a large model to
 XNNPACK takes many minutes.
 
-mlx-lm prefills about two tokens per second on a CPU, so it gets a prompt of only `--peer-prefill`
-tokens: its rate hardly depends on the length. For decoding, its cache is filled with random values.
+mlx-lm prefills about two tokens per second on a CPU. It therefore gets a prompt of only `--peer-prefill`
+tokens; the rate of its prefill hardly depends on the length of the prompt. Before mlx-lm decodes, its
+cache is filled with random values.
 
-`ratio` is ours divided by the other side, `bar` the required ratio.
+`ratio` is our value divided by the value of the other side, and `bar` is the required ratio to mlx-lm.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def ratio(a: float | None, b: float | None) -> str:
 
 
 def measured(shape: str, form: str, options: argparse.Namespace, contexts: list[int]) -> list[dict | None]:
-    """The measurements of ours, mlx-lm and XNNPACK; None for a side not in `--only`."""
+    """The measurements of this delegate, of mlx-lm and of XNNPACK. None for a side that `--only` leaves out."""
     capacity = CAPACITY[shape]
     lengths = ["--prefill", *options.prefill, "--context", *contexts, "--steps", options.steps]
     lengths += ["--repeats", options.repeats]
@@ -163,7 +164,7 @@ def compare(shape: str, form: str, options: argparse.Namespace) -> None:
 
 
 def runner(shape: str, form: str, contexts: list[int]) -> None:
-    """The memory of the C++ runner, which has no Python interpreter in it."""
+    """The memory of the C++ runner, whose process contains no Python interpreter."""
     weights = models.weight_bytes(shape, form, BUILD)
     needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
     baseline = runner_baseline() / 1e6

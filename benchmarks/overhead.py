@@ -1,4 +1,4 @@
-"""The overhead of the delegate: programs against the same computation with MLX alone.
+"""The overhead of the delegate: compares programs with the same computations in MLX alone.
 
     python benchmarks/overhead.py
 

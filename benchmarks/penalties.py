@@ -2,9 +2,9 @@
 
     python benchmarks/penalties.py [--vocab 151936] [--repeats 101] [--window 64] [--bias 32]
 
-One sequence of text-like float32 logits, top_k 40, through the delegate. Times are medians of the CPU
-time of the process, which other processes disturb little. "more" is the time above that of the draw
-alone.
+Each call draws a token with top_k 40, through the delegate, from one sequence of float32 logits that are
+distributed as in text. Times are medians of the CPU time of the process, which other processes disturb
+little. "more" is the time of the call minus the time of a call that only draws.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--vocab", type=int, default=151936, help="size of the vocabulary")
     parser.add_argument("--repeats", type=int, default=101, help="measured rounds")
-    parser.add_argument("--window", type=int, default=64, help="number of tokens that the penalties look at")
+    parser.add_argument("--window", type=int, default=64, help="number of tokens that the penalties count")
     parser.add_argument("--bias", type=int, default=32, help="number of tokens with a bias")
     options = parser.parse_args()
 

@@ -2,10 +2,11 @@
 
     python benchmarks/sampling.py [--vocab 128256] [--repeats 51] [--logits text]
 
-One sequence of float32 logits. Every round runs each setting once, with a new seed; the table shows
-medians. "over argmax" is the time divided by that of a plain argmax through the same delegate.
-"mlx-lm" is the time of its `make_sampler` with the same settings divided by ours; it starts from
-log-probabilities, whose computation is not measured. "bar" is the required value.
+Each call draws a token from one sequence of float32 logits. Every round runs each setting once, with a
+new seed. The table shows medians. "over argmax" is the time divided by the time of a plain argmax through
+the same delegate. "mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our
+time; `make_sampler` takes log-probabilities, whose computation is not measured. "bar" is the limit for the
+number before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Constrained decoding: a model trained on docstrings writes JSON that conforms to a schema.
 
-Before each token `xgrammar` computes the mask of the tokens that may come next. The mask is an
-input of the program, which draws among those tokens; the logits stay inside.
+Before each draw, `xgrammar` computes a mask of the tokens that may come next. The mask is an input of
+the program, which draws one of these tokens. The logits never leave the program.
 
     .venv/bin/python examples/json_by_schema.py [--schema FILE] [--prompt TEXT] [--seed N]
 

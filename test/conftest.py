@@ -12,7 +12,7 @@ DELEGATE = load_delegate()
 
 @pytest.fixture(autouse=True)
 def seeded_torch():
-    """Seeds torch, so that the random inputs of a test do not depend on earlier tests."""
+    """Seeds torch's generator before each test, so that random inputs do not depend on earlier tests."""
     torch.manual_seed(0)
 
 
@@ -24,7 +24,7 @@ def delegate() -> str:
 
 @pytest.fixture(scope="session")
 def chat_program(tmp_path_factory) -> Path:
-    """A program that takes every sampling parameter and returns tokens and logits."""
+    """The path of a program that takes every sampling parameter and returns tokens and logits."""
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 
@@ -34,7 +34,7 @@ def chat_program(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def logits_program(tmp_path_factory) -> Path:
-    """A program without head, tokenizer and token bytes."""
+    """The path of a program without sampling head, tokenizer and token bytes."""
     import small_llm
 
     return small_llm.shared(tmp_path_factory, "logits", outputs="logits", tokenizer=None)
@@ -42,7 +42,7 @@ def logits_program(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def batch_program(tmp_path_factory) -> Path:
-    """A program with three sequences and a head without optional parameters."""
+    """The path of a program for three sequences, whose head takes no optional parameters."""
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 

@@ -2,7 +2,8 @@
 
     python test/leaks.py --count 2000
 
-prints the number of threads and the resident memory in megabytes gained since the 100th program.
+The output is two numbers: by how much the number of threads and the resident memory in megabytes have grown since the
+100th program.
 """
 
 import argparse
@@ -13,12 +14,13 @@ from irprograms.examples import decoder
 
 
 def process_status(key: str) -> int:
+    """The number in the line `key` of /proc/self/status."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(key + ":")[1].split()[0])
 
 
 def run_two_methods(model: Model, args, first: str) -> None:
-    """Runs two methods that share their buffers. Unloads `first` first."""
+    """Runs two methods that share their buffers, then unloads them. The method named `first` is unloaded first."""
     methods = {"forward": model.method, "sample": model.program.load_method("sample")}
     del model.method
     for method in methods.values():

@@ -30,12 +30,12 @@ def families() -> list[str]:
 
 
 def op_rows(family: str) -> list:
-    """The op rows of a family. Python puts test/, the folder of this script, on `sys.path`."""
+    """The op rows of a family. The import works because test/, the folder of this script, is in `sys.path`."""
     return getattr(importlib.import_module(f"ops.test_{family}"), "ROWS", [])
 
 
 def selected(name: str | None) -> Iterator[tuple[str, int, str]]:
-    """(family, index, name) of the op rows that NAME selects."""
+    """Yields (family, index in the family, name) for each op row that `name` selects; all op rows if it is None."""
     for family in families():
         for i, row in enumerate(op_rows(family)):
             if name in (None, family, row.name, row.name.split("/")[0], row.target) or (
@@ -57,7 +57,7 @@ def run_one(job: tuple[str, int, str]) -> tuple[str, float, str | None]:
         error = None
     except Failure as failure:
         error = str(failure)
-    except BaseException:  # report the op row as failed and run the others
+    except BaseException:  # the op row counts as failed, and the others still run
         error = traceback.format_exc()
     return name, time.perf_counter() - begin, error
 
@@ -101,7 +101,7 @@ def main() -> int:
 def _run(jobs: list[tuple[str, int, str]], options: argparse.Namespace) -> int:
     """Run the jobs and print the results. Returns the number of failures."""
     failed = 0
-    # Processes, because export keeps state that threads would share.
+    # Each job runs in one of several processes. Threads would share the state that export keeps.
     with ProcessPoolExecutor(options.j, mp_context=multiprocessing.get_context("spawn")) as pool:
         for name, seconds, error in pool.map(run_one, jobs):
             if error is not None:

@@ -11,7 +11,7 @@ CONTEXT = 1024
 CHUNK = 16
 BOS, EOS = 0, 1
 
-# A chat template: each message is a line, and the answer is the next line.
+# A chat template: each message is one line, and the answer follows as the next line. `hint` is a template option.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role not in ["system", "user", "assistant"] -%}
@@ -59,7 +59,7 @@ def export(path: Path, **options) -> Path:
 
 
 def shared(tmp_path_factory, name: str, **options) -> Path:
-    """As `export`, to a file that all test processes share: the first of them writes it."""
+    """Like `export`, but to a file that all test processes share. The first process writes the file."""
     base = tmp_path_factory.getbasetemp()
     folder = base.parent if base.name.startswith("popen-") else base
     path = folder / f"{name}.pte"

@@ -1,4 +1,4 @@
-"""Fusions: the payload contains the fused node, and the result equals that of eager torch."""
+"""Fusions: the payload contains the fused IR node, and the result equals the result of eager torch."""
 
 import math
 
@@ -129,7 +129,7 @@ def test_rope_along_axis_1(delegate, dtype, length):
 
 
 class RotaryAlongHeads(Rotary):
-    """There are as many heads as positions, and the angles are aligned with the heads: a mistake that torch accepts."""
+    """A faulty model, which torch accepts: with as many heads as positions, the angles broadcast along the heads."""
 
     def forward(self, query, key, start):
         return super().forward(query.transpose(1, 2), key.transpose(1, 2), start)

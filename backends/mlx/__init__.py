@@ -1,8 +1,9 @@
 """MLX delegate for ExecuTorch, with token sampling inside the model.
 
-The public names are imported on first use, so that commands that need no torch start quickly. `Runtime` is that of
-ExecuTorch; its first use registers the delegate. Importing `executorch_mlx.custom_kernel_ops` defines this project's
-operators in `torch.ops.mlx`, and importing `executorch_mlx.custom_ops.official` those of ExecuTorch's own MLX delegate.
+A public name is imported when it is first used. Commands that need no torch therefore start quickly. `Runtime` is the
+class of ExecuTorch; its first use registers the delegate. Importing `executorch_mlx.custom_kernel_ops` defines this
+project's operators in `torch.ops.mlx`. Importing `executorch_mlx.custom_ops.official` defines the operators of
+ExecuTorch's own MLX delegate there.
 """
 
 from importlib import import_module

@@ -34,23 +34,24 @@ class OtherDelegateError(RuntimeError):
 
 
 def load_delegate(path: str | None = None) -> str:
-    """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls do nothing.
+    """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls only return the path.
 
-    Call it before `executorch.runtime` is imported: on macOS, that import registers ExecuTorch's own MLX delegate, and
-    the first delegate stays. `from executorch_mlx import Runtime` does both in this order. On Linux, `load_delegate`
-    also replaces MLX's BLAS by OpenBLAS, and warns if `mlx` was imported too early for that.
+    Call this function before `executorch.runtime` is imported. On macOS, that import registers ExecuTorch's own MLX
+    delegate, and the delegate that is registered first stays. `from executorch_mlx import Runtime` does both in the
+    right order. On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too early
+    for that.
 
     Args:
-        path: The delegate library. By default the one in the installed package, or in the `build` folder of the
-            repository.
+        path: The path of the delegate library. By default, the library in the installed package, or else the one in
+            the `build` folder of the repository.
 
     Returns:
         The path of the loaded library.
 
     Raises:
         FileNotFoundError: The delegate, or a library of the executorch and mlx wheels, is missing.
-        RuntimeError: Another library has registered an MLXBackend, which stays registered; or the delegate is
-            already loaded from another path.
+        RuntimeError: Another library has already registered a backend named MLXBackend, which stays registered; or
+            the delegate is already loaded from another path.
     """
     global _loaded
     with _lock:
@@ -90,9 +91,9 @@ def import_runtime() -> type[Runtime]:
 
 
 def blas_name(delegate: str) -> str:
-    """Returns the BLAS that multiplies matrices on a CPU.
+    """Returns the name of the BLAS that multiplies matrices on a CPU.
 
-    This is the name that OpenBLAS reports, or "mlx" for MLX's own BLAS. It is "mlx, loaded first" if libmlx was loaded
+    The name is the one that OpenBLAS reports, or "mlx" for MLX's own BLAS, or "mlx, loaded first" if libmlx was loaded
     too early for OpenBLAS to replace MLX's BLAS.
 
     `delegate` is the path that `load_delegate` returned.

@@ -1,4 +1,4 @@
-"""Selects the FX nodes that run on MLX: those that a dry run of the builder can lower."""
+"""Selects the FX nodes that run on MLX: the nodes that the builder lowers in a dry run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .return_types import register_return_types
 class Decision:
     """Whether an FX node is delegated.
 
-    `node` is its name and `target` the operator that it calls. `reason` says why it is not delegated. It is None if the
-    node is delegated.
+    `node` is the name of the FX node, and `target` the name of the operator that the node calls. `reason` says why the
+    node is not delegated; `reason` is None if the node is delegated.
     """
 
     node: str
@@ -62,8 +62,8 @@ class Report:
 class MLXPartitioner(Partitioner):
     """Delegates every node that MLX can run. The other nodes run on ExecuTorch's own kernels.
 
-    Pass it to `to_edge_transform_and_lower` or `to_backend`. Afterwards `explain()` says which nodes were not
-    delegated, and why.
+    Pass the partitioner to `to_edge_transform_and_lower` or `to_backend`. Afterwards, `explain()` says which nodes
+    were not delegated, and why.
 
     `allow_extensions=True` permits IR nodes that ExecuTorch's own MLX delegate lacks. More operators are delegated,
     but only this delegate can run the program.
@@ -77,7 +77,7 @@ class MLXPartitioner(Partitioner):
         self._reports: list[Report] = []
 
     def explain(self) -> Report:
-        """What was delegated, and why the rest was not. Covers every graph that was partitioned so far.
+        """Returns the decision about every FX node of every graph that was partitioned so far.
 
         Raises RuntimeError before the first graph is partitioned.
         """
@@ -88,7 +88,10 @@ class MLXPartitioner(Partitioner):
     # The interface of ExecuTorch's partitioners ----------------------------------------------
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the nodes and the data that go to MLX."""
+        """Give the nodes and the data that go to MLX a delegation tag, in place, and record the report.
+
+        Returns the same program with the tags and the delegate of each tag.
+        """
         register_return_types()
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
         decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
@@ -109,37 +112,45 @@ class MLXPartitioner(Partitioner):
             tags[tag] = self.delegation_spec
         _tag_submodules(exported_program)
         _tag_owned_data(exported_program)
-        # ExecuTorch removes the data of a delegate from this dictionary. The copy protects the caller's program.
+        # ExecuTorch removes the data that a delegate owns from `_constants`. The caller's program may share that
+        # dictionary, so the partitioned program gets a copy.
         exported_program._constants = dict(exported_program.constants)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """The operators to preserve: those with a handler that can lower each of their calls in the program."""
-        return list(self._targets_that_lower(ep, REGISTRY.ops_to_preserve())), None
+        """Returns the operators to preserve: each has a handler that can lower all of its calls in the program.
+
+        The second result, ExecuTorch's filter of nodes, is None.
+        """
+        return list(self._targets_to_lower(ep, REGISTRY.ops_to_preserve())), None
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Decompose operators that have no IR node and are not core ATen: ExecuTorch's verifier would refuse them."""
+        """Decompose the operators of `REGISTRY.decompositions`, which have no IR node.
+
+        Some of them are not core ATen operators, and ExecuTorch's verifier would refuse them. Returns the decomposed
+        program, or `exported_program` itself if it calls no such operator.
+        """
         decompositions = REGISTRY.decompositions
         called = {n.target for n in _calls(exported_program) if n.target in decompositions}
-        targets = self._targets_that_lower(exported_program, called)
+        targets = self._targets_to_lower(exported_program, called)
         if not targets:
             return exported_program
         return exported_program.run_decompositions({target: decompositions[target] for target in targets})
 
-    def _targets_that_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
-        """Those of `targets` that lower in each of their calls in the program."""
+    def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
+        """The targets among `targets` for which the builder can lower every call in the program."""
         builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
-        lowering = set(targets)
+        remaining = set(targets)
         for node in _calls(program):
-            if node.target in lowering and not builder.can_lower(node):
-                lowering.discard(node.target)
-        return lowering
+            if node.target in remaining and not builder.can_lower(node):
+                remaining.discard(node.target)
+        return remaining
 
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
-    """The calls in the graph, its branches and its loop bodies."""
+    """Yields the call nodes of the program's graph and of the graphs of its branches and loop bodies."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (n for n in module.graph.nodes if n.op == "call_function")
@@ -158,7 +169,7 @@ def _computes_no_tensor(node: Node) -> bool:
 
 
 def _tag_submodules(program: ExportedProgram) -> None:
-    """Give the branches of a delegated `cond`, and the bodies of a delegated loop, its tag."""
+    """Give the branches of a delegated `cond`, and the bodies of a delegated loop, the tag of that node."""
     for node in program.graph.nodes:
         if node.op == "get_attr":
             tags = {user.meta.get("delegation_tag") for user in node.users}
@@ -169,9 +180,9 @@ def _tag_submodules(program: ExportedProgram) -> None:
 def _tag_owned_data(program: ExportedProgram) -> None:
     """Give each parameter, constant and buffer the tag of the delegate that owns it.
 
-    A delegate owns data that it alone uses. If a buffer changes, the delegate must also compute the new value, nothing
-    else may read it, and neither the old nor the new value may be an output of the program. All other data stays with
-    ExecuTorch, which passes it as arguments.
+    A delegate owns the data that no other delegate and no undelegated node uses. A delegate owns a mutable buffer only
+    if, in addition, it computes the buffer's new value, nothing else reads that new value, and neither the old nor the
+    new value is an output of the program. All other data stays with ExecuTorch, which passes it as arguments.
     """
     signature = program.graph_signature
     data = {

@@ -1,4 +1,4 @@
-"""The compile step of the backend: a delegated graph → payload and constants."""
+"""The compile step of the backend: turns a delegated graph into a payload and its constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
 CONSTANT_ALIGNMENT = 16  # bytes
-ALLOW_EXTENSIONS = "allow_extensions"  # key of a compile spec; its presence counts, not its value
+ALLOW_EXTENSIONS = "allow_extensions"  # the key of a compile spec, which permits extensions whatever its value is
 
 
 class MLXBackend(BackendDetails):
@@ -26,14 +26,14 @@ class MLXBackend(BackendDetails):
     def copy_exported_program_for_preprocess(
         cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> ExportedProgram:
-        """The program itself, which the builder does not change. A copy would duplicate the weights."""
+        """Returns `edge_program` itself. The builder does not change it, and a copy would duplicate the weights."""
         return edge_program
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The payload of a graph, and the constants that it refers to by key."""
+        """Returns the payload of a graph, and the constants to which the payload refers by key."""
         return _compile(edge_program, compile_specs, {})
 
     @classmethod
@@ -42,7 +42,10 @@ class MLXBackend(BackendDetails):
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """`preprocess` for the graphs of every method. Constants that they share are held in memory once."""
+        """Returns the results of `preprocess` for the graphs of every method, by method.
+
+        A constant that several graphs use is held in memory once.
+        """
         stored: dict[str, bytes] = {}
         return {
             method: [
@@ -56,7 +59,11 @@ class MLXBackend(BackendDetails):
 def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes]
 ) -> PreprocessResult:
-    """Adds the constants to `stored`, bytes by key. Constants with equal keys are equal."""
+    """`preprocess` with a cache that several graphs share: `stored` maps a key to the bytes of a constant.
+
+    The function adds the constants of this graph to `stored`. The key identifies the content of a constant, so the
+    bytes of a key that is already in `stored` are reused.
+    """
     allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
     program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build())
     store = NamedDataStore()

@@ -1,7 +1,7 @@
 """Serialized names for torch's named tuples, such as `torch.return_types.median`.
 
-ExecuTorch stores the structure of a program's outputs by type name, and torch defines no such names for these types.
-Without them a program that returns one can be lowered but not stored.
+ExecuTorch stores the structure of a program's outputs by the serialized names of the types. torch defines no serialized
+names for its named tuples. Without the names, a program that returns a named tuple can be lowered but not stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def register_return_types() -> None:
-    """Give each type in `torch.return_types` a serialized name, unless it has one."""
+    """Give each type in `torch.return_types` a serialized name, unless it has one. Changes torch's pytree registry."""
     entries, types = pytree.SUPPORTED_SERIALIZED_TYPES, pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     for type_ in torch.return_types.all_return_types:
         entry = entries.get(type_)

@@ -5,8 +5,8 @@
     python benchmarks/llm/models.py SHAPE FORMAT CAPACITY FOLDER
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
-FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. So both runtimes use the same weights.
-Existing files are kept.
+FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same
+weights. Existing files are kept.
 """
 
 from __future__ import annotations

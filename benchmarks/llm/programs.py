@@ -7,9 +7,10 @@ from process import resident
 
 
 def measured(steps, prompt: torch.Tensor, options) -> dict[str, dict[int, float]]:
-    """Median seconds of a prefill and of a decode step, and resident bytes, for the lengths in `options`.
+    """Returns the median seconds of a prefill and of a decode step, and the resident bytes, by length.
 
-    `steps.fill(prompt)` and `steps.call(tokens, position)` return a token and the seconds they took.
+    `options.prefill` has the lengths of the prefills, and `options.context` those of the prompts before the decode
+    steps. `steps.fill(prompt)` and `steps.call(tokens, position)` return a token and the seconds of the call.
     """
     steps.fill(prompt[:, :2])  # warm up
     result = {"prefill": {}, "decode": {}, "resident": {}}

@@ -2,12 +2,13 @@
 
     python benchmarks/llm/xnnpack_model.py SHAPE FORMAT CAPACITY FOLDER
 
-writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. This is the fastest recipe we know for a Hugging
-Face model: ExecuTorch's kernels for attention and for in-place cache updates, XNNPACK for everything
-that it supports, the head for the last position only, and one program for 1 to CHUNK tokens.
+writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. We know no faster way to export a Hugging Face model
+for XNNPACK. Attention and in-place cache updates run on ExecuTorch's kernels, and XNNPACK runs everything
+that it supports. The output projection is computed for the last position only. One program takes 1 to
+CHUNK tokens.
 
 int4 is XNNPACK's own format, made from the float32 weights: weights in groups of 64 without zero points,
-activations in 8 bits with a scale per row, and an 8-bit embedding.
+8-bit activations with a scale for each token, and an 8-bit embedding.
 """
 
 from __future__ import annotations

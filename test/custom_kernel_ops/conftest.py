@@ -1,4 +1,4 @@
-"""`draw` runs mlx::sample, eager or in a program. `reference` is its specification."""
+"""`draw` runs mlx::sample, in eager torch or in a program. `reference` is the specification of the operator."""
 
 import functools
 
@@ -33,7 +33,7 @@ def random_bits(batch, count, seed):
 
 
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
-    """The tokens that all filters keep, bool `[B, V]`, computed in float64 from their definition."""
+    """The tokens that all filters keep, bool `[B, V]`, computed in float64 from the definition of the filters."""
     x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf).double()
     p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST)) / temperature, -1)
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
@@ -59,7 +59,7 @@ def _kept():
 
 @pytest.fixture
 def reference():
-    """A function that computes the token from the definition: an argmax over the kept tokens with Gumbel noise."""
+    """A function that computes the token by the definition of `mlx::sample`: an argmax over the kept tokens with noise."""
 
     def specification(logits, temperature=1.0, top_p=1.0, seed=0, top_k=None, min_p=None):
         x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf)

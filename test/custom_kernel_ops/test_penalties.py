@@ -175,7 +175,7 @@ def test_history_without_valid_counts_fully():
 
 
 def packed(allowed):
-    """The words of a mask, bool `[B, V]`."""
+    """The 32-bit integers of a mask that is given as bool `[B, V]`."""
     batch, vocabulary = allowed.shape
     bits = torch.nn.functional.pad(allowed, (0, -vocabulary % 32)).reshape(batch, -1, 32)
     return (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)

@@ -71,7 +71,7 @@ def test_a_thousand_seeds(draw, reference, name):
 
 
 def test_runtime_equals_eager_for_a_thousand_seeds(draw_both):
-    """With parameters that change from seed to seed."""
+    """Eager torch and the program draw the same tokens, with other parameters for each seed."""
     eager, runtime = draw_both["eager"], draw_both["runtime"]
     logits = logits_of("text", 1, 32000)
     names = list(SETTINGS)

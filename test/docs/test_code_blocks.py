@@ -1,7 +1,7 @@
-"""The Python blocks of README and docs/, and the commands of the guide, run and print what the page says.
+"""Runs the Python blocks of README and docs/, and the commands of the guide, and compares their output with the page.
 
-They run in a folder with the files that they name: `demo.pte` (the demo model), `chat.pte` (a small model with a chat
-template, all sampling parameters and logits), `answer.etdp` (a profile) and `examples/`.
+They run in a folder with the files that the blocks use: `demo.pte` (the demo model), `chat.pte` (a small model with a
+chat template, all sampling parameters and logits), `answer.etdp` (a profile) and `examples/`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from markdown_pages import PAGES, ROOT, blocks
 
-# The blocks of CONTRIBUTING are lines to insert.
+# The blocks of CONTRIBUTING are not run: they are lines to insert into existing files.
 BLOCKS = [b for page in PAGES if page.name != "CONTRIBUTING.md" for b in blocks(page) if b.language == "python"]
 # The commands of the guide whose output it prints.
 EXPORT, RUN = (b for b in blocks(ROOT / "docs" / "language-models.md") if b.language == "sh" and b.output is not None)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory, chat_program, delegate) -> Path:
 
 
 def fill(folder: Path, chat_program: Path) -> Path:
-    """The files that the blocks name."""
+    """Creates the files that the blocks use in `folder`, and returns the folder."""
     from executorch_mlx.llm import LLM
 
     (folder / "chat.pte").symlink_to(chat_program)
@@ -55,7 +55,7 @@ def fill(folder: Path, chat_program: Path) -> Path:
 
 @pytest.fixture
 def registry():
-    """What a block registers is removed again."""
+    """Removes the handlers and patterns again that a block has registered."""
     from executorch_mlx import ops  # noqa: F401  (fills the registry)
     from executorch_mlx.builder.registry import REGISTRY
 

@@ -1,9 +1,9 @@
 """Graphs that match a fusion, or almost do.
 
-Each strategy writes a known subgraph and changes it in drawn places: another axis, another order
-of operands, a missing `keepdim`, another constant, a second reader, a broadcast along another
-axis, a dynamic extent, another dtype. The check is the same for hits and misses: the program must
-give what eager torch gives.
+Each strategy writes the subgraph of a fusion, with random changes: another axis, another order of
+operands, a missing `keepdim`, another constant, a second user of a value, a broadcast along another
+axis, a dynamic extent, another dtype. The check is the same whether the fusion matches or not: the
+program must give the same results as eager torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = (F32, F32, F16, BF16)
 
 
 class _Source:
-    """Statements that are being written, with one choice after the other."""
+    """A program that is being written, with random choices. `draw` is the function that Hypothesis passes."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -30,7 +30,7 @@ class _Source:
         self.also_returned: list[str] = []
 
     def pick(self, usual, *others):
-        """`usual` in most draws, else one of `others`."""
+        """Returns `usual` in most cases, else one of `others`."""
         return self.draw(st.sampled_from([usual] * max(3, 2 * len(others)) + list(others)))
 
     def either(self, *options):
@@ -45,14 +45,17 @@ class _Source:
         return name
 
     def let(self, name: str, expression: str) -> str:
-        """A statement; now and then its value gets a second reader outside the pattern."""
+        """Adds the statement `name = expression` and returns `name`.
+
+        In one of twenty cases, the value also becomes an output of the program, a user outside the pattern.
+        """
         self.statements.append(Statement(name, expression))
         if self.draw(st.integers(0, 19)) == 0:
             self.also_returned.append(name)
         return name
 
     def ordered(self, a: str, operator: str, b: str) -> str:
-        """A commutative operation in either order."""
+        """Returns the expression of a commutative operation, with the operands in either order."""
         return self.either(f"{a} {operator} {b}", f"{b} {operator} {a}")
 
     def program(self, *outputs: str) -> Program:
@@ -194,7 +197,7 @@ def ropes(draw) -> Program:
     for name in ("cos", "sin"):
         view = f"{name}" + "".join([".unsqueeze(1)"] * trailing) + "".join([".unsqueeze(0)"] * layout.index("s"))
         if s.pick(False, False, False, False, False, True):
-            view = f"{name}" + ".unsqueeze(0)" * 2  # aligned to axis -2, whatever x has there
+            view = f"{name}" + ".unsqueeze(0)" * 2  # S is axis -2 of the table, even if it is another axis of x
         s.let(name, f"{view}.to({_type(dtype)})" if dtype != F32 else view)
     rotated = "x" if not extra else s.let("part", f"x[..., :{2 * half}]")
     middle = s.pick(half, 1)
@@ -234,24 +237,24 @@ def attentions(draw) -> Program:
                 f"{name}.repeat(1, {times}, 1, 1)"))
     k, v = ("kr", "vr") if times > 1 else ("k", "v")
     mask = s.either("", "causal", "bool", "float", "empty", "column")
-    text = {"": "", "causal": ", is_causal=True"}.get(mask, ", attn_mask=mask")
+    options = {"": "", "causal": ", is_causal=True"}.get(mask, ", attn_mask=mask")
     if mask == "bool":
         s.input("mask", *s.either((length, keys), (1, 1, length, keys), (2, 1, 1, keys), (2, groups * times, length, keys)),
                 dtype=torch.bool)
     elif mask == "float":
         s.input("mask", *s.either((length, keys), (2, 1, length, keys)), dtype=dtype)
-    elif mask == "empty":  # rows that are masked throughout give zeros
+    elif mask == "empty":  # some queries attend to no key; their result is zero
         s.let("mask", "(q[:1, :1, :, :1] > 0) & (k[:1, :1, :, 0][:, :, None] < 99)")
     elif mask == "column":
         s.let("mask", "torch.where(q[:1, :1, :, :1] > 0, 0.0, -math.inf).to(q.dtype).expand(1, 1, q.shape[2], k.shape[2])")
-    text += s.pick("", ", scale=0.25", ", scale=-1.0", f", scale={1 / math.sqrt(width)}")
-    s.let("y", f"F.scaled_dot_product_attention(q, {k}, {v}{text})")
+    options += s.pick("", ", scale=0.25", ", scale=-1.0", f", scale={1 / math.sqrt(width)}")
+    s.let("y", f"F.scaled_dot_product_attention(q, {k}, {v}{options})")
     return s.program("y")
 
 
 @st.composite
 def linears(draw) -> Program:
-    """A product between two views, as export leaves it behind."""
+    """A matrix product between two views, as export writes a linear layer over a tensor of rank 3."""
     s = _Source(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     s.input("x", 2, length, 4, dtype=dtype)

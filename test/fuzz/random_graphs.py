@@ -1,8 +1,9 @@
 """Random graphs of supported operators.
 
-A graph grows statement by statement. Each candidate runs in eager torch at two values of the
-dynamic extent; one that raises, or whose result is too large, is dropped. So templates need no
-shape rules: extents that differ between the two runs are dynamic.
+A graph grows statement by statement. A template proposes a statement, which runs in eager torch at
+two values of the dynamic extent. A statement that raises an error, or whose result is too large, is
+dropped. The templates therefore need no rules for shapes: an extent is dynamic if it differs between
+the two runs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Value:
 
 
 class Skip(Exception):
-    """The template does not apply to the values at hand."""
+    """Raised by a template that does not apply to the values of the graph."""
 
 
 @dataclass
@@ -108,7 +109,10 @@ class Graph:
         return value
 
     def add(self, expression: str, is_exact: bool) -> bool:
-        """Append `expression` if torch accepts it at both extents."""
+        """Append a statement with `expression` if torch accepts it at both extents. Returns whether it was appended.
+
+        `is_exact` says whether the expression computes without rounding.
+        """
         results = []
         for index in (0, 1):
             scope = SCOPE | {v.name: v.at[index] for v in self.values}
@@ -127,7 +131,7 @@ class Graph:
         return True
 
 
-# -- templates: each returns an expression, and whether it is exact -------------
+# -- templates: each returns an expression, and whether it computes without rounding --------------
 
 _UNARY = """abs neg exp sin cos tanh sigmoid relu sqrt rsqrt log log1p expm1 erf floor ceil round trunc sign square
 reciprocal atan asinh sinh logical_not isnan isinf frac exp2 log2""".split()
@@ -288,7 +292,7 @@ def index(g: Graph):
     x = g.value(lambda v: v.ndim > 0)
     axis = g.axis(x)
     limit = min(t.shape[axis] for t in x.at)
-    # At n = 1 an index is in range only if it is 0, so dynamic axes take no random indices.
+    # Along a dynamic axis, only the index 0 is in range at every extent. Random indices need a static axis.
     if not x.is_static(axis):
         raise Skip
     ids = g.add_input((g.choice([2, 3, DYNAMIC]),), torch.int64, 0, limit)

@@ -1,4 +1,4 @@
-"""Every IR node has a rule for the types of its results; the inspector shows `?` for one that lacks it.
+"""Every IR node has a rule for the types of its results. For a node without a rule, the inspector shows `?`.
 
 A table here is a FlatBuffer table of the schema. Nodes with the same fields share a table, and so its rule.
 """

@@ -1,15 +1,16 @@
 """Run the op tests of ExecuTorch's own MLX delegate with this runtime and this partitioner.
 
-    python test/interop/official.py export DIR     # export them with the official delegate
-    python test/interop/official.py run DIR        # run those programs with this runtime, and compare
+    python test/interop/official.py export DIR     # export the tests with the official delegate
+    python test/interop/official.py run DIR        # run the exported programs with this runtime, and compare
     python test/interop/official.py ours DIR       # lower the same models with this partitioner, run, and compare
 
 `run` and `ours` print how many programs are correct, and how many of these are fully delegated. `--every N` takes
 every Nth configuration.
 
-The official delegate cannot be imported as installed, because the wheel lacks the Python files that its generate.py
-writes. `export` completes a private copy under DIR. It runs in a process of its own, because both delegates define
-operators of the same names. `ours` starts from the exported programs that `export` saves.
+The official delegate cannot be imported as it is installed, because the wheel lacks the Python files that the
+delegate's generate.py writes. `export` therefore makes a complete copy of the delegate under DIR. The export runs in a
+process of its own, because both delegates define operators of the same names. `ours` starts from the exported programs
+that `export` saves.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 
 
 def private_copy(folder: Path) -> Path:
-    """Make a copy of the installed executorch package with a complete backends/mlx; the rest of it is linked.
+    """Make a copy of the installed executorch package with a complete backends/mlx. All other folders are links.
 
     Returns the folder to put on PYTHONPATH.
     """

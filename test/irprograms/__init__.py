@@ -5,7 +5,7 @@
     g.emit(ir.ExpNode(x=x, out=y))
     (result,) = g.run(torch.ones(2, 3))
 
-`examples` has larger programs, `node_case` and `node_cases` test one node at a time, and `options` sets load options.
+`examples` has larger programs. `node_case` and `node_cases` test one IR node at a time. `options` sets load options.
 """
 
 from executorch_mlx.serialization import ir  # noqa: F401

@@ -1,4 +1,4 @@
-"""Programs that cover most kinds of nodes, for tests that corrupt their bytes or run them many times.
+"""Programs that cover most kinds of IR nodes, for tests that damage a program's bytes or run a program many times.
 
 Each function returns a graph and the arguments of a call.
 """

@@ -1,4 +1,4 @@
-"""A program under construction, the .pte around it, and the loaded method."""
+"""Builds an MLX program and a .pte that contains it, and loads and runs its methods."""
 
 import dataclasses
 from typing import Any, Sequence
@@ -21,8 +21,8 @@ SCALAR_TYPES = {
 }  # fmt: skip
 FLOAT32, INT32, BOOL = (SCALAR_TYPES[dtype] for dtype in (torch.float32, torch.int32, torch.bool))
 
-# The final number of a slot is known only when the program is complete. Until then it is KIND_STRIDE * kind
-# + index among the slots of that kind.
+# The final number of a slot is known only when the program is complete. Until then, a slot has the provisional number
+# KIND_STRIDE * kind + index, where `index` counts the slots of that kind.
 KIND_STRIDE = 1 << 16
 CONSTANT, INPUT, OUTPUT, BUFFER, TEMP = range(5)
 
@@ -39,7 +39,7 @@ def lits(*xs: int) -> list[ir.IntOrVid]:
 
 
 def value_of(vid: ir.Vid) -> ir.IntOrVid:
-    """The integer in a value slot."""
+    """The field of an instruction that takes its integer from a value slot."""
     return ir.IntOrVid(vid=vid, is_vid=True)
 
 
@@ -49,7 +49,7 @@ def number(x: float) -> ir.FloatOrVid:
 
 
 class Graph:
-    """Builds one program. A dimension `(low, high)` in a shape is dynamic."""
+    """Builds one MLX program. In a shape, a pair `(low, high)` is a dynamic dimension with these bounds."""
 
     def __init__(self):
         self.counts = [0] * 5  # by kind of slot
@@ -79,14 +79,14 @@ class Graph:
         return tid
 
     def constant(self, tensor: torch.Tensor) -> ir.Tid:
-        """Adds a constant named c1, c2, …"""
+        """Adds a constant and returns its slot. The names are c1, c2, …"""
         tid = self._slot(CONSTANT, tensor.shape, tensor.dtype)
         self.names[tid.idx] = f"c{self.counts[CONSTANT]}"
         self.data[self.names[tid.idx]] = tensor
         return tid
 
     def input(self, shape: Sequence[Dim], dtype=torch.float32, dim_order: Sequence[int] | None = None) -> ir.Tid:
-        """Adds an input named x1, x2, … It is row-major by default."""
+        """Adds an input, row-major by default, and returns its slot. The names are x1, x2, …"""
         tid = self._slot(INPUT, shape, dtype)
         self.names[tid.idx] = f"x{self.counts[INPUT]}"
         dim_order = self.meta[tid.idx].dim_order = list(dim_order or range(len(shape)))
@@ -107,7 +107,7 @@ class Graph:
         self.outputs.append((vid, kind))
 
     def buffer(self, shape: Sequence[int], dtype=torch.float32, initial=None) -> ir.Tid:
-        """Adds a mutable buffer named b1, b2, … It starts with `initial`, or with zeros."""
+        """Adds a mutable buffer that starts with `initial` or zeros, and returns its slot. The names are b1, b2, …"""
         tid = self._slot(BUFFER, shape, dtype)
         self.names[tid.idx] = f"b{self.counts[BUFFER]}"
         if initial is not None:
@@ -122,18 +122,18 @@ class Graph:
         return ir.Vid(self.num_values - 1)
 
     def item(self, tid: ir.Tid) -> ir.Vid:
-        """Reads a tensor with one element into a value slot."""
+        """Emits an instruction that reads a tensor of one element into a value slot. Returns the value slot."""
         vid = self.new_value()
         self.emit(ir.ItemIntNode(x=tid, out=vid))
         return vid
 
     def chain(self, *ops: ir.Op) -> int:
-        """Adds a chain and returns its index."""
+        """Adds a chain with the given instructions, and returns the index of the chain."""
         self.chains.append(list(ops))
         return len(self.chains) - 1
 
     def emit(self, *ops: ir.Op) -> None:
-        """Appends to the main chain."""
+        """Appends instructions to the main chain."""
         self.chains[0].extend(ops)
 
     # -- serialization ---------------------------------------------------------
@@ -191,7 +191,7 @@ class Graph:
         return pack_payload(self.graph())
 
     def pte(self, payload: bytes | None = None) -> bytes:
-        """A .pte with the given payload, by default this program's own."""
+        """Returns a .pte with the given payload; by default with the payload of this program."""
         return pte({"forward": self}, payload)
 
     def load(self, payload: bytes | None = None) -> "Model":
@@ -202,7 +202,7 @@ class Graph:
 
 
 def pte(methods: dict[str, Graph], payload: bytes | None = None) -> bytes:
-    """A .pte with one delegated graph per method. `payload` replaces the payload of every graph."""
+    """Returns a .pte with one delegated graph for each method. `payload` replaces the payload of every graph."""
     store, plans, payloads = NamedDataStore(), [], []
     for name, graph in methods.items():
         for key, tensor in graph.data.items():
@@ -282,7 +282,7 @@ class Model:
     """The method `forward` of a loaded .pte. A call returns the list of outputs."""
 
     def __init__(self, pte: bytes):
-        # Held here because a method does not keep its program alive.
+        # The program is kept in an attribute, because a method does not keep its program alive.
         self.program = load(pte)
         self.method = self.program.load_method("forward")
 

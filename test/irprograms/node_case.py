@@ -1,4 +1,4 @@
-"""A test of one node as one case: the node, its inputs, its other fields, and the expected outputs."""
+"""Tests of one IR node: a case has the IR node, its inputs, its other fields, and the expected outputs."""
 
 import dataclasses
 from typing import Any, Callable
@@ -12,15 +12,16 @@ from .graph import Graph
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTS = (torch.int32, torch.int64, torch.uint8)
-# Two units in the last place, in half precision.
+# In half precision, the tolerance is two units in the last place.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeCase:
-    """`expected` takes the inputs by field name and returns the output, or a list of outputs.
+    """A test of one IR node. `inputs` has the inputs, and `fields` the other fields, by name of the field.
 
-    The case runs once for each of `dtypes`. Float inputs are cast to it, other inputs stay as they are.
+    `expected` takes the inputs by field name and returns the output, or a list of outputs. The case runs once for each
+    of `dtypes`: floating-point inputs are cast to that dtype, and other inputs stay as they are.
     """
 
     node: type[ir.Op]
@@ -36,7 +37,7 @@ class NodeCase:
 
 
 def parametrize(cases: list[NodeCase]):
-    """Runs a test with the arguments `case` and `dtype` for every case and dtype."""
+    """Returns a decorator that runs a test with the arguments `case` and `dtype`, for every case and dtype."""
     params = [pytest.param(case, dtype, id=case.name(dtype)) for case in cases for dtype in case.dtypes]
     return pytest.mark.parametrize("case, dtype", params)
 
@@ -53,7 +54,7 @@ def random_indices(*shape: int, high: int) -> torch.Tensor:
 
 
 def build(case: NodeCase, inputs: dict[str, Any], outputs: list[torch.Tensor]) -> Graph:
-    """A program of the one node, with inputs and outputs of the given shapes and dtypes."""
+    """Returns a program with one instruction, with inputs and outputs of the given shapes and dtypes."""
     g = Graph()
 
     def slot(value):
@@ -70,7 +71,7 @@ def build(case: NodeCase, inputs: dict[str, Any], outputs: list[torch.Tensor]) -
 
 
 def inputs_and_outputs(case: NodeCase, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The inputs of a case in `dtype`, and the outputs that torch computes from them."""
+    """Returns the inputs of a case in `dtype`, and the outputs that torch computes from these inputs."""
 
     def cast(value):
         if isinstance(value, list):

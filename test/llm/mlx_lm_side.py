@@ -1,4 +1,4 @@
-"""What mlx-lm makes of models: run in a process of its own, which never loads ours.
+"""Computes with mlx-lm what the tests compare with. Runs in a process of its own, which never loads the delegate.
 
     python mlx_lm_side.py PROMPT STEPS FOLDER=MODE,BITS,GROUP …
 

@@ -22,7 +22,7 @@ def ids(generation) -> list[int]:
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """The answer of transformers."""
+    """The tokens that transformers generates."""
     model = small_llm.model()
     tokens = torch.tensor([prompt])
     options = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
@@ -227,7 +227,7 @@ def test_load_errors(tmp_path, logits_program):
 
 def test_chat_reuses_the_cache(llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Return"}]
-    # The answer of random weights would not encode to the tokens that were drawn. This one does.
+    # The text that random weights generate would not be encoded to the tokens that were drawn. This text is.
     answer = llm.chat(messages, allowed_tokens=allow_text(llm, " the"), max_new_tokens=6)
     assert answer.prompt == llm.encode("Be brief.\nReturn\n", special=False)
     assert ids(answer) == llm.encode(" the" * 6, special=False)

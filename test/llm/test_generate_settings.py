@@ -52,7 +52,7 @@ def test_head_and_host_draw_the_same_tokens(head, host, settings, seed):
 
 
 def test_each_parameter_changes_the_tokens(head):
-    """Otherwise the test above would prove nothing."""
+    """The parameters of the test above change the tokens. Otherwise that test would prove nothing."""
     plain = drawn(head, temperature=1.0)
     for name in ("repetition", "presence", "frequency", "bias"):
         assert drawn(head, **SETTINGS[name]) != plain, name
@@ -123,7 +123,7 @@ def test_unsupported_parameter_is_an_error(batch_program):
         with pytest.raises(SettingError, match=f"^{name}: "):
             llm.generate_batch([PROMPT], **{name: value})
     assert len(llm.generate(PROMPT, max_new_tokens=2, ignore_eos=True, **OFF).result().tokens) == 2
-    # None is off as well.
+    # None stands for the off value.
     none = dict.fromkeys(OFF)
     assert len(llm.generate(PROMPT, max_new_tokens=2, ignore_eos=True, **none).result().tokens) == 2
 
@@ -150,7 +150,7 @@ def test_values_are_checked(head, name, value, message):
 
 
 def test_host_applies_a_bias_that_is_too_long_for_the_head(chat_program, head):
-    """Without logits it is an error."""
+    """The host draws, because the program returns logits. Without logits, such a bias would be an error."""
     likely = drawn(head, temperature=1.0)
     bias = {token: -100.0 for token in likely[:10]}
     assert len(bias) > 4  # the limit of the head

@@ -60,7 +60,7 @@ def prompts():
 
 
 def head_inputs(**changes):
-    """The inputs of the head, off unless given."""
+    """The inputs of the head. A parameter that is not given has its off value."""
     return list((HEAD.inputs(2, VOCABULARY) | changes).values())
 
 

@@ -27,7 +27,7 @@ def run(*arguments, stdin: str = "") -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def run_in_process(capfd, monkeypatch):
-    """The same in this process, which is faster because torch is imported already."""
+    """Runs the command in this process, where torch is imported already. This is faster than a process of its own."""
 
     def run(*arguments, stdin: str = ""):
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))

@@ -1,4 +1,7 @@
-"""The token history of a program, the penalties that read it, and parameters that are None and so add no operator."""
+"""The token history of a program, the penalties that use the history, and parameters that are None.
+
+A parameter that is None adds no operator to the program.
+"""
 
 import executorch_mlx
 import pytest
@@ -39,7 +42,7 @@ def at(position):
 
 
 def tokens_of(length, first=100):
-    """Tokens [2, length] that are all different: `first`, `first + 1`, … and the same plus 1000."""
+    """Different tokens [2, length]: `first`, `first + 1`, … in one sequence, and the same plus 1000 in the other."""
     return torch.stack([torch.arange(first, first + length), torch.arange(first, first + length) + 1000])
 
 
@@ -138,7 +141,7 @@ class Step(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def steps():
-    """The step, eager and exported. Each has its own history."""
+    """The step in eager torch and as an exported program. Each of the two has its own history."""
     sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
     arguments = (torch.tensor([[3, 1]]), at(0), *map(torch.tensor, (1.0, 0, 1.0, 0.0, 0.0)))
     lowered = lower(Step(), arguments, dynamic_shapes=({1: sequence}, *[None] * 6))

@@ -1,4 +1,4 @@
-"""The table of sampling parameters against the signatures and the documentation that repeat it."""
+"""Compares the table of sampling parameters with the signatures and the documentation that repeat its contents."""
 
 import inspect
 import re

@@ -34,7 +34,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Result:
-    """`error` is the largest difference, relative to the largest output; `report` explains what is not delegated."""
+    """The outcome. `error` is the largest difference, relative to the largest output. `report` comes from `explain()`."""
 
     delegates: int
     host: list[str]

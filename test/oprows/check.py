@@ -1,4 +1,4 @@
-"""Run a lowered op row and compare the results with eager torch."""
+"""Runs a lowered op row and compares the results with eager torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Failure(AssertionError):
-    """An op row fails: something was not delegated, or a result is wrong."""
+    """Raised if an op row fails: something was not delegated, or a result is wrong."""
 
 
 def pytest_function(rows: Sequence[OpRow]):
-    """The pytest test function of a file of op rows."""
+    """Returns the pytest test function for the op rows of a file."""
     import pytest
 
     from .lowering import lower
@@ -30,7 +30,7 @@ def pytest_function(rows: Sequence[OpRow]):
 
 
 def run_in_process(row: OpRow, lowered: Lowered) -> None:
-    """Run in ExecuTorch's Python runtime and compare."""
+    """Run a lowered op row in ExecuTorch's Python runtime and compare the results. Raises Failure."""
     from executorch_mlx import Runtime
 
     program = Runtime.get().load_program(lowered.pte)
@@ -42,7 +42,10 @@ def run_in_process(row: OpRow, lowered: Lowered) -> None:
 def compare(
     row: OpRow, call: int, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> None:
-    """Compare number, dtype, shape and values of the outputs, and the signs of zeros if the op row says so."""
+    """Compare the number, dtypes, shapes and values of the outputs. Raises Failure if they differ.
+
+    The signs of zeros are compared too if the op row has `signed_zero`.
+    """
     if len(actual) != len(expected):
         raise Failure(f"call {call}: got {len(actual)} outputs, expected {len(expected)}")
     for i, (a, e) in enumerate(zip(actual, expected)):
@@ -53,6 +56,7 @@ def compare(
 
 
 def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:
+    """Describes how the actual output `a` differs from the expected output `e`. None if they agree."""
     if a.dtype != e.dtype or a.shape != e.shape:
         return f"got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
     a, e = _comparable(a), _comparable(e)
@@ -72,7 +76,7 @@ def _difference(row: OpRow, a: torch.Tensor, e: torch.Tensor) -> str | None:
 
 
 def _comparable(t: torch.Tensor) -> torch.Tensor:
-    """torch cannot compare uint16 and uint32 tensors."""
+    """Returns `t` in a dtype that torch can compare: torch cannot compare uint16 and uint32 tensors."""
     return t.to(torch.int64) if t.dtype in (torch.uint16, torch.uint32) else t
 
 

@@ -1,4 +1,4 @@
-"""Compare the types that the inspector infers with the types that a program declares."""
+"""Compares the types that the inspector infers with the types that a program declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ NO_RULE = {ir.ScanNode, ir.WhileNode, ir.MetalKernelNode}  # infer_types handles
 
 
 def problems(graph: ir.MLXGraph) -> list[str]:
-    """Describe each instruction of the main chain that has no type rule, or whose rule is wrong."""
+    """Returns a message for each instruction that has no type rule, and for each whose type rule is wrong.
+
+    A wrong rule is found only in the main chain.
+    """
     declared = {tid: declared_type(meta) for tid, meta in enumerate(graph.tensor_meta)}
     found = []
     for typed in infer_types(graph):
@@ -20,7 +23,7 @@ def problems(graph: ir.MLXGraph) -> list[str]:
         if typed.inferred and rule_of(op) is None and op not in NO_RULE:
             found.append(f"{op.NAME} has no type rule: add one for {op.TABLE.__name__} or {op.NAME} to {RULES}")
         if typed.instruction.chain != graph.main_chain_idx:
-            continue  # a loop stacks what its body writes to an output
+            continue  # a loop's body writes one slice at a time to an output, whose declared type is the whole stack
         for tid, inferred in typed.inferred.items():
             if tid in declared and not _agree(inferred, declared[tid]):
                 found.append(
@@ -31,7 +34,7 @@ def problems(graph: ir.MLXGraph) -> list[str]:
 
 
 def _agree(a: Type, b: Type) -> bool:
-    """Whether two types agree in what both of them know."""
+    """Whether two types have no contradiction in the parts that are known in both."""
     if a.dtype and b.dtype and a.dtype != b.dtype:
         return False
     if a.shape is None or b.shape is None:

@@ -1,4 +1,7 @@
-"""Inputs of op rows: shape, range of values, and optionally a dtype. Without one, the op row's dtypes apply in turn."""
+"""Inputs of op rows: each has a shape, a range of values, and optionally a dtype.
+
+An input without a dtype is made in each of the op row's dtypes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class Dyn:
 
 @dataclass(frozen=True)
 class Input:
-    """A recipe for a tensor. `fill(shape, dtype, generator)` makes the values; a `dtype` of None is the op row's."""
+    """A recipe for a tensor. `fill(shape, dtype, generator)` makes the values.
+
+    If `dtype` is None, the tensor is made in each of the op row's dtypes.
+    """
 
     shape: tuple[int | Dyn, ...]
     dtype: torch.dtype | None
@@ -58,7 +64,7 @@ class Input:
 
 
 def floats(*shape: int | Dyn, low: float = -3, high: float = 3, dtype=None) -> Input:
-    """Uniform in [low, high). Whole numbers if the dtype is an integer, random bools if it is bool."""
+    """Uniform values in [low, high): whole numbers if the dtype is an integer, and random bools if it is bool."""
 
     def fill(shape, dtype, generator):
         if dtype == torch.bool:
@@ -77,7 +83,7 @@ def ints(*shape: int | Dyn, low: int = -9, high: int = 9, dtype=i64) -> Input:
 
 
 def indices(*shape: int | Dyn, below: int, low: int = 0) -> Input:
-    """int64 in [low, below)."""
+    """Uniform int64 values in [low, below)."""
     return ints(*shape, low=low, high=below)
 
 
@@ -86,8 +92,10 @@ def bools(*shape: int | Dyn) -> Input:
 
 
 def spread(*shape: int, dtype=None) -> Input:
-    """Distinct whole numbers in random order, for operators that need values without ties. Up to 128 elements stay
-    distinct in every dtype."""
+    """Distinct whole numbers in random order, for operators that need values without ties.
+
+    Up to 128 elements, the values are distinct in every dtype.
+    """
 
     def fill(shape, dtype, generator):
         count = torch.Size(shape).numel()
@@ -97,7 +105,7 @@ def spread(*shape: int, dtype=None) -> Input:
 
 
 def data(values, dtype=None) -> Input:
-    """These values. Without a `dtype`, whole numbers are int64 and bools are bool."""
+    """The given values. Without a `dtype`, whole numbers are int64, and floats have the op row's dtypes."""
     kind = torch.tensor(values)
     shape = tuple(kind.shape)
     if dtype is None and not kind.is_floating_point():
@@ -124,12 +132,12 @@ def edges(*, dtype=None, zeros: bool = True) -> Input:
 
 
 def edge_column(**options) -> Input:
-    """`edges` of shape [n, 1]. Broadcast with `edge_row` it gives every pair of edge values."""
+    """The values of `edges` in shape [n, 1]. Broadcast against `edge_row`, they give every pair of edge values."""
     return _reshaped(edges(**options), (-1, 1))
 
 
 def edge_row(**options) -> Input:
-    """`edges` of shape [1, n]."""
+    """The values of `edges` in shape [1, n]."""
     return _reshaped(edges(**options), (1, -1))
 
 

@@ -1,4 +1,4 @@
-"""Export and lower an op row, and check that all of it is delegated."""
+"""Exports and lowers an op row, and checks that all of the program is delegated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered op row. `calls`: (inputs, expected outputs) of each call. `graphs`: the delegate payloads."""
+    """A lowered op row. `calls` has the inputs and the expected outputs of each call. `graphs` has the MLX programs."""
 
     pte: bytes
     calls: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
@@ -34,7 +34,11 @@ class Lowered:
 
 
 def lower(row: OpRow) -> Lowered:
-    """Export and lower. Raises `Failure` if a part is not delegated or an expected IR node is missing."""
+    """Export and lower an op row, and compute the expected outputs in eager torch.
+
+    Raises `Failure` if a part of the program is not delegated, an expected IR node is missing, or a type is inferred
+    wrongly.
+    """
     module = row.module().eval()
     eager = copy.deepcopy(module)
     calls = []
@@ -73,7 +77,8 @@ def _lower(module: torch.nn.Module, row: OpRow):
     with torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
     partitioner = MLXPartitioner(allow_extensions=row.allow_extensions)
-    # The verifier takes the first tensor of an operator's list for the list, and so fixes its first dimension.
+    # The composite of a `traced` op row takes a list of tensors. The verifier mistakes the first tensor for the list,
+    # and makes the first dimension of that tensor static.
     verified = row.verified and not row.traced
     config = EdgeCompileConfig(_check_ir_validity=verified)
     manager = to_edge_transform_and_lower(
@@ -83,7 +88,7 @@ def _lower(module: torch.nn.Module, row: OpRow):
 
 
 def host_calls(manager) -> list[str]:
-    """The names of the operators that are not delegated."""
+    """Returns the names of the operators that are not delegated, one for each call."""
     targets = [
         getattr(n.target, "__name__", str(n.target))
         for n in manager.exported_program().graph.nodes
@@ -113,7 +118,7 @@ def _check_delegation(row: OpRow, manager, partitioner: MLXPartitioner) -> None:
 
 @contextmanager
 def lowered_targets() -> Iterator[set[str]]:
-    """Yields the set of the targets whose handlers are called in the context."""
+    """A context manager. Yields a set, to which the target of each handler is added that is called in the context."""
     called: set[str] = set()
     original = dict(REGISTRY.handlers)
 
@@ -130,7 +135,7 @@ def lowered_targets() -> Iterator[set[str]]:
 
 
 def target_name(target) -> str:
-    """The name of a target, as in `OpRow.target`."""
+    """Returns the name of a target, as in `OpRow.target`."""
     if isinstance(target, str):
         return target
     if isinstance(target, torch._ops.OpOverload):
@@ -142,7 +147,7 @@ def target_name(target) -> str:
 
 @contextmanager
 def _as_composite(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yields a module that calls a composite operator defined by `module`, which lowering traces."""
+    """A context manager. Yields a module that calls a composite operator, whose torch function is `module`."""
     name = f"composite_{next(_serial)}"
     _LIBRARY.define(f"{name}(Tensor[] tensors) -> Tensor[]")
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .inputs import FLOATS, Input
 
-# Relative and absolute tolerance. In half precision the relative one is two units in the last place.
+# The relative and the absolute tolerance. In half precision, the relative tolerance is two units in the last place.
 TOLERANCE = {
     torch.float32: (1e-5, 1e-5),
     torch.float16: (2e-3, 6e-4),
@@ -24,7 +24,7 @@ TOLERANCE = {
 
 @dataclass(frozen=True)
 class OpRow:
-    """A test of one operator. `row` makes one and documents the fields.
+    """A test of one operator. The function `row` makes an OpRow and documents the fields.
 
     The exported program calls `fn` with each of `cases` in each of `dtypes`, and with each of `once` in the first
     dtype only. The results of all calls are the outputs of the program.
@@ -46,7 +46,10 @@ class OpRow:
 
     @property
     def target(self) -> str | None:
-        """The target that must be lowered, as in "aten.exp.default". None if the name begins with "program/"."""
+        """The name of the target that must be lowered, such as "aten.exp.default".
+
+        None if the name of the op row begins with "program/".
+        """
         name = self.name.split("/")[0]
         if name == "program":
             return None
@@ -60,14 +63,14 @@ class OpRow:
 
     @property
     def slug(self) -> str:
-        """The name as a folder name."""
+        """The name of the op row, with all characters replaced that a folder name should not have."""
         return "".join(c if c.isalnum() or c in ".-_" else "_" for c in self.name)
 
     def __str__(self) -> str:
         return self.name
 
     def recipes(self) -> Iterator[tuple[Input, torch.dtype]]:
-        """The inputs of the program in order: dtype by dtype, case by case."""
+        """Yields the recipe and the dtype of each input of the program, in order: dtype by dtype, case by case."""
         for i, dtype in enumerate(self.dtypes):
             for leaf in pytree.tree_leaves(self.cases_for(i)):
                 if isinstance(leaf, Input):
@@ -83,7 +86,7 @@ class OpRow:
         return tuple(recipe.make(dtype, call, generator) for recipe, dtype in self.recipes())
 
     def dynamic_shapes(self) -> tuple | None:
-        """The argument of `torch.export.export`."""
+        """The argument `dynamic_shapes` of `torch.export.export`."""
         dims = {d.name: d.dim for r, _ in self.recipes() for d in r.dynamic.values()}
         if not dims:
             return None
@@ -103,7 +106,7 @@ class OpRow:
         return any(op.OP_TYPE >= ir.FIRST_EXTENSION for op in ir.OPS.values() if op.NAME in self.nodes)
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Relative and absolute tolerance."""
+        """The relative and the absolute tolerance for results of `dtype`."""
         factor = self.loose if dtype == torch.float32 else self.loose_half
         rtol, atol = TOLERANCE[dtype]
         return factor * rtol, factor * atol
@@ -148,28 +151,28 @@ def row(
     signed_zero: bool = True,
     nodes: Sequence[str] = (),
 ) -> OpRow:
-    """An op row: export, lower, run and compare with eager torch.
+    """Makes an op row. The test exports, lowers and runs calls of an operator and compares with eager torch.
 
     Args:
-        name: the overload, then optionally "/" and a variant. "exp" is `aten.exp.default`, "sum.dim_IntList" an
-            overload of ATen, "mlx::sample" one of another library. "operator.add" and "higher_order.cond" name
-            Python operators; "program/..." names no operator.
+        name: the overload, then optionally "/" and a variant. "exp" is `aten.exp.default`, "sum.dim_IntList" is another
+            overload of ATen, and "mlx::sample" is an overload of another library. "operator.add" and
+            "higher_order.cond" name Python operators. "program/..." names no operator.
         arguments: the arguments of the call. An `Input` stands for a tensor. A function or module as first argument
             is called in place of the overload.
-        cases: tuples of arguments, one for each further call.
-        once: like `cases`, but the calls are made in the first dtype only.
-        dtypes: the dtypes of the inputs that have none of their own; every case runs in each.
+        cases: tuples of arguments, one for each further call of the operator.
+        once: like `cases`, but these calls are made in the first dtype only.
+        dtypes: the dtypes of the inputs that have no dtype of their own. Every case runs in each of these dtypes.
         loose: the factor by which the float32 tolerance is multiplied.
-        loose_half: the same for float16 and bfloat16.
-        calls: how many times the loaded program runs, each time with new inputs; by default once for each size of
+        loose_half: the factor by which the tolerances of float16 and bfloat16 are multiplied.
+        calls: how many times the exported program runs, each time with new inputs; by default once for each size of
             the dynamic extents.
-        traced: reach the operator by tracing a composite, because export would replace it by another operator.
-        host: why part of the program is not delegated. None: all of it is.
+        traced: call the operator in a composite, which lowering traces. Export would replace the operator by another.
+        host: the reason why part of the program is not delegated, or None if all of it must be delegated.
         verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
-            integers, operators that promote dtypes and operators outside core ATen, and makes a dynamic first
+            integers, operators that promote dtypes and operators outside core ATen. It also makes a dynamic first
             dimension static where an operator returns a list. A `traced` op row is never verified.
-        signed_zero: compare the signs of zeros.
-        nodes: IR nodes that the program must contain. Naming an extension allows extensions.
+        signed_zero: whether the signs of zeros are compared.
+        nodes: IR nodes that the program must contain. If one of them is an extension, extensions are allowed.
     """
     if arguments and callable(arguments[0]) and not isinstance(arguments[0], Input):
         fn, *arguments = arguments

@@ -1,4 +1,4 @@
-"""Run an op row in the C++ program `op_test_runner`."""
+"""Runs an op row in the C++ program `op_test_runner`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _TIMEOUT = 120  # seconds
 
 
 def run_in_runner(row: OpRow) -> None:
-    """Lower, run and compare. Leaves model.pte, inputs, expected and actual outputs in build/op_tests/<op row>."""
+    """Lower an op row, run it and compare the results. Raises Failure.
+
+    The files stay in build/op_tests/<op row>: model.pte, the inputs, and the expected and actual outputs.
+    """
     folder = FOLDER / row.slug
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

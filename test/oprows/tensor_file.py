@@ -1,4 +1,4 @@
-"""Read and write tensor files in the format of `op_test_runner.cpp`."""
+"""Reads and writes tensor files, whose format `op_test_runner.cpp` explains."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def write_all(folder: Path, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def read_all(folder: Path) -> list[torch.Tensor]:
-    """Read 0.tensor, 1.tensor, …."""
+    """Read 0.tensor, 1.tensor, … in `folder`."""
     count = len(list(folder.glob("*.tensor")))
     return [read(folder / f"{i}.tensor") for i in range(count)]

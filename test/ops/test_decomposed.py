@@ -1,4 +1,4 @@
-"""Operators that lower by decomposition, and cumulative operators."""
+"""Operators that are lowered by decomposition, and cumulative operators."""
 
 import torch
 import torch.nn.functional as F

@@ -77,7 +77,7 @@ test_op_row = pytest_function(ROWS)
 
 
 def test_while_loop_needs_extensions():
-    """Without them there is no program to run, because ExecuTorch has no while_loop either."""
+    """Without extensions, a program with a while_loop cannot run, because ExecuTorch has no kernel for while_loop."""
     partitioner = MLXPartitioner()
     program = torch.export.export(Halve(), (torch.ones(3),))
     to_edge_transform_and_lower(program, partitioner=[partitioner])

@@ -69,7 +69,7 @@ def modes(name, layer, *inputs):
         yield row(f"mlx::{name}/{mode}", layer(*operands, **packing), *inputs, dtypes=(f32,), loose=3)
 
 
-# The first op rows quantize values that are not constants: they lower to arithmetic.
+# The first op rows quantize values that are not constants. Their dequantization is lowered to arithmetic.
 ROWS = [
     row("torchao::dequantize_affine", groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
@@ -89,7 +89,7 @@ ROWS = [
     *modes("quantized_matmul", MLXLinear, floats(3, 64)),
     row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
         indices(2, 3, below=6), cases=[(indices(below=6),)]),
-    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), scale=8.5, **AFFINE),
+    row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), factor=8.5, **AFFINE),
         indices(Dyn("n", 3), below=6), dtypes=(f32,)),
     *modes("quantized_embedding", MLXEmbedding, indices(3, below=6)),
     row("mlx::gathered_quantized_matmul", MLXExperts(*packed(4, 6, 64), **AFFINE),

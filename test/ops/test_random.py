@@ -1,4 +1,4 @@
-"""mlx::random_bits. `test/test_random_bits.py` compares it with libmlx."""
+"""mlx::random_bits. `test/custom_ops/test_random_bits.py` compares the operator with libmlx."""
 
 import torch
 from executorch_mlx import Runtime

@@ -45,7 +45,7 @@ def exists(module: tuple[str, ...]) -> bool:
 
 
 def imports(file: Path, source: str | None = None) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(line, module) of every import from this package, also inside functions."""
+    """The line and the module of every import from this package, also of imports inside functions."""
     package = module_of(file) if file.name == "__init__.py" else module_of(file)[:-1]
     for node in ast.walk(ast.parse(source if source is not None else file.read_text())):
         if isinstance(node, ast.Import):

@@ -92,7 +92,7 @@ def test_openblas_is_found_beside_the_package(site, tmp_path, has_openblas, name
 
 
 def test_installed_runner_starts(site):
-    """It reports the missing MODEL argument."""
+    """Called without arguments, the program reports that the argument MODEL is missing."""
     runner = site / "executorch_mlx" / "bin" / "mlx_llm_runner"
     done = subprocess.run([runner], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr

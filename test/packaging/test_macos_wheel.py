@@ -31,7 +31,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory) -> Path:
-    """The site-packages folder of a Mac: our wheel unpacked beside executorch and mlx."""
+    """The site-packages folder of a Mac: the wheel of this project, unpacked beside the wheels of executorch and mlx."""
     site = tmp_path_factory.mktemp("site-packages")
     zipfile.ZipFile(wheel).extractall(site)
     for name in ("executorch", "mlx"):

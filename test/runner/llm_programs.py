@@ -90,7 +90,7 @@ def export(
 
 
 def successor(self, tokens, input_pos, **_):
-    """The last token + 1."""
+    """A rule: returns the last token plus 1."""
     return (tokens[:, -1] + 1) % 256
 
 
@@ -106,12 +106,12 @@ def scripted(script: bytes) -> dict:
 
 
 def seeded(self, tokens, input_pos, *, seed, **_):
-    """The lowest byte of the seed."""
+    """A rule: returns the lowest byte of the seed."""
     return (seed & 255).reshape(1)
 
 
 def digits_of_parameters(self, tokens, input_pos, *, temperature, top_p, top_k, min_p, **_):
-    """The token `1000 * temperature + 100 * top_p + 10 * min_p + top_k`, with the first three in tenths."""
+    """A rule: returns `1000 * temperature + 100 * top_p + 10 * min_p + top_k`, with the first three in tenths."""
     digits = [torch.round(value * 10).to(torch.int64) for value in (temperature, top_p, min_p)]
     return (digits[0] * 1000 + digits[1] * 100 + digits[2] * 10 + top_k).reshape(1)
 

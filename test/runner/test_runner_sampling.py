@@ -138,7 +138,7 @@ def test_more_prompts_than_the_batch_size_are_an_error(run, full):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_host_samples_from_logits_of_every_dtype(run, tmp_path, dtype):
-    """The most likely token is the last token + 1. The one after it is second."""
+    """The most likely token is the last token plus 1, and the second most likely is the last token plus 2."""
 
     def logits(self, tokens, input_pos, **_):
         distance = torch.arange(256) - (tokens[:, -1:] + 1) % 256

@@ -32,7 +32,7 @@ def program(layers=(0,), dtype=torch.float32, kv_dtype=None, out_dtype=None, com
 
 
 class Reference:
-    """Attention over all keys and values. A query attends to `window` positions, its own included."""
+    """Attention over all keys and values, in torch. A query attends to the last `window` positions, up to its own."""
 
     def __init__(self, window=1 << 30):
         self.k = self.v = None

@@ -1,4 +1,4 @@
-"""flatc and both schemas, which the tests compare the wire format with."""
+"""Fixtures: flatc and both schemas, with which the tests compare the wire format."""
 
 import importlib.util
 import json

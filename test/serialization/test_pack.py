@@ -1,4 +1,4 @@
-"""Values that pack.py refuses, payloads that read.py refuses, and a golden program of version 1."""
+"""Values that pack.py rejects, payloads that read.py rejects, and a golden program of version 1."""
 
 import random
 from pathlib import Path

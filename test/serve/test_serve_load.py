@@ -34,7 +34,7 @@ def resident_bytes() -> int:
 
 
 async def stream(client: openai.AsyncOpenAI, number: int) -> str | None:
-    """The text of stream `number`. Odd ones disconnect after three chunks and return None."""
+    """Returns the text of stream `number`. If it is odd, the client disconnects after three chunks: returns None."""
     disconnects = number % 2 == 1
     chunks = await client.completions.create(
         model=NAME,
@@ -76,7 +76,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
             assert len(server.generations) == COUNT and len(dropped) == COUNT // 2
             assert all(3 <= len(g.tokens) < small_llm.CONTEXT - 10 for g in dropped)
             threads.append(threading.active_count())
-            # The server holds no answer any more.
+            # The server has released all answers.
             answers = [weakref.ref(generation) for generation in server.generations]
             server.generations.clear()
             del dropped

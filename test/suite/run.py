@@ -5,7 +5,7 @@
     python test/suite/run.py --suite models        # torchvision and torchaudio models
     python test/suite/run.py --read build/backend_suite_operators.jsonl
 
-Exits with 1 if a subtest of the MLX flow failed, or if it ran none.
+Exits with 1 if a subtest of the MLX flow failed, or if the MLX flow ran no subtest.
 """
 
 from __future__ import annotations

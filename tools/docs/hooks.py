@@ -2,9 +2,9 @@
 
 - `PAGES`: Markdown files elsewhere in the repository that have a place in the navigation.
 - A link to any other file of the repository leads to a page that shows the file.
-- `<!-- include: PATH -->` is replaced by that file, as a code block.
+- `<!-- include: PATH -->` is replaced by the contents of the file PATH, as a code block.
 
-A link to a file that does not exist stays as it is, and MkDocs reports it.
+A link to a file that does not exist is not changed, and MkDocs reports the link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGES = {
 }
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
 
-# Fenced blocks, then inline code: links in them are text.
+# Matches fenced blocks and inline code, in which links are not links but text.
 _CODE = re.compile(r"^ *(`{3,}).*?^ *\1[^\n]*$|(`+)(?!`).+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 _INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
@@ -36,7 +36,7 @@ _sources: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Let mkdocstrings find backends/mlx under the name that it is imported by."""
+    """Make mkdocstrings find backends/mlx as `executorch_mlx`, the name under which it is imported."""
     package = ROOT / "build" / "docs-package" / "executorch_mlx"
     package.parent.mkdir(parents=True, exist_ok=True)
     if not package.is_symlink():
@@ -67,14 +67,17 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the pages of files outside docs/, and insert included files."""
+    """Change links to files outside docs/ into links to the pages of these files, and insert included files.
+
+    Returns the new Markdown of the page.
+    """
     uri = page.file.src_uri
     markdown = outside_code(markdown, lambda text: _LINK.sub(lambda link: site_link(uri, link[0]), text))
     return _INCLUDE.sub(lambda include: fenced(include[1]), markdown)
 
 
 def outside_code(markdown: str, replace: Callable[[str], str]) -> str:
-    """`markdown` with `replace` applied to everything but code."""
+    """Return `markdown`, with `replace` applied to everything but code."""
     parts, end = [], 0
     for code in _CODE.finditer(markdown):
         parts += [replace(markdown[end : code.start()]), code[0]]
@@ -89,7 +92,7 @@ def add_target(page: str, link: str, add: Callable[[str], None]) -> str:
 
 
 def site_link(page: str, link: str) -> str:
-    """`link` of `page` within the site."""
+    """Return the link within the site that takes the place of `link` on the page `page`."""
     target = repository_path(page, link)
     if target is None:
         return link
@@ -98,7 +101,10 @@ def site_link(page: str, link: str) -> str:
 
 
 def repository_path(page: str, link: str) -> str | None:
-    """The file of the repository that `link` of `page` leads to; of a folder, its README.md."""
+    """Return the file of the repository to which `link` on the page `page` leads, or None if it leads elsewhere.
+
+    For a link to a folder, the file is the README.md of the folder.
+    """
     path = link.partition("#")[0]
     if not path or re.match(r"[a-z][a-z0-9+.-]*:", path):
         return None
@@ -110,7 +116,7 @@ def repository_path(page: str, link: str) -> str | None:
 
 
 def page_of(path: str) -> str:
-    """The page, or the file of the site, for a file of the repository."""
+    """Return the page of the site that shows a file of the repository."""
     if path in PAGES:
         return PAGES[path]
     if path.startswith("docs/"):

@@ -1,4 +1,4 @@
-"""Writes docs/operators.md: the operators that lower, by family, from the registry.
+"""Writes docs/operators.md: the supported operators by family, from the registry.
 
     python tools/docs/operators.py          # after a change in ops/ or patterns/
     python tools/docs/operators.py --check  # exit status 1 if the committed page differs
@@ -28,25 +28,26 @@ INTRODUCTION = """\
 
 <!-- Written by tools/docs/operators.py. Do not edit. -->
 
-{operators} operators with {overloads} overloads lower to MLX: each has a handler that emits instructions, or a torch
-function that is traced. Operators that `torch.export` decomposes into these lower as well. All others run on
-ExecuTorch's own kernels; [Undelegated nodes](undelegated-nodes.md) tells how to find them in a model.
+{operators} operators with {overloads} overloads can be delegated to MLX. Each of them has a handler that emits
+instructions, or a torch function that is traced. Operators that `torch.export` decomposes into these can be delegated
+too. All other operators run on ExecuTorch's own kernels. [Undelegated nodes](undelegated-nodes.md) explains how to find
+such operators in a model.
 
-Operators are ATen's unless a namespace says otherwise. Dtypes are bool, int8 to int64, uint8 to uint64, float16,
-bfloat16 and float32. Dimensions may be dynamic. *Declined* lists the cases that a handler refuses, as `explain()`
-reports them; `…` stands for a value.
+An operator without a namespace is an ATen operator. The supported dtypes are bool, int8 to int64, uint8 to uint64,
+float16, bfloat16 and float32. Dimensions may be dynamic. *Declined* lists the reasons for which a handler declines a
+node, as `explain()` reports them; `…` stands for a value.
 """
 
 EXTENSIONS = """\
 ## Extensions
 
-ExecuTorch's own MLX delegate lacks these IR nodes. An operator that needs one lowers with
-`MLXPartitioner(allow_extensions=True)` only: {}.
+ExecuTorch's own MLX delegate lacks these IR nodes: {}. An operator that needs one of them is delegated only with
+`MLXPartitioner(allow_extensions=True)`.
 """
 
 
 def registered() -> dict[str, list]:
-    """Family → its targets, in the order of registration."""
+    """Import all families, and return a map from each family to its targets in the order of their registration."""
     families: dict[str, list] = defaultdict(list)
     prefix = f"{executorch_mlx.__name__}.ops."
     add = REGISTRY.add
@@ -68,7 +69,7 @@ def registered() -> dict[str, list]:
 
 
 def name_of(target) -> tuple[str, str]:
-    """The name of an operator, without `aten`, and its overload."""
+    """Return the name of an operator, without the namespace `aten`, and the name of the overload."""
     if isinstance(target, (torch._ops.OpOverload, str)):
         namespace, name, overload = str(target).split(".")
         return name if namespace == "aten" else f"{namespace}::{name}", overload
@@ -78,13 +79,16 @@ def name_of(target) -> tuple[str, str]:
 
 
 def listing(targets: list) -> str:
-    """Operators in alphabetical order, ATen's first; the overload follows the name unless it is the default one."""
+    """Return the operators as Markdown, in alphabetical order with ATen operators first.
+
+    The name of the overload follows the name of the operator, except for the default overload.
+    """
     names = sorted(map(name_of, targets), key=lambda n: ("::" in n[0], "." in n[0], n[0].lstrip("_"), n[1]))
     return ", ".join(f"`{name}`" if overload in ("", "default") else f"`{name}.{overload}`" for name, overload in names)
 
 
 def declined(family: str) -> list[str]:
-    """The reasons in the family's source, with … for what is filled in."""
+    """Return the reasons for which the family's handlers raise `Unsupported`, with … in place of inserted values."""
     reasons = []
     for node in ast.walk(ast.parse((PACKAGE / "ops" / f"{family}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unsupported":
@@ -95,7 +99,7 @@ def declined(family: str) -> list[str]:
 
 
 def summary(module: str) -> str:
-    """The first sentence of a module's docstring."""
+    """Return the first sentence of a module's docstring."""
     text = ast.get_docstring(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8")))
     return re.split(r"(?<=[^.]\.) (?=[A-Z])", " ".join(text.split("\n\n")[0].split()))[0]
 
@@ -111,7 +115,7 @@ def page() -> str:
         if reasons := declined(family):
             lines += ["", "Declined:", "", *(f"- {reason}" for reason in reasons)]
         lines.append("")
-    lines += ["## Patterns", "", "Several nodes that lower to one instruction, or to a few:", ""]
+    lines += ["## Patterns", "", "Patterns lower several nodes together, to one instruction or a few:", ""]
     lines += ["| pattern | |", "|---|---|"]
     for file in sorted((PACKAGE / "patterns").glob("[a-z]*.py")):
         lines.append(f"| `{file.stem}` | {summary(f'patterns/{file.stem}').replace('|', chr(92) + '|')} |")

@@ -35,7 +35,10 @@ OLDEST_LINKER, NEWEST_LINKER = 19, 30  # versions of LLVM; 19 is tested
 
 
 def linker() -> str | None:
-    """The path of ld64.lld, which Debian installs with or without a version in the name."""
+    """Returns the path of ld64.lld, or None if there is none of a supported version.
+
+    Debian installs the program with or without the version in its name.
+    """
     for name in ("ld64.lld", *(f"ld64.lld-{version}" for version in range(NEWEST_LINKER, OLDEST_LINKER - 1, -1))):
         if path := shutil.which(name):
             version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
@@ -46,7 +49,7 @@ def linker() -> str | None:
 
 
 def missing_tool() -> str | None:
-    """What this machine lacks for the build, with the package that contains it."""
+    """Returns a message about a tool that the build needs and this machine lacks, or None if all tools are there."""
     if not linker():
         return f"ld64.lld {OLDEST_LINKER} or newer not found (Debian and Ubuntu: apt-get install lld-19)"
     if not shutil.which("flatc"):
@@ -55,7 +58,7 @@ def missing_tool() -> str | None:
 
 
 def build_wheel(out: Path) -> Path:
-    """Builds the wheel in the folder `out` and returns its path. Later calls build only what changed."""
+    """Builds the wheel in the folder `out` and returns its path. Later calls compile only what has changed since."""
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:  # parallel tests may call this at once
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Reads Mach-O files, the libraries and programs of macOS: what a file imports and exports, and its signature.
+"""Reads Mach-O files, the format of libraries and programs of macOS: imports, exports and the signature of a file.
 
-Covers 64-bit arm64 files. The formats are those of Apple's headers <mach-o/loader.h>, <mach-o/nlist.h>,
-<mach-o/fixup-chains.h> and <kern/cs_blobs.h>; names in capitals are taken from there.
+Only files for 64-bit arm64 are supported. Apple's headers <mach-o/loader.h>, <mach-o/nlist.h>, <mach-o/fixup-chains.h>
+and <kern/cs_blobs.h> define the formats. The names in capitals below are from these headers.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ LC_DYLD_CHAINED_FIXUPS = 0x80000034
 LC_RPATH = 0x8000001C
 LC_LOAD_LIBRARY = {0xC, 0x80000018, 0x8000001F, 0x80000023}  # LOAD, LOAD_WEAK, REEXPORT and LOAD_UPWARD of a DYLIB
 
-# Header flags: dyld merges the file's weak symbols with those of other files.
+# Flags in the header of a file. With one of them, macOS's loader dyld merges the file's weak symbols with those of
+# other files.
 MH_WEAK_DEFINES = 0x8000
 MH_BINDS_TO_WEAK = 0x10000
 
@@ -32,7 +33,7 @@ CS_ADHOC = 0x2
 class Import:
     name: str
     library: str | None
-    """The library that the symbol must come from. None: dyld searches several."""
+    """The library from which the symbol must come. None if dyld searches several libraries."""
 
 
 @dataclass
@@ -45,9 +46,9 @@ class MachO:
     symbol_imports: list[Import] = field(default_factory=list)
     """Undefined symbols of the symbol table."""
     imports: list[Import] = field(default_factory=list)
-    """The chained imports, which dyld reads. Files with the older opcodes have none."""
+    """The chained imports, which dyld reads. A file that has dyld's older opcodes instead has no chained imports."""
     exports: dict[str, int] = field(default_factory=dict)
-    """Flags by symbol."""
+    """The flags of each exported symbol, by name."""
 
 
 def read(path: Path) -> MachO:
@@ -77,7 +78,7 @@ def read(path: Path) -> MachO:
 
 
 def signature_errors(path: Path) -> list[str]:
-    """Checks the ad-hoc signature, without which macOS on arm64 ends a process. Returns what is wrong."""
+    """Checks the ad-hoc signature, without which macOS on arm64 ends a process. Returns a message for each error."""
     data = path.read_bytes()
     signatures = [at for command, at, _ in _load_commands(data, path) if command == LC_CODE_SIGNATURE]
     if len(signatures) != 1:
@@ -115,7 +116,7 @@ def _page_errors(data: bytes, signature: int, directory: int) -> list[str]:
 
 
 def _load_commands(data: bytes, path: Path) -> list[tuple[int, int, int]]:
-    """(command, offset, size) of each load command."""
+    """Returns (command, offset, size) for each load command. Raises ValueError if the file is not for 64-bit arm64."""
     magic, cpu = struct.unpack_from("<II", data, 0)
     if (magic, cpu) != (0xFEEDFACF, 0x0100000C):
         raise ValueError(f"{path}: got magic {magic:#x} and CPU {cpu:#x}, expected a 64-bit Mach-O file for arm64")
@@ -133,12 +134,15 @@ def _string(data: bytes, at: int) -> str:
 
 
 def _command_string(data: bytes, at: int) -> str:
-    """The string of a load command, whose first field is its offset."""
+    """Returns the string of the load command at `at`. The first field of the command is the offset of the string."""
     return _string(data, at + struct.unpack_from("<I", data, at + 8)[0])
 
 
 def _import(name: str, ordinal: int, libraries: list[str]) -> Import:
-    """`ordinal` counts the libraries from 1. Zero and the highest values have special meanings."""
+    """Returns the import of symbol `name`. `ordinal` counts the libraries from 1.
+
+    If `ordinal` is 0 or one of the highest values, which have special meanings, the library is None.
+    """
     return Import(name, libraries[ordinal - 1] if 0 < ordinal <= len(libraries) else None)
 
 
@@ -165,7 +169,7 @@ def _chained_imports(data: bytes, at: int, libraries: list[str]) -> list[Import]
 
 
 def _exports(data: bytes, start: int, size: int) -> dict[str, int]:
-    """The exports, stored as a tree in which each edge adds characters to a name."""
+    """Returns the exports. The file stores them as a tree, in which each edge adds characters to a name."""
     found, todo = {}, [(0, b"")] if size else []
     while todo:
         node, name = todo.pop()

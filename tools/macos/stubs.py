@@ -1,6 +1,7 @@
-"""Writes text stubs of macOS's system libraries: lists of their symbols, in the place of Apple's SDK.
+"""Writes stubs of macOS's system libraries, which take the place of Apple's SDK.
 
-A linker reads a stub as it reads the library. The format is TAPI's "tbd", version 4.
+A stub is a text file with a list of the library's symbols, against which a linker can link. The format is TAPI's "tbd",
+version 4.
 """
 
 import re
@@ -12,8 +13,8 @@ import macho
 LIBCXX = "/usr/lib/libc++.1.dylib"
 LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 
-# Symbols of libc++ that this project needs and the wheels do not import. Only what macOS 14 has belongs here: the
-# symbols that LLVM 16 lists for Apple in libcxx/lib/abi/*-apple-*.abilist. The linker names missing ones.
+# Symbols of libc++ that this project needs and the wheels do not import. Add a symbol only if macOS 14 has it: LLVM 16
+# lists the symbols for Apple in libcxx/lib/abi/*-apple-*.abilist. If a symbol is missing here, the linker names it.
 LIBCXX_ALSO = {
     "__ZNSt3__113basic_istreamIcNS_11char_traitsIcEEE4peekEv",  # std::istream::peek()
     "__ZNSt3__113basic_ostreamIcNS_11char_traitsIcEEElsEl",  # std::ostream::operator<<(long)
@@ -32,7 +33,10 @@ exports:
 
 
 def write_libcxx(stub: Path, wheel_libraries: Iterable[Path]) -> None:
-    """Lists the symbols that libraries of the macOS 14 wheels import from libc++: macOS 14 has these."""
+    """Writes a stub with the symbols that the libraries of the macOS 14 wheels import from libc++.
+
+    macOS 14 has all of these symbols, because the wheels run there.
+    """
     symbols = set(LIBCXX_ALSO)
     for library in wheel_libraries:
         symbols |= {each.name for each in macho.read(library).symbol_imports if each.library == LIBCXX}
@@ -40,10 +44,10 @@ def write_libcxx(stub: Path, wheel_libraries: Iterable[Path]) -> None:
 
 
 def write_libsystem(stub: Path, zig_stub: Path) -> None:
-    """Copies zig's stub of the C library without a CPU that LLVM 19 does not know."""
+    """Copies zig's stub of the C library, and removes a CPU from its list of targets that LLVM 19 does not know."""
     stub.write_text(re.sub(r"arm64e\.x1-\w+,?", "", zig_stub.read_text()))
 
 
 def symbols(stub: Path) -> set[str]:
-    """All names that a stub contains."""
+    """Returns all names that a stub contains, among them the symbols."""
     return set(re.findall(r"[\w$.]+", stub.read_text()))

@@ -1,4 +1,4 @@
-"""Turns the instructions of a `ProgramBuilder` into an `ir.MLXGraph` and its constants."""
+"""Turns the instructions of a `ProgramBuilder` into an `ir.MLXGraph` and the constants of the graph."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _SLOT_TYPES = {
 
 @dataclass
 class Program:
-    """A program, and by key the tensors to store in the named data of the `.pte`."""
+    """An MLX program. `constants` maps keys to the tensors that go to the named data of the `.pte`."""
 
     graph: ir.MLXGraph
     constants: dict[str, torch.Tensor]
 
 
 def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True) -> Program:
-    """Number the slots of a built program and convert it to the IR.
+    """Convert the program of `builder`, whose `build` has run, to the IR.
 
-    With `reuse_slots`, temporaries with disjoint lifetimes share a slot.
+    Removes dead instructions from `builder`, then numbers the slots. With `reuse_slots`, temporaries with disjoint
+    lifetimes share a slot.
     """
     drop_dead(builder)
     return _Assembler(builder, reuse_slots).assemble()
@@ -83,9 +84,9 @@ class _Assembler:
     # Slots -----------------------------------------------------------------------------------
 
     def _collect_slots(self) -> dict[Space, list[TensorSlot]]:
-        """The tensor slots by space: first those of the interface, then the others in order of use.
+        """Returns the tensor slots of each space: first the slots of the interface, then the others in order of use.
 
-        Numbers the value slots in passing.
+        Also numbers the value slots, in `self.vids`.
         """
         interface = self.builder.interface
         seen: dict[TensorSlot, None] = {}
@@ -99,13 +100,17 @@ class _Assembler:
         return {space: [s for s in seen if s.space == space] for space in Space}
 
     def _collect(self, slot: Any, seen: dict[TensorSlot, None]) -> None:
+        """Add a tensor slot to `seen`, or number a value slot."""
         if isinstance(slot, TensorSlot):
             seen.setdefault(slot)
         elif isinstance(slot, ValueSlot):
             self.vids.setdefault(slot, len(self.vids))
 
     def _named_slots(self) -> list[ir.NamedSlot]:
-        """Constants, inputs and buffers. Stores the initial values of buffers that do not start from zero."""
+        """Returns the slots with a name: constants, inputs and buffers.
+
+        Also adds the initial values of the buffers that do not start from zero to `self.constants`.
+        """
         named = []
         for slot in self.persistent:
             name = slot.name
@@ -126,7 +131,10 @@ class _Assembler:
     # Constants -------------------------------------------------------------------------------
 
     def _store_constants(self, slots: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
-        """Store the constants, equal tensors once. Maps each slot to the first slot with an equal tensor."""
+        """Add the tensors of `slots` to `self.constants`, equal tensors once, and name the stored slots by their keys.
+
+        Returns a map from each slot to the first slot with an equal tensor.
+        """
         first: dict[str, TensorSlot] = {}
         originals = {}
         for slot in slots:
@@ -160,7 +168,7 @@ class _Assembler:
         return emitted.op(**operands)
 
     def _operand(self, type_: str, value: Any) -> Any:
-        """`value` as a field of type `type_` in the schema."""
+        """Returns `value`, the value of a field, as the type `type_` of the schema."""
         if type_.startswith("["):
             return [self._operand(type_[1:-1], v) for v in value]
         if type_ == "Tid":
@@ -192,7 +200,7 @@ class _Assembler:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """The bytes of a contiguous tensor, without a copy."""
+    """Returns the bytes of a contiguous tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
     # A dimension of size 1 may have any stride, which `view` to a narrower dtype would not accept.
@@ -200,7 +208,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 def _key(name: str, tensor: torch.Tensor) -> str:
-    """The key of a tensor in the named data: `name` and a digest of dtype, shape and content.
+    """Returns the key of a tensor in the named data: `name` and a digest of dtype, shape and content.
 
     Tensors with equal keys are equal, also across the methods of a `.pte`.
     """

@@ -1,4 +1,4 @@
-"""The arguments of a call, by the names in its schema."""
+"""Maps the arguments of a call to the parameter names in the schema of its target."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from torch.fx import Node
 from .dtypes import SCALAR_TYPES
 from .registry import Unsupported, aten_target
 
-# Device and memory layout. Handlers do not see them: the runtime chooses the device, and all tensors are contiguous.
+# Arguments for the device and the memory layout. Handlers do not get these arguments: the runtime chooses the device,
+# and all tensors are contiguous.
 PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", "dim_order"}
 _CONTIGUOUS = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]:
-    """Argument name → slot, list of slots or Python value, with defaults filled in.
+    """Returns the arguments of a call by name. Missing arguments have their defaults.
 
-    Drops the arguments in `PLACEMENT` after a check. The arguments of a Python operator are named `a`, `b` and so on.
+    An argument is a slot, a list of slots or a Python value; `slot_of` gives the slot of an FX node. The arguments in
+    `PLACEMENT` are checked and left out. A target without a schema, such as `operator.add`, gets the names `a`, `b` and
+    so on. A higher-order operator, such as `cond`, gets a list of its positional arguments under the name `arguments`.
+
+    Raises `Unsupported` if an argument in `PLACEMENT` or the dtype of a default is unsupported.
     """
     args = [_to_slots(a, slot_of) for a in node.args]
     kwargs = {k: _to_slots(a, slot_of) for k, a in node.kwargs.items()}
@@ -42,7 +47,7 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
 
 
 def _to_slots(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
-    """Replaces FX nodes by slots, and FX's immutable containers by lists."""
+    """Returns `argument` with FX nodes replaced by slots, and FX's immutable containers by lists."""
     if isinstance(argument, Node):
         return slot_of(argument)
     if isinstance(argument, (list, tuple)):
@@ -51,21 +56,26 @@ def _to_slots(argument: Any, slot_of: Callable[[Node], Any]) -> Any:
 
 
 def _default(parameter: torch._C.Argument) -> Any:
-    """The default value of a parameter. A schema stores dtypes as numbers; handlers get torch dtypes."""
+    """Returns the default value of a parameter. A schema stores dtypes as numbers; handlers get torch dtypes.
+
+    Raises `Unsupported` if the default is a dtype outside `SCALAR_TYPES`.
+    """
     value = parameter.default_value
     if value is None or "ScalarType" not in str(parameter.real_type):
         return value
     for dtype, number in SCALAR_TYPES.items():
         if number == value:
             return dtype
-    raise Unsupported(f"{parameter.name}: the default dtype is not supported by MLX on every device")
+    raise Unsupported(
+        f"{parameter.name}: the default of this operator is a dtype that some MLX devices do not support; pass a dtype"
+    )
 
 
 def _check_placement(bound: dict[str, Any]) -> None:
     if bound.get("layout") not in (None, torch.strided):
-        raise Unsupported(f"layout {bound['layout']}: only strided tensors lower")
+        raise Unsupported(f"layout {bound['layout']}: only strided tensors are supported")
     if bound.get("memory_format") not in _CONTIGUOUS:
-        raise Unsupported(f"memory_format {bound['memory_format']}: only contiguous tensors lower")
+        raise Unsupported(f"memory_format {bound['memory_format']}: only contiguous tensors are supported")
     order = bound.get("dim_order")
     if order is not None and list(order) != sorted(order):
-        raise Unsupported(f"dim_order {list(order)}: only contiguous tensors lower")
+        raise Unsupported(f"dim_order {list(order)}: only contiguous tensors are supported")

@@ -1,4 +1,4 @@
-"""Writes into KV caches, and the host arithmetic on positions that they need."""
+"""Emits instructions that write into KV caches, and the host arithmetic on positions for these writes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from ..serialization import ir
 
 
 def write_cache(P, cache, update, begin, capacity=None):
-    """Write `update` [B, H, S, D] into `cache` [B, H, C, D], from position `begin` on, and return the new cache.
+    """Emit a write of `update` [B, H, S, D] into `cache` [B, H, C, D] and return the slot of the written cache.
 
-    With `capacity`, positions are taken modulo it, as in a ring buffer. Writes in place if `P.in_place` permits it.
+    The write starts at position `begin`. With `capacity`, the cache is a ring buffer: position `p` is stored at index
+    `p % capacity`. The cache is overwritten in place if `P.in_place` permits it.
     """
     length = P.size(update, 2)
     update = P.cast(update, cache.dtype)
@@ -16,7 +17,8 @@ def write_cache(P, cache, update, begin, capacity=None):
         return _write(P, cache, P.in_place(cache), update, begin, add(P, begin, length))
     start = P.emit(ir.ModIntNode, a=begin, b=capacity)
     end = add(P, start, length)
-    # `end // capacity` is 0 or 1: the positions beyond the end of the ring, if any, wrap around to its start.
+    # The number of positions beyond the end of the ring buffer, which are written at its start. `end // capacity` is 0
+    # or 1, so `wrapped` is 0 or `end - capacity`.
     wrapped = P.emit(ir.MultiplyIntNode, a=P.emit(ir.FloorDivideIntNode, a=end, b=capacity),
                      b=subtract(P, end, capacity))
     unwrapped = subtract(P, length, wrapped)

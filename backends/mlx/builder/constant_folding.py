@@ -1,4 +1,4 @@
-"""Constant folding: torch computes values that depend on no input when the program is serialized."""
+"""Constant folding: a value that depends on no input becomes a constant, which torch computes at serialization."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from torch.fx.node import map_arg
 from .registry import aten_target
 from .slots import Space, TensorSlot
 
-# Of the operands and the result together. Larger values are computed in every run.
+# The limit for the operands and the result of a folded node together. Larger values are computed in every run.
 MAX_BYTES = 2**18
 
 
 def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
-    """Returns a constant if all operands of `node` are known, else `value`, to which `node` was lowered.
+    """Returns a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
 
-    A tensor made of Python numbers alone (`arange`, `zeros`) remains an instruction, because it is smaller than its
-    data. Its slot carries the data too, so that its users fold. The instruction is dropped if they all do.
+    A node can be folded if its operator is pure, all of its operands are known, and the data is within `MAX_BYTES`.
+
+    A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. The slot
+    `value` then gets the tensor as `data`, so that the users of `node` can be folded. If all of them are folded, the
+    instruction is dead and is dropped later.
     """
     if not isinstance(value, TensorSlot) or value.space != Space.TEMP or not _is_pure(node.target):
         return value
@@ -55,7 +58,7 @@ def _is_known(slot: Any) -> bool:
 
 
 def _num_bytes(shape: tuple, dtype: torch.dtype) -> float:
-    """Infinite for a dynamic shape."""
+    """Returns the size of a tensor in bytes; infinity for a dynamic shape."""
     if not all(isinstance(size, int) for size in shape):
         return math.inf
     return math.prod(shape) * dtype.itemsize

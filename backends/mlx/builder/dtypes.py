@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from .registry import Unsupported
 from .slots import TensorSlot, ValueSlot
 
-# By torch dtype: ExecuTorch's ScalarType (runtime/core/portable_type/scalar_type.h), which equals c10's.
+# The number of each torch dtype in ExecuTorch's enum ScalarType (runtime/core/portable_type/scalar_type.h). The numbers
+# are the same in torch's enum c10::ScalarType.
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -29,7 +30,7 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 
 def scalar_type(dtype: torch.dtype) -> int:
-    """The number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype."""
+    """Returns the number of `dtype` in the IR. Raises `Unsupported` if MLX lacks the dtype on some device."""
     try:
         return SCALAR_TYPES[dtype]
     except KeyError:
@@ -53,7 +54,7 @@ def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
 
 
 def promote(*operands: Any) -> torch.dtype:
-    """The dtype to which torch promotes the operands, which are slots or Python numbers."""
+    """Returns the dtype to which torch promotes the operands, which are slots or Python numbers."""
     samples = [_sample(o) for o in operands]
     return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype
 

@@ -11,7 +11,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
-from .peephole import simplified
+from .peephole import simplify
 from .registry import Unsupported
 from .slots import Slot, Space, TensorSlot, ValueSlot
 
@@ -27,7 +27,7 @@ class Emitted:
 class Emitter:
     """Appends instructions to chains and creates the slots of their results.
 
-    `emit` simplifies instructions (see `peephole`) and computes no value twice.
+    `emit` simplifies instructions (see `peephole`) and reuses the result of an equal earlier instruction.
     """
 
     def __init__(self, *, allow_extensions: bool = False):
@@ -35,27 +35,35 @@ class Emitter:
         self.chains: list[list[Emitted]] = [[]]
         self._chain = self.chains[0]
         self._scalars: dict[tuple, TensorSlot] = {}
-        # The results of earlier instructions by expression, in one table per open chain: an inner chain may reuse
-        # a result of an outer chain, but not the other way round.
+        # The result of each earlier instruction, with its `_expression` as key. There is one table for each chain that
+        # is being emitted, the main chain first. A chain may reuse a result of the chains around it. A result of a
+        # finished inner chain may not be reused, because that chain may not run.
         self._results: list[dict[tuple, Slot]] = [{}]
         self._producers: dict[Slot, Emitted] = {}
 
     def emit(self, op: type[ir.Op], *, dtype: torch.dtype | None = None, **fields: Any) -> Any:
-        """Append an instruction and return its result: `out` or `outs` if given, else a new slot.
+        """Append an instruction of type `op` to the current chain and return the slot of its result.
 
-        A new tensor slot has `dtype`, by default the dtype of the first tensor operand. If an earlier instruction
-        or an operand already has the result, returns that slot instead and appends nothing.
+        `fields` are the fields of the instruction. The result is the slot `out`, or the slots `outs`, if `fields` has
+        them. Otherwise the result is a new slot. A new tensor slot has `dtype`, by default the dtype of the first
+        tensor operand.
 
-        Raises `Unsupported` if `op` is an extension and the program may not use extensions.
+        Appends nothing if the result is already in a slot: the result of an equal earlier instruction or, for an
+        instruction that simplifies away, an operand. `emit` then returns that slot. Returns None for an instruction
+        without a result.
+
+        Raises `Unsupported` if `op` is an extension and the program may not use extensions, and TypeError if `op` has
+        no field of a name in `fields`.
         """
         self._check(op, fields)
         types = {f.name: f.type for f in op.FIELDS}
         if "out" not in types or "out" in fields:
             self._chain.append(Emitted(op, fields))
             return fields.get("out", fields.get("outs"))
-        fields = simplified(self._producers, op, fields)
-        if isinstance(fields, TensorSlot):
-            return fields
+        fields_or_slot = simplify(self._producers, op, fields)
+        if isinstance(fields_or_slot, TensorSlot):
+            return fields_or_slot
+        fields = fields_or_slot
         expression = _expression(op, fields)
         if expression is not None:
             for results in self._results:
@@ -85,7 +93,7 @@ class Emitter:
 
     @contextmanager
     def chain(self) -> Iterator[int]:
-        """Emit into a new chain inside the `with` block; yields the index of the chain."""
+        """A context manager: inside the `with` block, `emit` appends to a new chain. Yields the index of that chain."""
         outer, self._chain = self._chain, []
         self.chains.append(self._chain)
         self._results.append({})
@@ -102,10 +110,10 @@ class Emitter:
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> TensorSlot:
-        """A constant of the program.
+        """Returns the slot of a new constant.
 
-        `data` is a tensor, or a function that returns a tensor of `shape` and `dtype`. The function runs only when
-        the program is serialized.
+        `data` is a tensor, or a function that returns a tensor of `shape` and `dtype`. The function is called when the
+        program is serialized. A constant that no instruction reads is not stored.
         """
         if isinstance(data, torch.Tensor):
             tensor = data
@@ -113,10 +121,13 @@ class Emitter:
         return TensorSlot(dtype=dtype, shape=tuple(shape), space=Space.CONSTANT, name=name, data=data)
 
     def scalar(self, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """A 0-d tensor: a constant for a Python number, an instruction for a value slot."""
+        """Returns the slot of a 0-d tensor with `value`.
+
+        For a Python number the slot is a constant. For a value slot an instruction is appended.
+        """
         if isinstance(value, ValueSlot):
             return self.full([], value, dtype)
-        key = (repr(value), dtype)  # the number itself would not tell 1, 1.0 and True apart
+        key = (repr(value), dtype)  # as dictionary keys, 1, 1.0 and True are equal; as strings they differ
         if key not in self._scalars:
             tensor = torch.tensor(value, dtype=dtype)
             slot = self.constant(f"scalar_{len(self._scalars)}", tensor)
@@ -125,7 +136,7 @@ class Emitter:
         return self._scalars[key]
 
     def full(self, shape: list, value: bool | int | float | ValueSlot, dtype: torch.dtype) -> TensorSlot:
-        """A tensor of `shape` filled with `value`."""
+        """Returns the slot of a tensor of `shape` filled with `value`. `shape` holds ints and value slots."""
         if not shape and not isinstance(value, ValueSlot):
             return self.scalar(value, dtype)
         if isinstance(value, bool):
@@ -134,7 +145,7 @@ class Emitter:
         return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
 
     def cast(self, x: TensorSlot, dtype: torch.dtype) -> TensorSlot:
-        """`x` as `dtype`; `x` itself if it has that dtype."""
+        """Returns a slot with `x` converted to `dtype`: `x` itself if it has that dtype."""
         if x.dtype == dtype:
             return x
         if x.number is not None:
@@ -144,19 +155,25 @@ class Emitter:
         return out
 
     def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
-        """The size of a dimension: an int if it is static, else a value slot."""
+        """Returns the size of a dimension of `x`: an int if the size is static, else a value slot."""
         static = x.shape[dim]
         if isinstance(static, int):
             return static
         return self.emit(ir.SymSizeNode, a=x, dim=dim % x.ndim)
 
     def item(self, x: TensorSlot) -> ValueSlot:
-        """The int in a one-element tensor. At run time the host waits for the tensor."""
+        """Returns a value slot with the integer in `x`, a tensor of one element.
+
+        At run time, the host waits until `x` is computed.
+        """
         return self.emit(ir.ItemIntNode, x=x)
 
 
 def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
-    """A key for the value that an instruction computes; None if a second run may give another value."""
+    """Returns a dictionary key. Instructions with equal keys compute equal values.
+
+    Returns None if the same instruction may compute another value when it runs again.
+    """
     if op is ir.RandomBitsNode and fields.get("seed") is None:
         return None
     frozen = []
@@ -164,6 +181,6 @@ def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(v, TensorSlot) and v.space == Space.BUFFER for v in values):
             return None
-        # By repr, because 1, 1.0 and True are equal as keys.
+        # Numbers enter the key as strings: as numbers, 1, 1.0 and True would be equal.
         frozen.append((name, tuple(v if isinstance(v, Slot) else repr(v) for v in values)))
     return op, tuple(frozen)

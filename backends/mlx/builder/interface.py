@@ -1,4 +1,4 @@
-"""The interface of a program: slots for its inputs, outputs, constants and buffers."""
+"""The interface of an MLX program: slots for the inputs, outputs, constants and buffers of the exported graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Interface:
-    """The slots of the inputs and outputs, in the order of the delegate call, and of the buffers."""
+    """The slots of an MLX program's inputs and outputs, in the order of the delegate call, and of its buffers."""
 
     inputs: list[Slot] = field(default_factory=list)
     outputs: list[Slot] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Interface:
 
 
 def bind_inputs(P: ProgramBuilder) -> None:
-    """Give every placeholder of the graph its value."""
+    """Record the value of every placeholder of the graph, and add the slots of inputs and buffers to `P.interface`."""
     signature = P.program.graph_signature
     mutated = set(signature.buffers_to_mutate.values())
     placeholders = {n.name: n for n in P.program.graph.nodes if n.op == "placeholder"}
@@ -57,7 +57,7 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
 
 
 def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
-    """A constant, or a buffer if the program writes it."""
+    """Returns the slot of a parameter, buffer or constant: a buffer slot if the program writes it, else a constant."""
     if not is_mutated and (number := _number(P.program, spec)) is not None:
         return P.scalar(number.item(), number.dtype)
     slot = slot_for(
@@ -72,7 +72,10 @@ def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bo
 
 
 def _number(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
-    """The 0-d tensor of an input that was a Python number. Export makes it a constant or a non-persistent buffer."""
+    """Returns the 0-d tensor that export made of a Python number, or None if the input is no such tensor.
+
+    Export stores the tensor of a Python number as a constant or a non-persistent buffer.
+    """
     if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
         return None
     stores = (program.state_dict, program.constants)
@@ -82,7 +85,7 @@ def _number(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
 
 
 def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
-    """A parameter, buffer or constant of `program`. Raises KeyError if it has none of that name."""
+    """Returns the parameter, buffer or constant `name` of `program`. Raises KeyError if there is none."""
     for store in (program.state_dict, program.constants):
         if name in store:
             return store[name]
@@ -90,7 +93,10 @@ def stored_tensor(program: ExportedProgram, name: str) -> torch.Tensor:
 
 
 def bind_outputs(P: ProgramBuilder) -> None:
-    """Collect the outputs of the program and write back the buffers that it changes."""
+    """Add the outputs to `P.interface`, and emit a copy of each buffer's new value into the buffer.
+
+    A buffer that was updated in place needs no copy.
+    """
     specs = P.program.graph_signature.output_specs
     nodes = {n.name: n for n in P.program.graph.output_node().args[0] if isinstance(n, Node)}
     user_outputs, mutations = [], []
@@ -101,7 +107,7 @@ def bind_outputs(P: ProgramBuilder) -> None:
             mutations.append((spec.target, P.value(nodes[spec.arg.name])))
         else:
             raise Unsupported(f"output of kind {spec.kind.name}")
-    # Outputs come first, because an output may be the old value of a buffer that changes.
+    # The outputs are copied before the buffers are written, because an output may be the old value of a buffer.
     P.interface.outputs += [_output(P, slot) for slot in user_outputs]
     buffers = {b.name: b for b in P.interface.buffers}
     for name, value in mutations:
@@ -111,7 +117,10 @@ def bind_outputs(P: ProgramBuilder) -> None:
 
 
 def _output(P: ProgramBuilder, slot: Slot) -> Slot:
-    """The slot of an output. Inputs, constants, buffers and other outputs are copied to a slot of their own."""
+    """Returns the slot of an output whose value is in `slot`.
+
+    A temporary becomes an output slot. An input, constant, buffer or other output is copied to a new output slot.
+    """
     if isinstance(slot, TensorSlot):
         if slot.space != Space.TEMP:
             slot = P.emit(ir.IdCopyNode, x=slot, out=TensorSlot(slot.dtype, slot.shape))

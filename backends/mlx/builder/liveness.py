@@ -17,10 +17,14 @@ _CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
-    """Remove the instructions whose results are temporaries or values that nothing reads."""
+    """Remove dead instructions from the chains of `builder`: those that write only slots that nothing reads.
+
+    An instruction that writes a buffer or an output is not dead, nor is a control instruction.
+    """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
-    # Removing an instruction can leave its operands unread, so repeat until nothing changes.
+    # If an instruction is removed, the instructions that compute its operands may become dead. The loop therefore
+    # repeats until no instruction is removed.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         for chain in builder.chains:
@@ -28,9 +32,9 @@ def drop_dead(builder: ProgramBuilder) -> None:
 
 
 def operands(emitted: Emitted) -> Iterator[Slot]:
-    """The slots that an instruction reads.
+    """Yields the slots that an instruction reads.
 
-    A control instruction also reads its results, which the chains that it runs write.
+    The results of a control instruction count as read, because the chains that it runs write them.
     """
     is_control = issubclass(emitted.op, _CONTROL)
     for f in emitted.op.FIELDS:
@@ -45,7 +49,7 @@ def _results(emitted: Emitted) -> Iterator[Slot]:
 
 
 def slots_in(value: Any) -> Iterator[Slot]:
-    """The slots in the value of a field."""
+    """Yields the slots in `value`, the value of a field: a slot, a list, or anything else."""
     for v in value if isinstance(value, list) else [value]:
         if isinstance(v, Slot):
             yield v
@@ -62,17 +66,17 @@ def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
 
 
 def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
-    """Map each temporary to the times of the first and the last instruction that uses it.
+    """Returns, for each temporary, the numbers of the first and the last instruction that use it.
 
-    Instructions are numbered in program order, with the chains that a control instruction runs
-    just before it. A call runs a subsequence of them in this order, except that a loop repeats its
-    chains. What a loop and its chains use therefore lives from the start of the loop to its end.
+    Instructions are numbered in the order of the main chain. The chains that a control instruction runs are numbered
+    just before that instruction. A call runs some of the instructions in this order, except that a loop repeats its
+    chains. Each temporary that a loop or its chains use therefore lives from the start of the loop to its end.
     """
     lives: dict[TensorSlot, tuple[int, int]] = {}
     now = 0
 
     def visit(chain: list[Emitted]) -> dict[TensorSlot, None]:
-        """Record the chain. Returns the temporaries that it uses, in a fixed order."""
+        """Record the uses in `chain`. Returns the temporaries that the chain uses, as keys in a fixed order."""
         nonlocal now
         used: dict[TensorSlot, None] = {}
         for emitted in chain:
@@ -99,10 +103,10 @@ def _is_temporary(slot: Slot) -> bool:
 
 
 def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
-    """Number the temporaries. Two temporaries share a number if their lifetimes are disjoint.
+    """Returns a number for each temporary. Temporaries whose lifetimes are disjoint may get the same number.
 
-    A result never shares its number with an operand of the same instruction: an op can write one
-    result before it reads all operands, and an update whose `out` is its `dst` is done in place.
+    A result never has the number of an operand of the same instruction, for two reasons. An instruction may write one
+    result before it reads all operands. And an update instruction whose `out` and `dst` are one slot works in place.
     """
     numbers: dict[TensorSlot, int] = {}
     free: list[int] = []

@@ -20,17 +20,21 @@ UNSQUEEZES = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 
 @dataclass(frozen=True)
 class Match:
-    """`nodes` are the FX nodes that the fusion replaces. `lower(P, last)` is its handler; `last` is the last node."""
+    """The result of a pattern.
+
+    `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion; `last` is
+    the last of these nodes, and the handler returns the value of that node.
+    """
 
     nodes: tuple[Node, ...]
     lower: Callable[[Any, Node], Any]
 
 
 class Matcher:
-    """Collects the nodes that a pattern visits. A step raises `NoMatch` if the graph does not fit.
+    """Collects the FX nodes that a pattern visits. Its methods raise `NoMatch` if the graph does not match.
 
-    A pattern must prove every assumption of its fusion. `arguments` helps: an argument that the pattern does not name
-    must have its default value.
+    A pattern must prove every assumption of its fusion. The method `arguments` helps: it raises `NoMatch` if an
+    argument that the pattern does not name differs from its default.
     """
 
     def __init__(self, P: Any):
@@ -38,7 +42,10 @@ class Matcher:
         self.nodes: list[Node] = []
 
     def call(self, node: Any, *targets: str) -> Node:
-        """`node`, which must call one of `targets`, such as "aten.mul.Tensor". It joins the match."""
+        """Add `node` to the match and return it. Raises `NoMatch` unless `node` calls one of `targets`.
+
+        A target is given by name, such as "aten.mul.Tensor".
+        """
         if not is_call(node, *targets):
             raise NoMatch
         if node not in self.nodes:
@@ -46,10 +53,11 @@ class Matcher:
         return node
 
     def arguments(self, node: Any, targets: Iterable[str], *names: str) -> tuple[Any, ...]:
-        """The arguments `names` of a call of one of `targets`, by the names in its schema.
+        """Add `node` to the match and return the values of its arguments `names`, in that order.
 
-        Arguments that are not given have their defaults. Raises `NoMatch` if an argument outside `names` has another
-        value than its default, such as `alpha` of an addition.
+        The names are those in the schema of the target. An argument that the call omits has its default. Raises
+        `NoMatch` unless `node` calls one of `targets`, and if an argument outside `names`, such as `alpha` of an
+        addition, differs from its default.
         """
         node = self.call(node, *targets)
         bound = dict(_bound(node))
@@ -59,14 +67,15 @@ class Matcher:
         return values
 
     def commuted(self, node: Any, *targets: str) -> Iterable[tuple[Any, Any]]:
-        """The two operands of a commutative call, in both orders."""
+        """Add `node`, a commutative call, to the match and return its two operands in both orders."""
         a, b = self.arguments(node, targets, "self", "other")
         return (a, b), (b, a)
 
     def before_casts(self, node: Any, keeps: Callable[[torch.dtype, torch.dtype], bool]) -> Any:
-        """The operand of the casts that end in `node`, or `node` itself. The casts join the match.
+        """Skip the casts that end in `node`: add them to the match and return the operand of the first cast.
 
-        `keeps(source, target)` says whether the pattern may ignore a cast between these dtypes.
+        Returns `node` itself if it is not a cast. `keeps(source, target)` says whether the pattern may ignore a cast
+        from dtype `source` to dtype `target`. Raises `NoMatch` for a cast that the pattern may not ignore.
         """
         while is_call(node, *CASTS):
             source = node.args[0]
@@ -76,7 +85,10 @@ class Matcher:
         return node
 
     def number(self, value: Any) -> float:
-        """A Python number, given as it is or as the constant that export makes of it."""
+        """Returns the number that an argument holds: a Python number, or the 0-d constant that export made of one.
+
+        Raises `NoMatch` for any other argument.
+        """
         while is_call(value, *CASTS):
             value = value.args[0]
         if isinstance(value, (int, float)):
@@ -87,7 +99,10 @@ class Matcher:
         raise NoMatch
 
     def finish(self, last: Node, lower: Callable[[Any, Node], Any]) -> Match:
-        """The match. Every node but `last` must have all of its users inside the match."""
+        """Returns the match, with the handler `lower`.
+
+        Raises `NoMatch` if a node of the match other than `last` has a user outside the match.
+        """
         inside = set(self.nodes)
         for node in self.nodes:
             if node is not last and any(user not in inside for user in node.users):
@@ -96,11 +111,11 @@ class Matcher:
 
 
 class NoMatch(Exception):
-    """The graph does not match the pattern."""
+    """Raised if the graph does not match the pattern."""
 
 
 def tensor(node: Any) -> torch.Tensor:
-    """The fake value of an FX node. Raises `NoMatch` for a number, and for a node without a tensor value."""
+    """Returns the fake value of an FX node. Raises `NoMatch` for a number, and for a node without a tensor value."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     if not isinstance(value, torch.Tensor):
         raise NoMatch
@@ -108,11 +123,14 @@ def tensor(node: Any) -> torch.Tensor:
 
 
 def extents(node: Any) -> list[Any]:
-    """The shape of a node: ints, and symbolic expressions for dynamic extents. Comparing them adds no guards."""
+    """Returns the shape of a node: ints, and symbolic expressions for dynamic extents.
+
+    A comparison of such expressions adds no guards to the graph.
+    """
     return [e if isinstance(e, int) else e.node.expr for e in tensor(node).shape]
 
 
-def last_axis(dim: Any, node: Any) -> bool:
+def is_last_axis(dim: Any, node: Any) -> bool:
     """Whether `dim`, an int or a list of one, is the last axis of `node`."""
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
     return dims in ([-1], [tensor(node).ndim - 1])
@@ -124,7 +142,7 @@ class _Argument(NamedTuple):
 
 
 def _bound(node: Node) -> Iterable[tuple[str, _Argument]]:
-    """The arguments of a call by name, except those for placement, which do not change values."""
+    """Yields the arguments of a call by name, except those in `PLACEMENT`, which do not change values."""
     for i, parameter in enumerate(aten_target(node.target)._schema.arguments):
         if parameter.name in PLACEMENT:
             continue
@@ -143,7 +161,7 @@ def is_call(node: Any, *targets: str) -> bool:
 
 
 def attempt(match: Callable[[Any, Node], Match]) -> Callable[[Any, Node], Match | None]:
-    """Makes a pattern, which returns None if it does not match, of a function that raises `NoMatch`."""
+    """A decorator that makes a pattern of `match`: the pattern returns None if `match` raises `NoMatch`."""
 
     def pattern(P: Any, node: Node) -> Match | None:
         try:

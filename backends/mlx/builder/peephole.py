@@ -1,4 +1,4 @@
-"""Peephole optimization: drops instructions without effect, and merges an instruction with those of its operands."""
+"""Peephole optimization: drops an instruction without effect, or merges it with the instructions of its operands."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from .slots import Space, TensorSlot
 _VIEWS = (ir.ReshapeNode, ir.ExpandDimsNode, ir.SqueezeNode)
 
 
-def simplified(
+def simplify(
     producers: dict[TensorSlot, Any], op: type[ir.Op], fields: dict[str, Any]
 ) -> TensorSlot | dict[str, Any]:
-    """The slot that already holds the result of an instruction, or the fields to emit it with.
+    """Simplifies an instruction that has not been emitted yet. Appends nothing.
 
-    `producers` maps a slot to the instruction that computes it.
+    Returns a slot if that slot already holds the result of the instruction. Otherwise returns the fields with which to
+    emit the instruction. `producers` maps a slot to the instruction that computes the slot.
     """
     rule = _RULES.get(op)
     return fields if rule is None else rule(producers, fields)
 
 
 def _producer(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
-    """The fields of the instruction that computes `x`, if it is one of `ops`.
+    """Returns the fields of the instruction that computes `x`.
 
-    None if its own operand is a buffer, which may have changed since.
+    Returns None if that instruction is not one of `ops`, or if its operand `x` is a buffer, because the buffer may have
+    been overwritten after the instruction.
     """
     source = producers.get(x)
     if source is None or source.op not in ops or source.fields["x"].space == Space.BUFFER:
@@ -56,7 +58,7 @@ def _reshape(producers, fields):
 
 
 def _as_type(producers, fields):
-    """Skips earlier casts that preserve every value."""
+    """Casts directly from the operand of earlier casts if these casts preserve every value."""
     x, target = fields["x"], fields["scalar_type"]
     while inner := _producer(producers, x, ir.AsTypeNode):
         source = inner["x"]
@@ -66,7 +68,7 @@ def _as_type(producers, fields):
     return x if SCALAR_TYPES[x.dtype] == target else fields | {"x": x}
 
 
-# Significant bits and the largest binary exponent.
+# For each floating-point dtype: the number of significant bits, and the largest binary exponent.
 _FLOATS = {torch.float16: (11, 15), torch.bfloat16: (8, 127), torch.float32: (24, 127)}
 
 
@@ -85,7 +87,11 @@ def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
-    """A rule that drops arithmetic with a neutral element, for dtypes of `kinds`: b(ool), i(nteger), f(loat)."""
+    """Returns a rule that drops an operation one of whose operands is the neutral element `number`.
+
+    The rule applies to the dtypes of `kinds`, a string of the letters b(ool), i(nteger) and f(loat). If the operation
+    does not commute, only the second operand `b` can be the neutral element.
+    """
 
     def rule(producers, fields):
         a, b = fields["a"], fields["b"]
@@ -106,7 +112,7 @@ _RULES = {
     ir.TransposeNode: _transpose,
     ir.ReshapeNode: _reshape,
     ir.AsTypeNode: _as_type,
-    # Not for floats: -0.0 + 0 is 0.0.
+    # Addition of 0 is kept for floats, because -0.0 + 0 is 0.0.
     ir.AddNode: _neutral(0, "i"),
     ir.SubtractNode: _neutral(0, "i", commutes=False),
     ir.MultiplyNode: _neutral(1, "if"),

@@ -1,7 +1,7 @@
 """Lowers the graph of an exported program to instructions.
 
-`ProgramBuilder` walks the graph and calls the handler of each FX node. The partitioner uses the walk as a dry run
-(`check`), the backend to compile (`build`). `assemble` turns the result into a program.
+`ProgramBuilder` walks the graph and calls the handler of each FX node. The partitioner uses this walk as a dry run
+(`check`), and the backend uses it to compile (`build`). `assemble` turns the result into an MLX program.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .trace import trace
 
 
 class ProgramBuilder(Emitter):
-    """Lowers the graph of `program`, in the edge or the ATen dialect.
+    """Lowers the graph of an exported program, which is in the edge or the ATen dialect.
 
-    Handlers and patterns get the builder as `P`. They use
+    Handlers and patterns get the builder as `P`. They use these methods and attributes:
 
     - `emit`, `constant`, `scalar`, `full`, `cast`, `size`, `item` and `chain` of `Emitter`;
-    - `node` and `out`, the FX node being lowered and its fake value;
+    - `node` and `out`, the FX node that is being lowered and the fake value of that node;
     - `value`, `value_or_none` and `is_constant`, which look up other FX nodes;
     - `trace` and `inline`, which lower a torch function or a graph module;
     - `fresh` and `in_place`, which choose the slot of a result.
 
-    Without `allow_extensions` a node that needs an extension is `Unsupported`.
+    Without `allow_extensions`, `emit` raises `Unsupported` for an extension.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class ProgramBuilder(Emitter):
         self._reasons: dict[Node, str | None] = {}
         self._values: dict[Node, Any] = {}
         self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)
-        self._read_at: dict[Node, int] = {}  # when an FX node reads its operands, as an index in its graph
-        self._lowering: list[Node] = []  # stack: the last is being lowered, the handlers of the others called `inline`
+        # The time at which an FX node reads its operands: an index in the node list of the graph that contains it.
+        self._read_at: dict[Node, int] = {}
+        # A stack. The last FX node is being lowered; the handlers of the others have called `inline`.
+        self._lowering: list[Node] = []
         self._dry_run = False
         self._fake_mode = detect_fake_mode(
             [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
@@ -63,14 +65,17 @@ class ProgramBuilder(Emitter):
     # The walk over the graph -----------------------------------------------------------------
 
     def check(self) -> dict[Node, str | None]:
-        """Dry run, which reads no constant: for every call in the graph, None if it lowers, else the reason."""
+        """Lower the graph as a dry run, which reads the data of no constant.
+
+        Returns the reason why a node is unsupported, or None if it can be lowered, for every call node of the graph.
+        """
         self._dry_run = True
         bind_inputs(self)
         self._lower_graph(self.program.graph_module)
         return self._reasons
 
     def can_lower(self, node: Node) -> bool:
-        """Dry run of a single call, without patterns."""
+        """Whether the handler of `node` can lower the node by itself, without patterns. Runs the handler."""
         is_operator = isinstance(aten_target(node.target), torch._ops.OpOverload)
         if not is_operator or self.registry.handler_for(node.target) is None:
             return False
@@ -81,7 +86,7 @@ class ProgramBuilder(Emitter):
         return self._reasons[node] is None
 
     def build(self) -> ProgramBuilder:
-        """Lower every node. Raises `Unsupported` if one does not lower."""
+        """Lower every node and return the builder itself. Raises `Unsupported` if a node is unsupported."""
         bind_inputs(self)
         self._lower_graph(self.program.graph_module)
         bind_outputs(self)
@@ -91,7 +96,7 @@ class ProgramBuilder(Emitter):
         nodes = list(module.graph.nodes)
         matches = self._find_matches(nodes)
         self._read_at |= {n: i for i, n in enumerate(nodes)}
-        # The nodes of a match lower together, at the place of the last one.
+        # The nodes of a match are lowered together, at the place of the last one.
         for last, match in matches.items():
             self._read_at |= {n: self._read_at[last] for n in match.nodes}
         matched = {n for match in matches.values() for n in match.nodes}
@@ -106,7 +111,11 @@ class ProgramBuilder(Emitter):
                 raise Unsupported(f"call of module {node.target}")
 
     def _find_matches(self, nodes: list[Node]) -> dict[Node, Match]:
-        """The patterns that match, by their last node. Later nodes and earlier patterns take precedence."""
+        """Returns the matches, by the last node of each match. No node is in two matches.
+
+        If two matches have a node in common, the one with the later last node wins. If both have the same last node,
+        the pattern that was registered earlier wins.
+        """
         matches, matched = {}, set()
         for node in reversed(nodes):
             if node.op != "call_function" or node in matched:
@@ -120,7 +129,11 @@ class ProgramBuilder(Emitter):
         return matches
 
     def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
-        """Lower `node`, and with it the other nodes that a pattern covers."""
+        """Lower `node` with `handler`, and record the value of `node` and the decision about it.
+
+        `covered` are the nodes that `handler` lowers: `node`, and the other nodes of a match. In a dry run, an
+        unsupported node is recorded with the reason. Otherwise `Unsupported` is raised.
+        """
         self._lowering.append(node)
         depth = len(self._lowering)
         try:
@@ -139,6 +152,7 @@ class ProgramBuilder(Emitter):
             self._reasons |= {n: reason for n in covered}
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
+        """Returns the value of a `get_attr` node: the slot of a constant, or a graph module."""
         value = module
         for part in node.target.split("."):
             value = getattr(value, part)
@@ -152,7 +166,7 @@ class ProgramBuilder(Emitter):
 
     @property
     def node(self) -> Node:
-        """The FX node being lowered."""
+        """The FX node that is being lowered."""
         return self._lowering[-1]
 
     @property
@@ -161,15 +175,18 @@ class ProgramBuilder(Emitter):
         return self.node.meta["val"]
 
     def value(self, node: Node) -> Any:
-        """What `node` was lowered to: a slot, a list of slots, a Python value or a graph module."""
+        """Returns the value of an FX node that has been lowered: a slot, a list of slots, a Python value or a module.
+
+        The graph module of a branch or a loop body is the value of a `get_attr` node.
+        """
         return self._values[node]
 
     def value_or_none(self, node: Any) -> Any:
-        """The same, or None if `node` is not an FX node or is not lowered yet."""
+        """Returns `value(node)`, or None if `node` is not an FX node or has not been lowered yet."""
         return self._values.get(node) if isinstance(node, Node) else None
 
     def set_value(self, node: Node, value: Any) -> None:
-        """Record what `node` was lowered to."""
+        """Record `value` as the value of `node`. A slot without a shape gets the shape of the node's fake value."""
         for slot in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(slot, TensorSlot):
                 self._nodes_of[slot].append(node)
@@ -179,17 +196,21 @@ class ProgramBuilder(Emitter):
         self._values[node] = value
 
     def is_constant(self, node: Node) -> bool:
+        """Whether `node` was lowered to a constant."""
         slot = self.value_or_none(node)
         return isinstance(slot, TensorSlot) and slot.space == Space.CONSTANT
 
     def fresh(self, val: Any) -> Slot:
-        """A new slot for a value like the fake value `val`."""
+        """Returns a new slot of the kind, dtype and shape of the fake value `val`."""
         return slot_for(val)
 
     # In-place updates ------------------------------------------------------------------------
 
     def in_place(self, x: TensorSlot) -> TensorSlot | None:
-        """`x` if it is a buffer that this node may overwrite, because nothing reads its old value later; else None."""
+        """Returns `x` if the FX node that is being lowered may overwrite it, else None.
+
+        The node may overwrite `x` if `x` is a buffer whose old value is not read later.
+        """
         if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
             return None
         now = self._read_at[self.node]
@@ -202,7 +223,7 @@ class ProgramBuilder(Emitter):
         return x
 
     def _is_only_written_back(self, node: Node) -> bool:
-        """Whether the outputs of the graph that are `node` all update a buffer."""
+        """Whether every output of the graph that is `node` is the new value of a buffer."""
         specs = self.program.graph_signature.output_specs
         kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
         return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
@@ -210,7 +231,10 @@ class ProgramBuilder(Emitter):
     # Graphs within graphs --------------------------------------------------------------------
 
     def inline(self, module: GraphModule, arguments: Sequence[Any]) -> list[Any]:
-        """Lower the graph of `module` at this point, with `arguments` as its inputs. Returns its outputs."""
+        """Lower the graph of `module` into the current chain, with the values `arguments` as the inputs of the graph.
+
+        Returns the values of the graph's outputs.
+        """
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for node, argument in zip(placeholders, arguments, strict=True):
             self.set_value(node, argument)
@@ -220,7 +244,10 @@ class ProgramBuilder(Emitter):
         return [self._values[n] if isinstance(n, Node) else n for n in outputs]
 
     def trace(self, function: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Trace a torch function and lower the graph at this point. Returns its outputs. See `trace.trace`."""
+        """Trace a torch function and lower the resulting graph into the current chain.
+
+        Returns the values of the function's results, as a list. See `trace.trace`.
+        """
         return self.inline(*trace(self.registry, self._fake_mode, function, args, kwargs))
 
 
@@ -232,7 +259,7 @@ def _call_handler(P: ProgramBuilder, node: Node) -> Any:
 
 
 def _undelegated(val: Any) -> Any:
-    """Slots that stand for values computed outside of MLX, in a dry run."""
+    """Returns new slots that stand, in a dry run, for a value that is computed outside of MLX. None stays None."""
     if isinstance(val, (list, tuple)):
         return [_undelegated(v) for v in val]
     return None if val is None else slot_for(val)

@@ -1,8 +1,12 @@
 """Quantized weights of torchao and ExecuTorch, repacked for MLX.
 
-A `read_*` function describes the arguments of a dequantize operator as an `Affine` or a `Microscaled` matrix. Both
-have `dtype`, the dtype of the dequantized numbers, `can_pack`, and `operands`, the operands of MLX's quantized
-instructions. If `factor` is not None, the dequantized numbers still have to be multiplied by it.
+A `read_*` function takes the arguments of a dequantize operator and describes the weight as an `Affine` or a
+`Microscaled` matrix. Both classes have these members:
+
+- `dtype`: the dtype of the dequantized values.
+- `can_pack`: whether MLX has a packing for the matrix.
+- `packed_fields`: the fields of MLX's quantized instructions for the packed matrix.
+- `factor`: None, or a number by which the values that MLX dequantizes must be multiplied.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ BITS = (2, 3, 4, 5, 6, 8)
 
 @dataclass(frozen=True)
 class Affine:
-    """A matrix [N, K] of numbers (q - zero_point) * scale, with a scale and a zero point per block.
+    """A matrix [N, K] of values (q - zero_point) * scale, with a scale and a zero point per block.
 
-    `q` [N, K] holds integers in [low, high]. `scale` and `zero_point` have one element for each block of
-    `block` = (rows, columns); None stands for 1 and 0.
+    `q` [N, K] holds integers in [low, high]. A block has `block` = (rows, columns) values. `scale` and `zero_point`
+    have one element for each block. A `scale` of None stands for 1, and a `zero_point` of None for 0.
     """
 
     q: TensorSlot
@@ -39,24 +43,26 @@ class Affine:
 
     @property
     def bits(self) -> int | None:
-        """The narrowest width of MLX's that holds the range."""
+        """The smallest width in `BITS` that holds the range [low, high], or None if there is none."""
         return next((b for b in BITS if self.high - self.low < 2**b), None)
 
     @property
     def group_size(self) -> int | None:
-        """The largest group size of MLX's that divides a block."""
+        """The largest size in `GROUP_SIZES` that divides the columns of a block, or None if there is none."""
         return next((g for g in GROUP_SIZES if self.block[1] % g == 0), None)
 
     @property
     def can_pack(self) -> bool:
-        """Whether MLX has a packing for the matrix, and all of its data is constant."""
+        """Whether MLX has a packing for the matrix, and `q`, `scale` and `zero_point` are constants."""
         constant = _are_constants(*(s for s in (self.q, self.scale, self.zero_point) if s is not None))
         return constant and None not in (self.bits, self.group_size)
 
-    def operands(self, P, dtype: torch.dtype) -> dict:
-        """`w`, uint32 [N, K * bits / 32], and `scales` and `biases`, `dtype` [N, K / group_size].
+    def packed_fields(self, P, dtype: torch.dtype) -> dict:
+        """Returns the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
 
-        MLX computes scale * q + bias and counts q from 0. The conversion runs at serialization.
+        `w` is uint32 [N, K * bits / 32]. `scales` and `biases` are `dtype` [N, K / group_size]. MLX computes
+        scale * w + bias with values of `w` that start at 0, so `low` is subtracted from `q`. The weight is packed when
+        the program is serialized.
         """
         rows, columns = self.q.shape
         groups = (rows, columns // self.group_size)
@@ -86,10 +92,11 @@ class Affine:
 
 @dataclass(frozen=True)
 class Microscaled:
-    """A matrix [N, K] of 4-bit or 8-bit floats, with an 8-bit scale per block.
+    """A matrix [N, K] of 4-bit or 8-bit floats, with an 8-bit scale for each `block` values of a matrix row.
 
-    `elements` holds the bytes of each matrix row, and `scale` [N, K / block] the scales. `factor`, 0-d or None, applies
-    to the whole matrix. `mode` is MLX's name of the format, None if MLX lacks it. All tensors are constants.
+    `elements` [N, …] holds the bytes of each matrix row, and `scale` [N, K / block] the scales. `factor` is a 0-d
+    tensor by which the whole matrix is multiplied, or None. `mode` is MLX's name of the format, or None if MLX lacks
+    the format. All tensors are constants.
     """
 
     elements: TensorSlot
@@ -101,11 +108,15 @@ class Microscaled:
 
     @property
     def can_pack(self) -> bool:
-        """Whether MLX has the format."""
+        """Whether MLX has the format with this block size."""
         return self.mode is not None and FLOAT_MODES[self.mode][1] == self.block
 
-    def operands(self, P, dtype: torch.dtype) -> dict:
-        """`w`, uint32 [N, K * bits / 32], and `scales`, uint8 [N, K / block]: the same bytes for every `dtype`."""
+    def packed_fields(self, P, dtype: torch.dtype) -> dict:
+        """Returns the fields `w`, `scales`, `biases`, `group_size`, `bits` and `mode` of a quantized instruction.
+
+        `w` is uint32 [N, K * bits / 32], `scales` is uint8 [N, K / block], and `biases` is None. `dtype` has no effect:
+        it exists because `Affine.packed_fields` has it.
+        """
         bits, group_size = FLOAT_MODES[self.mode]
         rows, groups = self.elements.shape[0], self.scale.shape[-1]
 
@@ -130,7 +141,10 @@ class Microscaled:
 def read_affine(
     P, input, block_size, scale, zero_point, input_dtype, quant_min, quant_max, output_dtype
 ) -> Affine | None:
-    """The arguments of `torchao::dequantize_affine`. Returns None unless they are blocks of a matrix of bytes."""
+    """Describes the arguments of `torchao::dequantize_affine`.
+
+    Returns None unless `input` is a matrix of 8-bit integers with static extents and the zero points are integers.
+    """
     if input is None or scale is None or input.ndim != 2:
         return None
     if zero_point is not None and zero_point.dtype.is_floating_point:
@@ -146,15 +160,15 @@ def read_affine(
 
 
 def result_dtype(dtype: torch.dtype | int) -> torch.dtype:
-    """A dtype argument as a torch dtype. A default value in a schema is a number."""
+    """Returns a dtype argument as a torch dtype. `dtype` may be a number, as in the default value of a schema."""
     return next((d for d, number in SCALAR_TYPES.items() if number == dtype), dtype)
 
 
 def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine | None:
-    """The arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
+    """Describes the arguments of `torchao::dequantize_int4_tensor`. Returns None unless all tensors are constants.
 
-    `qdata` [N, K / 2] holds two integers in [0, 15] per byte, the first in the low half. Scales and zero points,
-    possibly of a float dtype, are [K / group_size, N].
+    `qdata` [N, K / 2] holds two integers in [0, 15] per byte, the first in the low half. `scale` and `zero_point` are
+    [K / group_size, N]. The zero points may be floats.
     """
     if not _are_constants(qdata, scale, zero_point):
         return None
@@ -173,7 +187,10 @@ def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine |
 
 
 def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
-    """The arguments of `torchao::dequantize_nvfp4`: two E2M1 elements per byte, E4M3 scales."""
+    """Describes the arguments of `torchao::dequantize_nvfp4`. Returns None unless all tensors are constants.
+
+    `qdata` holds two E2M1 elements per byte, and `scale` holds E4M3 scales.
+    """
     if not _are_constants(qdata, scale, per_tensor_scale):
         return None
     dtype = result_dtype(output_dtype)
@@ -181,15 +198,18 @@ def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> M
 
 
 def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscaled | None:
-    """The arguments of `torchao::dequantize_mx`: one element per byte, E8M0 scales. MLX has only E4M3 elements."""
+    """Describes the arguments of `torchao::dequantize_mx`. Returns None unless all tensors are constants.
+
+    `qdata` holds one element per byte, and `scale` holds E8M0 scales. MLX has no format for elements other than E4M3.
+    """
     if not _are_constants(qdata, scale):
         return None
     mode = "mxfp8" if elem_dtype == torch.float8_e4m3fn else None
     return Microscaled(qdata, scale, None, block_size, mode, result_dtype(output_dtype))
 
 
-# The operators that dequantize a weight, and the functions that read their arguments. By name, because all but the
-# first exist only after an import of `executorch.extension.llm`.
+# The operators that dequantize a weight, and for each the function that reads the arguments. The operators are given by
+# name, because all but the first are defined only when `executorch.extension.llm` is imported.
 DEQUANTIZE = {
     "torchao.dequantize_affine.default": read_affine,
     "torchao.dequantize_int4_tensor.default": read_int4,
@@ -199,19 +219,24 @@ DEQUANTIZE = {
 
 
 def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
-    """`y`, multiplied in float32 by the factor of a weight if there is one, as `dtype`."""
+    """Returns `y`, multiplied in float32 by `factor` unless `factor` is None, as `dtype`."""
     if factor is not None:
         y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
     return P.cast(y, dtype)
 
 
-def dequantize(P, weight: Affine | Microscaled, operands: dict | None = None, shape=None) -> TensorSlot:
-    """A weight, dequantized. For some of its matrix rows, pass their `operands` and the `shape` of the result."""
-    # MLX's result has the dtype of the scales, and bfloat16, which is exact, if they are bytes. Float32 scales, because
-    # MLX would round q * scale to half precision before it adds the bias.
-    operands = weight.operands(P, torch.float32) if operands is None else operands
-    dtype = torch.float32 if operands["mode"] == "affine" else torch.bfloat16
-    w = P.emit(ir.DequantizeNode, **operands, dtype=dtype)
+def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
+    """Returns the dequantized weight.
+
+    By default all of its matrix rows are dequantized, to the shape of `P.out`. To dequantize some of the rows, pass
+    `fields`, the packed fields for these rows, and `shape`, the shape of the result.
+    """
+    # MLX dequantizes to the dtype of the scales. If the scales are bytes, MLX dequantizes to bfloat16, which holds
+    # every such value exactly. Other scales are float32 here: with half-precision scales, MLX would round q * scale to
+    # half precision before it adds the bias.
+    fields = weight.packed_fields(P, torch.float32) if fields is None else fields
+    dtype = torch.float32 if fields["mode"] == "affine" else torch.bfloat16
+    w = P.emit(ir.DequantizeNode, **fields, dtype=dtype)
     w.shape = tuple(P.out.shape) if shape is None else shape
     return apply_factor(P, w, weight.factor, weight.dtype)
 
@@ -221,7 +246,10 @@ def _are_constants(*slots: TensorSlot | None) -> bool:
 
 
 def _per_group(per_block: torch.Tensor, a: Affine, groups: tuple[int, int]) -> torch.Tensor:
-    """One number per block → one number per group, [N, K / group_size]."""
+    """Expands `per_block`, which has one element for each block of `a`, to one element for each group.
+
+    Returns a tensor [N, K / group_size].
+    """
     rows, columns = a.block
     per_block = per_block.detach().reshape(groups[0] // rows, -1)
     return per_block.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()

@@ -1,4 +1,4 @@
-"""The table of handlers and patterns, and `Unsupported`, the exception with which a handler refuses a node."""
+"""The table of handlers and patterns, and `Unsupported`, the exception with which a handler declines a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.export import default_decompositions
 
 
 class Unsupported(Exception):
-    """Raised by a handler to refuse an FX node, for the given `reason`. The node runs on ExecuTorch's own kernels.
+    """Raised by a handler to decline an FX node, for the given `reason`. The node runs on ExecuTorch's own kernels.
 
     Any other exception in a handler is a bug and surfaces.
     """
@@ -23,7 +23,7 @@ class Unsupported(Exception):
 
 
 def aten_target(target: Any) -> Any:
-    """The ATen overload of an edge-dialect overload. Returns any other target unchanged."""
+    """Returns the ATen overload behind an edge-dialect overload. Returns any other target unchanged."""
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
@@ -33,10 +33,10 @@ class Registry:
     A target is an ATen overload, a Python operator, or the name "library.name.overload" of an overload that may not
     be defined yet.
 
-    The builder calls a handler as `handler(P, **arguments)`. The arguments have the names of the overload's schema,
-    defaults are filled in, and slots take the place of FX nodes. The handler returns a slot, or a list of slots if
-    the operator has several results. A handler that lacks a parameter for an argument raises `TypeError`, so that no
-    flag is ignored silently.
+    The builder calls a handler as `handler(P, **arguments)`. The arguments have the names in the overload's schema,
+    arguments that the call omits have their defaults, and slots take the place of FX nodes. The handler returns a slot,
+    or a list of slots if the operator has several results. A handler without a parameter for one of the arguments fails
+    with `TypeError`, so that no argument is ignored silently.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Registry:
         self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
-        """Register `handler` for one target or several. Raises ValueError if a target has a handler."""
+        """Register `handler` for one target or several, and return it. Raises ValueError if a target has a handler."""
         for target in targets if isinstance(targets, (list, tuple, set)) else [targets]:
             if target in self.handlers:
                 raise ValueError(f"registry: {target} is registered twice")
@@ -53,29 +53,37 @@ class Registry:
         return handler
 
     def lower(self, *targets: Any) -> Callable[[Callable], Callable]:
-        """Decorator that registers a handler for `targets`."""
+        """Returns a decorator that registers a handler for `targets`."""
         return lambda handler: self.add(targets, handler)
 
     def decompose(self, target: torch._ops.OpOverload, function: Callable) -> None:
-        """Register a decomposition: `target` lowers as `function`, a torch function of the same arguments."""
+        """Register a decomposition: to lower `target`, the builder traces `function`.
+
+        `function` is a torch function with the arguments of `target`. The partitioner also decomposes `target` with it
+        before ExecuTorch's verifier runs.
+        """
         self.add(target, tracing_handler(target, function))
         self.decompositions[target] = function
 
     def pattern(self, match: Callable) -> Callable:
-        """Decorator that registers a pattern: `match(P, node)` returns a `Match` that ends in `node`, or None."""
+        """A decorator that registers a pattern.
+
+        `match(P, node)` returns a `Match` whose last node is `node`, or None if the graph does not match.
+        """
         self.patterns.append(match)
         return match
 
     def handler_for(self, target: Any) -> Callable | None:
+        """Returns the handler of `target`, or None if there is none."""
         target = aten_target(target)
         return self.handlers.get(target) or self.handlers.get(str(target))
 
     def ops_to_preserve(self) -> list[torch._ops.OpOverload]:
-        """The overloads with a handler that export would decompose by default.
+        """Returns the overloads that have a handler and that export would decompose by default.
 
-        Omits views, because functionalization needs to see through them, and operators that return sizes or
-        numbers, which may remain on the host. Also omits the `dim_order_ops`, which do not exist yet when export
-        decomposes.
+        Three kinds are left out: views, because functionalization needs their decomposition; operators that return
+        sizes or numbers, which may remain on the host; and the `dim_order_ops`, which no graph contains yet when export
+        decomposes it.
         """
         decomposed = _decomposed_by_default()
         return [
@@ -91,12 +99,12 @@ class Registry:
 
 
 def tracing_handler(target: torch._ops.OpOverload, function: Callable) -> Callable:
-    """The handler of an operator that lowers by tracing `function`, a torch function of the same arguments."""
+    """Returns a handler for `target` that traces `function`, a torch function with the arguments of `target`."""
     schema = target._schema
     keywords = {a.name for a in schema.arguments if a.kwarg_only}
 
     def lower(P: Any, **arguments: Any) -> Any:
-        # By position, because the parameters of a decomposition may have other names than those of the schema.
+        # Positional arguments stay positional, because `function` may name its parameters differently than the schema.
         args = [v for name, v in arguments.items() if name not in keywords]
         kwargs = {name: v for name, v in arguments.items() if name in keywords}
         results = P.trace(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Slots: the places of the values of a program. `assemble` numbers them."""
+"""Slots: the places of the values of an MLX program. `assemble` gives each slot its number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Space(IntEnum):
-    """Where a tensor lives. The numbers of tensor slots follow the order of the spaces."""
+    """The kind of a tensor slot. `assemble` numbers the tensor slots in this order: first all constants, and so on."""
 
     CONSTANT = 0
     INPUT = 1
@@ -24,9 +24,10 @@ class Space(IntEnum):
 class TensorSlot:
     """The place of a tensor.
 
-    `shape` is None if the compiler does not know it. `data` is the tensor of a constant, the initial value of a buffer,
-    or the value of a temporary if it is known; it runs only when the program is serialized. `number` is the value
-    of a constant that was a Python number in the source.
+    `shape` is None if the compiler does not know the shape. `data` is a function that returns the tensor of a constant,
+    the initial value of a buffer, or the value of a temporary if the compiler knows that value. `data` is called only
+    when the program is serialized. `number` is the value of a constant that was a Python number in the model's source,
+    else None.
     """
 
     dtype: torch.dtype
@@ -53,7 +54,10 @@ Slot = TensorSlot | ValueSlot
 
 
 def slot_for(val: Any, **kwargs: Any) -> Slot:
-    """A new slot for the fake value of an FX node."""
+    """Returns a new slot for `val`, the fake value of an FX node. `kwargs` are further attributes of a `TensorSlot`.
+
+    Raises TypeError if `val` is neither a tensor nor a number.
+    """
     if isinstance(val, torch.Tensor):
         return TensorSlot(dtype=val.dtype, shape=tuple(val.shape), **kwargs)
     if isinstance(val, (torch.SymBool, bool)):

@@ -21,11 +21,11 @@ from .slots import TensorSlot
 def trace(
     registry: Registry, fake_mode: Any, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[GraphModule, list[TensorSlot]]:
-    """The ATen graph of `function(*args, **kwargs)`, and the slots for its placeholders.
+    """Returns the ATen graph of `function(*args, **kwargs)`, and the tensor slots that belong to its placeholders.
 
-    Tensor slots, also those in lists, become fake tensors of their shape and dtype. `function` gets all other
-    arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing would specialize
-    a dynamic dimension.
+    `function` gets a fake tensor of the same shape and dtype in place of each tensor slot, also of those in lists. It
+    gets all other arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing
+    would specialize a dynamic dimension.
     """
     leaves, spec = tree_flatten((list(args), kwargs))
     slots = [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
@@ -40,14 +40,14 @@ def trace(
     with fake_mode:
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
-    # In fake mode, so that the tensors that `function` creates are fake too and may have dynamic shapes.
+    # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
     with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
         return make_fx(call, decomposition_table=table)(*fakes), slots
 
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable]:
-    """torch's decompositions. torch takes a tenth of a second to list them."""
+    """Returns torch's decompositions. They are cached, because torch takes a tenth of a second to list them."""
     return dict(core_aten_decompositions().items())
 
 
@@ -55,7 +55,8 @@ def _decompositions() -> dict[Any, Callable]:
 def _no_specialization(fake_mode: Any) -> Iterator[None]:
     """Raise `Unsupported` if tracing would fix the size of a dynamic dimension or restrict its range.
 
-    The program would be valid for fewer sizes than the graph. The shape environment is left as it was.
+    A restricted program would be valid for fewer sizes than the graph. If `Unsupported` is raised, the shape environment
+    keeps no guard, axiom or range that tracing added.
     """
     env = fake_mode.shape_env
     if env is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..loader import OtherDelegateError, blas_name, load_delegate
-from .model import quiet
+from .model_arguments import quiet
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx
@@ -53,7 +53,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _requirement_errors() -> Iterator[str]:
-    """Compare the installed wheels with those that this package was built against."""
+    """Yields an error for each requirement of this package that the installed wheels do not meet."""
     from packaging.requirements import Requirement
 
     try:
@@ -78,7 +78,7 @@ def _backend_errors(backends: list[str]) -> Iterator[str]:
 
 
 def _delegate_errors(library: str | None) -> Iterator[str]:
-    """Load the delegate, print its libraries and device, and run a program."""
+    """Load the delegate, print its libraries and device, and run a program. Yields the errors."""
     try:
         path = load_delegate(library)
     except OtherDelegateError as error:
@@ -122,7 +122,7 @@ def _loaded_files() -> set[str]:
 
 
 def _program_error() -> str | None:
-    """Export a small module and run it through ExecuTorch; the error, or None."""
+    """Export a small module and run it through ExecuTorch. Returns the error, or None if the result is correct."""
     import torch
     from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
@@ -137,7 +137,7 @@ def _program_error() -> str | None:
     partitioner = MLXPartitioner()
     edge = to_edge_transform_and_lower(torch.export.export(Small(), (x,)), partitioner=[partitioner])
     if refused := partitioner.explain().refused:
-        return f"a small program does not lower: {refused[0].target}: {refused[0].reason}"
+        return f"a small program cannot be lowered: {refused[0].target}: {refused[0].reason}"
     program = Runtime.get().load_program(edge.to_executorch().buffer)
     try:
         (result,) = program.load_method("forward").execute([x])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model import CommandError, quiet
+from .model_arguments import CommandError, quiet
 
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
@@ -29,7 +29,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     _add_outputs(parser.add_argument_group("outputs and sampling"))
     parser.add_argument(
         "--allow-extensions", action="store_true",
-        help="use IR nodes that ExecuTorch's own MLX delegate lacks; it then cannot run the file",
+        help="use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -48,7 +48,7 @@ def _add_weights(add: Callable) -> None:
 
 def _add_sizes(add: Callable) -> None:
     add("--max-context-len", type=int, metavar="N",
-        help="capacity of the KV caches in positions (default: that of the model, at most 4096)")
+        help="capacity of the KV caches in positions (default: the model's limit, but at most 4096)")
     add("--sliding-window", type=_window, default="auto", metavar="N",
         help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
     add("--chunk", type=int, default=512, metavar="N",
@@ -62,15 +62,16 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add("--outputs", choices=("tokens", "logits", "both"), default="tokens",
         help="what the program returns (default: %(default)s)")
     add_seed("--seeded", dest="seed", action="store_true", default=True,
-        help="take a seed as input (default)")
+        help="give the program an input for the seed (default)")
     add_seed("--unseeded", dest="seed", action="store_false",
-        help="take no seed: draws differ from run to run")
+        help="give the program no input for a seed: draws differ from run to run")
     add("--penalties", type=int, default=0, metavar="N",
-        help="take repetition, presence and frequency penalties over the last N tokens")
+        help="a window of N tokens: give the program inputs for repetition, presence and frequency penalties, which "
+             "count the last N tokens of prompt and answer (default: 0, no penalties)")
     add("--logit-bias", type=int, default=0, metavar="K",
-        help="take a bias for the logits of up to K tokens")
+        help="give the program an input for logit biases of up to K tokens (default: 0, no biases)")
     add("--allowed-tokens", action="store_true",
-        help="take a mask of the tokens that may be drawn")
+        help="give the program an input for a mask of the tokens that may be drawn")
 # fmt: on
 
 
@@ -112,12 +113,13 @@ def _print_summary(exported: ExportedLLM) -> None:
     values = {k: v for k, v in exported.metadata.items() if isinstance(v, (bool, int, list))}
     print(f"metadata     {', '.join(f'{k}={v}' for k, v in values.items())}")
     if exported.unquantized:
-        print(f"unquantized  {', '.join(exported.unquantized)}: no group size divides the rows of their weights")
+        names = ", ".join(exported.unquantized)
+        print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB")
 
 
 class _Progress:
-    """Shows the current step on standard error, and how long each finished step took."""
+    """Prints the current step to standard error, and then how long the step took."""
 
     def __init__(self):
         from rich.console import Console
@@ -150,7 +152,7 @@ def _window(argument: str) -> str | int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Reject invalid combinations before any slow step."""
+    """Raise CommandError for an invalid combination of options, before any slow step."""
     if "group_size" in options and options.quantize == "none":
         raise CommandError("--group-size: expected --quantize int4 or int8 as well")
     if options.outputs == "logits" and not options.seed:

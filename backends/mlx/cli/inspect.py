@@ -9,24 +9,24 @@ from pathlib import Path
 from ..inspect import render_graph, render_text
 from ..inspect.pte import Contents, Delegate, ProgramError, read_pte
 from ..inspect.report import report
-from .model import quiet
+from .model_arguments import quiet
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "inspect",
         help="show the MLX programs in a .pte file",
-        description="Show the MLX programs in a .pte file: a summary, then every instruction with names, shapes "
-        "and dtypes.",
+        description="Show the MLX programs in a .pte file: a summary of each, then the instructions with the names, "
+        "shapes and dtypes of their operands and results.",
     )
     parser.add_argument("model", metavar="MODEL.pte", type=Path, help="file to inspect")
     parser.add_argument("--method", metavar="NAME", help="show only this method")
     parser.add_argument("--payload", metavar="DIR", type=Path, help="write each payload to DIR/METHOD.INDEX.mlx")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--summary", action="store_true", help="print only the summary")
-    kind.add_argument("--json", action="store_true", help="print everything as JSON")
-    kind.add_argument("--dot", action="store_true", help="print the graph in Graphviz DOT format")
-    kind.add_argument("--svg", action="store_true", help="print the graph as SVG; needs Graphviz")
+    output_format = parser.add_mutually_exclusive_group()
+    output_format.add_argument("--summary", action="store_true", help="print only the summary")
+    output_format.add_argument("--json", action="store_true", help="print everything as JSON")
+    output_format.add_argument("--dot", action="store_true", help="print the graph in Graphviz DOT format")
+    output_format.add_argument("--svg", action="store_true", help="print the graph as SVG; needs Graphviz")
     parser.set_defaults(run=run)
 
 
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _chosen(path: Path, contents: Contents, method: str | None) -> list[Delegate]:
+    """Returns the delegates of `method`, or of all methods if it is None. Raises ProgramError if there are none."""
     if method is not None and method not in contents.methods:
         raise ProgramError(f"{path}: no method {method}, expected one of {', '.join(contents.methods)}")
     chosen = [d for d in contents.delegates if method in (None, d.method)]
@@ -64,6 +65,7 @@ def _chosen(path: Path, contents: Contents, method: str | None) -> list[Delegate
 
 
 def _extract(folder: Path, delegates: list[Delegate]) -> None:
+    """Write the payload of each delegate to a file in `folder`, and print the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for delegate in delegates:
         # The method name comes from the file and may contain path separators.

@@ -8,9 +8,10 @@ import sys
 
 from ..inspect.pte import ProgramError
 from . import doctor, export, inspect, run, serve
-from .model import CommandError
+from .model_arguments import CommandError
 
-# Modules with a function `add_to`. They import torch and other large packages only when they run.
+# One module for each command. Its function `add_to` adds the command to the parser. Torch and other large packages are
+# imported only when a command runs.
 COMMANDS = (export, run, serve, inspect, doctor)
 
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script. As `main`, but silent if the reader of a pipe, such as `head`, closes it."""
+    """The console script: `main`, but without an error message if the reader of its output, such as `head`, ends."""
     try:
         code = main()
         sys.stdout.flush()

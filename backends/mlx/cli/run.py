@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..llm.sampling_parameters import SCALARS
-from . import model
+from . import model_arguments
 
 if TYPE_CHECKING:
     from ..llm import LLM, Generation
@@ -27,7 +27,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         description="Generate text with a language model. The answer streams to stdout, metrics go to stderr. Without "
         f"--prompt, starts a chat: {HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to --prompt.",
     )
-    model.add_to(parser)
+    model_arguments.add_to(parser)
     add = parser.add_argument
     # fmt: off
     add("--prompt", metavar="TEXT", help="answer this prompt and exit; - reads it from stdin")
@@ -50,11 +50,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     chat = options.chat or options.prompt is None
     if options.system is not None and not chat:
-        raise model.CommandError("--system: expected --chat as well")
-    llm = model.load(options)
+        raise model_arguments.CommandError("--system: expected --chat as well")
+    llm = model_arguments.load(options)
     session = Session(llm, options, chat)
     if chat and not llm.chats:
-        raise model.CommandError(
+        raise model_arguments.CommandError(
             f"{options.model} has no chat template: use --prompt without --chat, or a --tokenizer with a template"
         )
     try:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Session:
-    """A chat, or single prompts, with one model."""
+    """Answers prompts with one model: as the turns of a chat if `chat`, else each on its own."""
 
     def __init__(self, llm: LLM, options: argparse.Namespace, chat: bool):
         self.llm, self.json, self.chat = llm, options.json, chat
@@ -82,11 +82,11 @@ class Session:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def answer(self, prompt: str) -> str | None:
-        """Print the answer to `prompt` and return its finish reason."""
+        """Print the answer to `prompt` and return the finish reason of the answer."""
         try:
             generation = self._generate(prompt)
         except ValueError as error:
-            raise model.CommandError(str(error)) from error
+            raise model_arguments.CommandError(str(error)) from error
         with cancel_on_ctrl_c(generation):
             for token in generation:
                 if not self.json and token.text:
@@ -101,7 +101,7 @@ class Session:
             return self.llm.generate(prompt, **self.settings)
         messages = [*self.messages, {"role": "user", "content": prompt}]
         generation = self.llm.chat(messages, **self.settings)
-        self.messages = messages  # only if the model accepts them
+        self.messages = messages  # an invalid request raises above, so that its message is not kept
         return generation
 
     def _report(self, generation: Generation) -> None:
@@ -116,7 +116,10 @@ class Session:
 
 
 def converse(session: Session) -> int:
-    """Answer line after line until the input ends. On a terminal, errors do not end the chat."""
+    """Answer each line of the input until the input ends. Returns the exit code.
+
+    On a terminal, the chat continues after an error. Otherwise the first error ends it.
+    """
     for line in read_lines():
         match line.strip():
             case "":
@@ -132,7 +135,7 @@ def converse(session: Session) -> int:
             case text:
                 try:
                     session.answer(text)
-                except model.CommandError as error:
+                except model_arguments.CommandError as error:
                     print(f"executorch-mlx: {error}", file=sys.stderr)
                     if not sys.stdin.isatty():
                         return 1
@@ -140,6 +143,7 @@ def converse(session: Session) -> int:
 
 
 def read_lines() -> Iterator[str]:
+    """Yields the lines of standard input. On a terminal, Ctrl-C discards the line that is being typed."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -157,7 +161,7 @@ def read_lines() -> Iterator[str]:
 
 @contextmanager
 def cancel_on_ctrl_c(generation: Generation) -> Iterator[None]:
-    """The first Ctrl-C ends the answer after the current step, a second one immediately."""
+    """A context manager: the first Ctrl-C ends the answer after the current step, the second one immediately."""
 
     def handler(number, frame):
         generation.cancel()

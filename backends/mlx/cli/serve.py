@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from . import model
+from . import model_arguments
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -16,7 +16,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         description="Serve a language model with an OpenAI-compatible API below /v1 and a chat page at /. The server "
         "has no authentication: with --host 0.0.0.0 everyone who can reach this machine can use it.",
     )
-    model.add_to(parser)
+    model_arguments.add_to(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=_integer(0, 65535), default=8000, help="port; 0 picks a free one (default: %(default)s)"
@@ -30,6 +30,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def _integer(low: int, high: int | None) -> Callable[[str], int]:
+    """Returns a parser of an integer argument in [low, high], for argparse. `high` may be None, for no limit."""
     def parse(argument: str) -> int:
         if argument.lstrip("-").isdecimal() and low <= int(argument) and (high is None or int(argument) <= high):
             return int(argument)
@@ -42,8 +43,8 @@ def _integer(low: int, high: int | None) -> Callable[[str], int]:
 def run(options: argparse.Namespace) -> int:
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise model.CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
-    llm = model.load(options)
+        raise model_arguments.CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
+    llm = model_arguments.load(options)
     from ..serve import serve
 
     name = options.name or options.model.stem

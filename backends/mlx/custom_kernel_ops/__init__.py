@@ -1,6 +1,7 @@
 """Composite operators: torch functions that eager execution runs and lowering traces.
 
-`COMPOSITES` maps each operator to its function, which takes the operator's arguments.
+None of them has a kernel. The folder has the name that ExecuTorch gives to such a folder. `COMPOSITES` maps each
+operator to its torch function, which takes the operator's arguments.
 """
 
 from . import penalties, sample

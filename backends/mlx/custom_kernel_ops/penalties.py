@@ -4,8 +4,8 @@
     mlx::bias_logits        adds a bias to some tokens
     mlx::mask_logits        excludes all but the allowed tokens
 
-They apply in this order. Each takes logits `[B, V]` of float32, float16 or bfloat16 and returns float32. With its
-parameters off, it returns the values of its input.
+A model applies them in this order. Each takes logits `[B, V]` of float32, float16 or bfloat16 and returns float32. If
+its parameters have their off values, an operator returns the logits unchanged, as float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ..custom_ops.library import define
 
-WORD = 32  # tokens per word of the mask
+WORD = 32  # the number of tokens for which one integer of the mask has a bit
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -24,21 +24,21 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def penalize_reference(logits, history, valid=None, repetition=None, presence=None, frequency=None):
     """Penalizes the tokens in `history`.
 
-    `history` is int64 `[B, N]`. Only tokens with a True in `valid`, bool `[B, N]`, count; without `valid` all count.
-    Ids outside of the vocabulary never count. The logit of a token that occurs n times becomes
+    `history` is int64 `[B, N]`. An entry counts if `valid`, bool `[B, N]`, is True for it; without `valid`, all entries
+    count. Ids outside of the vocabulary never count. The logit of a token that occurs n times becomes
 
         logit / repetition - presence - n * frequency    if logit > 0
         logit * repetition - presence - n * frequency    otherwise
 
-    Each penalty is a tensor of one element, or None, which emits no instructions. The off values are 1, 0 and 0. A
-    `repetition` of 0 or less, or NaN, counts as 1.
+    Each penalty is a tensor of one element, or None. For a penalty that is None, no instruction is emitted. The off
+    values of repetition, presence and frequency are 1, 0 and 0. A `repetition` of 0 or less, or NaN, counts as 1.
     """
     logits = logits.to(torch.float32)
     counts = (history >= 0) & (history < logits.shape[1])
     if valid is not None:
         counts = counts & valid
-    # Entries that do not count stand for token 0. They add nothing to its count, and the scatter below writes the same
-    # value for every entry with the same token, so they change nothing.
+    # An entry that does not count is treated as token 0. This changes nothing: the entry adds 0 to the occurrences of
+    # token 0, and the scatter below writes the same value for all entries of a token.
     token = torch.where(counts, history, 0)
     occurrences = torch.zeros_like(logits).scatter_add(1, token, counts.to(torch.float32))
     occurrences, before = occurrences.gather(1, token), logits.gather(1, token)
@@ -108,10 +108,10 @@ def _check_bias(logits, tokens, values):
 
 
 def mask_reference(logits, allowed):
-    """Sets the logits of tokens with a 0 in `allowed`, int32 `[B, ceil(V / 32)]`, to -inf.
+    """Sets the logits of all tokens whose bit in `allowed` is 0 to -inf.
 
-    Bit v % 32 of word v // 32 belongs to token v; bits beyond V are ignored. If no token of a sequence is allowed,
-    `mlx::sample` returns token 0.
+    `allowed` is int32 `[B, ceil(V / 32)]`. Bit v % 32 of the integer at v // 32 belongs to token v. Bits beyond V are
+    ignored. If no token of a sequence is allowed, `mlx::sample` returns token 0.
     """
     batch, vocabulary = logits.shape
     bits = torch.pow(2, torch.arange(WORD)).to(torch.int32)  # the last one is the sign bit
@@ -122,7 +122,7 @@ def mask_reference(logits, allowed):
 
 def _check_mask(logits, allowed):
     _check_logits("mask_logits", logits)
-    shape = (logits.shape[0], words_of(logits.shape[1]))
+    shape = (logits.shape[0], mask_word_count(logits.shape[1]))
     if allowed.shape != shape or allowed.dtype != torch.int32:
         raise ValueError(
             f"mlx::mask_logits: allowed: got {_kind(allowed)}, expected torch.int32 of shape "
@@ -130,8 +130,8 @@ def _check_mask(logits, allowed):
         )
 
 
-def words_of(vocabulary: int) -> int:
-    """The number of words in the mask of a sequence."""
+def mask_word_count(vocabulary: int) -> int:
+    """Returns the number of 32-bit integers in the mask of a sequence: ceil(vocabulary / 32)."""
     return -(-vocabulary // WORD)
 
 

@@ -1,35 +1,38 @@
 """`mlx::sample`: draws the next token of each sequence from its logits.
 
-The functions below are the operator: eager execution runs them, and lowering traces them. All arithmetic is float32. It
-uses `drop = max(logits) - logits`, the distance of a token's logit from the largest:
+The functions below are the operator: eager execution runs them, and lowering traces them. All arithmetic is float32.
+The functions work with `drop = max(logits) - logits`, the distance of a token's logit from the largest logit:
 
-    weight(token) = exp(-drop / temperature)               its probability, not normalized
+    weight(token) = exp(-drop / temperature)               the token's probability, not normalized
     result        = argmin(drop / temperature - gumbel)    over the tokens that the filters keep
 
-where gumbel = -log(-log(uniform)). This equals argmax(logits / temperature + gumbel), the Gumbel-max trick: it draws
-from softmax(logits / temperature) among the kept tokens. With `drop`, no temperature makes the exponential overflow.
+where gumbel = -log(-log(uniform)). The result equals argmax(logits / temperature + gumbel), the Gumbel-max trick, which
+draws from softmax(logits / temperature) among the kept tokens. `drop` is never negative, so that the exponential cannot
+overflow at any temperature.
 
-Fast paths and UNSURE. Looking at all 128k tokens, and above all sorting them, is slow. Each way to choose a token
-therefore has several versions, fast ones first. A fast version arranges the logits of a sequence in a matrix and
-searches only some of its columns, or of its blocks. With C columns, column j holds the tokens j, j + C, j + 2C and so
-on; a block holds consecutive tokens.
+Fast paths and UNSURE. A vocabulary can have 128,000 tokens and more. It is slow to look at all of them, and even slower
+to sort them. Each way to choose a token therefore has several versions, the fastest first. A fast version arranges the
+logits of a sequence in a matrix and searches only some of the matrix's columns, or some of its blocks. With C columns,
+column j holds the tokens j, j + C, j + 2C and so on. A block holds consecutive tokens.
 
     greedy             the best column, then the best block, then all tokens
     without filters    the most promising columns, then all tokens
     with filters       a few candidates, then more (`TIERS`), then all tokens in sorted order
 
-A fast version takes the maximum of each column and then searches the columns with the largest ones. It returns the
-token if it can prove that no other column would change the result, and UNSURE otherwise. If any sequence is UNSURE,
-`_or_else` runs the next version for the whole batch, inside a `torch.cond`. The last version looks at all tokens and is
-always sure. Logits of a language model rarely need a second version. Flat logits, ties, NaN and a large top_k do.
+A fast version takes the maximum of each column and then searches the columns with the largest maxima. It returns the
+token if it can prove that the other columns cannot change the result, and UNSURE otherwise. If the result of any
+sequence is UNSURE, `_or_else` runs the next version for the whole batch, inside a `torch.cond`. The last version looks
+at all tokens and never returns UNSURE. The logits of a language model rarely need a second version. Flat logits, ties,
+NaN and a large top_k need one.
 
 All versions give the same token for a seed, because noise belongs to a token and not to a version:
 
     without filters    token v of sequence b uses the random 32-bit word [b, v] of `random_bits([B, V], seed)`
     with filters       the i-th most likely token uses the word [b, i] of `_words_by_rank`; ties are ranked by token id
 
-With noise by rank, a version computes random words only for its candidates. If rounding on another device moves a token
-across the boundary of the nucleus, the noise of the other tokens stays the same.
+Because the noise with filters belongs to the rank, a version computes random words only for its candidates. And if
+rounding on another device moves a token across the boundary of the nucleus, the noise of the other tokens stays the
+same.
 """
 
 from __future__ import annotations
@@ -43,21 +46,25 @@ LARGEST = 3.4028234663852886e38  # of float32
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 UNSURE = -1  # in the place of a token
-SHORT = 8192  # up to this vocabulary size, looking at all tokens is faster than a search for candidates
+SHORT = 8192  # up to this vocabulary size, it is faster to look at all tokens than to search for candidates
 # The fast versions with filters: (number of candidates, height of the columns in which they are searched). There are
-# more candidates without top_k, because a nucleus often has more tokens than a usual top_k, and its size is unknown.
+# more candidates without top_k, because the size of the nucleus is unknown and often larger than a usual top_k.
 TIERS = ((256, 32), (2048, 16))
 TIERS_WITH_TOP_K = ((64, 64), (1024, 16))
 DRAW_COLUMNS = 128  # columns that the fast version without filters looks at
 # The ranks at which the second and the third part of the noise begin. Each part has a seed of its own. No tier has more
 # than 2048 candidates, so only the version for all tokens computes the third part.
 NOISE_PARTS = (256, 2048)
-NOISE_KEY = 0x1E3779B97F4A7C15  # separates the seeds of the parts; from the golden ratio, far from seeds people choose
+# Makes the seeds of the parts differ. It is derived from the golden ratio, far from the seeds that people choose.
+NOISE_KEY = 0x1E3779B97F4A7C15
 BEYOND_ALL_RANKS = 1 << 62
 
 
 def sample_reference(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
-    """The token of each sequence, int64 `[B]`. Parameters have one element each; those with a default may be None."""
+    """Returns the token of each sequence, int64 `[B]`.
+
+    Each parameter is a tensor of one element. The parameters with a default may be None.
+    """
     logits = logits.to(torch.float32)
     temperature, top_p, min_p = (_scalar(p, torch.float32) for p in (temperature, top_p, min_p))
     seed, top_k = (_scalar(p, torch.int64) for p in (seed, top_k))
@@ -65,7 +72,7 @@ def sample_reference(logits, temperature, top_p, seed=None, top_k=None, min_p=No
 
 
 def _cond(predicate, true_fn, false_fn, *operands):
-    """`torch.cond` with operands that may be None."""
+    """Calls `torch.cond` with operands that may be None, and returns the one tensor that the branch returns."""
 
     def branch(function):
         def run(*tensors):
@@ -85,10 +92,10 @@ def _scalar(x, dtype):
 
 
 def _or_else(next_version, tokens, *operands):
-    """`tokens` if none of them is UNSURE, else `next_version(*operands)`.
+    """Returns `tokens` if none of them is UNSURE, else `next_version(*operands)`.
 
-    The host waits for the predicate before it chooses a branch. Computing the predicate also computes `tokens`, so the
-    host does not wait for them again.
+    The host waits for the predicate before it chooses a branch. The predicate depends on `tokens`, so that these are
+    computed by then, and the host does not wait for them again.
     """
     return _cond(
         (tokens >= 0).all(),
@@ -102,18 +109,19 @@ def _or_else(next_version, tokens, *operands):
 
 
 def _greedy(logits, temperature, top_p, seed, top_k, min_p):
-    """Searches the column with the largest maximum. Sure if there is exactly one."""
+    """Searches the column with the largest maximum. The result is sure if exactly one column has this maximum."""
     columns = _columns(logits, 64)
     maxima = columns.amax(1)
     column = maxima.argmax(-1, keepdim=True)
     tokens = _pick(columns, column).argmax(-1) * columns.shape[2] + column.squeeze(1)
-    # More than one column if the maximum is tied, and 0 if there is a NaN, which equals nothing.
+    # The number of columns with the largest maximum: more than 1 if columns are tied. It is 0 if there is a NaN,
+    # because then the largest maximum is NaN, which equals nothing.
     num_best = (maxima == maxima.amax(-1, keepdim=True)).to(torch.int64).sum(-1)
     return _or_else(_greedy_with_ties, torch.where(num_best == 1, tokens, UNSURE), logits)
 
 
 def _greedy_with_ties(logits):
-    """Searches the first block with the largest maximum. Sure if there is no NaN."""
+    """Searches the first block with the largest maximum. The result is sure if there is no NaN."""
     blocks = _blocks(logits, 64)
     maxima = blocks.amax(-1)
     best = maxima.argmax(-1)
@@ -152,7 +160,10 @@ def _near(size):
 
 
 def _clean(logits):
-    """NaN becomes -inf, which never wins. +inf becomes the largest number, so that differences from it are defined."""
+    """Replaces NaN by -inf, which never wins, and +inf by the largest float32.
+
+    With +inf, differences from the largest logit would be NaN.
+    """
     logits = torch.where(logits != logits, -torch.inf, logits)
     return torch.clamp(logits, max=LARGEST)
 
@@ -192,10 +203,11 @@ def _unfiltered_all(logits, temperature, words):
 
 
 def _unfiltered_columns(logits, temperature, words):
-    """Searches the most promising columns. UNSURE if a token of another column may win.
+    """Searches the most promising columns. The result is UNSURE if a token of another column may win.
 
-    The cost of a token is `drop / temperature - gumbel`. A lower bound for the costs in a column combines its largest
-    logit with its largest noise.
+    The cost of a token is `drop / temperature - gumbel`, and the token with the smallest cost wins. The cost that the
+    largest logit of a column would have with the largest noise of the column is a lower bound for all costs in the
+    column. The most promising columns are those with the smallest bounds.
     """
     logits, words = _columns(logits, 32), _columns(words, 32)
     maxima = logits.amax(1)
@@ -213,7 +225,10 @@ def _unfiltered_columns(logits, temperature, words):
 
 
 def _minus_gumbel(words):
-    """-gumbel = log(-log(uniform)). MLX makes the same uniform numbers of random words. Finite even for the word 0."""
+    """Returns -gumbel = log(-log(uniform)) for random 32-bit words, which are given as float32.
+
+    MLX computes the same uniform numbers from random words. The result is finite even for the word 0.
+    """
     uniform = torch.clamp(words * 2.0**-32, max=BELOW_ONE)
     return torch.clamp(torch.log(-torch.log(uniform)), max=LARGEST)
 
@@ -232,7 +247,7 @@ def _filtered(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _nucleus_weight(logits, temperature, top_p):
-    """The total weight that the nucleus must reach, `[B, 1]`."""
+    """Returns the total weight that the tokens of the nucleus must reach, `[B, 1]`: `top_p` times the weight of all."""
     logits = _columns(logits, 64)
     weight = _weight(_row_max(logits.amax(1)).unsqueeze(1) - logits, temperature)
     return top_p * weight.sum(1).sum(-1, keepdim=True)
@@ -243,7 +258,7 @@ def _infinite_weight(logits, temperature, top_p):
 
 
 def _filtered_tiers(tiers, nucleus_weight, *operands):
-    """Tries one tier of candidates after the other, and finally all tokens."""
+    """Tries the tiers of candidates one after the other, and finally all tokens. Returns the tokens."""
     if not tiers:
         return _filtered_all(*operands)
     tokens = _filtered_candidates(*tiers[0], nucleus_weight, *operands)
@@ -253,9 +268,9 @@ def _filtered_tiers(tiers, nucleus_weight, *operands):
 
 
 def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top_p, seed, top_k, min_p):
-    """Draws from the `count` most likely tokens. UNSURE if the filters may keep another token.
+    """Draws from the `count` most likely tokens, the candidates. The result is UNSURE if the filters may keep another.
 
-    Each of these tokens is in one of the `count` columns with the largest maxima, or is tied with a token there. If the
+    Each candidate is in one of the `count` columns with the largest maxima, or is tied with a token there. If the
     filters remove the least likely candidate, they remove every token that is not a candidate. If a logit is NaN, the
     largest maximum and every `drop` are NaN too, and the result is UNSURE.
     """
@@ -264,7 +279,7 @@ def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top
     columns = _largest(maxima, count)
     picked = _pick(logits, columns)
     best = _largest(picked, count)
-    # Sort by token id first, so that the stable sort by drop ranks ties by token id.
+    # The candidates are sorted by token id first, so that the stable sort by drop below ranks ties by token id.
     token, order = torch.sort(_token_ids(columns, logits).gather(1, best), -1)
     drop = maxima.amax(-1, keepdim=True) - picked.gather(1, best.gather(1, order))
     drop, order = torch.sort(drop, dim=-1, stable=True)
@@ -284,10 +299,11 @@ def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _draw_rank(drop, nucleus_weight, temperature, seed, top_k, min_p):
-    """Returns the rank that the draw chooses, `[B, 1]`, and whether it is sure, `[B, 1]`.
+    """Returns the rank that the draw chooses, `[B, 1]`, and whether this rank is sure, `[B, 1]`.
 
-    `drop` is ascending. The rank is sure if no token beyond the last rank can win: the filters remove the token of the
-    last rank, or its logit is -inf, as under a mask. It is unsure if the last `drop` is NaN.
+    `drop` `[B, N]` is ascending and belongs to the N most likely tokens. The rank is sure if no token beyond these can
+    win: the filters remove the last of the N tokens, or its logit is -inf, as under a mask. The rank is not sure if the
+    last `drop` is NaN.
     """
     limit = _largest_kept_drop(drop, nucleus_weight, temperature, top_k)
     scaled_drop = drop / temperature
@@ -302,10 +318,10 @@ def _draw_rank(drop, nucleus_weight, temperature, seed, top_k, min_p):
 
 
 def _words_by_rank(batch, count, seed):
-    """The random words of the `count` most likely tokens, `[B, count]` in float32.
+    """Returns the random words of the `count` most likely tokens, `[B, count]` in float32.
 
-    The words come in parts with separate seeds. A version with few candidates therefore computes few words, and
-    they are the same as in the other versions.
+    The words come in parts, each of which has a seed of its own. A version with few candidates computes only the first
+    parts, which have the same words in every version.
     """
     parts, start = [], 0
     for part, end in enumerate((*NOISE_PARTS, max(count, NOISE_PARTS[-1] + 1))):
@@ -318,7 +334,10 @@ def _words_by_rank(batch, count, seed):
 
 
 def _largest_kept_drop(drop, nucleus_weight, temperature, top_k):
-    """The drop of the last token that top_p and top_k keep, `[B, 1]`. Infinite if that token is not in `drop`."""
+    """Returns the drop of the least likely token that top_p and top_k keep, `[B, 1]`.
+
+    The result is infinite if that token is not among the tokens of `drop`.
+    """
     weight = torch.cumsum(_weight(drop, temperature), -1)
     rank = (weight < nucleus_weight).to(torch.int64).sum(-1, keepdim=True)
     if top_k is not None:
@@ -329,15 +348,15 @@ def _largest_kept_drop(drop, nucleus_weight, temperature, top_k):
 
 
 def _largest_kept_scaled_drop(min_p):
-    """-log(min_p), the largest `drop / temperature` that min_p keeps.
+    """Returns -log(min_p), the largest `drop / temperature` that min_p keeps.
 
-    A min_p above 1 would keep no token; it counts as 1.
+    A min_p above 1 would keep no token. Such a min_p counts as 1.
     """
     return torch.where(min_p > 0, -torch.log(torch.clamp(min_p, max=1)), torch.inf)
 
 
 def _weight(drop, temperature):
-    """exp(-drop / temperature). On CPU, MLX's power is three times faster than its exp."""
+    """Returns exp(-drop / temperature), computed as a power of 2: on a CPU, MLX's power is faster than MLX's exp."""
     return torch.pow(2.0, drop * (-LOG2_E / temperature))
 
 
@@ -345,31 +364,31 @@ def _weight(drop, temperature):
 
 
 def _row_max(logits):
-    """The maximum of each sequence, `[B, 1]`. Finite even if all logits are -inf."""
+    """Returns the largest logit of each sequence, `[B, 1]`. It is finite even if all logits are -inf."""
     return torch.clamp(logits.amax(-1, keepdim=True), min=-LARGEST)
 
 
 def _largest(x, count):
-    """The indices of the `count` largest elements of each sequence, in no particular order."""
+    """Returns the indices of the `count` largest elements of each sequence, in no particular order."""
     size = x.shape[1]
     return torch.ops.mlx.argpartition(x, size - count, -1)[:, size - count :]
 
 
 def _pick(x, columns):
-    """The `columns` `[B, K]` of `x` `[B, n, C]`, flattened to `[B, n * K]`."""
+    """Returns the columns of `x` `[B, n, C]` with the indices `columns` `[B, K]`, flattened to `[B, n * K]`."""
     batch, n, _ = x.shape
     return x.gather(2, columns.unsqueeze(1).expand(-1, n, -1)).reshape(batch, -1)
 
 
 def _token_ids(columns, logits):
-    """The token ids of the elements that `_pick(logits, columns)` returns."""
+    """Returns the token ids of the elements that `_pick(logits, columns)` returns."""
     batch, n, width = logits.shape
     start = torch.arange(0, n * width, width).reshape(1, n, 1)
     return (start + columns.unsqueeze(1)).reshape(batch, -1)
 
 
 def _lowest_id(token, is_best):
-    """Returns the lowest token id of each sequence among those with `is_best`."""
+    """Returns, for each sequence, the lowest of the token ids whose `is_best` is True."""
     return torch.where(is_best, token, torch.iinfo(torch.int64).max).amin(-1)
 
 
@@ -402,7 +421,7 @@ def _check(logits, temperature, top_p, seed, top_k, min_p):
 
 def _eager(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
     _check(logits, temperature, top_p, seed, top_k, min_p)
-    # Tokens have no gradient. Without `no_grad`, `cond` would trace a backward graph for logits that require one.
+    # Tokens have no gradient. Without `no_grad`, `cond` would trace a backward graph for logits that require gradients.
     with torch.no_grad():
         return sample_reference(logits, temperature, top_p, seed, top_k, min_p)
 

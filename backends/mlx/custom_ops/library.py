@@ -12,7 +12,8 @@ _LIBRARY = torch.library.Library("mlx", "FRAGMENT")
 def define(schema: str, eager: Callable, fake: Callable) -> torch._ops.OpOverload:
     """Define the operator `mlx::<schema>` with its eager and fake kernels, and return its default overload.
 
-    Raises ImportError if the process already has an operator of that name.
+    `eager` computes the result. `fake` returns an empty tensor of the result's shape and dtype. Raises ImportError if
+    the process already has an operator of that name.
     """
     name = schema[: schema.index("(")]
     if f"mlx::{name}" in torch._C._dispatch_get_all_op_names():

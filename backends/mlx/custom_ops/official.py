@@ -1,8 +1,9 @@
 """The torch operators of ExecuTorch's own MLX delegate: schema, eager kernel, fake kernel.
 
-A model that calls them (`torch.ops.mlx.rope`, `custom_sdpa`, `kv_cache_update`, `gather_mm`, `gather_qmm`,
-`moe_gather_inputs`, `moe_scatter_outputs`) exports unchanged. Names, arguments and meaning are those of executorch
-1.5.1. `mlx::sample` is not here: this project defines it differently, in `custom_kernel_ops`.
+The operators are `torch.ops.mlx.rope`, `custom_sdpa`, `kv_cache_update`, `gather_mm`, `gather_qmm`, `moe_gather_inputs`
+and `moe_scatter_outputs`. A model that calls these operators can be exported unchanged, because their names, arguments
+and meaning are the same as in executorch 1.5.1. `mlx::sample` is not defined here: this project's operator of that
+name, in `custom_kernel_ops`, has other arguments.
 
 Importing this module defines the operators in the library `mlx`. An operator that already exists with the same
 arguments stays in place.
@@ -52,8 +53,8 @@ def _kv_cache_update(cache, new_values, start_pos, ring_size=0):
     return new_values.new_empty(1)
 
 
-# Writes `new_values` [B, H, S, D] into `cache` [B, H, C, D] in place, from position `start_pos` on. With `ring_size`,
-# positions are taken modulo it. The result [1] is a placeholder.
+# Writes `new_values` [B, H, S, D] into `cache` [B, H, C, D] in place, from position `start_pos` on. With a nonzero
+# `ring_size`, position p is written at index p % ring_size. The result [1] has no meaning.
 kv_cache_update = define(
     "kv_cache_update(Tensor(a!) cache, Tensor new_values, SymInt start_pos, SymInt ring_size=0) -> Tensor",
     _kv_cache_update,
@@ -77,8 +78,8 @@ def _custom_sdpa(
 
 
 # Attention of `query` [B, H, S, D] at positions `start_pos` to `start_pos + S` over the first `start_pos + S` positions
-# of the caches `key` and `value` [B, G, C, D]. G divides H. With `is_causal`, a query attends only to positions up to
-# its own, and `attn_mask` is ignored. `scale` is D^-0.5 by default.
+# of the caches `key` and `value` [B, G, C, D]. G divides H. With `is_causal`, the query at position p attends to the
+# positions 0 … p, and `attn_mask` is ignored. `scale` is D^-0.5 by default.
 custom_sdpa = define(
     "custom_sdpa(Tensor query, Tensor key, Tensor value, SymInt start_pos, Tensor? attn_mask=None, "
     "float dropout_p=0.0, bool is_causal=False, float? scale=None) -> Tensor",
@@ -88,7 +89,7 @@ custom_sdpa = define(
 
 
 def rotate(x, dims, pos, traditional=False, base=500000.0, scale=1.0, freqs=None):
-    """`mlx::rope` in torch."""
+    """The eager kernel of `mlx::rope`, whose arguments are explained below."""
     if freqs is not None and freqs.ndim > 1:
         angles = freqs.float().reshape(x.shape[2], dims // 2)
     else:
@@ -109,10 +110,11 @@ def rotate(x, dims, pos, traditional=False, base=500000.0, scale=1.0, freqs=None
     return torch.cat((rotated, tail), -1)
 
 
-# Rotary position embedding (Su et al., "RoFormer", 2021) of the first `dims` features of `x` [B, H, T, D], which is at
-# positions `pos` to `pos + T`. The angle of feature pair i at position p is p * scale / freqs[i]. Despite its name,
-# `freqs` [dims / 2] holds periods, base^(2i / dims) by default. If `freqs` is [T, dims / 2], it holds the angles
-# themselves. With `traditional`, features 2i and 2i + 1 form a pair, otherwise features i and i + dims / 2.
+# Rotary position embedding (Su et al., "RoFormer", 2021) of the first `dims` features of `x` [B, H, T, D]. The T
+# vectors of a sequence are at the positions `pos` to `pos + T`. The angle of feature pair i at position p is
+# p * scale / freqs[i]. Despite its name, `freqs` [dims / 2] holds periods, by default base^(2i / dims). If `freqs` is
+# [T, dims / 2], it holds the angles themselves. With `traditional`, features 2i and 2i + 1 form a pair, otherwise
+# features i and i + dims / 2.
 rope = define(
     "rope(Tensor x, SymInt dims, SymInt pos, bool traditional=False, float base=500000.0, "
     "float scale=1.0, Tensor? freqs=None) -> Tensor",
@@ -142,10 +144,10 @@ def _gather_mm_fake(a, b, rhs_indices=None, lhs_indices=None, sorted_indices=Non
     return _product_fake(a, b.shape[:-2], b.shape[-1], rhs_indices, lhs_indices)
 
 
-# Products of matrices of `a` [..., M, K] and matrices of `b` [..., K, N]. `lhs_indices` selects those of `a` and
-# `rhs_indices` those of `b`, from the flattened batch dimensions. The selections broadcast against each other. Without
-# indices, all matrices are used in order. A nonzero `sorted_indices` (0-d) promises that `rhs_indices` ascend, which
-# only affects speed.
+# Products of matrices of `a` [..., M, K] and matrices of `b` [..., K, N]. `lhs_indices` selects matrices of `a`, and
+# `rhs_indices` selects matrices of `b`. An index refers to the flattened batch dimensions of its operand. The two index
+# tensors broadcast against each other. An operand without indices keeps its batch dimensions. A nonzero
+# `sorted_indices` (0-d) promises that `rhs_indices` ascend. The promise affects only the speed.
 gather_mm = define(
     "gather_mm(Tensor a, Tensor b, Tensor? rhs_indices=None, Tensor? lhs_indices=None, "
     "Tensor? sorted_indices=None) -> Tensor",
@@ -155,7 +157,7 @@ gather_mm = define(
 
 
 def pack_experts(w, bits):
-    """The weights of experts in MLX's packing, uint32 [E, N, K * bits / 32].
+    """Returns the weights of experts in MLX's packing, uint32 [E, N, K * bits / 32].
 
     `w` is int8 [E, N, K] in [-2^(bits-1), 2^(bits-1)), or uint8 [E, N, K / 2] with two 4-bit integers from [0, 16)
     per byte. MLX's integers are unsigned: int8 values are shifted by 2^(bits-1), uint8 values are used as they are.
@@ -166,9 +168,9 @@ def pack_experts(w, bits):
 
 
 def packed_biases(scales, biases, bits):
-    """The biases that belong to the result of `pack_experts`, float32 [E, N, K / group_size].
+    """Returns the biases for the weights that `pack_experts` returns, float32 [E, N, K / group_size].
 
-    `biases` of a float dtype are biases, those of an integer dtype are zero points. None stands for zeros.
+    `biases` are biases if they have a float dtype, zero points if they have an integer dtype, and zeros if None.
     """
     half = 2 ** (bits - 1) * scales.float()
     if biases is None:
@@ -207,9 +209,9 @@ def _gather_qmm_fake(
     return _product_fake(x, w.shape[:-2], w.shape[-2], rhs_indices, lhs_indices)
 
 
-# Like `gather_mm`, with quantized and transposed matrices for `b`. `w` is as in `pack_experts`; `scales` and `biases`
-# are [E, N, K / group_size]. Let q be the signed integers: int8 values as they are, 4-bit values of uint8 minus 8. The
-# weights are q * scales + biases, or (q - biases) * scales if `biases` are integers.
+# Like `gather_mm`, with quantized and transposed matrices in place of `b`. `w` is as in `pack_experts`; `scales` and
+# `biases` are [E, N, K / group_size]. Let q be the signed integers that `w` holds: an int8 value itself, or a 4-bit
+# value of a uint8 `w` minus 8. The weights are q * scales + biases, or (q - biases) * scales if `biases` are integers.
 gather_qmm = define(
     "gather_qmm(Tensor x, Tensor w, Tensor scales, Tensor? biases=None, Tensor? rhs_indices=None, "
     "Tensor? lhs_indices=None, bool transpose=True, SymInt group_size=32, SymInt bits=4, "
@@ -220,7 +222,7 @@ gather_qmm = define(
 
 
 def gathered_inputs(x, expert_indices, top_k, sort_cutoff):
-    """`mlx::moe_gather_inputs` in torch."""
+    """The torch function of `mlx::moe_gather_inputs`, whose arguments and results are explained below."""
     is_sorted = (torch.full((), x.shape[0], dtype=torch.int32) > sort_cutoff).int()
     experts = expert_indices.flatten()
     # If not is_sorted, all keys are 0, and the stable sort keeps the order.
@@ -247,7 +249,7 @@ moe_gather_inputs = define(
 
 
 def scattered_outputs(down, sort_experts, inv_order, top_k):
-    """`mlx::moe_scatter_outputs` in torch."""
+    """The torch function of `mlx::moe_scatter_outputs`, whose arguments are explained below."""
     identity = torch.arange(down.shape[0], dtype=inv_order.dtype)
     outputs = down.squeeze(-2)[torch.where(sort_experts != 0, inv_order, identity).long()]
     return outputs.unflatten(0, (-1, top_k))

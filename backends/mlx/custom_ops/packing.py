@@ -1,8 +1,9 @@
 """MLX's packings of quantized weights, in torch.
 
-A packed matrix [N, K] is `w`, uint32 [N, K * bits / 32]. ExecuTorch's edge dialect lacks uint32, so int32 with the
-same bits is accepted too. Each matrix row is a stream of bits, least significant bit first. `group_size` consecutive
-elements of a row share a scale. `mode` is MLX's name of the format:
+A packed matrix [N, K] consists of `w`, `scales` and, in one format, `biases`. `w` is uint32 [N, K * bits / 32].
+ExecuTorch's edge dialect lacks uint32, so int32 with the same bits is accepted too. Each matrix row of `w` is a stream
+of bits, least significant bit first. Each group of `group_size` consecutive values shares a scale. `mode` is MLX's name
+of the format:
 
     affine   integers q; the value is q * scales + biases, with scales and biases of a float dtype [N, K / group_size]
     mxfp4    E2M1 elements, E8M0 scales in uint8, groups of 32
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 import torch
 
-# Mode → (bits, group_size), for the modes with 8-bit scales.
+# Mode → (bits, group_size), for the modes whose scales are 8-bit floats.
 FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def unpack(w: torch.Tensor, bits: int) -> torch.Tensor:
-    """Packed words [..., K * bits / 32] → elements, uint8 [..., K]."""
+    """Returns the elements of a packed tensor `w` [..., K * bits / 32], as uint8 [..., K]."""
     bytes_ = w.contiguous().view(torch.uint8)
     if bits in (2, 4, 8):
         lanes = [bytes_ >> shift & (2**bits - 1) for shift in range(0, 8, bits)]
@@ -38,7 +39,7 @@ def unpack(w: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers in [0, 2^bits), uint8 [..., K] with K a multiple of 32 → uint32 [..., K * bits / 32]."""
+    """Packs integers in [0, 2^bits), uint8 [..., K], to uint32 [..., K * bits / 32]. K must be a multiple of 32."""
     q = q.detach()
     if bits == 8:
         bytes_ = q
@@ -67,8 +68,9 @@ def quantize(
     Returns `w`, and `scales` and `biases` of `dtype`, by default the dtype of the input. Raises ValueError unless K is
     a multiple of `group_size` and of 32.
 
-    The steps of a group cover the range from its minimum to its maximum. They start at the one of larger magnitude, and
-    their size is rounded so that 0 is one of them.
+    The quantized values of a group are evenly spaced from its minimum to its maximum. They start at the minimum or at
+    the maximum, whichever has the larger magnitude, which is represented exactly. The step between them is adjusted so
+    that 0 is represented exactly too.
     """
     if w.shape[-1] % max(group_size, 32):
         raise ValueError(
@@ -85,7 +87,7 @@ def quantize(
     at_zero = steps_to_zero == 0
     step = torch.where(at_zero, step, edge / steps_to_zero)
     scales, biases = step.to(dtype), torch.where(at_zero, 0, edge).to(dtype)
-    # With the scales and biases as stored, so that q absorbs the rounding of the cast.
+    # q is computed with the scales and biases after their cast to `dtype`, so that q compensates for the rounding.
     x = x.sub(biases.float().unsqueeze(-1)).div_(scales.float().unsqueeze(-1))
     q = x.round_().clamp_(0, 2**bits - 1).to(torch.uint8).flatten(-2)
     return pack(q, bits), scales, biases
@@ -99,7 +101,10 @@ def dequantize(
     bits: int,
     mode: str = "affine",
 ) -> torch.Tensor:
-    """The elements of a packed tensor as float32 [..., K]. Raises ValueError if the operands do not fit together."""
+    """Returns the values of a packed tensor, float32 [..., K].
+
+    Raises ValueError unless the operands describe a packed tensor.
+    """
     check(w, scales, biases, group_size, bits, mode)
     q = unpack(w, bits).unflatten(-1, (-1, group_size))
     if mode == "affine":
@@ -123,7 +128,7 @@ def _scales_to_float(scales: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def check(w, scales, biases, group_size, bits, mode) -> None:
-    """Raises ValueError if the operands do not describe a packed tensor."""
+    """Raises ValueError unless the operands describe a packed tensor."""
     if mode not in ("affine", *FLOAT_MODES):
         raise ValueError(f"mlx: mode: got {mode!r}, expected one of affine, {', '.join(FLOAT_MODES)}")
     if w.dtype not in (torch.uint32, torch.int32) or scales.dim() != w.dim():
@@ -133,7 +138,9 @@ def check(w, scales, biases, group_size, bits, mode) -> None:
         )
     columns = w.shape[-1] * 32 // bits
     expected = [*w.shape[:-1], columns // group_size]
-    if columns % group_size or list(scales.shape) != expected:
+    if columns % group_size:
+        raise ValueError(f"mlx: w: got {columns} columns, expected a multiple of the group size {group_size}")
+    if list(scales.shape) != expected:
         raise ValueError(f"mlx: scales: got shape {list(scales.shape)}, expected {expected}")
     if mode == "affine":
         if biases is None or biases.shape != scales.shape or not scales.is_floating_point():

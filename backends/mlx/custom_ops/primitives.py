@@ -1,6 +1,6 @@
-"""Torch operators that lower to IR nodes directly: schema, eager kernel, fake kernel.
+"""Torch operators with a handler of their own: schema, eager kernel, fake kernel.
 
-Importing this module defines them in the operator library `mlx`.
+Importing this module defines the operators in the operator library `mlx`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def threefry2x32(key0, key1, x0, x1):
 
 
 def key_words(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The key of a 64-bit seed: its high and its low word, each a uint32 array of one element."""
+    """Returns the key of a 64-bit seed: its upper and its lower 32 bits, each as a uint32 array of one element."""
     return tuple(np.array([word & 0xFFFFFFFF], np.uint32) for word in (seed >> 32, seed))
 
 
@@ -53,7 +53,7 @@ def _random_bits(shape, seed=None, width=4):
     first = np.arange((words + 1) // 2, dtype=np.uint32)
     second = first + np.uint32(len(first))
     if words % 2:
-        second[-1] = 0  # the last counter of `first` has no partner; its second output word is dropped
+        second[-1] = 0  # the last counter of `first` has no partner, so the second output of this pair is dropped
     key = key_words(secrets.randbits(64) if seed is None else int(seed))
     low, high = threefry2x32(*key, first, second)
     drawn = np.concatenate([low, high[: words // 2]]).view(np.uint8)[: count * width]
@@ -64,9 +64,10 @@ def _random_bits_fake(shape, seed=None, width=4):
     return torch.empty(shape, dtype=_BITS_DTYPE[width])
 
 
-# Random uint8, uint16 or uint32, for a `width` of 1, 2 or 4 bytes: the bits of `mlx::core::random::bits` for the key
-# `random::key(seed)`, which uses all 64 bits of the seed. Without a seed every call returns different bits: eager torch
-# uses a random seed, and a program uses MLX's own key sequence.
+# Returns random uint8, uint16 or uint32 of the given shape, for a `width` of 1, 2 or 4 bytes. The bits are those of
+# `mlx::core::random::bits` with the key `random::key(seed)`, which uses all 64 bits of the seed. Without a seed, every
+# call returns different bits: eager torch takes a random seed, and an MLX program takes the next key of MLX's own
+# sequence.
 random_bits = define(
     "random_bits(SymInt[] shape, Tensor? seed=None, int width=4) -> Tensor",
     _random_bits,
@@ -85,8 +86,9 @@ def _argpartition_fake(x, kth, axis=-1):
     return torch.empty_like(x, dtype=torch.int64)
 
 
-# int64 indices that partition `x` along `axis`: the element at `kth` is the one that sorting would put there, no
-# element before it is larger, and no element after it is smaller. The order within the two parts is unspecified.
+# Returns int64 indices that partition `x` along `axis`: index `kth` of the result refers to the element that a sort
+# would put there, no earlier index refers to a larger element, and no later index refers to a smaller element. The
+# order within the two parts is unspecified.
 argpartition = define(
     "argpartition(Tensor x, int kth, int axis=-1) -> Tensor",
     _argpartition,
@@ -120,9 +122,9 @@ def _cache_update(cache, update, start, ring=False):
     return updated
 
 
-# Returns `cache` [B, H, C, D] with `update` [B, H, S, D] at positions `start` to `start + S`. With `ring`, positions
-# are taken modulo C, and S is at most C. If `cache` is a buffer and the model copies the result back to it, a program
-# updates the buffer in place.
+# Returns a copy of `cache` [B, H, C, D] with `update` [B, H, S, D] written at the positions `start` to `start + S`.
+# With `ring`, position p is written at index p % C, and S is at most C. If `cache` is a buffer to which the model
+# copies the result, the MLX program updates the buffer in place.
 cache_update = define(
     "cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False) -> Tensor",
     _cache_update,
@@ -138,13 +140,13 @@ def _cached_attention(query, keys, values, start, scale, first=None, window=None
     _check_capacity("cached_attention", end - oldest, capacity)
     filled = min(end, capacity)
     queries = torch.arange(begin, end)[:, None]
-    # The position in each entry of the ring buffer: the last one written there.
+    # The position that each entry of the ring buffer holds: the last position that was written to the entry.
     positions = end - 1 - (end - 1 - torch.arange(filled)) % capacity
     mask = positions <= queries
     if window is not None:
         mask = mask & (positions > queries - window)
     if first is not None:
-        # A query in the padding attends to itself. Its result would be NaN if it attended to nothing.
+        # A query in the padding attends to itself, because the result of a query that attends to nothing is NaN.
         mask = mask & (positions >= first[:, None, None, None]) | (positions == queries)
     groups = query.shape[1] // keys.shape[1]
     k, v = (
@@ -161,8 +163,9 @@ def _cached_attention(query, keys, values, start, scale, first=None, window=None
 # Causal attention of `query` [B, H, S, D] at positions `start` to `start + S` over the caches `keys` and `values`
 # [B, G, C, D], which already hold these positions. G divides H. Returns [B, H, S, D].
 # `first` [B] int64 is the first position of each sequence; earlier positions are padding.
-# With `window`, a query attends to that many positions, including its own, and the caches are ring buffers with
-# C >= min(window + S - 1, start + S). With `softcap` c, scores become c * tanh(scores / c).
+# With `window`, a query attends to the last `window` positions, including the position of the query, and the caches are
+# ring buffers with C >= min(window + S - 1, start + S). With `softcap`, the scores become
+# softcap * tanh(scores / softcap).
 cached_attention = define(
     "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
     "Tensor? first=None, int? window=None, float? softcap=None) -> Tensor",

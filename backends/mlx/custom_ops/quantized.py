@@ -1,7 +1,7 @@
 """Torch operators on packed weights and on experts: schema, eager kernel, fake kernel.
 
-`packing` describes `w`, `scales`, `biases`, `group_size`, `bits` and `mode`. Importing this module defines the
-operators in the operator library `mlx`.
+The module `packing` explains the arguments `w`, `scales`, `biases`, `group_size`, `bits` and `mode`. Importing this
+module defines the operators in the operator library `mlx`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _quantized_matmul_fake(x, w, scales, biases, group_size, bits, mode):
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
-# x [..., K] times the transpose of the matrix [N, K] that `w` packs → [..., N] in the dtype of x. Eager mode computes
-# in float32.
+# The product of x [..., K] and the transpose of the packed matrix [N, K]. The result is [..., N] in the dtype of x.
+# Eager mode computes in float32.
 quantized_matmul = define(
     f"quantized_matmul(Tensor x, {_PACKED}) -> Tensor", _quantized_matmul, _quantized_matmul_fake
 )
@@ -44,7 +44,7 @@ def _quantized_embedding_fake(indices, w, scales, biases, group_size, bits, mode
     return w.new_empty((*indices.shape, w.shape[1] * 32 // bits), dtype=dtype)
 
 
-# Rows `indices` [...] of the matrix [N, K] that `w` packs → [..., K] of `dtype`.
+# The matrix rows `indices` [...] of the packed matrix [N, K], dequantized. The result is [..., K] of `dtype`.
 quantized_embedding = define(
     f"quantized_embedding(Tensor indices, {_PACKED}, ScalarType dtype) -> Tensor",
     _quantized_embedding,
@@ -56,7 +56,7 @@ quantized_embedding = define(
 
 
 def _matmul_per_expert(x, index, columns, matrix_of):
-    """y[i] = x[i] @ transpose(matrix_of(index[i])) for all i of the broadcast batch dimensions."""
+    """Returns y, where y[i] = x[i] @ transpose(matrix_of(index[i])) for each i of the broadcast batch dimensions."""
     batch = torch.broadcast_shapes(x.shape[:-2], index.shape)
     left = x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
     index = index.expand(batch).reshape(-1)
@@ -77,8 +77,8 @@ def _gathered_fake(x, weight, index, *_):
 
 
 # x [..., M, K], weight [E, N, K], index [...] in [0, E) → [..., M, N]: y[i] = x[i] @ transpose(weight[index[i]]). The
-# batch dimensions of x and index broadcast. In the official `gather_mm`, the matrices are [K, N], and the matrices of
-# both operands can be selected. Here the matrices are [N, K] and transposed, and only the right operand is selected.
+# batch dimensions of x and index broadcast. The operator `gather_mm` of ExecuTorch's own MLX delegate differs: there
+# the matrices of the right operand are [K, N], and indices can select the matrices of both operands.
 gathered_matmul = define(
     "gathered_matmul(Tensor x, Tensor weight, Tensor index) -> Tensor",
     _gathered_matmul,

@@ -1,1 +1,1 @@
-"""Inspect a `.pte` file without running it: instructions, types, memory and the graph."""
+"""Inspects the MLX programs in a `.pte` file without running them: instructions, types, memory and the graph."""

@@ -1,4 +1,4 @@
-"""Infer the types of all results of a program without running it."""
+"""Infers the types of all results of an MLX program without running the program."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _INTEGER_OPS = {
 class TypedInstruction:
     """An instruction with the types of its tensors, by slot id.
 
-    `inferred` has the types that the rule of the op returns. `results` has the same types, with unknown
-    parts taken from those that the program declares for outputs and buffers. `outer_scan` is the outermost
-    scan that repeats the instruction.
+    `inferred` has the types of the results that the type rule of the IR node returns. `results` has the same types; an
+    unknown part of a type is taken from the type that the program declares for an output or a buffer. `outer_scan` is
+    the outermost scan that repeats the instruction, or None if no scan does.
     """
 
     instruction: ListedInstruction
@@ -36,7 +36,10 @@ class TypedInstruction:
 
 
 def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
-    """The type that a program declares for a tensor. With `upper_bound`, a dynamic extent is at its upper bound."""
+    """Returns the type that a program declares for a tensor.
+
+    A dynamic extent is None. With `upper_bound`, it is the upper bound of the extent instead, if there is one.
+    """
     dims = []
     for d in meta.shape:
         bound = d.max_value if upper_bound and d.max_value >= 0 else None
@@ -45,9 +48,10 @@ def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
 
 
 def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInstruction]:
-    """Every instruction that loading and calling the program can run, in order, with both branches of an if.
+    """Returns every instruction that can run when the program is loaded or called, in order and with its types.
 
-    With `upper_bound`, the dynamic extents of the inputs are at their upper bounds.
+    The instructions of both branches of an if are included. With `upper_bound`, each dynamic extent of an input is set
+    to its upper bound.
     """
     return _Inference(graph, upper_bound).run()
 
@@ -111,7 +115,7 @@ class _Inference:
         self.env.types |= typed.results
 
     def _complete(self, tid: int, type_: Type) -> Type:
-        """The inferred type, with unknown parts taken from the type that the program declares."""
+        """Returns `type_`, with its unknown parts taken from the type that the program declares for the tensor."""
         declared = self.declared.get(tid)
         if declared is None:
             return type_
@@ -121,7 +125,7 @@ class _Inference:
         return Type(shape, type_.dtype or declared.dtype)
 
     def _integer(self, node: ir.Op) -> int | None:
-        """The integer that `node` computes on the host, or None if it depends on data."""
+        """Returns the integer that `node` computes on the host, or None if the integer is unknown before a call."""
         if isinstance(node, ir.SymSizeNode):
             shape = self.env.type(node.a.idx).shape
             return shape[node.dim] if shape and -len(shape) <= node.dim < len(shape) else None
@@ -168,7 +172,7 @@ class _Inference:
 
 
 def _common(a: Type, b: Type) -> Type:
-    """What two types have in common."""
+    """Returns a type with the parts that `a` and `b` have in common. All other parts are unknown."""
     shape = None
     if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
         shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape))

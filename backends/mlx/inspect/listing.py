@@ -1,4 +1,4 @@
-"""The instructions of a program as a list: results, operands and attributes by field name."""
+"""Lists the instructions of an MLX program: the results, operands and attributes of each, by field name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..serialization import ir
 SPACES = ("constant", "input", "output", "buffer", "temporary")
 _OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
 _CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
-_DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # builder/assemble.py appends it to the name of a constant
+_DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # the digest that builder/assemble.py appends to the name of a constant
 
 Slot = ir.Tid | ir.Vid
 
 
 def tensor_ids(graph: ir.MLXGraph) -> dict[str, range]:
-    """The ids of the tensor slots of each space, in the order of `SPACES`."""
+    """Returns the ids of the tensor slots of each space, in the order of `SPACES`."""
     ranges, start = {}, 0
     for space, field_name in zip(SPACES, ("constant", "input", "output", "mutable_buffer", "temp")):
         count = getattr(graph, f"num_{field_name}_tensors")
@@ -28,11 +28,16 @@ def tensor_ids(graph: ir.MLXGraph) -> dict[str, range]:
 
 
 def space_of(graph: ir.MLXGraph, tid: int) -> str | None:
+    """Returns the space of the tensor slot `tid`, one of `SPACES`, or None if there is no such slot."""
     return next((space for space, ids in tensor_ids(graph).items() if tid in ids), None)
 
 
 class SlotNames:
-    """Names for slots: the name in the program if it is unique, else `%3` for a tensor and `$3` for a value."""
+    """Gives slots names. `names(slot)` returns the name of a slot.
+
+    The name is the one in the program, without the digest. If several slots have that name, the id is appended: `w%3`.
+    A tensor slot without a name is `%3`, and a value slot `$3`. `keys` has the full names, by the id of the slot.
+    """
 
     def __init__(self, graph: ir.MLXGraph):
         self.keys = {s.slot.idx: s.name for s in graph.named_slots or () if s.slot.slot_type == ir.SlotType.TensorSlot}
@@ -48,10 +53,11 @@ class SlotNames:
 
 @dataclass
 class ListedInstruction:
-    """One instruction.
+    """One instruction: the `index`-th of chain `chain`.
 
-    `op` is the name of the IR node without "Node". `operands` has slots, numbers or lists of them by
-    field name. `chains` has the chains that a control instruction runs.
+    `op` is the name of the IR node without "Node". `operands` has slots, numbers or lists of these, by field name.
+    `attributes` has the values of the other fields. `chains` has the indices of the chains that a control instruction
+    runs.
     """
 
     chain: int
@@ -71,7 +77,7 @@ class ListedInstruction:
 
 
 def list_instructions(graph: ir.MLXGraph) -> list[list[ListedInstruction]]:
-    """The instructions of each chain."""
+    """Returns the instructions of each chain."""
     return [
         [_list_instruction(instruction.op, c, i) for i, instruction in enumerate(chain.instructions)]
         for c, chain in enumerate(graph.instruction_chains)
@@ -97,7 +103,10 @@ def _list_instruction(node: ir.Op, chain: int, index: int) -> ListedInstruction:
 
 
 def unwrap_operand(value: Any) -> Slot | int | float:
-    """The slot or number in an `IntOrVid`, `FloatOrVid`, `VidOrTid` or `IntOrVidOrTid`; any other value itself."""
+    """Returns the slot or number in an `IntOrVid`, `FloatOrVid`, `VidOrTid` or `IntOrVidOrTid`.
+
+    Returns any other value unchanged.
+    """
     if isinstance(value, (ir.IntOrVid, ir.FloatOrVid)):
         return value.vid if value.is_vid else value.literal
     if isinstance(value, ir.VidOrTid):

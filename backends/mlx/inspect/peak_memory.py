@@ -1,4 +1,4 @@
-"""Estimate the memory of a program's temporaries."""
+"""Estimates the memory that the temporaries of an MLX program take in a call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .type_rules import VIEWS
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest size of all temporaries at one time, in bytes.
+    """The largest total size of the temporaries that exist at one time.
 
-    `unknown` counts the results that are left out because their size is unknown before a call. `at` is
-    the instruction at the peak.
+    `nbytes` is that size in bytes. `unknown` is the number of results that are left out, because their size is unknown
+    before a call. `at` is the instruction that runs at that time, or None if the program has no temporaries.
     """
 
     nbytes: int
@@ -25,7 +25,7 @@ class Peak:
 
 @dataclass
 class _Block:
-    """A result in memory: its size, and the first and last instruction that use it."""
+    """The memory of a result: its size, and the indices of the first and the last instruction that use it."""
 
     nbytes: int
     first: int
@@ -33,11 +33,11 @@ class _Block:
 
 
 def peak_of_temporaries(graph: ir.MLXGraph) -> Peak:
-    """Estimate the peak memory of the temporaries of a call.
+    """Estimate the peak memory of the temporaries in one call.
 
-    The estimate gives each result its own block, except views. Blocks are allocated and freed in program
-    order. Dynamic extents are at their upper bounds. MLX evaluates lazily, fuses, and reuses the memory of
-    operands, so it often takes less.
+    The estimate assumes that each result has memory of its own, except a view, which shares that of its operand. The
+    memory is allocated and freed in program order. Dynamic extents are at their upper bounds. MLX often takes less
+    memory, because it evaluates lazily, fuses operations and reuses the memory of operands.
     """
     instructions = infer_types(graph, upper_bound=True)
     position = {id(typed): i for i, typed in enumerate(instructions)}

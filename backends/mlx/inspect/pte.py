@@ -1,6 +1,6 @@
-"""Find the MLX programs in a .pte file.
+"""Finds the MLX programs in a .pte file.
 
-The segments of a file can be larger than memory, so only the payloads are read.
+The segments of a file can be larger than memory. Only the payloads of the MLX programs are therefore read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from executorch.exir.schema import Program
 
 BACKEND = "MLXBackend"
-_IDENTIFIER = b"ET"  # followed by a two-digit version, currently 12
+_IDENTIFIER = b"ET"  # in the file, a version of two digits follows, currently 12
 
-# What ExecuTorch's deserializer raises for a damaged file: it does not validate its input.
+# The exceptions that ExecuTorch's deserializer raises for a damaged file, because it does not validate its input.
 _DAMAGE = (struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError)
 
 
 class ProgramError(Exception):
-    """A file cannot be inspected. The message is one sentence for the user."""
+    """Raised if a file cannot be inspected. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Delegate:
-    """One MLX program of a file. `index` is its number among the MLX delegates of the method."""
+    """One MLX program of a file. `index` is the number of the program among the MLX delegates of the method."""
 
     method: str
     index: int
@@ -42,8 +42,9 @@ class Delegate:
 class Contents:
     """The contents of a file.
 
-    `named_data` maps a key to its size in bytes. `calls_outside_mlx` counts, by method, the calls of
-    other backends and of kernels.
+    `size` is the size of the file in bytes. `named_data` maps the key of each entry to the entry's size in bytes.
+    `calls_outside_mlx` has, for each method, the number of calls of each other backend and each of ExecuTorch's own
+    operators.
     """
 
     size: int
@@ -54,7 +55,7 @@ class Contents:
 
 
 def read_pte(path: str | Path) -> Contents:
-    """Read the MLX programs of a .pte file. Raises ProgramError if it is damaged or not a .pte file."""
+    """Read the MLX programs of a .pte file. Raises ProgramError if the file is damaged or is not a .pte file."""
     size = Path(path).stat().st_size
     if size < 64:
         raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least 64")
@@ -66,7 +67,7 @@ def read_pte(path: str | Path) -> Contents:
 
 
 def _read(path: str | Path, data: mmap.mmap) -> Contents:
-    # Imported here because they import torch, which makes `executorch-mlx --help` slow.
+    # Imported here, because these modules import torch, which would make `executorch-mlx --help` slow.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
 
@@ -98,6 +99,7 @@ def _read(path: str | Path, data: mmap.mmap) -> Contents:
 
 
 def _delegates(path, program: Program, data: mmap.mmap, base: int):
+    """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 
     for plan in program.execution_plan:
@@ -119,7 +121,7 @@ def _delegates(path, program: Program, data: mmap.mmap, base: int):
 
 
 def _calls_outside_mlx(plan) -> dict[str, int]:
-    """The number of calls of each other backend and each operator."""
+    """Returns the number of calls of each backend other than MLX and of each operator that is not delegated."""
     calls: dict[str, int] = {}
     for chain in plan.chains:
         for instruction in chain.instructions:

@@ -1,4 +1,4 @@
-"""Render the report as a graph: DOT source for graphviz, or an SVG."""
+"""Renders the report as a graph: DOT source for graphviz, or an SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLORS = {"constant": "#e8e8e8", "input": "#cfe8cf", "output": "#f6d5c2", "buff
 
 
 def dot(delegates: list[dict[str, Any]]) -> str:
-    """The DOT source of the graph. A chain is a cluster; an edge is a tensor or a number with its type."""
+    """Returns the DOT source of the graph. A chain is a cluster, and an edge is a tensor or a number with its type."""
     lines = [
         "digraph mlx {",
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname=Helvetica, fontsize=10];',
@@ -26,7 +26,7 @@ def dot(delegates: list[dict[str, Any]]) -> str:
 
 
 def svg(dot_source: str) -> str:
-    """Draw DOT source as an SVG. Raises ProgramError if graphviz is not installed."""
+    """Returns the SVG drawing of DOT source. Raises ProgramError if graphviz is not installed or fails."""
     program = shutil.which("dot")
     if program is None:
         raise ProgramError("--svg: graphviz's dot is not on PATH; install graphviz, or use --dot")
@@ -52,7 +52,7 @@ class _Drawing:
         self.drawn_nodes: set[str] = set()
         self.chains = delegate["chains"]
         self.drawn_chains: set[int] = set()
-        self.writers: dict[tuple[str, int], str] = {}  # slot -> the node that wrote it last
+        self.writers: dict[tuple[str, int], str] = {}  # maps the key of a slot to the node that wrote the slot last
         title = f"{delegate['method']} {delegate['index']}"
         self.lines.append(f"  subgraph cluster_{prefix} {{ label={_quoted(title)};")
         for chain in (delegate["init_chain"], delegate["main_chain"]):
@@ -82,7 +82,9 @@ class _Drawing:
                 if isinstance(slot, dict):
                     self._edge(self._writer(slot), node, f"{name}: {slot.get('type', 'int')}")
         results = dict.fromkeys(map(_key, instruction["results"]), node)
-        self.writers |= results  # a scan writes its slices before its chain reads them
+        # The results are recorded before the inner chains, because a scan writes its slices before its chain reads
+        # them. They are recorded again after the inner chains, because those may write the same slots.
+        self.writers |= results
         for inner in instruction["chains"]:
             self._chain(inner)
             if inner < len(self.chains) and self.chains[inner]:
@@ -91,7 +93,7 @@ class _Drawing:
         self.writers |= results
 
     def _writer(self, slot: dict[str, Any]) -> str:
-        """The node that an edge from `slot` starts at: the last writer, or else a node for the slot itself."""
+        """Returns the graph node at which an edge from `slot` starts: the last writer, or a node for the slot."""
         kind, number = _key(slot)
         if (kind, number) in self.writers:
             return self.writers[kind, number]
@@ -118,5 +120,5 @@ class _Drawing:
 
 
 def _key(slot: dict[str, Any]) -> tuple[str, int]:
-    """Identifies a slot: tensor and value slots have separate ids."""
+    """Returns a key that identifies a slot. The id alone does not, because tensor and value slots have separate ids."""
     return ("tensor", slot["tensor"]) if "tensor" in slot else ("value", slot["value"])

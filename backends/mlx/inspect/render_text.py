@@ -1,4 +1,4 @@
-"""Render the report as text."""
+"""Renders the report as lines of text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def format_bytes(nbytes: int | None) -> str:
-    """Format a size for people: 786.4 kB."""
+    """Return a size as text for people, such as "786.4 kB"; "? B" for None."""
     if nbytes is None:
         return "? B"
     if nbytes < 1000:
@@ -21,7 +21,7 @@ def format_bytes(nbytes: int | None) -> str:
 
 
 def summary(path: str, report: dict[str, Any]) -> Iterator[str]:
-    """The lines of the summary of a file."""
+    """Yields the lines of the summary of a file."""
     file = report["file"]
     yield f"{path}: {format_bytes(file['bytes'])}, methods: {', '.join(file['methods'])}"
     for method, calls in report["outside"].items():
@@ -53,7 +53,7 @@ def _slots(slots: list[dict[str, str]]) -> str:
 
 
 def listing(delegate: dict[str, Any]) -> Iterator[str]:
-    """The lines that list the tensors of a program, except temporaries, and all instructions."""
+    """Yields the lines that list the tensors of an MLX program, except temporaries, and all of its instructions."""
     title = f"{delegate['method']}, MLX program {delegate['index']}"
     yield f"{title}, tensors"
     for tensor in delegate["tensors"]:
@@ -69,7 +69,7 @@ def listing(delegate: dict[str, Any]) -> Iterator[str]:
 
 
 def format_instruction(instruction: dict[str, Any]) -> str:
-    """Format an instruction: `12  %7: float32[2, 8] = Add(a=x, b=weight)`."""
+    """Return an instruction as text, such as `12  %7: float32[2, 8] = Add(a=x, b=weight)`."""
     results = ", ".join(f"{r['name']}: {r['type']}" for r in instruction["results"])
     arguments = [f"{name}={_format_operand(value)}" for name, value in instruction["operands"].items()]
     arguments += [f"{name}={format_attribute(value)}" for name, value in instruction["attributes"].items()]
@@ -84,7 +84,7 @@ def _format_operand(value: Any) -> str:
 
 
 def format_attribute(value: Any) -> str:
-    """Format an attribute. Long strings are shortened."""
+    """Return an attribute as text. Long strings are shortened."""
     if isinstance(value, str):
         return value if len(value) <= 40 else f"{value[:37]!r}..."
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,7 @@
-"""The report on a file as dicts, lists and strings. `--json` prints it; the text and the graph are rendered from it."""
+"""The report on a file, made of dicts, lists and strings. `--json` prints the report as it is.
+
+The modules `render_text` and `render_graph` make text and a graph of the report.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .types import Type
 
 
 def report(contents: Contents, delegates: list[Delegate]) -> dict[str, Any]:
-    """Describe a file and some of its delegates."""
+    """Returns the description of a file and of `delegates`, which are some or all of its delegates."""
     return {
         "file": {"bytes": contents.size, "methods": contents.methods},
         "outside": {method: calls for method, calls in contents.calls_outside_mlx.items() if calls},
@@ -23,6 +26,7 @@ def report(contents: Contents, delegates: list[Delegate]) -> dict[str, Any]:
 
 
 def describe(delegate: Delegate, named_data: dict[str, int]) -> dict[str, Any]:
+    """Returns the description of one delegate. `named_data` maps a key to the size of the stored data in bytes."""
     graph = delegate.graph
     names = SlotNames(graph)
     typed = {(t.instruction.chain, t.instruction.index): t for t in infer_types(graph)}
@@ -75,7 +79,7 @@ def _tensor(graph: ir.MLXGraph, names: SlotNames, tid: int, named_data: dict[str
 
 
 def _bounds(dim: ir.ShapeDim) -> list[int | None] | None:
-    """[lower, upper] bound of a dynamic extent; None for a static one."""
+    """Returns [lower, upper], the bounds of a dynamic extent, or None for a static extent. `upper` may be None."""
     return [dim.min_value, dim.max_value if dim.max_value >= 0 else None] if dim.value < 0 else None
 
 
@@ -91,7 +95,7 @@ def _variant(names: SlotNames, tensors: list[dict], variant: ir.SlotVariant) -> 
 
 
 def _instruction(names: SlotNames, instruction: ListedInstruction, typed: TypedInstruction | None) -> dict[str, Any]:
-    """`typed` is None if no chain that runs leads to the instruction."""
+    """Returns the description of an instruction. `typed` is None if the instruction can never run."""
     results = []
     for slot in instruction.results:
         is_tensor = isinstance(slot, ir.Tid)

@@ -10,8 +10,8 @@ from .listing import unwrap_operand
 from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_name, promote
 
 Rule = Callable[[ir.Op, Env], Type | list[Type]]
-"""`rule(n, env)` returns the Type of each result of IR node `n`: one, or a list of them. `env` has the types of the
-operands. The rule raises Unknown if a shape that it needs is unknown."""
+"""`rule(n, env)` returns the Type of the result of IR node `n`, or a list of Types if `n` has several results. `env`
+has the types of the operands. The rule raises Unknown if it needs a shape that is unknown."""
 
 
 def _with_extent(shape: Shape, axis: int, extent: int | None) -> Shape:
@@ -38,17 +38,17 @@ def _dims(list_, env: Env) -> Shape:
 
 
 def same_as(field: str) -> Rule:
-    """The type of the operand in `field`."""
+    """Returns a rule: the result has the type of the operand in the field `field`."""
     return lambda n, env: Type(env.shape(getattr(n, field)), env.dtype(getattr(n, field)))
 
 
 def floating(n, env):
-    """A function that computes in floating point."""
+    """The rule for a function that computes in floating point: the result has the shape of `x`."""
     return Type(env.shape(n.x), at_least_float(env.dtype(n.x)))
 
 
 def with_dtype(dtype: str) -> Rule:
-    """The shape of `x` in a fixed dtype."""
+    """Returns a rule: the result has the shape of `x` and the dtype `dtype`."""
     return lambda n, env: Type(env.shape(n.x), dtype)
 
 
@@ -89,12 +89,12 @@ def _reduced(n, env) -> Shape:
 
 
 def reduction(result_dtype: Callable[[str | None], str | None]) -> Rule:
-    """`result_dtype` returns the dtype of the result for that of `x`."""
+    """Returns the rule for a reduction. `result_dtype` maps the dtype of `x` to the dtype of the result."""
     return lambda n, env: Type(_reduced(n, env), result_dtype(env.dtype(n.x)))
 
 
 def summed_dtype(dtype: str | None) -> str | None:
-    """MLX computes sums and products of narrow integers in 32 bits."""
+    """Returns the dtype of a sum or product: MLX computes sums and products of narrow integers in 32 bits."""
     return {"bool": "int32", "int8": "int32", "int16": "int32", "uint8": "uint32", "uint16": "uint32"}.get(dtype, dtype)
 
 
@@ -165,7 +165,7 @@ def repeat(n, env):
 
 def split(n, env):
     shape, sizes, parts = env.shape(n.x), list(_dims(n.sizes, env)), len(n.outs)
-    if len(sizes) == 1 and parts > 1:  # one size for all parts; the last part has the rest
+    if len(sizes) == 1 and parts > 1:  # all parts have this size, except the last, which has the remaining elements
         size, extent = sizes[0], shape[n.axis]
         rest = None if None in (size, extent) else extent - size * (parts - 1)
         sizes = [size] * (parts - 1) + [rest]
@@ -269,7 +269,7 @@ def gather_mm(n, env):
 
 
 def _columns(n, env) -> int | None:
-    """The extent of the packed axis after unpacking: a 32-bit word has 32 / bits elements."""
+    """Returns the number of columns of the unpacked matrix: a 32-bit word of `w` holds 32 / bits elements."""
     packed = env.shape(n.w)[-1]
     return None if packed is None or not n.bits else packed * 32 // n.bits
 
@@ -304,10 +304,10 @@ def update_and_attend(n, env):
 
 
 def convolution(axes: str, transposed: bool = False) -> Rule:
-    """The rule for x [N, *axes, C] and w [O, *axes, I].
+    """Returns the rule for a convolution of x [N, *axes, C] with w [O, *axes, I].
 
-    `axes` has the suffixes of the fields, such as "hw" for `stride_h` and `stride_w`. It is empty in one
-    dimension, where the fields have no suffix.
+    `axes` has a letter for each axis, the suffix of the fields for this axis: "hw" for `stride_h` and `stride_w`. For a
+    convolution over one axis, whose fields have no suffix, `axes` is empty.
     """
 
     suffixes = [f"_{a}" for a in axes] or [""]

@@ -1,8 +1,8 @@
-"""Which rule gives the result types of an op.
+"""The rule that gives the types of an IR node's results, for each IR node.
 
-`TABLE_RULES` has one rule per table of the schema. `OP_RULES` has the ops whose results differ from the
-rule of their table. A new op needs a line only if its results differ, or if its table has no rule. The
-results of an op without a rule have an unknown type.
+`TABLE_RULES` has one rule for each table of the schema. `OP_RULES` has rules for the IR nodes whose results differ from
+the rule of their table. A new IR node needs an entry only if its results differ, or if its table has no rule. The
+results of an IR node without a rule have an unknown type.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .types import at_least_float
 
 
 def rule_of(op: type[ir.Op]) -> Rule | None:
+    """Returns the rule for an IR node, or None if there is none."""
     return OP_RULES.get(op) or TABLE_RULES.get(op.TABLE)
 
 
@@ -106,7 +107,7 @@ OP_RULES: dict[type[ir.Op], Rule] = _rules(
     (result_types.stack, (ir.StackNode,)),
 )
 
-# Ops whose results share the memory of their first operand.
+# IR nodes whose results share the memory of their first operand.
 VIEWS = {
     ir.IdCopyNode, ir.ExpandDimsNode, ir.SqueezeNode, ir.ReshapeNode, ir.BroadcastToNode,
     ir.TransposeNode, ir.AsStridedNode, ir.SliceNode, ir.SplitNode,

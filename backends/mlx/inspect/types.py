@@ -1,4 +1,4 @@
-"""Shapes and dtypes that are known before a program runs.
+"""Shapes and dtypes of tensors, as far as they are known before a program runs.
 
 An extent that is known only at run time is None. An unknown shape or dtype is None as well.
 """
@@ -31,6 +31,7 @@ class Type(NamedTuple):
 
     @property
     def nbytes(self) -> int | None:
+        """The size of the tensor in bytes, or None if a part of the type is unknown."""
         if self.shape is None or self.dtype is None or None in self.shape:
             return None
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
@@ -41,7 +42,7 @@ class Type(NamedTuple):
 
 
 class Unknown(Exception):
-    """A rule needs a shape or number that is unknown."""
+    """Raised by a rule that needs a shape or number that is unknown."""
 
 
 class Env:
@@ -55,7 +56,7 @@ class Env:
         return self.types.get(tid, Type())
 
     def shape(self, tid: ir.Tid) -> Shape:
-        """The shape of a tensor slot. Raises Unknown if even its rank is unknown."""
+        """Returns the shape of a tensor slot; its dynamic extents are None. Raises Unknown if the rank is unknown."""
         shape = self.type(tid.idx).shape
         if shape is None:
             raise Unknown
@@ -65,7 +66,7 @@ class Env:
         return self.type(tid.idx).dtype
 
     def value(self, x) -> int | None:
-        """The integer of an operand, or None if it is unknown."""
+        """Returns the integer that an operand holds, or None if that integer is unknown."""
         x = unwrap_operand(x)
         return self.values.get(x.idx) if isinstance(x, ir.Vid) else x if isinstance(x, int) else None
 
@@ -75,17 +76,21 @@ def dtype_name(scalar_type: int) -> str | None:
 
 
 def promote(*dtypes: str | None) -> str | None:
-    """The promoted dtype of several operands. None if two differ and neither is bool."""
+    """Returns the dtype to which the operands are promoted: the one dtype that they have besides bool.
+
+    Returns None, for unknown, if they have two different dtypes besides bool.
+    """
     dtypes_but_bool = set(dtypes) - {"bool"} or {"bool"}
     return dtypes_but_bool.pop() if len(dtypes_but_bool) == 1 else None
 
 
 def at_least_float(dtype: str | None) -> str | None:
-    """`dtype` if it is floating-point, else float32."""
+    """Returns `dtype` if it is floating-point or None, else float32."""
     return dtype if dtype is None or dtype in FLOATS else "float32"
 
 
 def broadcast(*shapes: Shape) -> Shape:
+    """Returns the shape to which `shapes` broadcast. Raises Unknown if two extents contradict each other."""
     result = []
     for i in range(1, max(map(len, shapes)) + 1):
         dims = {s[-i] for s in shapes if len(s) >= i} - {1}

@@ -1,7 +1,7 @@
 """Language models: the sampling head, and text generation with exported programs.
 
-The names below are imported on first use, so that the table of sampling parameters can be read
-without torch.
+The names below are imported on first use, so that a program can read the table of sampling parameters
+without importing torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`LLM`: a `.pte` file and its tokenizer."""
+"""`LLM`: the program of a language model and its tokenizer, for generation from Python."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class LLM:
 
     `generate`, `chat` and `generate_batch` take the fields of `SamplingParameters` by name, and
 
-    - `max_new_tokens`: the maximum length of the answer. None: until a stop condition, or until the
-      context is full.
+    - `max_new_tokens`: the maximum length of the answer in tokens. With None, the answer ends at a
+      stop id or stop string, or when the context is full.
     - `stop`: one or several stop strings. The answer ends before the first one that occurs.
     - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
     - `ignore_eos`: do not stop at `eos_ids`.
 
-    All answers share one KV cache. An answer reuses the prefix that its prompt shares with the
-    contents of the cache, so each turn of a chat only feeds the new messages.
+    All answers share one KV cache. If the cache already holds the first tokens of a prompt, these
+    tokens are not computed again. A turn of a chat therefore only computes the new messages.
 
     Attributes: `program`, `tokenizer` (or None), and `eos_ids`, the token ids that end an answer.
     """
@@ -79,9 +79,10 @@ class LLM:
     ) -> Generation:
         """Return an iterator over the tokens that follow `prompt`, which is text or token ids.
 
-        Raises before anything runs: PromptLengthError; SettingError for an argument that is invalid,
-        or that the program does not support; ValueError if text is given without a tokenizer, or an
-        id is outside the vocabulary; TypeError for an unknown parameter.
+        Raises, before anything runs: PromptLengthError for an empty prompt, or one longer than the
+        context; SettingError for an argument that is invalid, or that the program does not support;
+        ValueError if `prompt` is text and there is no tokenizer, or if a token id is outside the
+        vocabulary; TypeError for an unknown parameter.
         """
         conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
         ids = self.encode(prompt)
@@ -105,8 +106,8 @@ class LLM:
         - `template_options`: variables of the template, such as `enable_thinking`.
         - `options`: the arguments of `generate`.
 
-        Raises ValueError if there is no chat template or it rejects the messages, and the errors of
-        `generate`.
+        Raises ValueError if there is no chat template or the template rejects the messages, and the
+        errors of `generate`.
         """
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
@@ -125,13 +126,13 @@ class LLM:
         ignore_eos: bool = False,
         **parameters: Any,
     ) -> list[Result]:
-        """Generate the answers to all `prompts`. An invalid prompt gets a result with an `error`.
+        """Generate the answers to all `prompts`, and return the results in the order of the prompts.
 
         A program exported for B sequences answers B prompts side by side, each with different noise.
-        A program for one sequence answers the prompts in turn. Each answer is the one that `generate`
-        gives with the same seed.
+        A program for one sequence answers the prompts one after the other; each answer is the one
+        that `generate` gives with the same seed. The result for an invalid prompt has an `error`.
 
-        Raises the errors of `generate` except those about a prompt.
+        Raises the errors of `generate`, except those about a prompt.
         """
         sampling = _sampling_parameters(parameters)
         conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
@@ -152,11 +153,13 @@ class LLM:
     def classify(self, prompts: Sequence[Prompt], labels: Sequence[str]) -> list[Classification]:
         """For each prompt, find the most likely of `labels` and the probability of every label.
 
-        A label is the text that directly follows the prompt, so it usually begins with a space.
-        Nothing is sampled. A prompt that is empty or too long gets a result with an `error`.
-        Probabilities need a program that returns logits; see `Classifier` for other programs.
+        A label is the text that directly follows the prompt, so a label usually begins with a space.
+        The result is not random. The result for a prompt that is empty or too long has an `error`.
+        There are probabilities only if the program returns logits. Other programs give only the
+        label, and need a head with `allowed_tokens`.
 
-        Raises ValueError if the labels cannot be distinguished or the program does not support this.
+        Raises ValueError if the labels cannot be distinguished, or if the program neither returns
+        logits nor takes `allowed_tokens`.
         """
         ids = {label: self.encode(label, special=False) for label in labels}
         if len(ids) < len(labels):
@@ -175,10 +178,10 @@ class LLM:
     # Text and ids -----------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, special: bool = True) -> list[int]:
-        """The token ids of a text. Token ids are returned unchanged.
+        """Return the token ids of `prompt`. If `prompt` holds token ids, return a list of the same ids.
 
-        `special` adds the special tokens that the model expects around a text. Raises ValueError for
-        text if there is no tokenizer.
+        `special` adds the special tokens that the model expects around a text. Raises ValueError if
+        `prompt` is text and there is no tokenizer.
         """
         if not isinstance(prompt, str):
             return [operator.index(token) for token in prompt]
@@ -190,7 +193,7 @@ class LLM:
         return encode(self.tokenizer, prompt, special)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens`. Special tokens have no text.
+        """Return the text of `tokens`. Special tokens have no text.
 
         Raises ValueError if there are neither token bytes nor a tokenizer.
         """

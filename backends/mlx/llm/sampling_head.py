@@ -2,7 +2,7 @@
 
     logits → penalties → bias → allowed tokens → temperature, filters and draw
 
-`adjust_logits` does the steps before the temperature, `sample_logits` all of them. A parameter that
+`adjust_logits` does the steps before the temperature. `sample_logits` does all steps. A parameter that
 is None adds nothing to an exported program.
 """
 
@@ -20,11 +20,11 @@ HEAD_ARGUMENTS = (*INPUTS, "history", "history_valid")
 
 
 class SamplingHead(torch.nn.Module):
-    """Calls `model` and draws the next token of every sequence from its logits.
+    """Calls `model` and draws the next token of every sequence from the logits that `model` returns.
 
-    `model(*args, **kwargs)` returns logits `[B, S, V]`, of which the head uses the last position, or
-    `[B, V]`; float32, float16 or bfloat16. They may be the first element of a tuple, or `.logits`
-    or `["logits"]` of a Hugging Face output.
+    `model(*args, **kwargs)` returns logits `[B, V]` or `[B, S, V]`, in float32, float16 or bfloat16.
+    Of logits `[B, S, V]`, the head uses the last position. The output of `model` may also be a tuple
+    whose first element is the logits, or a Hugging Face output with `.logits` or `["logits"]`.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -34,8 +34,9 @@ class SamplingHead(torch.nn.Module):
     def forward(self, *args, temperature, **kwargs) -> torch.Tensor:
         """Return tokens `[B]` int64.
 
-        The keyword arguments of `sample_logits` and `adjust_logits` go to the head, all others to the
-        model. Under `torch.export` a tensor becomes an input of the program and a number a constant.
+        The keyword arguments of `sample_logits` and `adjust_logits` go to the head. All other
+        arguments go to the model. Under `torch.export`, an argument of the head that is a tensor
+        becomes an input of the program, and one that is a number becomes a constant.
         """
         parameters = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
         logits = _last_logits(self.model(*args, **kwargs))
@@ -47,11 +48,12 @@ def sample_logits(
 ) -> torch.Tensor:
     """Draw tokens `[B]` int64 from logits `[B, V]`: `adjust_logits`, then `mlx::sample`.
 
-    Each parameter is a number or a tensor of one element. `temperature` <= 0 is greedy decoding;
-    `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0 are off. The same `seed` draws the same
-    tokens, so the caller changes it at every step; None draws differently in every call.
+    Each parameter is a number or a tensor of one element. `temperature` <= 0 is greedy decoding.
+    These values have no effect: `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0. The same `seed`
+    draws the same tokens, so the caller passes another seed in every step. Without a seed, every call
+    draws differently. `adjustments` are the arguments of `adjust_logits`.
 
-    Raises TypeError or ValueError that names the argument.
+    Raises TypeError or ValueError, with the name of the argument in the message.
     """
     return sample(
         adjust_logits(logits, **adjustments),
@@ -72,17 +74,18 @@ def adjust_logits(
     Returns float32, or `logits` unchanged if every parameter is None.
 
     - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: numbers or tensors of one
-      element. They apply to the tokens of `history` `[B, N]` int64, or to those where
-      `history_valid` `[B, N]` bool is set. A repetition penalty r turns a logit x into x / r if
-      x > 0 and into x * r otherwise; 1 is off. The presence penalty is subtracted once from the
-      logit of each such token, the frequency penalty once per occurrence; 0 is off.
-    - `bias_tokens` `[K]` int64, `bias_values` `[K]`: numbers added to the logits of tokens. The
-      values of a repeated token add up. Ids outside the vocabulary are ignored.
+      element. They apply to the tokens in `history` `[B, N]` int64. If `history_valid` `[B, N]` bool
+      is given, only the entries count for which it is True. A repetition penalty r turns a logit x
+      into x / r if x > 0, and into x * r otherwise; r = 1 has no effect. The presence penalty is
+      subtracted once from the logit of each token in the history, and the frequency penalty once for
+      each occurrence of the token; 0 has no effect.
+    - `bias_tokens` `[K]` int64, `bias_values` `[K]`: token ids, and the numbers that are added to
+      their logits. The values of a repeated token add up. Ids outside the vocabulary are ignored.
     - `allowed_tokens` `[B, ceil(V / 32)]` int32: the mask of the tokens that may be drawn. Bit
-      v % 32 of word v // 32 is token v, the layout of `xgrammar`. A sequence without an allowed
-      token that has a finite logit gets token 0.
+      v % 32 of the integer at v // 32 belongs to token v, as in `xgrammar`. If no allowed token of a
+      sequence has a finite logit, the sequence gets token 0.
 
-    Raises TypeError or ValueError that names the argument.
+    Raises TypeError or ValueError, with the name of the argument in the message.
     """
     penalties = {
         "repetition_penalty": repetition_penalty,
@@ -110,7 +113,10 @@ def _require_both(name: str, given: bool, other: str, other_given: bool) -> None
 
 
 def _last_logits(output) -> torch.Tensor:
-    """The logits `[B, V]` of the last position in the output of a model."""
+    """Returns the logits `[B, V]` of the last position in the output of a model.
+
+    Raises TypeError if the output contains no logits, and ValueError if they have a wrong rank.
+    """
     logits = output
     if isinstance(output, Mapping) and "logits" in output:
         logits = output["logits"]
@@ -133,7 +139,10 @@ def _optional(name: str, value) -> torch.Tensor | None:
 
 
 def _scalar(name: str, value) -> torch.Tensor:
-    """`value` as a 0-d tensor of the parameter's dtype. Integers convert to float, not the reverse."""
+    """Returns `value` as a 0-d tensor of the parameter's dtype.
+
+    Raises TypeError for a float that is given for an integer parameter, or for anything but a real number.
+    """
     dtype = getattr(torch, SCALARS[name].dtype)
     is_integer = not dtype.is_floating_point
     if isinstance(value, torch.Tensor):
@@ -153,7 +162,10 @@ def _scalar(name: str, value) -> torch.Tensor:
 
 
 def _signed(name: str, value: int) -> int:
-    """`value` as a signed 64-bit integer. A seed may also be unsigned."""
+    """Returns `value` as a signed 64-bit integer. A seed may also be given as an unsigned one.
+
+    Raises ValueError if `value` has more than 64 bits.
+    """
     if not isinstance(value, int) or -(2**63) <= value < 2**63:
         return value
     if name != "seed" or not 0 <= value < 2**64:

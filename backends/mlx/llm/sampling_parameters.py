@@ -1,8 +1,9 @@
 """The table of sampling parameters.
 
-`SamplingParameters` is both the class of the values of one request and the table: the metadata of
-each field is a `ParameterSpec`. The sampling head, the export, the inputs of a program, the command
-line and the server read it, and a test compares it with the C++ runner.
+An instance of `SamplingParameters` holds the values for one request. The class itself is the table: the
+metadata of each of its fields is a `ParameterSpec`. The sampling head, the export, the inputs of a
+program, the command line and the server read the table, and a test compares the table with the C++
+runner.
 
 This module does not import torch, so that `--help` stays fast.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SettingError(ValueError):
-    """A setting that is out of range, or that the program does not support. `name` is its name."""
+    """Raised for a setting that is invalid, or that the program does not support. `name` is the setting's name."""
 
     def __init__(self, name: str, message: str):
         super().__init__(f"{name}{message}")
@@ -29,15 +30,16 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One line of the table.
+    """The entry of the table for one parameter.
 
-    - `off`: the default, which has no effect. The default seed, None, is a random one.
-    - `off_when`: a value is off if `value <off_when> off`. A temperature that is off means greedy
-      decoding.
-    - `dtype`: that of the program input, a 0-d tensor; None if the parameter is not a scalar.
+    - `off`: the off value, which is the default. A temperature with this value means greedy decoding,
+      and a seed with this value, None, means a random seed. All other parameters have no effect.
+    - `off_when`: the comparison that tells whether the parameter is disabled: `value <off_when> off`.
+    - `dtype`: the dtype of the program input, a 0-d tensor; None if the parameter is not a scalar.
     - `metadata`: the metadata method that tells whether a program takes the parameter; None if
-      every head takes it.
-    - `inputs`: the names of its program inputs, in order. For a scalar it is the name of the field.
+      every head takes the parameter.
+    - `inputs`: the names of the parameter's program inputs, in order. A scalar has one input, with
+      the name of the field.
     - `low`, `high`: the range that the server accepts, bounds included.
     """
 
@@ -56,11 +58,12 @@ class ParameterSpec:
         return int if self.dtype == "int64" else float
 
     def is_on(self, value: Any) -> bool:
+        """Whether the parameter has an effect if its value is `value`."""
         compare = {"==": operator.eq, "<=": operator.le, ">=": operator.ge}[self.off_when]
         return not compare(value, self.off)
 
     def tensor(self, value: float | None = None) -> torch.Tensor:
-        """The program input that holds `value`, by default the off value. A seed of None becomes 0."""
+        """Return the program input for `value`, a 0-d tensor; by default the off value. A seed of None becomes 0."""
         import torch
 
         value = self.off if value is None else value
@@ -76,13 +79,13 @@ def _parameter(off: Any, help: str, **spec: Any) -> Any:
 class SamplingParameters:
     """The sampling parameters of one request, in the order of the inputs of a program.
 
-    Each is off by default; None turns it off as well.
+    By default, each parameter has its off value. None also stands for the off value.
 
     - `temperature`, `top_p`, `top_k`, `min_p`: see `mlx::sample`.
     - `seed`: the seed of the first draw. Step `i` draws with `seed + i`.
     - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: see `adjust_logits`. They apply to
       the last tokens of prompt and answer.
-    - `logit_bias`: token id → number added to its logit.
+    - `logit_bias`: maps a token id to the number that is added to the logit of the token.
     - `allowed_tokens`: called before each draw with the token ids of the answer so far. Returns the
       mask of the tokens that may come next, int32 `[ceil(V / 32)]` as `adjust_logits` takes it, or
       None to allow all.
@@ -142,7 +145,7 @@ class SamplingParameters:
             raise SettingError("allowed_tokens", f": got {self.allowed_tokens!r}, expected a function")
 
     def enabled(self) -> list[str]:
-        """The names of the parameters that are on."""
+        """Return the names of the parameters that have an effect."""
         return [name for name, spec in PARAMETERS.items() if spec.is_on(getattr(self, name))]
 
 
@@ -155,11 +158,11 @@ PARAMETERS = _table()
 SCALARS = {name: spec for name, spec in PARAMETERS.items() if spec.dtype is not None}
 PENALTIES = tuple(name for name, spec in PARAMETERS.items() if spec.metadata == "sampling_penalties")
 INPUTS = tuple(name for spec in PARAMETERS.values() for name in spec.inputs)
-MASK_WORD = 32  # tokens in a word of the mask of allowed tokens
+MASK_WORD = 32  # the number of tokens for which one integer of the mask of allowed tokens has a bit
 
 
-def mask_words(vocab_size: int) -> int:
-    """The number of words in the mask of a sequence."""
+def mask_word_count(vocab_size: int) -> int:
+    """Return the number of 32-bit integers in the mask of a sequence: ceil(vocab_size / 32)."""
     return -(-vocab_size // MASK_WORD)
 
 

@@ -10,10 +10,10 @@ import torch
 
 
 def token_table(tokenizer: Any, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bytes of all tokens, concatenated, uint8 `[N]`, and their offsets, int64 `[vocab_size + 1]`.
+    """Return the bytes of all tokens, concatenated, uint8 `[N]`, and their offsets, int64 `[vocab_size + 1]`.
 
-    Special tokens and ids without a token have no bytes. A token may hold part of a UTF-8
-    character.
+    The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. Special tokens and ids
+    without a token have no bytes. The bytes of a token may be only a part of a UTF-8 character.
     """
     special = set(tokenizer.all_special_ids)
     tokens = tokenizer.convert_ids_to_tokens(range(min(len(tokenizer), vocab_size)))
@@ -25,7 +25,10 @@ def token_table(tokenizer: Any, vocab_size: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
-    """A function from a token's string to its bytes: byte-level BPE, or SentencePiece with byte fallback."""
+    """Return a function that maps a token's string to the token's bytes.
+
+    Supports byte-level BPE, and SentencePiece with byte fallback.
+    """
     if "ByteLevel" in str(getattr(tokenizer.backend_tokenizer, "decoder", None)):
         alphabet = _byte_level_alphabet()
         return lambda token: b"".join(alphabet.get(c, c.encode()) for c in token)
@@ -38,9 +41,10 @@ def _sentencepiece(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """The byte that each character of byte-level BPE (GPT-2) represents.
+    """Return the byte that each character of byte-level BPE (GPT-2) represents.
 
-    A printable byte represents itself. The others take the characters from U+0100 on, in order.
+    The character of a printable byte is the byte itself, in Latin-1. The other bytes have the characters
+    from U+0100 on, in order.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]

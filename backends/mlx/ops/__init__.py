@@ -1,6 +1,6 @@
 """Lowering rules, one file per family of operators. Importing this package registers all of them.
 
-In every handler, `P` is the `ProgramBuilder`, and `P.out` is the fake value of the FX node.
+In every handler, `P` is the `ProgramBuilder`, and `P.out` is the fake value of the FX node that is being lowered.
 """
 
 from executorch.exir.passes import dim_order_ops_registry  # noqa: F401  (defines dim_order_ops)

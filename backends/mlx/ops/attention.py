@@ -45,6 +45,7 @@ def scaled_dot_product_attention(
 
 
 def _upper_left_mask(P, query, key):
+    """Emits the causal mask that torch uses: query i attends to the keys 0 … i."""
     queries, keys = P.size(query, query.ndim - 2), P.size(key, key.ndim - 2)
     mask = P.emit(
         ir.TriNode, n=queries, m=keys, scalar_type=dtypes.scalar_type(torch.bool), dtype=torch.bool
@@ -54,7 +55,10 @@ def _upper_left_mask(P, query, key):
 
 
 def _zero_masked_queries(P, out, mask):
-    """torch returns zeros for a query whose keys are all masked. MLX returns the mean of the values, or NaN."""
+    """Sets the result of each query whose keys are all masked to zero, as torch does.
+
+    MLX's result for such a query is the mean of the values, or NaN.
+    """
     if mask.dtype == torch.bool:
         attends = P.emit(ir.AnyNode, x=mask, axes=[-1], keepdims=True)
     else:

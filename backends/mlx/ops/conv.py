@@ -1,7 +1,7 @@
 """Lowers `aten.convolution` to `Conv1DNode`, …, `ConvTranspose3DNode`.
 
-torch's layout is channels-first, MLX's is channels-last: the input and the result are transposed at run time, a
-constant weight at export.
+torch's layout is channels-first, and MLX's layout is channels-last. The input and the result are therefore transposed
+at run time. A constant weight is transposed at export.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ aten = torch.ops.aten
 CONV = {1: ir.Conv1DNode, 2: ir.Conv2DNode, 3: ir.Conv3DNode}
 TRANSPOSED = {1: ir.ConvTranspose1DNode, 2: ir.ConvTranspose2DNode, 3: ir.ConvTranspose3DNode}
 
-# Suffixes of the field names that hold a number for each axis of the window.
+# A convolution node has a field for each axis of the window, such as `stride_h` and `stride_w`. These are the suffixes
+# of the field names, by the number of axes.
 _SUFFIXES = {1: ("",), 2: ("_h", "_w"), 3: ("_d", "_h", "_w")}
 
 
@@ -51,7 +52,7 @@ def convolution(
 
 
 def _conv_by_group(P, op, x, w, channels: int, groups: int, fields: dict):
-    """One convolution for each group. MLX has no grouped convolution over 3 axes."""
+    """Emits one convolution for each group, because MLX has no grouped convolution over 3 axes."""
     filters = w.shape[0] // groups
     outs = [
         P.emit(
@@ -70,7 +71,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
 
 
 def _channels_last(P, weight, transposed: bool, groups: int):
-    """The weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
+    """Returns the weight in MLX's layout [O, ..., C / groups]. A constant weight is rearranged at export."""
     layout = _transposed_layout if transposed else _layout
     if weight.space != Space.CONSTANT:
         return P.trace(layout, weight, groups)[0]

@@ -1,6 +1,7 @@
 """Operators that create tensors: full, zeros, ones, the `*_like` forms, arange; and tril and triu.
 
-They lower to `FullNode`, `FullLikeNode`, `ARangeNode`, `TrilNode` and `TriuNode`. `empty` gives zeros.
+The IR nodes are `FullNode`, `FullLikeNode`, `ARangeNode`, `TrilNode` and `TriuNode`. The result of `empty` is filled
+with zeros.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def arange(P, end, start=0, step=1, dtype=None):
 
 
 def _affine_arange(P, start, step):
-    """Compute start + i * step as a constant. The number of elements is static."""
+    """Computes start + i * step as a constant, which requires a static number of elements."""
     count, out = P.out.shape[0], P.out.dtype
     if not isinstance(count, int):
         raise Unsupported(

@@ -1,7 +1,7 @@
 """Decomposes cumprod, logcumsumexp, cummax and cummin.
 
-The IR has only the cumulative sum. The others take log2(extent) steps, each of which doubles the number of elements
-that a result covers (a Hillis-Steele scan).
+Of the cumulative operators, the IR has only the sum. The operators here take log2(extent) steps. Each step doubles the
+number of elements that a result covers (a Hillis-Steele scan).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _inclusive_scan(combine, dim, *parts):
-    """Combine each element with all elements before it along `dim`.
+    """Combines each element of `parts` with all earlier elements along `dim`. Returns a list, one tensor for each part.
 
     `combine(earlier, later)` is associative. It takes and returns lists of tensors, one for each of `parts`.
     """
@@ -60,7 +60,11 @@ def _logcumsumexp(x, dim):
 
 
 def _cumulative_extremum(replaces):
-    """cummax or cummin: values and indices. `replaces(y, x)` says whether a later y replaces x. A NaN always does."""
+    """Returns the torch function for cummax or cummin, which computes values and indices.
+
+    `replaces(y, x)` says, elementwise, whether a later value y replaces an earlier value x. A later NaN always replaces
+    the earlier value.
+    """
 
     def combine(earlier, later):
         (x, i), (y, j) = earlier, later

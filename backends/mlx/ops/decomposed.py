@@ -1,8 +1,8 @@
 """Operators without an IR node, decomposed in torch into operators that have one.
 
 `DECOMPOSITIONS` maps operators to the functions of this file: elementwise functions (exp2, erfc, copysign, …), bit
-shifts, searches (bucketize, searchsorted, kthvalue) and bilinear. `BY_TORCH` lists operators that lower as torch's
-own decompositions. An operator for which MLX has a function belongs in its family's file instead.
+shifts, searches (bucketize, searchsorted, kthvalue) and bilinear. `BY_TORCH` lists operators that are lowered through
+torch's own decompositions. An operator for which MLX has a function belongs in the file of its family instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _copysign(x, sign):
 
 
 def _ignoring_nan(extremum):
-    """fmin or fmax from minimum or maximum: if one operand is NaN, the result is the other one."""
+    """Makes fmin of minimum, or fmax of maximum: if one operand is NaN, the result is the other operand."""
 
     def function(x, y):
         dtype = torch.result_type(x, y)
@@ -77,9 +77,10 @@ def _logaddexp2(x, y):
 
 
 def _shift(shift_by):
-    """A shift operator from `shift_by(x, distance, dtype)`.
+    """Returns the torch function of a shift operator. `shift_by(x, distance, dtype)` shifts by a valid distance.
 
-    A distance outside [0, bits of dtype) counts as the number of bits, as in torch.
+    A distance that is negative, or larger than the number of bits of the dtype, is replaced by that number of bits, as
+    in torch.
     """
 
     def function(x, distance):
@@ -98,7 +99,7 @@ def _power_of_two(exponent):
     return torch.pow(torch.full((), 2, dtype=torch.int64), exponent)
 
 
-# Both shift in two steps, because 2^64 does not fit in int64.
+# `_left` and `_right` shift in two steps, because the factor of a single step could be 2^64, which exceeds int64.
 
 
 def _left(x, distance, dtype):
@@ -121,12 +122,13 @@ def _bucketize(x, boundaries, *, out_int32=False, right=False):
 
 
 def _searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """Count the elements before each insertion point by comparing x with every element."""
+    """Returns the insertion point of each element of `x`: the number of boundaries that come before the element."""
     if sorter is not None:
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     boundaries = sorted_sequence if sorted_sequence.ndim == 1 else sorted_sequence.unsqueeze(-2)
     x = x.unsqueeze(-1)
-    # Negated, so that all elements count as being before a NaN.
+    # The boundaries that are not after an element come before it. A comparison with NaN is false, so that all
+    # boundaries come before a NaN.
     after = boundaries > x if right or side == "right" else boundaries >= x
     return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
@@ -185,7 +187,7 @@ DECOMPOSITIONS = {
     aten._trilinear.default: _trilinear,
 }
 
-# ExecuTorch has kernels for these operators and therefore leaves them whole.
+# ExecuTorch has kernels for these operators and therefore does not decompose them before the partitioner runs.
 BY_TORCH = [
     aten._native_batch_norm_legit.no_stats,
     aten.addmv.default,

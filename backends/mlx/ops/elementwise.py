@@ -1,7 +1,7 @@
 """Elementwise operators: arithmetic, comparison, logic, rounding, selection, casts and softmax.
 
-The tables `UNARY`, `BINARY`, `COMPARE` and `LOGICAL` map an ATen name to the IR node that it lowers to. The
-functions below them lower operators that need other arguments or several instructions.
+The tables `UNARY`, `BINARY`, `COMPARE` and `LOGICAL` map the name of an ATen operator to its IR node. The functions
+below the tables lower the operators that need other arguments or several instructions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNARY = {
     "trunc": ir.TruncNode,
 }
 
-# Each name covers all its overloads, such as `.Tensor` and `.Scalar`.
+# In the tables below, a name stands for all overloads of the operator, such as `.Tensor` and `.Scalar`.
 BINARY = {
     "mul": ir.MultiplyNode,
     "remainder": ir.RemainderNode,
@@ -83,7 +83,7 @@ LOGICAL = {
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Return the functional overloads of an ATen name whose operands are tensors, or tensors and numbers."""
+    """Returns the functional overloads of an ATen operator whose operands are tensors, or a tensor and a number."""
     packet = getattr(aten, name)
     kinds = ("default", "Tensor", "Scalar", "self", "other", "Tensor_Tensor", "Tensor_Scalar",
              "Scalar_Tensor", "Tensor_mode", "Scalar_mode")
@@ -93,8 +93,8 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     ]
 
 
-def operands(P, dtype: torch.dtype, *values):
-    """Cast tensors to `dtype` and turn numbers into 0-d constants of `dtype`."""
+def _as_tensors(P, dtype: torch.dtype, *values):
+    """Returns `values` as tensor slots of `dtype`: tensors are cast, and numbers become 0-d constants."""
     return [P.cast(v, dtype) if hasattr(v, "dtype") else P.scalar(v, dtype) for v in values]
 
 
@@ -110,7 +110,7 @@ def _unary(op):
 
 def _binary(op):
     def lower(P, **arguments):
-        a, b = operands(P, P.out.dtype, *arguments.values())
+        a, b = _as_tensors(P, P.out.dtype, *arguments.values())
         return P.emit(op, a=a, b=b)
 
     return lower
@@ -118,7 +118,7 @@ def _binary(op):
 
 def _compare(op):
     def lower(P, **arguments):
-        a, b = operands(P, dtypes.promote(*arguments.values()), *arguments.values())
+        a, b = _as_tensors(P, dtypes.promote(*arguments.values()), *arguments.values())
         return P.emit(op, a=a, b=b, dtype=torch.bool)
 
     return lower
@@ -147,14 +147,14 @@ def round_decimals(P, self, decimals):
 def _scaled(P, x, alpha, dtype):
     if alpha == 1:
         return x
-    a, b = operands(P, dtype, x, alpha)
+    a, b = _as_tensors(P, dtype, x, alpha)
     return P.emit(ir.MultiplyNode, a=a, b=b)
 
 
 @REGISTRY.lower(*overloads("add"))
 def add(P, self, other, alpha):
     dtype = P.out.dtype
-    a, b = operands(P, dtype, self, _scaled(P, other, alpha, dtype))
+    a, b = _as_tensors(P, dtype, self, _scaled(P, other, alpha, dtype))
     # torch adds bools with a logical or.
     return P.emit(ir.LogicalOrNode if dtype == torch.bool else ir.AddNode, a=a, b=b)
 
@@ -162,7 +162,7 @@ def add(P, self, other, alpha):
 @REGISTRY.lower(*overloads("sub"))
 def sub(P, self, other, alpha):
     dtype = P.out.dtype
-    a, b = operands(P, dtype, self, _scaled(P, other, alpha, dtype))
+    a, b = _as_tensors(P, dtype, self, _scaled(P, other, alpha, dtype))
     return P.emit(ir.SubtractNode, a=a, b=b)
 
 
@@ -174,7 +174,7 @@ def rsub(P, self, other, alpha):
 @REGISTRY.lower(*overloads("div"))
 def div(P, self, other, rounding_mode=None):
     dtype = P.out.dtype
-    a, b = operands(P, dtype, self, other)
+    a, b = _as_tensors(P, dtype, self, other)
     if rounding_mode == "floor":
         return _floor_divide(P, a, b)
     if rounding_mode == "trunc" and not dtype.is_floating_point:
@@ -185,7 +185,7 @@ def div(P, self, other, rounding_mode=None):
 
 @REGISTRY.lower(*overloads("floor_divide"))
 def floor_divide(P, self, other):
-    return _floor_divide(P, *operands(P, P.out.dtype, self, other))
+    return _floor_divide(P, *_as_tensors(P, P.out.dtype, self, other))
 
 
 def _floor_divide(P, a, b):
@@ -211,24 +211,24 @@ def _floored_quotient(a, b):
 
 
 def _truncated_quotient(a, b):
-    """Integer division that rounds towards zero: the floored quotient of the magnitudes, with the sign restored."""
+    """Divides integers and rounds towards zero: the floored quotient of the magnitudes, with the sign of the exact one."""
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
 
 
-# Exponents for which torch does not call pow.
+# Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
 _EXACT_POWERS = {
     2: [ir.SquareNode],
     -1: [ir.ReciprocalNode],
     -2: [ir.SquareNode, ir.ReciprocalNode],
 }
 
-# torch uses these except in float16. At -inf and -0 a root differs from a power.
+# Exponents for which torch computes a root, except in float16. At -inf and -0 the root differs from the power.
 _ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
 @REGISTRY.lower(*overloads("pow"))
 def pow(P, self, exponent):
-    a, b = operands(P, P.out.dtype, self, exponent)
+    a, b = _as_tensors(P, P.out.dtype, self, exponent)
     is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
     if is_number and exponent == 3:
         return P.emit(ir.MultiplyNode, a=P.emit(ir.SquareNode, x=a), b=a)
@@ -242,23 +242,23 @@ def pow(P, self, exponent):
 
 @REGISTRY.lower(*overloads("fmod"))
 def fmod(P, self, other):
-    a, b = operands(P, P.out.dtype, self, other)
+    a, b = _as_tensors(P, P.out.dtype, self, other)
     return P.trace(_fmod, a, b)[0]
 
 
 def _fmod(a, b):
-    """The remainder as in C: that of the magnitudes, with the sign of the dividend."""
+    """Computes the remainder as in C: the remainder of the magnitudes, with the sign of the dividend."""
     magnitude = torch.remainder(torch.abs(a), torch.abs(b))
     return torch.where(a < 0, -magnitude, magnitude)
 
 
 @REGISTRY.lower(aten.hypot.default)
 def hypot(P, self, other):
-    return P.trace(_hypot, *operands(P, P.out.dtype, self, other))[0]
+    return P.trace(_hypot, *_as_tensors(P, P.out.dtype, self, other))[0]
 
 
 def _hypot(a, b):
-    """Scale by the larger operand, so that the squares do not overflow."""
+    """Computes sqrt(a^2 + b^2), with both operands divided by the larger one, so that the squares do not overflow."""
     a, b = torch.abs(a), torch.abs(b)
     large, small = torch.maximum(a, b), torch.minimum(a, b)
     ratio = torch.where((large == 0) | torch.isinf(large), 0, small / large)
@@ -267,13 +267,13 @@ def _hypot(a, b):
 
 @REGISTRY.lower(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(P, condition, self, other):
-    x, y = operands(P, P.out.dtype, self, other)
+    x, y = _as_tensors(P, P.out.dtype, self, other)
     return P.emit(ir.WhereNode, condition=P.cast(condition, torch.bool), x=x, y=y, dtype=x.dtype)
 
 
 @REGISTRY.lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(P, self, mask, value):
-    (x,) = operands(P, P.out.dtype, value)
+    (x,) = _as_tensors(P, P.out.dtype, value)
     return P.emit(ir.WhereNode, condition=mask, x=x, y=self, dtype=P.out.dtype)
 
 
@@ -281,7 +281,7 @@ def masked_fill(P, self, mask, value):
 def clamp(P, self, min=None, max=None):
     dtype = P.out.dtype
     bounds = {"a_min": min, "a_max": max}
-    bounds = {k: operands(P, dtype, v)[0] for k, v in bounds.items() if v is not None}
+    bounds = {k: _as_tensors(P, dtype, v)[0] for k, v in bounds.items() if v is not None}
     return P.emit(ir.ClipNode, x=P.cast(self, dtype), **bounds)
 
 
@@ -333,7 +333,8 @@ def log_softmax(P, self, dim, dtype=None, half_to_float=False):
     x = P.cast(P.cast(self, P.out.dtype), torch.float32)
     if x.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
-    # Subtract the maximum first: next to a large maximum, the log of the sum would be rounded away.
+    # log_softmax(x) = (x - max) - logsumexp(x - max). Without the subtraction of the maximum, the log of the sum would
+    # be lost in the rounding if the maximum is large.
     largest = P.emit(ir.MaxNode, x=x, axes=[dim], keepdims=True)
     x = P.emit(ir.SubtractNode, a=x, b=largest)
     total = P.emit(ir.LogSumExpNode, x=x, axes=[dim], keepdims=True)

@@ -1,7 +1,8 @@
 """Reads by index (embedding, gather, index_select, x[i]) and writes of whole slices (index_copy, slice_scatter).
 
-Reads lower to `TakeNode` and `TakeAlongAxisNode`, writes to `IndexCopyNode` and `SliceUpdateNode`. A write into a
-buffer happens in place if nothing reads the old value later. Writes by index tensors are in `scatter.py`.
+The IR nodes of reads are `TakeNode` and `TakeAlongAxisNode`; those of writes are `IndexCopyNode` and `SliceUpdateNode`.
+A write into a buffer happens in place if nothing reads the old value later. Writes of single elements (scatter,
+index_put, masked_scatter) are in `scatter.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def gather(P, self, dim, index, sparse_grad):
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")
     dim %= self.ndim
     x = self
-    # Along the other axes `index` may be smaller than x in torch, which reads the leading part. MLX requires
-    # equal extents.
+    # Along the axes other than `dim`, torch allows an `index` that is smaller than `self` and reads the leading part of
+    # `self`. MLX requires equal extents along these axes, so `self` is sliced.
     for axis in range(self.ndim):
         if axis != dim and x.shape[axis] != index.shape[axis]:
             shape = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
@@ -63,7 +64,7 @@ def index(P, self, indices):
 
 
 def _merged_axes(P, x, axes, indices):
-    """Flatten the adjacent `axes` of `x` to one. Returns the result and the index into that axis."""
+    """Flattens the adjacent `axes` of `x` to one axis. Returns the reshaped tensor and the index along that axis."""
     linear = None
     for axis, index in zip(axes, indices):
         extent = P.scalar(P.size(x, axis), torch.int64)
@@ -119,6 +120,6 @@ def select_scatter(P, self, src, dim, index):
 
 
 def _in_place(P, buffer) -> dict:
-    """The field `out` for an update in place; empty if something reads the old value later."""
+    """Returns the field `out` for an update of `buffer` in place, or no field if the update may not be in place."""
     target = P.in_place(buffer)
     return {} if target is None else {"out": target}

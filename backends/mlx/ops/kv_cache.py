@@ -1,8 +1,8 @@
 """Lowers `mlx::cache_update` and `mlx::cached_attention`: KV caches in mutable buffers.
 
-An update is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It writes in place where
-possible. Attention is an `SdpaNode` over the positions that the cache holds, or plain products if the scores are
-soft-capped.
+An update of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The update is
+done in place where possible. Attention is an `SdpaNode` over the positions that the cache holds, or a sequence of
+matrix products and a softmax if the scores are soft-capped.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def cached_attention(
 
 
 def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
-    """A bool mask [S, num_held], or [B, 1, S, num_held] with padding: the cache positions that each query attends to.
+    """Returns a bool mask with the cache entries to which each query attends.
 
-    The queries have the positions [begin, end). The first `num_held` entries of the cache are read. With a `window`
-    the cache is a ring buffer, and a query attends to the last `window` positions, its own included.
-    `first_positions` [B] has the first position of each sequence after its padding.
+    The mask is [S, num_held], or [B, 1, S, num_held] with `first_positions`. The queries have the positions
+    [begin, end). The mask covers the first `num_held` entries of the cache. With a `window`, the cache is a ring
+    buffer, and a query attends to the last `window` positions, including the position of the query. `first_positions`
+    [B] has the first position of each sequence that is not padding, or is None.
     """
 
     def compare(op, a, b):
@@ -78,9 +79,9 @@ def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
 
 
 def _softcapped_attention(P, query, k, v, kv_heads, num_held, mask, scale, softcap):
-    """Attention with scores `softcap * tanh(score / softcap)`, which the fused kernel lacks.
+    """Returns attention with the scores `softcap * tanh(score / softcap)`, which MLX's fused kernel does not support.
 
-    The query heads that share a key head are stacked in one matrix, so that no key is repeated.
+    The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """
     batch, heads, _, size = query.shape
     length = P.size(query, 2)
@@ -107,7 +108,7 @@ def _softcapped_attention(P, query, k, v, kv_heads, num_held, mask, scale, softc
 
 
 def _minimum(P, value, bound):
-    """min(value, bound) for 0 <= value < 2^40. The IR has no minimum of host integers."""
+    """Returns min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
     quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
     # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
     reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)

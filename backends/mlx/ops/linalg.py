@@ -1,4 +1,4 @@
-"""Lowers matrix products (mm, bmm, matmul, addmm, linear) to `AddmmNode`, and those of experts to `GatherMmNode`."""
+"""Lowers matrix products (mm, bmm, matmul, addmm, linear) to `AddmmNode`, and products of experts to `GatherMmNode`."""
 
 from __future__ import annotations
 

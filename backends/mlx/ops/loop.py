@@ -11,7 +11,11 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.scan)
 def scan(P, arguments):
-    """A loop over the first axis of `xs`. The results are the final carry, then the stacked outputs."""
+    """Lowers a loop over the first axis of the tensors `xs`.
+
+    Returns the slots of the final carry, then the slots of the stacked outputs. Before the loop, the initial carry is
+    copied into the slots of the carry. Each iteration of the body overwrites them.
+    """
     body, init, xs, additional = arguments
     if not xs:
         raise Unsupported("a scan without xs is unsupported; pass a tensor whose first axis gives the number of steps")
@@ -38,7 +42,10 @@ def _copy(P, value, slot):
 
 
 def _assign(P, results, slots):
-    """Write the results of a body to `slots`, by way of temporaries: a result may be another part of the carry."""
+    """Emits copies of the values `results`, the results of a loop body, into `slots`.
+
+    All results are copied to temporaries first, because a result may itself be one of `slots`.
+    """
     temporaries = [_copy(P, r, TensorSlot(r.dtype, r.shape)) for r in results]
     for temporary, slot in zip(temporaries, slots, strict=True):
         _copy(P, temporary, slot)
@@ -46,6 +53,7 @@ def _assign(P, results, slots):
 
 @REGISTRY.lower(torch.ops.higher_order.while_loop)
 def while_loop(P, arguments):
+    """Lowers a while loop to a chain for the condition and a chain for the body. Returns the slots of the carry."""
     condition, body, init, additional = arguments
     if not all(isinstance(a, TensorSlot) for a in init):
         raise Unsupported("a Python number as carry is unsupported; use a tensor")

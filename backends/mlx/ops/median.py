@@ -1,6 +1,7 @@
 """Lowers `median` to a sort.
 
-If the number of elements is even, torch takes the lower of the two middle ones. MLX's own median is their mean.
+If the number of elements is even, torch's median is the smaller of the two middle elements. MLX's median, which is
+their mean, is therefore not used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ aten = torch.ops.aten
 
 
 def _median(x, dim: int, keepdim: bool):
-    """Values and indices. NaN sorts last. If the last element is NaN, the median is NaN, as in torch."""
+    """Returns the values and indices of the median along `dim`.
+
+    The sort puts NaN last. If the last element is NaN, the median is NaN, as in torch.
+    """
     last = x.shape[dim] - 1
     order = torch.argsort(x, dim=dim, stable=True)
     index = order.select(dim, last // 2).unsqueeze(dim)

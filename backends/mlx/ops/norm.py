@@ -1,7 +1,7 @@
 """Normalization and norms.
 
-`rms_norm` and `layer_norm` lower to MLX's fused nodes. Batch norm, group norm, vector norms and cdist lower to
-arithmetic. `patterns/norm.py` finds RMSNorm and LayerNorm in models that compute them step by step.
+`rms_norm` and `layer_norm` are lowered to MLX's fused nodes. Batch norm, group norm, vector norms and cdist are lowered
+to arithmetic. `patterns/norm.py` finds RMSNorm and LayerNorm in models that compute them step by step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cud
 
 
 def _batch_norm(x, weight, bias, mean, variance, eps):
-    """Normalize with given statistics. The second axis has the channels."""
+    """Normalizes `x` with the given statistics of each channel. The second axis of `x` is the axis of the channels."""
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = torch.rsqrt(variance + eps)
     scale = scale if weight is None else scale * weight
@@ -44,7 +44,7 @@ def _batch_norm(x, weight, bias, mean, variance, eps):
 @REGISTRY.lower(aten._native_batch_norm_legit_no_training.default)
 def batch_norm(P, input, weight, bias, running_mean, running_var, momentum, eps):
     (out,) = P.trace(_batch_norm, input, weight, bias, running_mean, running_var, eps)
-    # The saved statistics serve training. In inference torch returns them empty.
+    # The other results are the saved statistics, which serve training. In inference, torch returns them empty.
     return [P.cast(out, input.dtype), *(P.full([0], 0, v.dtype) for v in P.out[1:])]
 
 

@@ -1,7 +1,8 @@
 """Lowers the torch operators of ExecuTorch's own MLX delegate, and `kvcache::update_and_attend`.
 
-Models written for that delegate call them: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`, `mlx::gather_mm`,
-`mlx::gather_qmm` and the two operators of mixture-of-experts layers. `custom_ops/official.py` defines them.
+Models written for that delegate call these operators: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`,
+`mlx::gather_mm`, `mlx::gather_qmm`, and the two operators of mixture-of-experts layers, `mlx::moe_gather_inputs` and
+`mlx::moe_scatter_outputs`. `custom_ops/official.py` defines them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..serialization import ir
 
 @REGISTRY.lower(torch.ops.higher_order.auto_functionalized_v2)
 def auto_functionalized(P, arguments, _all_bases, **fields):
-    """The form in which export writes an operator that modifies its operands.
+    """Lowers a call of an operator that modifies its operands, in the form that export gives such a call.
 
-    The results are those of the operator, then the new values of the operands that it modifies.
+    Returns the results of the operator, then the new values of the operands that the operator modifies.
     """
     (operator,) = arguments
     if operator is not official.kv_cache_update:
@@ -62,7 +63,7 @@ def rope(P, x, dims, pos, traditional, base, scale, freqs):
 def gather_mm(P, a, b, rhs_indices, lhs_indices, sorted_indices):
     return P.emit(
         ir.GatherMmNode, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices,
-        **_sorted(P, sorted_indices),
+        **_sorted_flag(P, sorted_indices),
     )
 
 
@@ -76,26 +77,27 @@ def gather_qmm(
         raise Unsupported("weights computed at run time are unsupported; make them parameters or buffers")
     experts, rows, groups = scales.shape
 
-    def words():
+    def packed():
         return official.pack_experts(w.data(), bits)
 
-    def offsets():
+    def packed_biases():
         zero_points = None if biases is None else biases.data()
         return official.packed_biases(scales.data(), zero_points, bits).to(x.dtype)
 
     return P.emit(
         ir.GatherQmmNode,
         x=x,
-        w=P.constant(f"{w.name}.packed", words, (experts, rows, groups * group_size * bits // 32), torch.uint32),
+        w=P.constant(f"{w.name}.packed", packed, (experts, rows, groups * group_size * bits // 32), torch.uint32),
         scales=P.constant(f"{w.name}.scales", lambda: scales.data().to(x.dtype), scales.shape, x.dtype),
-        biases=P.constant(f"{w.name}.biases", offsets, scales.shape, x.dtype),
+        biases=P.constant(f"{w.name}.biases", packed_biases, scales.shape, x.dtype),
         lhs_indices=lhs_indices, rhs_indices=rhs_indices,
         transpose=transpose, group_size=group_size, bits=bits, mode=mode,
-        **_sorted(P, sorted_indices),
+        **_sorted_flag(P, sorted_indices),
     )
 
 
-def _sorted(P, flag):
+def _sorted_flag(P, flag):
+    """Returns the field `sorted_indices_flag` of an instruction, or no field if `flag` is None."""
     return {} if flag is None else {"sorted_indices_flag": P.item(flag)}
 
 
@@ -111,7 +113,7 @@ def moe_scatter_outputs(P, down, sort_experts, inv_order, top_k):
 
 @REGISTRY.lower(torch.ops.kvcache.update_and_attend.default)
 def update_and_attend(P, q, k, v, position, layer_id, scale, out_dtype):
-    """The runtime owns the cache, one for each layer."""
+    """Lowers an attention layer whose KV cache belongs to the runtime. Each `layer_id` has its own cache."""
     return P.emit(
         ir.UpdateAndAttendNode, q=q, k=k, v=v, position=position, layer_id=layer_id, scale=scale,
         out_dtype=dtypes.scalar_type(out_dtype), dtype=out_dtype,

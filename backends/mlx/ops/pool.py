@@ -1,8 +1,8 @@
 """Lowers max and average pooling, one axis at a time: gather the windows of an axis, then reduce each window.
 
 Where the windows tile the axis (global pooling, stride = kernel, adaptive pooling to a divisor), the gather is a
-reshape. Otherwise it takes a table of indices, [windows, elements of a window]. The table is a constant; for an axis
-of dynamic extent the program computes it.
+reshape. Otherwise the gather reads a table of indices, [windows, elements of a window]. The table is a constant if the
+extent of the axis is static. If the extent is dynamic, the MLX program computes the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ aten = torch.ops.aten
 class Strided:
     """Ordinary pooling of an axis: window `w` starts at w * stride - padding and has `size` elements, `dilation` apart.
 
-    `counts_padding`: whether a mean divides by the padding elements too (`count_include_pad`).
+    `counts_padding` says whether the mean of a window also counts the elements in the padding; torch calls this
+    `count_include_pad`. In the methods, `extent` is the extent of the axis, and `count` the number of windows.
     """
 
     size: int
@@ -38,14 +39,14 @@ class Strided:
         return self.dilation * (self.size - 1)
 
     def windows(self, extent: int, count: int) -> list[range]:
-        """The indices of each window, including those in the padding."""
+        """Returns the indices that each window covers, including indices in the padding, which lie outside the axis."""
         starts = range(-self.padding, count * self.stride - self.padding, self.stride)
         return [range(s, s + self.size * self.dilation, self.dilation) for s in starts]
 
     def divisors(self, extent: int, count: int) -> list[int]:
-        """The number of elements that a mean counts in each window.
+        """Returns, for each window, the number by which the mean divides.
 
-        In ceil_mode a window may extend beyond the padding.
+        In ceil_mode, a window may extend beyond the padding. Elements beyond the padding never count.
         """
         padding = self.padding if self.counts_padding else 0
         return [
@@ -53,9 +54,10 @@ class Strided:
         ]
 
     def dynamic_windows(self, extent):
-        """`windows` for a dynamic extent, as tensors.
+        """Computes the windows for a dynamic extent.
 
-        Returns the indices [count, size], which of them lie in the axis, and the first one in each window that does.
+        Returns three tensors: the indices [count, size] that the windows cover; a bool mask [count, size] of the
+        indices that lie inside the axis; and the first index inside the axis for each window, [count, 1].
         """
         last_start = extent + 2 * self.padding - self.span - 1
         count = (last_start + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
@@ -66,7 +68,7 @@ class Strided:
         return indices, (indices >= 0) & (indices < extent), first
 
     def dynamic_divisors(self, extent):
-        """`divisors` for a dynamic extent: a number, or a tensor [count]."""
+        """Computes the divisors for a dynamic extent. Returns one number for all windows, or a tensor [count]."""
         if self.counts_padding:
             return self.size
         _, inside, _ = self.dynamic_windows(extent)
@@ -124,7 +126,7 @@ def _one_per_axis(values: list[int], rank: int) -> list[int]:
 
 
 def _extents(P, x, rank: int) -> list[tuple[int, int]]:
-    """The extents of the pooled axes, which are the last ones, before and after pooling."""
+    """Returns the extent before and the extent after pooling, for each pooled axis. These are the last `rank` axes."""
     out = P.out[0] if isinstance(P.out, (list, tuple)) else P.out
     return list(zip(x.shape[-rank:], out.shape[-rank:]))
 
@@ -137,8 +139,8 @@ def _is_static(extents: tuple) -> bool:
 class Windows:
     """The windows of an axis, as far as they are known at export.
 
-    `count`: the number of windows, or None for a dynamic extent. `table`: a constant of `count * size` indices, or
-    None if they are 0, 1, 2, …, so that a reshape gathers them.
+    `count` is the number of windows, or None if the extent is dynamic. `table` is a constant with the `count * size`
+    indices of the windows. `table` is None if these indices are 0, 1, 2, …, so that a reshape gathers the windows.
     """
 
     axis: Axis
@@ -147,7 +149,10 @@ class Windows:
 
 
 def _windows(P, axes: list[Axis], extents, substitute) -> list[Windows]:
-    """`substitute(window, extent)`: the index to read instead of one outside the axis."""
+    """Returns the windows of each axis.
+
+    `substitute(window, extent)` gives the index that is read in place of an index outside the axis.
+    """
     result = []
     for axis, (extent, count) in zip(axes, extents):
         if _is_static((extent, count)):
@@ -161,6 +166,7 @@ def _windows(P, axes: list[Axis], extents, substitute) -> list[Windows]:
 
 
 def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
+    """Returns the table of `Windows`. Windows that are shorter than the longest one are filled with the substitute."""
     widest = max((len(w) for w in windows), default=0)
     indices = []
     for window in windows:
@@ -173,7 +179,10 @@ def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | Non
 
 
 def _gather(x, axis: int, table, count: int):
-    """[…, extent, …] → […, count, size, …]. `axis` is negative: the axis of `size` in the result."""
+    """Gathers the windows of an axis: […, extent, …] → […, count, size, …].
+
+    `axis` is negative. It is the index of the axis in `x`, and of the axis with extent `size` in the result.
+    """
     if table is None:
         return x.unflatten(axis, (count, x.shape[axis] // count))
     if table.dim() == 1:
@@ -185,7 +194,10 @@ def _gather(x, axis: int, table, count: int):
 
 
 def _max_pool(x, tables, windows):
-    """Values, and their indices in the flattened pooled axes. Among equal values the first counts."""
+    """Returns the maximum of each window, and its index in the flattened pooled axes.
+
+    If several elements are maximal, the index is that of the first.
+    """
     plane = x.shape[-len(windows):]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
     for axis in range(-1, -len(windows) - 1, -1):
@@ -229,7 +241,7 @@ def adaptive_max_pool(P, self, output_size):
 
 
 def _avg_pool(x, tables, windows, divisors, divisor_override):
-    """Sum in float32, as torch does, and divide once at the end."""
+    """Returns the mean of each window. The sums are float32, as in torch, and are divided once at the end."""
     total = x.float() if x.is_floating_point() else x
     product = 1
     for axis, table, window, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
@@ -260,7 +272,11 @@ def _lower_avg(P, x, axes: list[Axis], divisor_override: int | None = None):
 
 
 def _divisors(P, axis: Axis, extent, count) -> int | TensorSlot | None:
-    """The number of elements that each window counts: an int if all agree, a constant [count], or None if dynamic."""
+    """Returns the divisors of the windows of an axis.
+
+    The result is an int if all windows have the same divisor, else a constant [count]. It is None if the extent is
+    dynamic.
+    """
     if not _is_static((extent, count)):
         return None
     divisors = axis.divisors(extent, count)

@@ -1,8 +1,9 @@
 """Quantized weights: the `mlx::quantized_*` operators over MLX's packing, and torchao's quantization operators.
 
-Products lower to `QuantizedMatmulNode` and `GatherQmmNode`, embeddings to `DequantizeNode` of the rows that are read.
-torchao's dequantizations lower to `DequantizeNode` of a repacked constant if MLX has such a packing, else to
-arithmetic. `patterns/quant.py` fuses them with the product that reads them.
+A product with a quantized weight is a `QuantizedMatmulNode` or a `GatherQmmNode`. An embedding is a `DequantizeNode` of
+the matrix rows that it looks up. A dequantization of torchao is a `DequantizeNode` of the weight, repacked as a
+constant, if MLX has a packing for the block size and element type; otherwise it is arithmetic. `patterns/quant.py`
+fuses a dequantization with the product that reads its result.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
         None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
         for t in _operands(P, w, scales, biases)
     )
-    # MLX dequantizes to the dtype of the scales, or exactly to bfloat16 if the scales are bytes.
+    # MLX dequantizes to the dtype of the scales. If the scales are bytes (the MX formats), MLX dequantizes to bfloat16,
+    # which holds every such value exactly.
     if scales.dtype.is_floating_point:
-        # In half precision MLX would round q * scale before it adds the bias. The cast comes after the lookup, so
-        # that a tied head can share the tables.
+        # With half-precision scales, MLX would round q * scale before it adds the bias. The scales and biases are cast
+        # after the rows are looked up, so that a tied output projection can use the same constants.
         scales, biases = P.cast(scales, torch.float32), P.cast(biases, torch.float32)
     float_dtype = torch.float32 if scales.dtype.is_floating_point else torch.bfloat16
     y = P.emit(ir.DequantizeNode, w=w, scales=scales, biases=biases, dtype=float_dtype, **packing)
@@ -52,14 +54,18 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
 
 
 def _operands(P, w, scales, biases, dtype=None):
-    """View `w` as uint32 and cast floating-point scales and biases to `dtype`, when the program is serialized."""
+    """Returns `w` as uint32, and `scales` and `biases` as `dtype` if they are floating-point and `dtype` is not None.
+
+    A constant is converted later, when the program is serialized. A cast of computed scales or biases is an
+    instruction. Raises `Unsupported` if `w` is not a constant.
+    """
     if w.space != Space.CONSTANT:
         raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")
-    words = P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)
-    return words, _floats(P, scales, dtype), _floats(P, biases, dtype)
+    packed = P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)
+    return packed, _cast_if_floating(P, scales, dtype), _cast_if_floating(P, biases, dtype)
 
 
-def _floats(P, t, dtype):
+def _cast_if_floating(P, t, dtype):
     if t is None or dtype in (None, t.dtype) or not t.dtype.is_floating_point:
         return t
     if t.space != Space.CONSTANT:
@@ -93,7 +99,10 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **i
 
 
 def _dequantize_constant(read):
-    """A handler for a weight that is read as a matrix of floats. `read` gives its form from the arguments."""
+    """Returns a handler that dequantizes a constant weight.
+
+    `read` describes the weight (values, scales, blocks) from the operator's arguments, or returns None if it cannot.
+    """
 
     def lower(P, **arguments):
         weight = read(P, **arguments)
@@ -110,7 +119,7 @@ for _target, _read in DEQUANTIZE.items():
 
 
 def _traced_definition(target):
-    """A handler that traces torchao's own definition. Dynamic quantization of activations uses these operators."""
+    """Returns a handler that traces torchao's own definition of `target`."""
 
     def lower(P, **arguments):
         results = P.trace(target, **arguments)
@@ -119,6 +128,7 @@ def _traced_definition(target):
     return lower
 
 
+# The dynamic quantization of activations uses these operators.
 for _target in (
     torch.ops.torchao.choose_qparams_affine.default, torch.ops.torchao.quantize_affine.default
 ):
@@ -127,9 +137,9 @@ for _target in (
 
 @REGISTRY.lower(torch.ops.aten._int_mm.default)
 def int_mm(P, self, mat2):
-    """Two float32 products, with the lower and the upper four bits of `self`.
+    """Lowers an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 
-    Sums of up to 8192 products of a 4-bit and an 8-bit integer are exact in float32.
+    In float32, a sum of up to 8192 products of a 4-bit and an 8-bit integer is exact.
     """
 
     def product(a, b):

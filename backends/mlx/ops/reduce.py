@@ -1,6 +1,6 @@
 """Reductions: sum, mean, prod, the extrema, any, all, logsumexp, var, std, argmax, argmin; and cumsum.
 
-The table `REDUCE` maps an ATen name to the IR node that it lowers to.
+The table `REDUCE` maps the name of an ATen operator to its IR node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..serialization import ir
 
 aten = torch.ops.aten
 
-# ATen name: (IR node, overloads)
+# ATen name → (IR node, names of the overloads)
 REDUCE = {
     "sum": (ir.SumNode, ("default", "dim_IntList")),
     "mean": (ir.MeanNode, ("default", "dim")),
@@ -23,6 +23,7 @@ REDUCE = {
 
 
 def axes_of(dim) -> list[int]:
+    """Returns the argument `dim`, which may be None, an int or a list, as a list. An empty list means all axes."""
     if dim is None:
         return []
     return list(dim) if isinstance(dim, (list, tuple)) else [dim]
@@ -30,7 +31,8 @@ def axes_of(dim) -> list[int]:
 
 def _reduce(op):
     def lower(P, self, dim=None, keepdim=False, dtype=None):
-        # torch sums integers and bools in int64, the dtype of the result.
+        # torch computes in the dtype of the result, which is int64 for sums of integers and bools. `any` and `all`,
+        # whose result is bool, take operands of every dtype.
         x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
         axes = axes_of(dim) if x.ndim else []
         return P.emit(op, x=x, axes=axes, keepdims=keepdim, dtype=P.out.dtype)
@@ -124,7 +126,7 @@ REGISTRY.add(aten.argmin.default, _arg_reduce(ir.ArgminNode))
 
 
 def _extremum(op, arg_op):
-    """Lower max or min along a dimension to values and indices."""
+    """Returns a handler for max or min along a dimension. The results are the values and their indices."""
 
     def lower(P, self, dim, keepdim=False):
         values = P.emit(op, x=self, axes=[dim] if self.ndim else [], keepdims=keepdim)

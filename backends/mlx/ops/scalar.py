@@ -1,4 +1,4 @@
-"""Integers on the host: sizes, arithmetic on them, `item`; and assertions, which lower to nothing."""
+"""Integers on the host: sizes, arithmetic on sizes, and `item`; and assertions, for which no instruction is emitted."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _nothing(P, **_):
     return None
 
 
-# ExecuTorch keeps no assertion whose operands are delegated. Export has proven these bounds, or the shapes of the
-# inputs are checked against them at every call.
+# Assertions and the conditions that they check. The program does not repeat them: export has proven the asserted
+# bounds, or the runtime checks the shapes of the inputs against the bounds in every call.
 REGISTRY.add(
     [
         aten._assert_scalar.default,

@@ -1,7 +1,7 @@
 """Writes by index tensor or mask (index_put, scatter, masked_scatter), and embedding_bag.
 
-A write of whole slices lowers to `IndexCopyNode`, in place for a buffer. The others are decomposed in torch into
-`index_copy`, `scatter_add` and `where`.
+An `index_put` of whole slices is an `IndexCopyNode`, which updates a buffer in place. The other writes are decomposed
+in torch into `index_copy`, `scatter_add` and `where`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _put_slices(P, x, axis, index, values):
 
 
 def _masked_put(P, x, axes, masks, values, accumulate):
-    """Write a single value where a mask over the leading axes is set."""
+    """Lowers `index_put` with a mask over the leading axes, which writes a single value where the mask is set."""
     if len(masks) != 1 or axes != [0] or masks[0].dtype != torch.bool:
         raise Unsupported("a mask combined with other indices is unsupported; use one bool mask or torch.where")
     if math.prod(values.shape) != 1:
@@ -62,12 +62,13 @@ def _put_value(x, mask, value, accumulate):
 
 
 def _index_put(x, axes, indices, values, accumulate):
-    """Move the indexed axes to the front, flatten them to one and write along it."""
+    """Moves the indexed axes to the front, flattens them to one axis and writes along that axis."""
     others = [a for a in range(x.dim()) if a not in axes]
     shape = torch.broadcast_shapes(*(i.shape for i in indices))
     linear = _linear(indices, [x.shape[a] for a in axes]).expand(shape)
     kept = [x.shape[a] for a in others]
-    # torch puts the axes of the index in place of the indexed axes if these are adjacent, else in front.
+    # In the shape of the values, the axes of the index take the place of the indexed axes if these are adjacent.
+    # Otherwise the axes of the index come first.
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     values = values.to(x.dtype).expand(*kept[:first], *shape, *kept[first:])
     values = values.movedim(list(range(first, first + len(shape))), list(range(len(shape))))
@@ -85,7 +86,7 @@ def _index_put(x, axes, indices, values, accumulate):
 
 
 def _linear(indices, extents):
-    """Combine one index per axis to an index into the flattened axes. Negative indices count from the end."""
+    """Combines one index tensor per axis to an index into the flattened axes. Negative indices count from the end."""
     linear = 0
     for index, extent in zip(indices, extents):
         index = index.to(torch.int64)
@@ -130,7 +131,7 @@ def masked_scatter(P, self, mask, source):
 
 
 def _masked_scatter(x, mask, source):
-    """The nth position that is set in the mask takes the nth element of `source`."""
+    """Replaces the element of `x` at the nth set position of `mask` by the nth element of `source`."""
     x, mask = torch.broadcast_tensors(x, mask)
     source = source.reshape(-1)
     if source.shape[0] == 0:
@@ -148,7 +149,10 @@ def embedding_bag(
     P, weight, indices, offsets, scale_grad_by_freq, mode, sparse,
     per_sample_weights, include_last_offset, padding_idx,
 ):
-    """Only the first result, the pooled embeddings, lowers. The three others serve the gradient."""
+    """Lowers the first result, the pooled embeddings. The three other results, which serve the gradient, are None.
+
+    Raises `Unsupported` if an FX node uses another result than the first.
+    """
     for user in P.node.users:
         if user.args[1] != 0:
             raise Unsupported(f"result {user.args[1]} is unsupported; use only the first one, the pooled embeddings")
@@ -160,7 +164,10 @@ def embedding_bag(
 
 
 def _embedding_bag(weight, indices, offsets, mode, factors, include_last_offset, padding_idx):
-    """Sum (mode 0), mean (1) or maximum (2) of each bag, computed in float32 with a mask [bags, indices]."""
+    """Returns the sum (mode 0), mean (1) or maximum (2) of the embeddings of each bag, computed in float32.
+
+    `member` is a mask [bags, indices]: which indices belong to which bag.
+    """
     position = torch.arange(indices.shape[0], device=weight.device)
     started = position.unsqueeze(0) >= offsets.unsqueeze(1)
     none = torch.zeros_like(started[:1])

@@ -1,7 +1,8 @@
 """Writes that combine values with the same index: scatter_add, scatter_reduce, index_add, index_reduce.
 
-Sums lower to `ScatterAddNode`, means to a sum and a count. Products and extrema sort the values by destination, so
-that values for the same element become neighbours, and combine neighbours at distances 1, 2, 4, ….
+A sum is a `ScatterAddNode`, and a mean is a sum divided by a count. For products and extrema, the values are sorted by
+destination, so that values for the same element are neighbours. Then values at the distances 1, 2, 4, … are combined
+if their destinations are equal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _scatter_add_0d(x, index, src):
 
 
 def _leading_part(src, index):
-    """Crop `src` to the shape of `index`; torch ignores the rest."""
+    """Returns the part of `src` that torch reads: its leading elements, in the shape of `index`."""
     for axis, extent in enumerate(index.shape):
         src = src.narrow(axis, 0, extent)
     return src
@@ -47,7 +48,9 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
     if reduce in SUMS:
         return P.trace(_sum, self, dim, index, src, reduce == "mean", include_self)[0]
     if not all(isinstance(extent, int) for extent in index.shape):
-        raise Unsupported(f"reduce={reduce!r} with a dynamic number of values is unsupported; 'sum' and 'mean' lower")
+        raise Unsupported(
+            f"reduce={reduce!r} with a dynamic number of values is unsupported; only 'sum' and 'mean' support it"
+        )
     if self.dtype == torch.bool:
         raise Unsupported(f"reduce={reduce!r} of bool values is unsupported; cast them to an integer dtype")
     return P.trace(_sorted_reduce, self, dim, index, src, COMBINE[reduce], include_self)[0]
@@ -82,7 +85,7 @@ def _index_add(x, dim, index, source, alpha):
 
 
 def _expand_index(index, source, dim):
-    """Expand an index along `dim` to the shape of `source`."""
+    """Expands a 1-d index along `dim` to the shape of `source`, so that every element has its own index."""
     shape = [-1 if axis == dim else 1 for axis in range(source.dim())]
     return index.to(torch.int64).reshape(shape).expand(source.shape)
 
@@ -102,7 +105,11 @@ def _sum(x, dim, index, src, mean, include_self):
 
 
 def _sorted_reduce(x, dim, index, src, combine, include_self):
-    """Sort the values by destination. The last value of each run of equal destinations becomes the run's reduction."""
+    """Reduces with `combine`, which is associative and commutative.
+
+    The values are sorted by destination. After the loop, the last value of each run of equal destinations is the
+    reduction of the whole run.
+    """
     flat, size = x.reshape(-1), math.prod(x.shape)
     destination = _linear(x, dim % max(x.dim(), 1), index).reshape(-1)
     order = torch.argsort(destination, stable=True)
@@ -117,14 +124,14 @@ def _sorted_reduce(x, dim, index, src, combine, include_self):
         values = combine(values, flat[destination])
     end = torch.ones_like(destination[:1], dtype=torch.bool)
     is_last = torch.cat([destination[1:] != destination[:-1], end])
-    # The other values go to an extra element at the end, which is dropped.
+    # The values that are not the last of their run are written to an extra element at the end, which is dropped.
     flat = torch.cat([flat, torch.zeros_like(flat[:1])])
     flat = flat.index_copy(0, torch.where(is_last, destination, size), values)
     return flat[:size].reshape(x.shape)
 
 
 def _linear(x, dim, index):
-    """The index into the flattened `x` that each element of `index` refers to."""
+    """Returns, for each element of `index`, the index of the element that it refers to in the flattened `x`."""
     linear = 0
     for axis, extent in enumerate(x.shape):
         if axis == dim:

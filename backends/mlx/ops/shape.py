@@ -1,7 +1,7 @@
 """Operators that rearrange elements: views, permutations, slices, concatenation, splits, repeats and padding.
 
-Most lower to one IR node. An operator that changes nothing, such as `clone` or a view to the same shape, lowers to
-its operand.
+Most of them are one instruction. For an operator that changes nothing, such as `clone` or a view to the same shape, no
+instruction is emitted: the result is the slot of the operand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ dim_order_ops = torch.ops.dim_order_ops
 
 
 def result_shape(P, requested=None) -> list:
-    """The shape of the result. A static extent is an int; a dynamic one is taken from `requested`, or is -1."""
+    """Returns the shape of the result as a field of an instruction.
+
+    A static extent is an int. A dynamic extent is the element of `requested`, an int or a value slot; without
+    `requested` it is -1, which MLX infers. Raises `Unsupported` if more than one extent is -1.
+    """
     shape = []
     for i, extent in enumerate(P.out.shape):
         dynamic = requested[i] if requested is not None else -1
@@ -28,7 +32,7 @@ def result_shape(P, requested=None) -> list:
 
 
 def _has_output_shape(P, x) -> bool:
-    """Whether `x` has the shape of the result. Compares symbolic expressions, which adds no guards."""
+    """Whether `x` has the shape of the result. A comparison of symbolic expressions adds no guards."""
     output, operand = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
     return output == operand
 
@@ -204,6 +208,7 @@ def chunk(P, self, chunks, dim):
 
 
 def _static_sizes(P, dim) -> list[int]:
+    """Returns the size of each part of a split. Raises `Unsupported` if a size is dynamic."""
     sizes = [v.shape[dim] for v in P.out]
     if not all(isinstance(s, int) for s in sizes):
         raise Unsupported("an equal split of a dynamic dimension is unsupported; pass the sizes, as in x.split([a, b])")
@@ -249,7 +254,8 @@ def roll(P, self, shifts, dims):
 
 @REGISTRY.lower(aten.constant_pad_nd.default)
 def constant_pad_nd(P, self, pad, value):
-    # torch lists the pairs from the last dimension, MLX from the first. A negative width crops.
+    # `pad` is a list of widths before and after each dimension. torch lists the dimensions from the last to the first,
+    # MLX from the first to the last. A negative width crops the dimension.
     pairs = [pad[i : i + 2] for i in range(0, len(pad), 2)][::-1]
     pairs = [[0, 0]] * (self.ndim - len(pairs)) + pairs
     x = self

@@ -32,10 +32,10 @@ def topk(P, self, k, dim, largest, sorted):
 
 
 def _sorted(P, x, dim, descending):
-    """Values and indices.
+    """Returns the sorted values and their indices.
 
-    A descending sort reverses the axis, sorts ascending and reverses the result, which keeps equal elements in their
-    original order.
+    A descending sort reverses the axis, sorts in ascending order and reverses the result. This keeps equal elements in
+    their original order.
     """
     if x.ndim == 0:
         raise Unsupported("0-d input is unsupported; reshape it to [1] first")

@@ -1,4 +1,4 @@
-"""Strided views: `as_strided` lowers to `AsStridedNode`, diagonal and unfold to slices and gathers."""
+"""Strided views: `as_strided` is an `AsStridedNode`; diagonal and unfold are slices and gathers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def diagonal(P, self, offset, dim1, dim2):
 
 
 def _diagonal(x, offset, dim1, dim2):
-    """Flatten the two axes to one and take every (columns + 1)th element."""
+    """Flattens the axes `dim1` and `dim2` to one axis and takes every (columns + 1)th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = x.shape[-2:]
     length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
@@ -29,7 +29,11 @@ def _diagonal(x, offset, dim1, dim2):
 
 @REGISTRY.lower(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(P, self, size, stride, storage_offset):
-    """Strides refer to the storage of the operand. The graph shows its layout only if the operand is not a view."""
+    """Lowers `as_strided` of an operand that is not a view.
+
+    `size` and `stride` index the storage that underlies the operand. If the operand is a view, the graph does not tell
+    how that storage is laid out.
+    """
     source = P.node.args[0]
     val = source.meta["val"]
     is_view = torch.Tag.view_copy in getattr(aten_target(source.target), "tags", ())
@@ -52,7 +56,7 @@ def unfold(P, self, dimension, size, step):
 
 
 def _unfold(x, axis, size, step):
-    """[…, extent, …] → […, windows, …, size]."""
+    """Returns the windows of `size` elements along an axis: […, extent, …] → […, windows, …, size]."""
     count = (x.shape[axis] - size) // step + 1
     start = torch.arange(count, device=x.device).unsqueeze(1) * step
     index = (start + torch.arange(size, device=x.device)).reshape(-1)

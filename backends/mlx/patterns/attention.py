@@ -1,4 +1,4 @@
-"""Grouped-query attention: passes keys and values to `SdpaNode` without repeating them for each query head."""
+"""Grouped-query attention: passes the keys and values to `SdpaNode` without a copy for each query head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLONE = ("dim_order_ops._clone_dim_order.default", "aten.clone.default")
 
 
 def _repeated(m: Matcher, node: Node) -> Node:
-    """The x of view(expand(unsqueeze(x, 2)), [B, heads, S, D]), which repeats each head of x."""
+    """Matches view(expand(unsqueeze(x, 2)), [B, heads, S, D]), which repeats each head of x. Returns x."""
     source = m.call(node, *_VIEW).args[0]
     if is_call(source, *_CLONE):
         source = m.call(source, *_CLONE).args[0]

@@ -23,9 +23,10 @@ _CUBIC = 0.044715
 
 
 def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
-    """Flatten a product: (number, other factors). Divisions by a number and powers of 2 and 3 count as products.
+    """Takes a product apart. Returns the product of its numbers, and a list of its other factors.
 
-    A node with several users is a factor and is not taken apart, such as the argument x of a GELU.
+    Divisions by a number, and powers with exponent 2 or 3, count as products. A node with several users, such as the
+    argument x of a GELU, is a factor and is not taken apart.
     """
     if is_call(node, *_MUL) and (not m.nodes or len(node.users) == 1):
         number, factors = 1.0, []
@@ -49,7 +50,7 @@ def _product(m: Matcher, node: Any) -> tuple[float, list[Node]]:
 
 
 def _sum(m: Matcher, node: Any) -> tuple[float, Any]:
-    """(c, y) for y + c or c + y with a number c; (0, node) if neither operand is a number."""
+    """Returns (c, y) for y + c or c + y with a number c. Returns (0, node) if neither operand is a number."""
     for y, number in m.commuted(node, *_ADD):
         try:
             return m.number(number), y
@@ -91,7 +92,7 @@ def _gelu(P, node: Node) -> Match:
 
 
 def _check_polynomial(m: Matcher, node: Any, x: Node, dtype: torch.dtype) -> None:
-    """Match √(2/π) (x + 0.044715 x³) or √(2/π) x (1 + 0.044715 x²)."""
+    """Raises NoMatch unless `node` is √(2/π) (x + 0.044715 x³) or √(2/π) x (1 + 0.044715 x²)."""
     number, factors = _product(m, node)
     if not _close(number, math.sqrt(2 / math.pi), dtype):
         raise NoMatch

@@ -18,7 +18,7 @@ def _linear(P, node: Node) -> Match:
         bias, flat, weight = m.arguments(product, ["aten.addmm.default"], "self", "mat1", "mat2")
     else:
         bias, (flat, weight) = None, m.arguments(product, ["aten.mm.default"], "self", "mat2")
-    # A cast weight may be quantized. `patterns/quant.py` handles it.
+    # The weight behind a cast may be quantized. `patterns/quant.py` matches such a product.
     if not is_call(flat, *_VIEW) or is_call(weight, *CASTS):
         raise NoMatch
     x = flat.args[0]  # the view may have other users
@@ -26,7 +26,7 @@ def _linear(P, node: Node) -> Match:
         raise NoMatch
     if extents(node)[-1] != extents(weight)[1] or len(extents(x)) < 2:
         raise NoMatch
-    if bias is not None and tensor(bias).ndim > 1:  # its other axes belong to the flat view
+    if bias is not None and tensor(bias).ndim > 1:  # such a bias has the shape of the matrix product, not of the result
         raise NoMatch
 
     def lower(P, last):

@@ -3,7 +3,7 @@
     RMSNorm:   x * rsqrt(mean(x²) + eps), optionally times a weight
     LayerNorm: (x - mean) / sqrt(variance + eps), optionally times a weight, plus a bias
 
-Both may be computed in float32 between casts.
+In both cases, the model may cast x to float32, compute the norm in float32 and cast the result back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, last_axis, tensor
+from ..builder.matcher import Match, Matcher, NoMatch, attempt, extents, is_call, is_last_axis, tensor
 from ..builder.peephole import can_represent
 from ..builder.registry import REGISTRY
 from ..serialization import ir
@@ -24,7 +24,7 @@ _POW = ("aten.pow.Tensor_Scalar",)
 
 
 def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
-    """Match x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
+    """Matches x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
     node = m.before_casts(node, _rounds_to(out))
     for x, scale in m.commuted(node, *_MUL):
         if is_call(scale, "aten.rsqrt.default"):
@@ -42,7 +42,7 @@ def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
 
 
 def _square_of(m: Matcher, node, x) -> None:
-    """Match x², where x has the shape and dtype of the square."""
+    """Raises NoMatch unless `node` computes x² in the dtype of `x`. Adds `node` to the match."""
     if is_call(node, *_POW):
         base, exponent = m.arguments(node, _POW, "self", "exponent")
         factors = {base} if exponent == 2 else set()
@@ -81,15 +81,18 @@ def _is_weight(weight, node) -> bool:
 
 
 def _rounds_to(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
-    """Accepts the casts after the norm: they round to `out`, or to a float dtype that holds it."""
+    """Returns a function `keeps` for `Matcher.before_casts` that accepts the casts after a norm.
+
+    The accepted casts are those to `out`, and to a float dtype that holds every value of `out`.
+    """
     return lambda source, target: source.is_floating_point and target.is_floating_point and can_represent(target, out)
 
 
 def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
-    """The operand of the casts to float32 before the norm, or `source` if they have to stay.
+    """Skips the casts to float32 before the norm. Returns their operand, or `source` if the casts have to stay.
 
-    MLX's kernels compute in float32 for every dtype. So the casts may go if the operand has the dtype of the result
-    and nothing else uses the casts.
+    MLX's kernels compute in float32 for every dtype. The casts are therefore redundant if their operand has the dtype
+    of the result. They have to stay if a node outside the match uses them. Skipped casts are added to the match.
     """
     casts = Matcher(m.P)
     try:
@@ -106,7 +109,10 @@ def _before_cast(m: Matcher, source: Node, out: torch.dtype) -> Node:
 
 
 def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
-    """The fused node's result has the shape and dtype of `x`. Check that torch's has too."""
+    """Raises NoMatch unless torch's result, the value of `node`, has the shape and dtype of `x`.
+
+    The result of the fused instruction always has the shape and dtype of `x`.
+    """
     out = tensor(node).dtype
     if tensor(x).dtype != out or not out.is_floating_point or extents(node) != extents(x):
         raise NoMatch
@@ -116,15 +122,15 @@ def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
 
 
 def _mean_of(m: Matcher, node) -> Node:
-    """The y of mean(y, -1, keepdim=True)."""
+    """Matches mean(y, -1, keepdim=True). Returns y."""
     y, dim, keepdim = m.arguments(node, ["aten.mean.dim"], "self", "dim", "keepdim")
-    if not keepdim or not last_axis(dim, y):
+    if not keepdim or not is_last_axis(dim, y):
         raise NoMatch
     return y
 
 
 def _centered(m: Matcher, node) -> Node:
-    """The x of x - mean(x)."""
+    """Matches x - mean(x). Returns x."""
     x, mean = m.arguments(node, ["aten.sub.Tensor"], "self", "other")
     if _mean_of(m, mean) is not x:
         raise NoMatch
@@ -132,11 +138,14 @@ def _centered(m: Matcher, node) -> Node:
 
 
 def _variance(m: Matcher, node, x: Node) -> None:
-    """Match the population variance of x over the last axis: a call of `var`, or the mean of squares."""
+    """Raises NoMatch unless `node` is the population variance of `x` over the last axis.
+
+    The variance is a call of `var`, or the mean of the squares of x - mean(x).
+    """
     if is_call(node, "aten.var.correction"):
         source, *flags = m.arguments(node, ["aten.var.correction"], "self", "dim", "correction", "keepdim")
         dim, correction, keepdim = flags
-        if source is not x or dim is None or not last_axis(dim, x) or correction != 0 or not keepdim:
+        if source is not x or dim is None or not is_last_axis(dim, x) or correction != 0 or not keepdim:
             raise NoMatch
         return
     square = _mean_of(m, node)
@@ -147,7 +156,7 @@ def _variance(m: Matcher, node, x: Node) -> None:
 
 
 def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
-    """Match (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
+    """Matches (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
     node = m.before_casts(node, _rounds_to(out))
     if is_call(node, "aten.div.Tensor"):
         centered, root = m.arguments(node, ["aten.div.Tensor"], "self", "other")
@@ -185,7 +194,10 @@ def _layer_norm(P, node: Node) -> Match:
 
 
 def _split_weight(m: Matcher, node, last: Node, *targets: str) -> tuple[Node, Node]:
-    """(weight, other operand) of a call one of whose operands is a weight for the last axis."""
+    """Matches a commutative call one of whose operands is a weight for the last axis of `last`.
+
+    Returns the weight and the other operand.
+    """
     for weight, rest in m.commuted(node, *targets):
         if _is_weight(weight, last):
             return weight, rest

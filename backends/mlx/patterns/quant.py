@@ -1,6 +1,7 @@
-"""Dequantization fused with its user.
+"""A dequantization, fused with the operator that uses its result.
 
-A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the quantized values and dequantizes them.
+A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the matrix rows of the quantized weight
+and then dequantizes only these rows.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _TRANSPOSE = tuple(f"aten.{op}.default" for op in ("permute_copy", "permute", "t
 
 
 def _weight(P, node: Node) -> Affine | Microscaled:
-    """The quantized constant that `node` dequantizes.
+    """Returns a description of the quantized constant that `node` dequantizes.
 
-    The dequantization is not part of the match, because it may have other users. If it has none, it is dropped.
+    Raises NoMatch if `node` is no dequantization of a constant, or if MLX has no packing for the constant. `node` does
+    not join the match, because it may have other users. If it has none, its instruction is dead and is dropped later.
     """
     if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch
@@ -51,17 +53,20 @@ def _embedding(P, node: Node) -> Match:
 
     def lower(P, last):
         index = P.value(indices)
-        operands = weight.operands(P, torch.float32)
+        fields = weight.packed_fields(P, torch.float32)
         for name in ("w", "scales", "biases"):
-            if operands[name] is not None:
-                operands[name] = P.emit(ir.TakeNode, x=operands[name], index=index, axis=0)
-        return dequantize(P, weight, operands, tuple(last.meta["val"].shape))
+            if fields[name] is not None:
+                fields[name] = P.emit(ir.TakeNode, x=fields[name], index=index, axis=0)
+        return dequantize(P, weight, fields, tuple(last.meta["val"].shape))
 
     return m.finish(node, lower)
 
 
 def _int8_product(P, node: Node) -> Match:
-    """Match x @ cast(transpose(q)) with a constant int8 q. torchao multiplies the result by the scales."""
+    """Matches x @ cast(transpose(q)) with a constant int8 matrix q.
+
+    torchao multiplies the result of this product by the scales, in nodes outside the match.
+    """
     m = Matcher(P)
     x, weight = m.arguments(node, ["aten.mm.default"], "self", "mat2")
     transposed = Matcher(P).before_casts(weight, lambda source, target: target.is_floating_point)
@@ -82,7 +87,7 @@ def _int8_product(P, node: Node) -> Match:
 
 
 def _product(P, x, weight, bias):
-    y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.operands(P, x.dtype), transpose=True)
+    y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.packed_fields(P, x.dtype), transpose=True)
     y = apply_factor(P, y, weight.factor, y.dtype)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 

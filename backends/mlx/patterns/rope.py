@@ -2,12 +2,12 @@
 
     x * cos(angles) + cat(-x[half:], x[:half]) * sin(angles),   angles = cat(f, f),   f = positions ⊗ inv_freq
 
-The positions must be consecutive: `arange(S) + offset`. Otherwise the arithmetic stays as it is. A model may rotate
-only the first elements of the last axis (partial RoPE).
+The pattern matches only consecutive positions: `arange(S) + offset`. A model may rotate only the first elements of the
+last axis (partial RoPE).
 
-`RopeNode` rotates along axis -2. Models keep the sequence on other axes too, such as [B, S, H, D]. So the pattern
-follows the axes of positions and frequencies through the graph to the axis of x that they meet, and transposes x if
-that is not axis -2.
+`RopeNode` expects the positions along axis -2 of x. Models also use other layouts, such as [B, S, H, D]. The pattern
+therefore follows the axis of the positions and the axis of the frequencies through the graph, up to the product with x.
+If the axis of the positions is not axis -2 of x, the fusion transposes x.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
-from ..builder.matcher import CASTS, UNSQUEEZES, Match, Matcher, NoMatch, attempt, extents, is_call, last_axis, tensor
+from ..builder.matcher import (
+    CASTS,
+    UNSQUEEZES,
+    Match,
+    Matcher,
+    NoMatch,
+    attempt,
+    extents,
+    is_call,
+    is_last_axis,
+    tensor,
+)
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -31,9 +42,11 @@ _UNSQUEEZE_OR_CAST = (*UNSQUEEZES, *CASTS)
 
 
 class _Table(NamedTuple):
-    """A tensor over positions and frequencies. The axes are counted from the right, 0 is the last.
+    """Describes a tensor that depends on positions, on frequencies, or on both.
 
-    Every axis but these two has extent 1. None: the tensor does not depend on it.
+    `offset` is the first position, and `position_axis` the axis of the positions. `inv_freq` holds the frequencies, and
+    `frequency_axis` is their axis. Axes are counted from the right: 0 is the last axis. All other axes have extent 1.
+    If the tensor does not depend on the positions, or on the frequencies, the two fields for them are None.
     """
 
     offset: Node | None = None
@@ -42,21 +55,24 @@ class _Table(NamedTuple):
     frequency_axis: int | None = None
 
     def unsqueezed(self, axis: int) -> _Table:
-        """The table with a new axis of extent 1: axis `axis` of the result, counted from the right."""
+        """Returns the table with a new axis of extent 1: axis `axis` of the result, counted from the right."""
         shifted = (None if a is None else a + (a >= axis) for a in (self.position_axis, self.frequency_axis))
         position_axis, frequency_axis = shifted
         return self._replace(position_axis=position_axis, frequency_axis=frequency_axis)
 
 
 class _Follower:
-    """Computes the `_Table` of a node from the nodes that it comes from, which may have other users."""
+    """Computes the `_Table` of a node from its operands.
+
+    The nodes that it visits do not join the match, because they may have other users.
+    """
 
     def __init__(self, P):
         self.P = P
 
     def table(self, node) -> _Table:
-        """The table of positions ⊗ inv_freq, cast and unsqueezed in any order."""
-        m = Matcher(self.P)  # discarded: the nodes stay in the graph for their other users
+        """Returns the table of positions, of frequencies or of their product, cast and unsqueezed in any order."""
+        m = Matcher(self.P)  # the nodes that this matcher collects are not used
         value = tensor(node)
         if is_call(node, *UNSQUEEZES):
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
@@ -78,7 +94,7 @@ class _Follower:
         return positions._replace(inv_freq=frequencies.inv_freq, frequency_axis=frequencies.frequency_axis)
 
     def _offset(self, m: Matcher, positions) -> Node:
-        """The offset of `arange(S) + offset`, of integers."""
+        """Returns the offset of `positions`, which must be `arange(S) + offset` with an integer offset."""
         for steps, offset in m.commuted(positions, *_ADD):
             if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
                 if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
@@ -86,7 +102,10 @@ class _Follower:
         raise NoMatch
 
     def angles(self, node, function: str) -> _Table:
-        """The table of function(cat(f, f)), unsqueezed. `function` is "cos" or "sin"."""
+        """Returns the table of f, for a `node` that is function(cat(f, f)), unsqueezed or cast.
+
+        `function` is "cos" or "sin".
+        """
         m = Matcher(self.P)
         value = tensor(node)
         if is_call(node, *UNSQUEEZES):
@@ -94,7 +113,8 @@ class _Follower:
             return self.angles(x, function).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
             return self.angles(_before_cast(node), function)
-        if is_call(node, *_MUL, "aten.mul.Scalar"):  # Hugging Face multiplies by an attention scaling, often 1
+        # Hugging Face models multiply by an attention scaling factor. The pattern supports the factor 1.
+        if is_call(node, *_MUL, "aten.mul.Scalar"):
             x, factor = m.arguments(node, (*_MUL, "aten.mul.Scalar"), "self", "other")
             if m.number(factor) != 1:
                 raise NoMatch
@@ -104,13 +124,16 @@ class _Follower:
         if len(parts) != 2 or parts[0] is not parts[1] or tensor(angles).dtype != torch.float32:
             raise NoMatch
         table = self.table(parts[0])
-        if table.inv_freq is None or not last_axis(axis, angles) or table.frequency_axis != 0:
+        if table.inv_freq is None or not is_last_axis(axis, angles) or table.frequency_axis != 0:
             raise NoMatch
         return table
 
 
 def _before_cast(node: Node) -> Node:
-    """The operand of a cast to a float dtype, or between integers that hold every position."""
+    """Returns the operand of a cast to a float dtype, or from integers to int32 or int64.
+
+    Raises NoMatch for any other cast.
+    """
     target = tensor(node).dtype
     if not target.is_floating_point and target not in (torch.int32, torch.int64):
         raise NoMatch
@@ -129,7 +152,7 @@ def _counts_from_zero(m: Matcher, node: Node) -> bool:
 
 
 class _Rotation(NamedTuple):
-    """What a fusion needs: x, the axis of x with the positions, and the table of angles."""
+    """A matched rotation of `x`: `axis` is the axis of the positions in `x`, and `angles` the table of the angles."""
 
     x: Node
     axis: int
@@ -137,7 +160,7 @@ class _Rotation(NamedTuple):
 
 
 def _rotation(m: Matcher, node) -> _Rotation:
-    """Match x * cos + rotate_half(x) * sin."""
+    """Matches x * cos + rotate_half(x) * sin."""
     for cos_term, sin_term in m.commuted(node, *_ADD):
         operands = _rotation_terms(m, cos_term, sin_term)
         if operands is not None:
@@ -149,7 +172,7 @@ def _rotation(m: Matcher, node) -> _Rotation:
     angles = follower.angles(cos, "cos")
     if angles != follower.angles(sin, "sin"):
         raise NoMatch
-    # The angles have the positions of x on one axis, and the same extent there. They broadcast along all other axes.
+    # The angles broadcast against x. Along the axis of the positions, both must have the same extent.
     from_right = angles.position_axis
     if tensor(x).ndim not in (3, 4) or extents(node) != extents(x) or not 1 <= from_right < tensor(x).ndim:
         raise NoMatch
@@ -167,10 +190,10 @@ def _rope(P, node: Node) -> Match:
 
 
 def _partial_rope(P, node: Node) -> Match:
-    """Match cat(rotated x[..., :dims], x[..., dims:])."""
+    """Matches cat(rotated x[..., :dims], x[..., dims:])."""
     m = Matcher(P)
     parts, axis = m.arguments(node, _CAT, "tensors", "dim")
-    if len(parts) != 2 or not last_axis(axis, node):
+    if len(parts) != 2 or not is_last_axis(axis, node):
         raise NoMatch
     rotation = _rotation(m, parts[0])
     x = m.arguments(rotation.x, _SLICE, *_SLICE_ARGUMENTS)[0]
@@ -183,7 +206,7 @@ def _partial_rope(P, node: Node) -> Match:
 
 
 def _rotate(rotation: _Rotation):
-    """The handler of the fusion."""
+    """Returns the handler of the fusion."""
     x, axis, angles = rotation
 
     def lower(P, last):
@@ -206,7 +229,7 @@ def _rotate(rotation: _Rotation):
 
 
 def _rotation_terms(m: Matcher, cos_term, sin_term):
-    """(x, cos, sin) of the terms x * cos and rotate_half(x) * sin, or None."""
+    """Returns (x, cos, sin) if the terms are x * cos and rotate_half(x) * sin, else None. Adds their nodes to `m`."""
     if not (is_call(cos_term, *_MUL) and is_call(sin_term, *_MUL)):
         return None
     for rotated, sin in (sin_term.args, sin_term.args[::-1]):
@@ -225,9 +248,9 @@ def _rotation_terms(m: Matcher, cos_term, sin_term):
 
 
 def _rotated_half(m: Matcher, node) -> Node:
-    """The x of cat(-x[half:], x[:half])."""
+    """Matches cat(-x[half:], x[:half]). Returns x."""
     parts, axis = m.arguments(node, _CAT, "tensors", "dim")
-    if len(parts) != 2 or not last_axis(axis, node):
+    if len(parts) != 2 or not is_last_axis(axis, node):
         raise NoMatch
     (upper,) = m.arguments(parts[0], _NEG, "self")
     x = m.arguments(upper, _SLICE, *_SLICE_ARGUMENTS)[0]
@@ -243,9 +266,9 @@ _SLICE_ARGUMENTS = ("self", "dim", "start", "end", "step")
 
 
 def _is_slice(m: Matcher, node, x: Node, start: int, stop: int | None) -> bool:
-    """Whether `node` is x[..., start:stop]."""
+    """Whether `node` is x[..., start:stop]. Adds `node` to the match; raises NoMatch if `node` is no slice."""
     source, axis, begin, end, step = m.arguments(node, _SLICE, *_SLICE_ARGUMENTS)
-    if source is not x or not last_axis(axis, x) or step != 1 or (begin or 0) != start:
+    if source is not x or not is_last_axis(axis, x) or step != 1 or (begin or 0) != start:
         return False
     width = tensor(x).shape[-1]
     end = width if end is None else end

@@ -1,4 +1,4 @@
-"""The MLX IR: its schema, its classes, and the reader and writer of programs.
+"""The MLX IR: the schema, the Python classes generated from it, and the reader and writer of MLX programs.
 
-Imports nothing else of this package.
+This folder imports no other part of the package.
 """

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Generate ir.py and output_fields.h from schema.fbs.
+"""Generates ir.py and output_fields.h from schema.fbs.
 
     python backends/mlx/serialization/generate.py [--check] [--flatc PATH]
 
-ir.py has the IR as Python dataclasses: one class per table and one line per op.
-pack.py and read.py derive everything else from the fields. `flatc --python` would
-write one untyped module per table, several thousand lines in all.
+ir.py has the IR as Python dataclasses: one class per table and one line per IR node.
+pack.py and read.py derive from the fields of these classes how to write and read them.
+`flatc --python` would instead write one untyped module per table, several thousand
+lines in all.
 
 output_fields.h tells the C++ runtime which fields an instruction writes.
 
 flatc checks that the schema is legal. The parser below reads only the part of the
-schema language that schema.fbs uses and refuses the rest. This script imports only
-the standard library, so it runs before anything is built or installed.
+schema language that schema.fbs uses, and raises SchemaError for anything else. This
+script imports only the standard library, so that it can run before anything is built
+or installed.
 """
 
 import argparse
@@ -37,7 +39,7 @@ MARKS = {"": "", "output": "Output", "inout": "InOut"}  # attribute -> annotatio
 
 
 class SchemaError(Exception):
-    """schema.fbs is illegal, or uses a part of the language that this script does not read."""
+    """Raised if schema.fbs is illegal, or uses a part of the language that this script does not read."""
 
 
 # ---------------------------------------------------------------------------
@@ -62,7 +64,7 @@ class Schema:
     structs: dict[str, list[Member]] = field(default_factory=dict)
     tables: dict[str, list[Member]] = field(default_factory=dict)
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
-    ops: dict[str, tuple[int, str]] = field(default_factory=dict)  # name -> tag, table
+    ops: dict[str, tuple[int, str]] = field(default_factory=dict)  # name of an IR node -> its tag, its table
     comments: dict[str, list[str]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     root: str = ""
@@ -72,7 +74,7 @@ TOKEN = re.compile(r'//[^\n]*|"[^"\n]*"|[A-Za-z_][\w.]*|-?[\d.]+(?:[eE][-+]?\d+)
 
 
 class Parser:
-    """A recursive descent parser. It keeps `//` comments by line number."""
+    """A recursive descent parser. `comments` has the text of each `//` comment by line number."""
 
     def __init__(self, source: str):
         self.comments: dict[int, str] = {}
@@ -104,7 +106,7 @@ class Parser:
         return found
 
     def comment_above(self) -> list[str]:
-        """The lines of the comment that ends just above the next token."""
+        """Return the lines of the comment that ends in the line above the next token."""
         line, lines = self.tokens[self.position][1] - 1, []
         while line in self.comments and line not in self.code_lines:
             lines.insert(0, self.comments[line])
@@ -164,7 +166,7 @@ class Parser:
                 return
 
     def values(self, value: int):
-        """(name, value, alias) of each member of an enum or union."""
+        """Yield (name, value, alias) for each member of an enum or union. `value` is the number of the first member."""
         self.next("{")
         while not self.optional("}"):
             name = self.next()
@@ -178,7 +180,7 @@ class Parser:
 
 
 def parse(source: str) -> Schema:
-    """Parse a schema and check what the generated files rely on. Raises SchemaError."""
+    """Parse a schema and return it. Raises SchemaError if it breaks a rule on which the generated files rely."""
     schema = Parser(source).schema()
     for name, members in schema.structs.items():
         if [(m.name, m.type) for m in members] != [("idx", "uint32")]:
@@ -200,7 +202,8 @@ def parse(source: str) -> Schema:
 def check_marks(schema: Schema) -> None:
     """Check that marked fields are slots, and that a field name has the same mark in every table.
 
-    The runtime protects constants by these marks. The check finds a new table whose `out` has none.
+    The runtime uses the marks to protect constants. The check therefore finds a new table whose field
+    `out` has no mark. Raises SchemaError.
     """
     marks: dict[str, tuple[str, str]] = {}  # field name -> its mark, the first table that has it
     for name, members in schema.tables.items():
@@ -292,7 +295,7 @@ def python_op(name: str, tag: int, table: str) -> str:
 
 
 def generate_ir(schema: Schema) -> str:
-    """The source of ir.py."""
+    """Return the source of ir.py."""
     used = {m.type.strip("[]") for members in schema.tables.values() for m in members}
     scalars = [t for t in (*INTS, "double", "string") if t in used]
     lines = [IR_HEADER.format(scalars=", ".join(scalars)).rstrip()]
@@ -331,7 +334,7 @@ constexpr bool is_inout_field(std::string_view name) {
 
 
 def generate_output_fields(schema: Schema) -> str:
-    """The source of output_fields.h."""
+    """Return the source of output_fields.h."""
 
     def any_of(*marks: str) -> str:
         names = sorted({m.name for members in schema.tables.values() for m in members if m.mark in marks})
@@ -347,7 +350,7 @@ def generate_output_fields(schema: Schema) -> str:
 
 
 def find_flatc() -> str:
-    """flatc of the executorch wheel, or else the one on PATH."""
+    """Return the path of flatc: the one in the executorch wheel, or else the one on PATH."""
     spec = importlib.util.find_spec("executorch")  # does not import it
     for root in (spec.submodule_search_locations or []) if spec else []:
         flatc = Path(root, "data", "bin", "flatc")
@@ -360,7 +363,7 @@ def find_flatc() -> str:
 
 
 def compile_schema(schema: Path, flatc: str) -> None:
-    """Check the schema with flatc. Raises SchemaError with its message."""
+    """Check the schema with flatc. Raises SchemaError with flatc's message if the schema is illegal."""
     with tempfile.TemporaryDirectory() as out:
         command = [flatc, "--binary", "--schema", "-o", out, str(schema)]
         try:

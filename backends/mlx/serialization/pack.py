@@ -1,7 +1,7 @@
-"""Write programs as FlatBuffers.
+"""Writes MLX programs as FlatBuffers.
 
-One writer serves every table: it follows `FIELDS`. Equal strings and equal operands
-are written once and shared.
+One writer serves every table, because it follows the table's `FIELDS`. Equal strings and
+equal operands are written once and shared.
 
 A value that the schema does not allow raises TypeError or ValueError. The message
 starts with the path of the value in the program:
@@ -21,15 +21,15 @@ from flatbuffers import Builder
 from . import ir
 
 # A payload is this header, the FlatBuffer, and zeros up to a multiple of
-# DATA_ALIGNMENT. The data segment (offset, size) in the header is empty because
-# constants are in ExecuTorch's named data map.
+# DATA_ALIGNMENT. The header ends with the offset and the size of a data segment. The
+# segment is empty, because the constants are in ExecuTorch's named data.
 HEADER = struct.Struct("<4x4sQQ")
 MAGIC = b"MLX0"
 DATA_ALIGNMENT = 16
 
 
 def pack_payload(graph: ir.MLXGraph) -> bytes:
-    """Return the delegate payload of a program: header and FlatBuffer."""
+    """Return the delegate payload of an MLX program: header and FlatBuffer."""
     program = pack(graph)
     end = HEADER.size + len(program)
     data_offset = -(-end // DATA_ALIGNMENT) * DATA_ALIGNMENT
@@ -37,7 +37,7 @@ def pack_payload(graph: ir.MLXGraph) -> bytes:
 
 
 def pack(graph: ir.MLXGraph) -> bytes:
-    """Return the FlatBuffer of a program."""
+    """Return the FlatBuffer of an MLX program. Raises TypeError or ValueError if the schema does not allow it."""
     packer = Packer()
     try:
         root = _table_encoder(ir.MLXGraph).prepare(packer, graph)
@@ -48,19 +48,20 @@ def pack(graph: ir.MLXGraph) -> bytes:
 
 
 class Packer:
-    """The state of writing one program."""
+    """The state while one program is written. `shared` maps the content of a value to the offset of its copy."""
 
     def __init__(self):
         self.builder = Builder(1 << 16)
-        self.shared: dict[Any, int] = {}  # content -> offset
+        self.shared: dict[Any, int] = {}
 
 
 class Encoder(NamedTuple):
     """How the values of one schema type are written.
 
-    `prepare` checks a value and returns it. A value that is not stored inline is
-    written first, and its offset is returned. `prepend` puts the result into the
-    table or vector under construction. `size` is in bytes.
+    `prepare` checks a value. It returns a value that is stored inline. Any other value is
+    written to the buffer, and `prepare` returns the offset of the written value. `prepend`
+    puts the result of `prepare` into the table or vector that is being built. `size` is the
+    size of that result in bytes.
     """
 
     size: int
@@ -69,7 +70,7 @@ class Encoder(NamedTuple):
 
 
 def prepend_path(part: str, error: Exception) -> Exception:
-    """Put the outer part of a path in front of an error message."""
+    """Put `part`, the outer part of a path, in front of the message of `error`. Return `error`."""
     error.args = (f"{part}{error}",)
     return error
 
@@ -202,7 +203,7 @@ def _field_encoders(cls: type[ir.Table]) -> list[FieldEncoder]:
         if f.type == "OpNode":
             encoders.append(FieldEncoder(f.name, f.id - 1, None, f.required, _tag()))
         encoders.append(FieldEncoder(f.name, f.id, f.default, f.required, _encoder(f.type)))
-    # Widest first: a buffer is written from its end, so this order needs no padding.
+    # The widest fields come first. The buffer is written from its end, so that this order needs no padding.
     return sorted(encoders, key=lambda e: -e.encoder.size)
 
 
@@ -210,7 +211,8 @@ def _field_encoders(cls: type[ir.Table]) -> list[FieldEncoder]:
 def _table_encoder(cls: type[ir.Table]) -> Encoder:
     fields = _field_encoders(cls)
     width = max((f.id for f in fields), default=-1) + 1
-    # Operands and dimensions repeat. Tables with floats are not shared: 0.0 == -0.0 as a key.
+    # Tables for operands and dimensions are shared, because many are equal. Tables with floats are not shared, because
+    # 0.0 and -0.0 are equal as keys.
     shareable = not issubclass(cls, ir.Op) and all(
         f.type in INLINE and f.type not in ("float", "double") for f in cls.FIELDS
     )
@@ -249,7 +251,7 @@ def _table_encoder(cls: type[ir.Table]) -> Encoder:
 
 
 def _reads_as_default(item: Any, default: Any) -> bool:
-    """Whether a reader of an absent field gets exactly this value, including the sign of zero."""
+    """Whether `item` is exactly the default, including the sign of zero, so that the field need not be written."""
     return item == default and (item != 0 or math.copysign(1, item) == math.copysign(1, default))
 
 

@@ -1,4 +1,4 @@
-"""Read programs from FlatBuffers, for inspection and tests. The counterpart of pack.py.
+"""Reads MLX programs from FlatBuffers, for inspection and tests. The counterpart of pack.py.
 
 Fields that a later schema appended are skipped. Any other mismatch with the schema
 raises ValueError. The message starts with the path of the value in the program.
@@ -14,7 +14,7 @@ from .pack import HEADER, MAGIC, prepend_path
 
 
 def read_payload(payload: bytes) -> ir.MLXGraph:
-    """Return the program in a delegate payload."""
+    """Return the MLX program in a delegate payload. Raises ValueError if the payload is damaged."""
     if len(payload) < HEADER.size:
         raise ValueError(f"payload: got {len(payload)} bytes, expected a header of {HEADER.size}")
     magic, data_offset, data_size = HEADER.unpack_from(payload)
@@ -29,7 +29,7 @@ def read_payload(payload: bytes) -> ir.MLXGraph:
 
 
 def read(program: bytes) -> ir.MLXGraph:
-    """Return the program in a FlatBuffer."""
+    """Return the MLX program in a FlatBuffer. Raises ValueError if the FlatBuffer is damaged."""
     try:
         return _table_decoder(ir.MLXGraph).read(Buffer(program), 0)
     except ValueError as error:
@@ -37,7 +37,7 @@ def read(program: bytes) -> ir.MLXGraph:
 
 
 class Buffer:
-    """Bytes with checked access. All offsets count from their start."""
+    """The bytes of a FlatBuffer, with checked access. All offsets count from the start of the bytes."""
 
     def __init__(self, data: bytes):
         self.data = data
@@ -51,7 +51,7 @@ class Buffer:
             raise ValueError(f": {size} bytes at offset {offset} are outside the buffer of {len(self.data)} bytes")
 
     def follow(self, offset: int) -> int:
-        """The target of the relative offset stored at `offset`."""
+        """Return the absolute offset to which the relative offset stored at `offset` points."""
         return offset + self.get(U32, offset)
 
 
@@ -133,7 +133,7 @@ class Table(NamedTuple):
         return cls(buffer, start, vtable, size)
 
     def field(self, id: int) -> int:
-        """The offset of field `id`, or 0 if the field is absent."""
+        """Return the offset of field `id`, or 0 if the field is absent."""
         entry = 4 + 2 * id
         offset = self.buffer.get(U16, self.vtable + entry) if entry < self.vtable_size else 0
         return self.start + offset if offset else 0

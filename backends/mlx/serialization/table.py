@@ -1,31 +1,32 @@
 """The base classes of the generated module ir.py.
 
-The class body of a table is its schema: `FIELDS` is derived from the annotations.
+The annotations in the class body of a table are the schema of the table. `FIELDS` is derived from them.
 """
 
 import inspect
 import re
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
-# The schema's scalar types, for annotations. `bool` and `float` (32 bits) have the
-# same name in Python.
+# The scalar types of the schema, for annotations. `bool`, and `float` for 32 bits, need no definition here: they have
+# the same names in Python.
 int8 = int16 = int32 = int64 = uint8 = uint16 = uint32 = uint64 = int
 double = float
 string = str
 
-# Marks of the fields that an instruction writes, for annotations: `out: Output[Tid]`.
+# The marks of the fields that an instruction writes, as annotations: `out: Output[Tid]`. An instruction also reads the
+# slots of an `InOut` field.
 T = TypeVar("T")
 Output = Annotated[T, "output"]
 InOut = Annotated[T, "inout"]
 
 
 class Field(NamedTuple):
-    """One field of a table on the wire.
+    """One field of a table.
 
-    `type` is written as in the schema: "Tid", "[IntOrVid]", "int32", "string".
-    `default` is None for a required field and for an optional field without a default.
-    `output` is True if an instruction writes the slots in this field, `inout` if it
-    also reads them.
+    `id` is the FlatBuffers id of the field. `type` is written as in the schema: "Tid",
+    "[IntOrVid]", "int32", "string". `default` is None for a required field, and for an optional
+    field without a default. `output` says whether an instruction writes the slots in this field,
+    and `inout` whether an instruction both reads and writes them.
     """
 
     name: str
@@ -46,7 +47,7 @@ def _fields(cls: type, annotations: dict[str, str]):
             type_ = type_.removeprefix("list")
         if type_ == "Op":
             type_ = "OpNode"
-            next_id += 1  # a union has two ids: its tag has the first
+            next_id += 1  # a union has two ids: the first is that of its tag, the second that of its value
         required = not hasattr(cls, name)
         yield Field(name, next_id, type_, getattr(cls, name, None), required, mark is not None, mark == "InOut")
         next_id += 1
@@ -60,12 +61,16 @@ class Table:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         annotations = inspect.get_annotations(cls)
-        if annotations:  # an op inherits the FIELDS of its table
+        if annotations:  # a member of the union has no annotations: it inherits the FIELDS of its table
             cls.FIELDS = tuple(_fields(cls, annotations))
 
 
 class Op:
-    """A member of the union OpNode. An op also inherits from the table that holds its fields."""
+    """The base class of the IR nodes, the members of the union OpNode.
+
+    The class of an IR node also inherits from the table that has the node's fields, `TABLE`.
+    `OP_TYPE` is the tag of the node in the union.
+    """
 
     OP_TYPE: ClassVar[int]
     NAME: ClassVar[str]

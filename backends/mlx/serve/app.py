@@ -19,16 +19,16 @@ from .request import ChatRequest, CompletionRequest, GenerationRequest
 from .response import ChatFormat, CompletionFormat, finish_reason
 from .worker import Busy, Job, Worker
 
-CLIENT_DISCONNECTED = 499  # nginx's status for the log; the client does not receive it
+CLIENT_DISCONNECTED = 499  # nginx's status for this case; it appears only in the log
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None) -> FastAPI:
-    """Create the ASGI app that serves `llm` as the model `name`.
+    """Return an ASGI app that serves `llm` as the model `name`.
 
-    - `queue`: how many requests may wait. Further ones return HTTP 503.
-    - `host`: the address that the server listens on. If it is the loopback address, requests whose
-      Host header has another name return HTTP 400. This protects against DNS rebinding by web pages.
+    - `queue`: the number of requests that may wait. Any further request returns HTTP 503.
+    - `host`: the address on which the server listens. If it is the loopback address, a request whose Host
+      header names another host returns HTTP 400. This protects against DNS rebinding by web pages.
     """
     worker = Worker(queue)
     page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def _check_model(requested: str, name: str) -> None:
 
 @contextmanager
 def _generation_errors(prompt_field: str, max_tokens_field: str) -> Iterator[None]:
-    """Turn the errors of `LLM.generate` into HTTP 400, with the names of the request's fields."""
+    """A context manager: turns the errors of `LLM.generate` into `ApiError`s that name the fields of the request."""
     try:
         yield
     except SettingError as error:
@@ -113,7 +113,7 @@ def _generation_errors(prompt_field: str, max_tokens_field: str) -> Iterator[Non
 async def _respond(
     request: Request, body: GenerationRequest, worker: Worker, generation: Generation, format: CompletionFormat
 ) -> Response:
-    """Queue `generation` and return its answer, as a stream if the client asked for one."""
+    """Queue `generation` and return the response with its answer: a stream if the client asked for one."""
     try:
         job = worker.submit(generation)
     except Busy as error:
@@ -127,7 +127,7 @@ async def _respond(
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. Cancels the job when the stream ends, also if the client disconnects."""
+    """A stream of server-sent events. Cancels `job` when the stream ends, also if the client disconnects."""
 
     def __init__(self, job: Job, events: AsyncIterator[str]):
         headers = {"Cache-Control": "no-cache"}
@@ -142,6 +142,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(job: Job, format: CompletionFormat, include_usage: bool) -> AsyncIterator[str]:
+    """Yields the events of a streamed answer. An error becomes the last event."""
     if first := format.first_chunk():
         yield _event(first)
     try:
@@ -166,7 +167,7 @@ def _event(data: dict[str, Any]) -> str:
 
 
 async def _whole_response(request: Request, job: Job, format: CompletionFormat) -> Response:
-    """Wait for the answer. Cancels the job if the client disconnects."""
+    """Wait for the answer and return the response with it. Cancels the job if the client disconnects."""
 
     async def wait_for_answer() -> None:
         async for _ in job.tokens():
@@ -194,6 +195,7 @@ async def _whole_response(request: Request, job: Job, format: CompletionFormat) 
 
 
 def _check_complete(generation: Generation) -> None:
+    """Raise ApiError if the answer ended because of an error or the shutdown of the server."""
     if generation.finish == "cancelled":
         raise ApiError("the server is shutting down", status=503, kind="server_error")
     if generation.finish in (None, "error"):

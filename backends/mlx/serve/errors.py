@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 
 
 class ApiError(Exception):
-    """An error response with the HTTP status `status` and the JSON `body`.
+    """An error response. The attributes are the HTTP status `status` and the JSON `body`.
 
-    `param` is the field of the request that is wrong, or None. `code` identifies the error for
-    programs, or is None.
+    `kind` is OpenAI's type of the error. `param` is the name of the wrong field of the request, or None.
+    `code` identifies the error for programs that read it, or is None.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ApiError(Exception):
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make all error responses of `app` use the OpenAI format."""
+    """Register handlers on `app` that give all error responses the format of the OpenAI API."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:

@@ -1,6 +1,7 @@
 """The requests of the OpenAI API, as far as this server supports them.
 
-Unknown fields return HTTP 400. So do unsupported fields, unless their value has no effect.
+A request with an unknown field returns HTTP 400. A request with an unsupported field returns HTTP 400 unless
+the value of the field has no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from ..llm.sampling_parameters import SCALARS
 from .errors import ApiError
 
-# Unsupported fields, and their values without effect. None has no effect in any field.
+# The unsupported fields, and for each the values that have no effect. The value None has no effect in any field.
 UNSUPPORTED: dict[str, tuple] = {
     "audio": (),
     "best_of": (1,),
@@ -60,7 +61,7 @@ class GenerationRequest(SamplingFields):
     ignore_eos: bool = False
 
     def generate_arguments(self) -> dict[str, Any]:
-        """The arguments of `LLM.generate`, without the prompt."""
+        """Return the arguments of `LLM.generate`, without the prompt."""
         arguments = {name: getattr(self, name) for name in (*SamplingFields.model_fields, "ignore_eos")}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
@@ -69,11 +70,12 @@ class GenerationRequest(SamplingFields):
 
     @property
     def max_new_tokens(self) -> int | None:
+        """The maximum length of the answer in tokens, or None for no limit."""
         raise NotImplementedError
 
     @property
     def max_tokens_field(self) -> str:
-        """The name of the field that limits the length of the answer."""
+        """The name of the request's field that limits the length of the answer."""
         return "max_tokens"
 
     @property
@@ -106,7 +108,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def single_prompt(self) -> str | list[int]:
-        """The prompt, also if it is the only one in a list. Raises ApiError for several prompts."""
+        """The one prompt, which the request may give in a list. Raises ApiError for several prompts."""
         if self.prompt and isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
             if len(self.prompt) > 1:
                 raise ApiError(f"prompt: got {len(self.prompt)} prompts, expected 1", param="prompt")
@@ -124,7 +126,7 @@ class Message(BaseModel):
     @field_validator("content", mode="before")
     @classmethod
     def _join_parts(cls, content: Any) -> Any:
-        """The content may be a list of text parts."""
+        """Join the content if it is a list of text parts. Raises ValueError for parts of other types."""
         if not isinstance(content, list):
             return content
         for part in content:
@@ -160,5 +162,5 @@ class ChatRequest(GenerationRequest):
 
 
 def _is_one_of(value: Any, accepted: tuple) -> bool:
-    # Unlike Python, tell 0 from False: `logprobs` is a number in completions and a bool in chats.
+    # For `==`, 0 and False are equal. They must differ here: `logprobs` is a number in completions and a bool in chats.
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in accepted)

@@ -11,11 +11,12 @@ from ..llm import Generation
 
 
 def finish_reason(generation: Generation) -> str:
-    """OpenAI's name of the finish reason: `length` also stands for a full context."""
+    """Return OpenAI's name of the finish reason: `stop`, or `length`, which also stands for a full context."""
     return "stop" if generation.finish == "stop" else "length"
 
 
 def usage(generation: Generation) -> dict[str, Any]:
+    """Return the object `usage` of a response: the numbers of tokens."""
     metrics = generation.metrics
     return {
         "prompt_tokens": metrics.prompt_tokens,
@@ -38,20 +39,20 @@ class CompletionFormat:
         }
 
     def response(self, generation: Generation) -> dict[str, Any]:
-        """The response that is not streamed."""
+        """Return the response with the whole answer."""
         choice = self._response_choice(generation.text) | {"finish_reason": finish_reason(generation)}
         return self._object(self.response_type, choice) | {"usage": usage(generation)}
 
     def first_chunk(self) -> dict[str, Any] | None:
-        """The chunk that precedes the text of a stream, or None."""
+        """Return the chunk that a stream sends before the text, or None if there is none."""
         return None
 
     def chunk(self, text: str | None, finish: str | None = None) -> dict[str, Any]:
-        """A chunk of a stream. The last one has a finish reason instead of text."""
+        """Return a chunk of a stream. The last chunk has a finish reason instead of text."""
         return self._object(self.chunk_type, self._chunk_choice(text) | {"finish_reason": finish})
 
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
-        """The chunk that follows the answer if the client asked for the token counts."""
+        """Return the chunk that follows the answer if the client asked for the numbers of tokens."""
         chunk = self._object(self.chunk_type, {})
         return chunk | {"choices": [], "usage": usage(generation)}
 
@@ -67,7 +68,7 @@ class CompletionFormat:
 
 
 class ChatFormat(CompletionFormat):
-    """The same for an answer in a chat."""
+    """Builds the JSON objects for one answer in a chat."""
 
     id_prefix, response_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 

@@ -9,12 +9,12 @@ import uvicorn
 from ..llm import LLM
 from .app import create_app
 
-SHUTDOWN_TIMEOUT = 5  # seconds that open connections get to finish
+SHUTDOWN_TIMEOUT = 5  # the seconds that uvicorn waits for open connections at the shutdown
 
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # First end the running answers: uvicorn waits for their streams.
+        # The answers are ended first, because uvicorn waits until their streams end.
         self.config.app.state.worker.close()
         await super().shutdown(sockets)
 
@@ -27,11 +27,11 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000, queue: int = 64) -> int:
-    """Serve `llm` until SIGINT or SIGTERM. Return the exit status.
+    """Serve `llm` until SIGINT or SIGTERM, and return the exit status, 0.
 
-    - `name`: what clients call the model.
+    - `name`: the name of the model in the API.
     - `host`, `port`: the address to listen on. Port 0 selects a free port.
-    - `queue`: how many requests may wait.
+    - `queue`: the number of requests that may wait.
 
     Raises OSError if the server cannot listen on the address.
     """
@@ -42,6 +42,6 @@ def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000, que
     print(f"{name}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
     try:
         _Server(config).run(sockets=[bound])
-    except KeyboardInterrupt:  # uvicorn raises the signal again after the shutdown
+    except KeyboardInterrupt:  # after the shutdown, uvicorn raises SIGINT once more
         pass
     return 0

@@ -1,4 +1,4 @@
-"""The queue between the clients and the one model."""
+"""The queue of requests, and the one thread that runs the model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _END = object()
 
 
 class Busy(Exception):
-    """The queue is full, or the server is shutting down."""
+    """Raised if the queue is full, or the server is shutting down."""
 
 
 class Job:
     """An answer for a client. The worker thread generates it, and the client's event loop receives it.
 
-    Iterate over `tokens()` once. Leaving the loop, or cancelling its task, cancels the job: at once
-    if it is waiting, after the current step if it is running.
+    Iterate over `tokens()` once. If the loop is left, or the task with the loop is cancelled, the job is
+    cancelled: a waiting job at once, and a running job after the current step.
     """
 
     def __init__(self, worker: Worker, generation: Generation):
         self.generation = generation
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue = asyncio.Queue()  # tokens, an exception, _END
+        self._items: asyncio.Queue = asyncio.Queue()  # tokens, then possibly an exception, then _END
 
     async def tokens(self) -> AsyncIterator[Token]:
         """Yield the tokens as they are generated. Raises the exceptions of the generation."""
@@ -40,6 +40,7 @@ class Job:
             self.cancel()
 
     def cancel(self) -> None:
+        """End the job: a waiting job at once, and a running job after the current step."""
         self._worker.cancel(self)
 
     def work(self) -> None:
@@ -53,6 +54,7 @@ class Job:
             self.end()
 
     def end(self) -> None:
+        """Make the iteration over `tokens()` end."""
         self._send(_END)
 
     def _send(self, item: object) -> None:
@@ -71,12 +73,15 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._closed = False
-        # A daemon thread, so that the process can exit during a step.
+        # The thread is a daemon thread, so that the process can exit during a step.
         self._thread = threading.Thread(target=self._run, name="executorch-mlx", daemon=True)
         self._thread.start()
 
     def submit(self, generation: Generation) -> Job:
-        """Queue `generation`. The caller must iterate over the job's tokens or cancel it. Raises Busy."""
+        """Queue `generation` and return the job for it. Raises Busy if the queue is full.
+
+        The caller must iterate over the job's tokens or cancel the job.
+        """
         job = Job(self, generation)
         with self._changed:
             if self._closed:
@@ -88,7 +93,7 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a job: at once if it is waiting, after the current step if it is running."""
+        """End a job: a waiting job at once, and a running job after the current step."""
         job.generation.cancel()
         with self._changed:
             if job in self._waiting:
@@ -97,7 +102,7 @@ class Worker:
                 job.end()
 
     def count(self) -> tuple[int, int]:
-        """The numbers of running and of waiting jobs."""
+        """Return the number of running jobs, 0 or 1, and the number of waiting jobs."""
         with self._changed:
             return int(self._running is not None), len(self._waiting)
 
@@ -113,7 +118,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self._work()
-        finally:  # if a bug ends the thread, no client waits for it
+        finally:  # if a bug ends the thread, the jobs are cancelled, so that no client waits forever
             self.close()
 
     def _work(self) -> None:

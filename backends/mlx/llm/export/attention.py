@@ -22,10 +22,11 @@ def attend_over_cache(
     s_aux: torch.Tensor | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function for the interface of `transformers`.
+    """An attention function for the attention interface of `transformers`.
 
-    Takes query `[B, H, S, D]` and the whole cache, key and value `[B, G, C, D]`; returns
-    `[B, S, H, D]`. The cache determines which keys a query sees, so `attention_mask` is not used.
+    Takes `query` `[B, H, S, D]`, and as `key` and `value` the whole cache `[B, G, C, D]`. Returns the
+    result `[B, S, H, D]`, and None in place of the attention weights. The cache determines to which keys
+    a query attends, so `attention_mask` is not used.
     """
     if s_aux is not None:
         raise ValueError(f"export_llm: model: {type(module).__name__} has attention sinks, expected none")
@@ -47,7 +48,7 @@ def attend_over_cache(
 
 
 def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
-    """Make every layer of `model` attend over `cache` through `mlx::cached_attention`, in place."""
+    """Change `model` in place: every layer attends over `cache` through `mlx::cached_attention`."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.kv_cache = cache

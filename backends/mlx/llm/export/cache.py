@@ -7,10 +7,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 def layer_windows(config, window: str | int = "auto") -> list[int | None]:
-    """The number of positions that a query of each layer attends to, its own included; None for all.
+    """Return the window of each layer: the number of last positions to which a query attends.
 
-    `auto` follows the config of the model; a number is the window of every layer, 0 for none.
-    Raises ValueError if the config has layers other than attention.
+    The window includes the position of the query. It is None for a layer that attends to all positions.
+    The argument `auto` follows the config of the model. A number is the window of every layer, and 0
+    stands for None. Raises ValueError if the config has layers other than attention.
     """
     count = config.num_hidden_layers
     if window != "auto":
@@ -28,10 +29,10 @@ def layer_windows(config, window: str | int = "auto") -> list[int | None]:
 class KVCache(Cache):
     """The cache of a Hugging Face decoder, in buffers of fixed size.
 
-    Each layer has a pair of buffers `[batch, key heads, length, head size]`, registered on `owner`
-    so that export sees them as its mutable state. The length is `capacity` positions. A
-    sliding-window layer uses a ring buffer instead, with room for the window and the `chunk` tokens
-    of one call.
+    Each layer has two buffers `[batch, key heads, length, head size]`, one for keys and one for values.
+    They are registered on the module `owner`, so that export treats them as mutable buffers. The length is
+    `capacity` positions. In a sliding-window layer, the buffers are ring buffers, whose length is enough
+    for the window and the `chunk` tokens of one call.
 
     `position` is the position of the first token of the current call, int64 `[1]`. `first` is the first
     position of each sequence that is not padding, int64 `[batch]`, or None without padding.
@@ -53,7 +54,7 @@ class KVCache(Cache):
         dtype: torch.dtype,
         window: str | int = "auto",
     ) -> KVCache:
-        """Register zeroed buffers on `owner` and return the cache over them."""
+        """Register buffers of zeros on `owner`, and return a cache that consists of these buffers."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layers = []
@@ -75,13 +76,13 @@ class KVCache(Cache):
         return self
 
     @property
-    def slides(self) -> bool:
+    def has_sliding_window(self) -> bool:
         """Whether any layer has a sliding window."""
         return any(layer.window is not None for layer in self.layers)
 
     @property
     def bytes(self) -> int:
-        """The memory of all buffers."""
+        """The size of all buffers together, in bytes."""
         return sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers())
 
 
@@ -102,7 +103,7 @@ class _Layer(CacheLayerMixin):
         pass
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new keys and values `[B, G, S, D]` and return the whole buffers."""
+        """Write the new keys and values `[B, G, S, D]` to the buffers, and return the whole buffers."""
         results = []
         for buffer, states in zip(self.buffers(), (key_states, value_states)):
             if states.shape[1::2] != buffer.shape[1::2]:

@@ -13,11 +13,12 @@ from .rope import use_stateless_rotary
 class CachedDecoder(torch.nn.Module):
     """`(tokens [B, S], input_pos [1], start [B] or None) -> logits [B, 1, V]` of the last position.
 
-    `start` is the first position of each sequence that is not padding.
+    `input_pos` is the position of the first of the tokens. `start` is the first position of each
+    sequence that is not padding.
 
-    Modifies `model` in place: its layers attend over the caches of this module. `chunk` is the largest
-    S. It defaults to `max_context_len` and is capped at it. `window` is "auto" to follow the config
-    of the model, or a number: the window of every layer, 0 for none.
+    The constructor changes `model` in place, so that its layers attend over the caches of this module.
+    `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
+    config of the model, or a number: the window of every layer, where 0 stands for no window.
     """
 
     def __init__(

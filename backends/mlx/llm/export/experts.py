@@ -1,4 +1,4 @@
-"""Mixtures of experts that read the weights of the chosen experts only."""
+"""Makes mixtures of experts read only the weights of the experts that are chosen for a token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NAME = "mlx"
 
 
 def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
-    """Make the experts of `model` use `mlx::gathered_matmul`, in place; return `model`.
+    """Make the experts of `model` use `mlx::gathered_matmul`, and return `model`.
 
-    A model without experts stays unchanged.
+    Changes `model` in place. A model without experts stays unchanged.
     """
     if any(is_experts(module) for module in model.modules()):
         ALL_EXPERTS_FUNCTIONS.register(NAME, gathered_experts)
@@ -29,10 +29,10 @@ def gathered_experts(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """An experts function for the interface of `transformers`.
+    """An experts function for the experts interface of `transformers`.
 
-    Takes `hidden_states` [T, H] and, for each token, the indices and weights [T, K] of its experts;
-    returns [T, H].
+    Takes `hidden_states` [T, H] and, for each of the T tokens, the indices and the weights of its K
+    experts, [T, K]. Returns [T, H].
     """
     x = hidden_states[:, None, None]
     if experts.has_gate:
@@ -46,7 +46,10 @@ def gathered_experts(
 
 
 def _project(experts, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """[T, 1 or K, 1, I] → [T, K, 1, N]."""
+    """Multiply `x` [T, 1 or K, 1, I] by the weights `name` of the experts that `index` [T, K] selects.
+
+    Returns [T, K, 1, N].
+    """
     weight = getattr(experts, name)
     if isinstance(weight, MLXExperts):
         y = weight(x, index)

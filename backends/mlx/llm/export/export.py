@@ -23,17 +23,17 @@ from .weights import cast_parameters, find_folder, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}  # name → bits
-DEFAULT_CONTEXT_LEN = 4096  # at most: the caches are allocated as a whole
-CHUNK = 512  # a larger chunk makes the products no faster and the attention scores larger
+DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
+CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
 
 
 @dataclass(frozen=True)
 class ExportedLLM:
     """The result of `export_llm`.
 
-    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the memory
-    of the KV caches. `unquantized` names the layers that stay in full precision because no group
-    size divides the rows of their weights.
+    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
+    the KV caches in bytes. `unquantized` has the names of the layers that stay in full precision,
+    because the length of their weights' rows is not a multiple of any group size.
     """
 
     program: ExecutorchProgramManager
@@ -69,20 +69,21 @@ def export_llm(
 ) -> ExportedLLM:
     """Export `model`, a checkpoint folder, a hub id or a loaded model, as a program for MLX.
 
-    Modifies a loaded `model` in place: it replaces the attention and, with `quantize`, the weights.
-    Weights that mlx-lm has quantized, and linear layers with torchao's NVFP4 or MX weights, keep
-    their format.
+    A loaded `model` is changed in place: its attention is replaced and, with `quantize`, its weights
+    are quantized. Weights that mlx-lm has quantized, and linear layers with torchao's NVFP4 or MX
+    weights, keep their format.
 
-    - `tokenizer`: stored in the program; by default the one in the folder.
+    - `tokenizer`: the tokenizer to store in the program; by default the tokenizer in the folder.
     - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
-    - `dtype`: of the weights and of the computation; by default float32, or that of a loaded model.
+    - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
+      loaded model.
     - `quantize`: `int4` or `int8` quantizes linear layers and embeddings in groups of `group_size`
       (32, 64 or 128); `none` does not.
-    - `max_context_len`: capacity of the KV caches in positions; by default that of the model, at
-      most 4096.
+    - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
+      but at most 4096.
     - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
-      layer, 0 for none.
+      layer in positions, where 0 stands for no window.
     - `batch`: number of sequences that run side by side.
     - `outputs`: `tokens`; `logits`; or `both`, as two methods.
     - `head`: the sampling parameters that the program takes as inputs.
@@ -90,7 +91,7 @@ def export_llm(
       cannot run the program.
     - `progress`: called with the name of each long step before it begins.
 
-    Raises ValueError that names the argument.
+    Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs, head)
     progress("load")
@@ -146,7 +147,10 @@ def _check_choice(name: str, value: Any, choices: Collection) -> None:
 def _load(
     model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, torch.dtype | None]:
-    """The model with frozen weights, its tokenizer, and the dtype to cast to, None for that of the weights."""
+    """Return the model with frozen weights, its tokenizer, and the dtype to cast the weights to.
+
+    The tokenizer is None if there is none. The dtype is None if the weights keep their dtype.
+    """
     if not isinstance(model, PreTrainedModel):
         try:
             folder = find_folder(model)
@@ -158,7 +162,7 @@ def _load(
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in `folder`, or None if it has none."""
+    """Return the tokenizer in `folder`, or None if the folder has none."""
     if not any(folder.glob("tokenizer*")):
         return None
     try:
@@ -170,7 +174,10 @@ def _load_tokenizer(folder: Path) -> Any:
 def _convert_weights(
     model: PreTrainedModel, quantize: str, group_size: int, dtype: torch.dtype | None, progress: Callable[[str], Any]
 ) -> list[str]:
-    """Pack, quantize and cast the weights in place; returns the layers that could not be quantized."""
+    """Pack, quantize and cast the weights of `model` in place.
+
+    Returns the paths of the layers that could not be quantized.
+    """
     if is_microscaled(model):
         from .microscaled import use_packed_weights  # imports prototypes of torchao
 
@@ -185,7 +192,7 @@ def _convert_weights(
 
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
-    """The capacity of the caches, checked against the config of the model."""
+    """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None:

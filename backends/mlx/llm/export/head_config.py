@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sampling_parameters import SCALARS, mask_words
+from ..sampling_parameters import SCALARS, mask_word_count
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The optional inputs of a program's sampling head. An input left out costs nothing.
+    """The optional inputs of a program's sampling head. An input that is left out costs nothing.
 
-    `temperature` and `top_p` are always inputs. `penalties` is the number of last tokens that the
-    penalties look at, and `logit_bias` the largest number of tokens with a bias; 0 leaves the
-    input out.
+    `temperature` and `top_p` are always inputs. `penalties` is a window: the number of last tokens that
+    the penalties count. `logit_bias` is the largest number of tokens with a bias. A value of 0 leaves
+    the inputs of the penalties, or of the bias, out.
 
     Raises ValueError for a negative number.
     """
@@ -34,26 +34,26 @@ class HeadConfig:
 
     @classmethod
     def minimal(cls) -> HeadConfig:
-        """A head with `temperature` and `top_p` only."""
+        """Return the config of a head with `temperature` and `top_p` only."""
         return cls(seed=False, top_k=False, min_p=False)
 
     def logits_processors(self) -> list[str]:
-        """The fields that are on and change the logits before the filters."""
+        """The names of the enabled logits processors: the fields above that change the logits before the filters."""
         return [name for name in ("penalties", "logit_bias", "allowed_tokens") if getattr(self, name)]
 
     def inputs(self, batch: int, vocab_size: int) -> dict[str, torch.Tensor]:
-        """Example inputs of the head by name, in the order in which the method takes them."""
+        """Return example inputs of the head by name, in the order in which the method takes them."""
         metadata = self.metadata()
         inputs = {n: s.tensor() for n, s in SCALARS.items() if s.metadata is None or metadata[s.metadata]}
         if self.logit_bias:
             inputs["bias_tokens"] = torch.zeros(self.logit_bias, dtype=torch.int64)
             inputs["bias_values"] = torch.zeros(self.logit_bias)
         if self.allowed_tokens:
-            inputs["allowed_tokens"] = torch.full((batch, mask_words(vocab_size)), -1, dtype=torch.int32)
+            inputs["allowed_tokens"] = torch.full((batch, mask_word_count(vocab_size)), -1, dtype=torch.int32)
         return inputs
 
     def metadata(self) -> dict[str, bool | int]:
-        """The metadata methods that describe the head, name → value."""
+        """Return the metadata methods that describe the head, name → value."""
         return {
             "sampling_seed": self.seed,
             "sampling_top_k": self.top_k,

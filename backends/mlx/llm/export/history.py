@@ -1,4 +1,4 @@
-"""The token history of a program: the tokens that the penalties look at."""
+"""The token history of a program: the tokens that the penalties count."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 class TokenHistory(torch.nn.Module):
     """Stores the token of every position in a mutable buffer of the program.
 
-    `window` is the number of last tokens that count, at most `context`. The buffer `tokens`
-    `[batch, 1, context, 1]` int64 has the layout of a KV cache with one head of size 1, so that an
-    update happens in place. A token is stored at its absolute position: writing at an earlier
-    position rewinds, and position 0 starts anew.
+    `window` is the number of last tokens that the penalties count, at most `context`. The buffer
+    `tokens` `[batch, 1, context, 1]` int64 has the layout of a KV cache with one head of size 1, so that
+    it can be updated in place. A token is stored at its position in the sequence. A write at an earlier
+    position therefore rewinds the history, and a write at position 0 starts a new one.
 
     Raises ValueError if `window` is out of range.
     """
@@ -26,11 +26,11 @@ class TokenHistory(torch.nn.Module):
     def update(
         self, tokens: torch.Tensor, input_pos: torch.Tensor, start: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `tokens` `[B, S]` at `input_pos` `[1]`; return the window that ends with the last of them.
+        """Write `tokens` `[B, S]` at position `input_pos` `[1]`, and return the history up to the last of them.
 
         Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of
-        those that count: positions from 0 on, or from `start` `[B]` int64 on if it is given. Prompt
-        tokens count too. Rejects positions beyond `context`, as the KV caches do.
+        those that count: the positions from 0 on, or from `start` `[B]` int64 on if it is given. Prompt
+        tokens count too. Positions beyond `context` are an error, as in the KV caches.
         """
         batch = self.tokens.shape[0]
         updated = torch.ops.mlx.cache_update(self.tokens, tokens.reshape(batch, 1, -1, 1), input_pos)

@@ -17,14 +17,17 @@ TOKENIZER_FILES = {"tokenizer_json": "tokenizer.json", "tokenizer_config": "toke
 
 
 def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_head: bool) -> dict[str, Any]:
-    """The constant methods of the program, name → value. `tokenizer` may be None."""
+    """Return the constant methods of the program, name → value. `tokenizer` may be None.
+
+    `has_head` says whether a method of the program returns tokens.
+    """
     config = decoder.model.config.get_text_config()
     bos = config.bos_token_id
     constants = {
         "get_max_seq_len": decoder.chunk,
         "get_max_context_len": decoder.max_context_len,
         "get_max_batch_size": decoder.batch,
-        "get_max_rewind": decoder.chunk - 1 if decoder.cache.slides else decoder.max_context_len,
+        "get_max_rewind": decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len,
         "get_vocab_size": config.vocab_size,
         "get_bos_id": -1 if bos is None else bos,
         "get_eos_ids": _eos_ids(decoder.model),
@@ -41,7 +44,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
 
 
 def _eos_ids(model: PreTrainedModel) -> list[int]:
-    """The stop ids of the model's config and of its generation config. The latter may add those of chats."""
+    """Return the stop ids of the model's config and of its generation config, which may add stop ids for chats."""
     ids: set[int] = set()
     for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
         eos = getattr(config, "eos_token_id", None)
@@ -50,7 +53,7 @@ def _eos_ids(model: PreTrainedModel) -> list[int]:
 
 
 def _tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
-    """The files of the tokenizer as bytes: a program that has them needs no other file."""
+    """Return the contents of the tokenizer's files, uint8, by metadata method."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}

@@ -1,4 +1,4 @@
-"""The methods of a program: a decoder, with or without the sampling head."""
+"""The methods of a language model's program: a decoder, with or without the sampling head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .history import TokenHistory
 
-# Output mode → methods of the program, and whether each returns tokens (else logits).
+# The argument `outputs` of `export_llm` → the methods of the program, and for each whether it returns tokens. The
+# others return logits.
 OUTPUTS = {
     "tokens": {"forward": True},
     "logits": {"forward": False},
@@ -23,7 +24,7 @@ OUTPUTS = {
 def export_methods(
     decoder: CachedDecoder, outputs: str, head: HeadConfig
 ) -> dict[str, torch.export.ExportedProgram]:
-    """Export each method of `outputs`, a key of `OUTPUTS`."""
+    """Export the methods for `outputs`, a key of `OUTPUTS`. Returns the exported programs by name of the method."""
     history = TokenHistory(decoder.batch, decoder.max_context_len, head.penalties) if head.penalties else None
     vocab_size = decoder.model.config.get_text_config().vocab_size
     methods = {}
@@ -36,8 +37,8 @@ def export_methods(
 class _Method(torch.nn.Module):
     """One method of the program.
 
-    Every method has the same module structure: ExecuTorch shares weights, caches and history
-    between methods by their names.
+    Every method has the same module structure, because ExecuTorch shares weights, caches and history
+    between methods by the names of the parameters and buffers.
     """
 
     def __init__(self, decoder: CachedDecoder, history: TokenHistory | None, returns_tokens: bool):
@@ -46,12 +47,15 @@ class _Method(torch.nn.Module):
 
     def forward(self, tokens, input_pos, start=None, **parameters):
         logits = self.decoder(tokens, input_pos, start)
-        if self.history is not None:  # updated without a draw too: the next call may draw
+        # A method that returns logits also updates the history: the next call may be of a method that draws a token
+        # and needs the whole history.
+        if self.history is not None:
             parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, start)
         return sample_logits(logits[:, -1], **parameters) if self.returns_tokens else logits
 
 
-# torch.export looks up dynamic_shapes in the signature, and cannot find names inside **parameters.
+# torch.export looks up the names in dynamic_shapes in the signature of `forward`. It would not find the names of
+# sampling parameters, which are passed in **parameters. The signature is therefore set explicitly.
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("start", *INPUTS)]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)

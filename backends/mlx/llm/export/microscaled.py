@@ -12,11 +12,11 @@ from .packed import MLXLinear, is_linear
 
 
 def use_packed_weights(model: torch.nn.Module) -> list[str]:
-    """Replace the linear layers of `model` with `NVFP4Tensor` or `MXTensor` weights, in place.
+    """Replace each linear layer of `model` whose weight is an `NVFP4Tensor` or `MXTensor` by a packed layer.
 
-    The weights are not dequantized on the way. Returns the paths of the layers. Raises ValueError
-    for a format that MLX lacks, and for layers with quantized activations: MLX quantizes weights
-    only.
+    Changes `model` in place, and returns the paths of the replaced layers. The packed weights consist
+    of the same bytes; they are not dequantized. Raises ValueError for a format that MLX lacks, and for a
+    layer with quantized activations, because MLX's instructions quantize only the weights.
     """
     replaced = []
     for path, layer in list(model.named_modules()):
@@ -27,6 +27,7 @@ def use_packed_weights(model: torch.nn.Module) -> list[str]:
 
 
 def _packed(path: str, layer: torch.nn.Linear) -> MLXLinear:
+    """Return the packed layer that replaces `layer`."""
     weight = layer.weight
     rows, columns = weight.shape
     data = weight.qdata.view(torch.uint8)

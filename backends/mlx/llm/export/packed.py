@@ -1,7 +1,8 @@
 """Layers whose weights are in MLX's packed formats.
 
-Their parameters have the names of an mlx-lm checkpoint: `weight` (packed, as int32: see
-`custom_ops.packing`), `scales` and `biases`. `bias` is that of the layer. All are frozen.
+The parameters of these layers have the names in an mlx-lm checkpoint: `weight`, `scales` and `biases` are
+the packed weight, which `custom_ops.packing` explains; `weight` is int32. `bias` is the bias of a linear
+layer. All parameters are frozen.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ...custom_ops.packing import check, dequantize
 
 
 class Packed(torch.nn.Module):
-    """The operands of MLX's quantized operators: see `custom_ops.packing`.
+    """A layer with one packed weight. `custom_ops.packing` explains the arguments of the constructor.
 
-    Raises ValueError if they do not fit each other.
+    Raises ValueError unless the arguments describe a packed tensor.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class Packed(torch.nn.Module):
         self.biases = _frozen(biases)
         self.group_size, self.bits, self.mode = group_size, bits, mode
 
-    def operands(self) -> tuple:
-        """The arguments of the operators in `custom_ops.quantized`, in their order."""
+    def packed_arguments(self) -> tuple:
+        """Return the arguments that the operators in `custom_ops.quantized` take for a packed weight, in order."""
         return self.weight, self.scales, self.biases, self.group_size, self.bits, self.mode
 
     def dequantized(self) -> torch.Tensor:
-        """The weight as float32."""
-        return dequantize(*self.operands())
+        """Return the weight, dequantized to float32."""
+        return dequantize(*self.packed_arguments())
 
     def extra_repr(self) -> str:
         shape = [*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.bits]
@@ -49,7 +50,10 @@ class Packed(torch.nn.Module):
 
 
 class MLXLinear(Packed):
-    """A linear layer `[..., K]` → `[..., N]` with weight [N, K]. The product is scaled by `factor`."""
+    """A linear layer `[..., K]` → `[..., N]` with a packed weight [N, K].
+
+    If `factor` is not None, the product with the weight is multiplied by it before the bias is added.
+    """
 
     def __init__(
         self,
@@ -71,32 +75,32 @@ class MLXLinear(Packed):
         return self.weight.shape[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = quantized.quantized_matmul(x, *self.operands())
+        y = quantized.quantized_matmul(x, *self.packed_arguments())
         if self.factor is not None:
             y = y * self.factor
         return y if self.bias is None else y + self.bias
 
 
 class MLXEmbedding(Packed):
-    """An embedding, indices `[...]` → `[..., K]`, scaled by `scale`.
+    """An embedding with a packed weight, indices `[...]` → `[..., K]`.
 
-    The result has the dtype of the scales, or `dtype` (by default float32) if the scales are bytes.
+    The result is multiplied by `factor`, by default 1. The result has `dtype`; by default the dtype of the
+    scales, or float32 if the scales are uint8.
     """
 
     def __init__(
         self,
         *operands,
-        scale: float | None = None,
+        factor: float | None = None,
         dtype: torch.dtype | None = None,
         **quantization,
     ):
         super().__init__(*operands, **quantization)
         if dtype is None:
             dtype = self.scales.dtype if self.scales.is_floating_point() else torch.float32
-        # A buffer, so that `.to(dtype)` also changes the dtype of the result.
-        factor = torch.tensor(1.0 if scale is None else scale, dtype=dtype)
-        self.register_buffer("scale", factor, persistent=False)
-        self.scaled = scale is not None
+        # The dtype of the factor is the dtype of the result. The factor is a buffer, so that `.to(dtype)` changes it.
+        self.register_buffer("factor", torch.tensor(1.0 if factor is None else factor, dtype=dtype), persistent=False)
+        self.has_factor = factor is not None
 
     @property
     def num_embeddings(self) -> int:
@@ -107,20 +111,20 @@ class MLXEmbedding(Packed):
         return self.weight.shape[1] * 32 // self.bits
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        dtype = self.scale.dtype
-        rows = quantized.quantized_embedding(indices, *self.operands(), dtype)
-        return rows * self.scale if self.scaled else rows
+        rows = quantized.quantized_embedding(indices, *self.packed_arguments(), self.factor.dtype)
+        return rows * self.factor if self.has_factor else rows
 
 
 class MLXExperts(Packed):
-    """Products with the weights [E, N, K] of a mixture of experts.
+    """The packed weights [E, N, K] of the E experts of a mixture.
 
-    `x` `[..., M, K]`, `index` `[...]` → `[..., M, N]`: each matrix is multiplied by the weight [N, K]
-    that its index selects. The batch axes broadcast.
+    `x` `[..., M, K]`, `index` `[...]` → `[..., M, N]`: each matrix [M, K] of `x` is multiplied by the
+    transpose of the weight [N, K] that the element of `index` selects. The batch axes of `x` and `index`
+    broadcast.
     """
 
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return quantized.gathered_quantized_matmul(x, index, *self.operands())
+        return quantized.gathered_quantized_matmul(x, index, *self.packed_arguments())
 
 
 # Replacing layers -----------------------------------------------------------------------
@@ -129,7 +133,8 @@ class MLXExperts(Packed):
 def is_experts(module: torch.nn.Module) -> bool:
     """Whether `module` uses the experts interface of `transformers`.
 
-    Its weights are stacked in `down_proj` and in `gate_up_proj`, or `up_proj` without a gate.
+    The weights of such a module are stacked in `down_proj` and in `gate_up_proj`, or in `up_proj` if the
+    experts have no gate.
     """
     return all(hasattr(module, name) for name in ("is_transposed", "has_gate", "down_proj"))
 
@@ -140,15 +145,16 @@ def is_linear(module: torch.nn.Module) -> bool:
 
 
 def is_embedding(module: torch.nn.Module) -> bool:
-    """Whether `module` is a plain embedding, or one of `transformers` that scales its result."""
+    """Whether `module` is a plain embedding, or one of `transformers` that multiplies its result by a factor."""
     plain = type(module).forward is torch.nn.Embedding.forward
     return isinstance(module, torch.nn.Embedding) and (plain or hasattr(module, "scalar_embed_scale"))
 
 
-def packable(module: torch.nn.Module) -> tuple[str, ...]:
-    """The names of the weights of `module` that `install` can replace.
+def packable_weights(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the weights of `module` that `install` can replace.
 
-    Groups run along their last axis, or along the second to last if `module.is_transposed`.
+    To quantize such a weight, group its values along its last axis, or along its second to last if
+    `module.is_transposed`.
     """
     if is_linear(module) or is_embedding(module):
         return ("weight",)
@@ -159,9 +165,11 @@ def packable(module: torch.nn.Module) -> tuple[str, ...]:
 
 
 def install(model: torch.nn.Module, path: str, name: str, *operands, **quantization) -> Packed:
-    """Replace the weight `name` of the layer at `path`, one of its `packable` weights, in place.
+    """Replace a weight of `model`, in place, by a packed layer, and return that layer.
 
-    `operands` and `quantization` are the arguments of `Packed`. Returns the new layer.
+    `path` is the path of the submodule, and `name` one of its `packable_weights`. A linear layer or
+    embedding is replaced as a whole. Of an experts module, only the weight is replaced. `operands` and
+    `quantization` are the arguments of `Packed`.
     """
     module = model.get_submodule(path)
     if is_experts(module):
@@ -170,8 +178,8 @@ def install(model: torch.nn.Module, path: str, name: str, *operands, **quantizat
         module.add_module(name, packed)
         return packed
     if is_embedding(module):
-        scale = getattr(module, "scalar_embed_scale", None)
-        packed = MLXEmbedding(*operands, scale=scale, **quantization)
+        factor = getattr(module, "scalar_embed_scale", None)
+        packed = MLXEmbedding(*operands, factor=factor, **quantization)
     else:
         packed = MLXLinear(*operands, bias=module.bias, **quantization)
     model.set_submodule(path, packed)

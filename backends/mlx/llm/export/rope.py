@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies depend on the length of the context."""
+"""Rotary embeddings whose frequencies depend on the largest position of a call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 class StatelessRotary(torch.nn.Module):
-    """The `dynamic` and `longrope` kinds of `transformers`, as a function of the positions alone.
+    """A rotary embedding of kind `dynamic` or `longrope`, computed from the positions alone.
 
-    The classes of `transformers` keep the last frequencies in a Python attribute. An exported program
-    has no such state. `forward(x, position_ids [B, S])` returns cosines and sines `[B, S, D]` in the
-    dtype of `x`.
+    The modules of `transformers` for these kinds keep the frequencies of the last call in a Python
+    attribute, and an exported program has no such state. `forward(x, position_ids [B, S])` returns the
+    cosines and sines `[B, S, D]` in the dtype of `x`. `rotary` is the module of `transformers`.
     """
 
     KINDS = ("dynamic", "longrope")
@@ -26,6 +26,7 @@ class StatelessRotary(torch.nn.Module):
                 self.register_buffer(name, self._frequencies(length), persistent=False)
 
     def _frequencies(self, length) -> torch.Tensor:
+        """Return the frequencies for a context of `length` positions, `[D / 2]`."""
         return ROPE_INIT_FUNCTIONS[self.kind](self.config, torch.device("cpu"), seq_len=length)[0]
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor):
@@ -40,7 +41,7 @@ class StatelessRotary(torch.nn.Module):
 
 
 def use_stateless_rotary(model: torch.nn.Module) -> None:
-    """Replace the rotary embeddings of `model` that keep state, in place."""
+    """Replace, in place, the rotary embeddings of `model` that keep state by `StatelessRotary`."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if getattr(module, "rope_type", None) in StatelessRotary.KINDS:

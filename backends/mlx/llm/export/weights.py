@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import MLXEmbedding, Packed, install, is_experts, packable
+from .packed import MLXEmbedding, Packed, install, is_experts, packable_weights
 
-# mlx-lm's names for parts of a mixture of experts → those of transformers.
+# mlx-lm's names for parts of a mixture of experts → the names in transformers.
 _RENAMED = ((".block_sparse_moe.", ".mlp."), (".switch_mlp.", ".experts."))
 _OPERANDS = ("weight", "scales", "biases")
 
@@ -26,13 +26,13 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     floating-point parameters are cast to it. Packed weights stay packed. Buffers that the model
     computes, such as rotary frequencies, stay float32.
 
-    Raises OSError if a file is missing, and ValueError if one is damaged or the tensors do not match
+    Raises OSError if a file is missing, and ValueError if a file is damaged or the tensors do not match
     the model.
     """
     folder = Path(folder)
     try:
         model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
-    except (ImportError, SafetensorError) as error:  # a missing quantization package; a damaged file
+    except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
         cast_parameters(model, dtype)
@@ -40,9 +40,10 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
 
 
 def find_folder(model: str | Path) -> Path:
-    """`model` itself if it is a folder, else the local copy of the hub id, downloaded if necessary.
+    """Return the folder of a checkpoint: `model` itself if it is a folder, else the local copy of the hub id.
 
-    Raises ValueError if it is neither.
+    Downloads the checkpoint if there is no local copy. Raises ValueError if `model` is neither a folder
+    nor the id of a model that the hub provides.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -53,20 +54,21 @@ def find_folder(model: str | Path) -> Path:
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast the floating-point parameters of `model`, in place; tied parameters stay tied.
+    """Cast the floating-point parameters of `model` to `dtype`, in place. Tied parameters stay tied.
 
-    `model.to(dtype)` would also round the buffers that the model computes from its config.
+    Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
+    its config, such as rotary frequencies.
     """
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
         if isinstance(module, MLXEmbedding):
-            module.scale = module.scale.to(dtype)
+            module.factor = module.factor.to(dtype)
 
 
 def is_mlx(folder: str | Path) -> bool:
-    """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not."""
+    """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not. Raises ValueError if the config is damaged."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -82,7 +84,10 @@ def is_mlx(folder: str | Path) -> bool:
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load a Hugging Face folder. Missing or mismatched tensors are an error, not initialized at random."""
+    """Load a Hugging Face folder.
+
+    Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
+    """
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -95,7 +100,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
 def _load_mlx(folder: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
-    for name in ("quantization", "quantization_config"):  # in a form that transformers cannot read
+    for name in ("quantization", "quantization_config"):  # mlx-lm's form, which transformers cannot read
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):
@@ -116,7 +121,7 @@ def _load_mlx(folder: Path) -> PreTrainedModel:
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of all files, memory-mapped, by the names of transformers."""
+    """Return the tensors of all files, memory-mapped, by their names in transformers."""
     tensors = {}
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -129,12 +134,16 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _take(tensors: dict[str, torch.Tensor], path: str) -> list[torch.Tensor | None]:
-    """Remove and return the packed weight, scales and biases of a layer, None for those it lacks."""
+    """Remove the weight, scales and biases of a layer from `tensors` and return them. A missing tensor is None."""
     return [tensors.pop(f"{path}.{name}", None) for name in _OPERANDS]
 
 
 def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) -> dict:
-    """Bits, group size and mode of a layer, from its shapes: the config may override them for single layers."""
+    """Return the bits, group size and mode of a packed weight with `columns` columns.
+
+    They are computed from the shapes, because the values in the config may not hold for every layer.
+    Raises ValueError if MLX has no such format.
+    """
     weight, scales, _ = operands
     bits, group_size = weight.shape[-1] * 32 // columns, columns // scales.shape[-1]
     mode = "affine"
@@ -148,11 +157,15 @@ def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) 
 
 
 def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Install one packed layer. A layer that needs a plain weight, such as a router, is dequantized."""
+    """Replace the layer at `path` by a packed layer with the tensors of the checkpoint.
+
+    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`.
+    Removes the packed tensors from `tensors`.
+    """
     module = model.get_submodule(path)
     operands = _take(tensors, path)
     quantization = _quantization(operands, module.weight.shape[-1], path)
-    if not packable(module):
+    if not packable_weights(module):
         tensors[f"{path}.weight"] = dequantize(*operands, **quantization)
         return
     packed = install(model, path, "weight", *operands, **quantization)
@@ -161,12 +174,13 @@ def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]
 
 
 def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Install the weights of experts, packed or not.
+    """Install the weights of the experts at `path`, if they are packed. Otherwise put them into `tensors`.
 
-    transformers has one weight for the gate and up projections, mlx-lm two: concatenate their rows.
+    transformers has one weight for the gate and up projections, and mlx-lm has two. Their rows are
+    concatenated.
     """
     module = model.get_submodule(path)
-    for name in packable(module):
+    for name in packable_weights(module):
         parts = ["gate_proj", "up_proj"] if name == "gate_up_proj" else [name]
         taken = [_take(tensors, f"{path}.{part}") for part in parts]
         operands = [None if None in part else torch.cat(part, 1) for part in zip(*taken)]
@@ -178,15 +192,19 @@ def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch
 
 
 def _tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Make a tied output projection use the packed weight of the embedding."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if config.tie_word_embeddings and isinstance(embedding, Packed) and not isinstance(head, Packed):
         (path,) = (path for path, module in model.named_modules() if module is head)
-        *operands, group_size, bits, mode = embedding.operands()
+        *operands, group_size, bits, mode = embedding.packed_arguments()
         install(model, path, "weight", *operands, group_size=group_size, bits=bits, mode=mode)
 
 
 def _load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Load the tensors that are not packed. Raises ValueError if they do not match the model."""
+    """Load `tensors`, the tensors that are not packed, into `model`, and freeze all parameters.
+
+    Raises ValueError if the tensors do not match the model.
+    """
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     if not any(isinstance(m, Packed) for m in (model.get_input_embeddings(), model.get_output_embeddings())):
         model.tie_weights()
@@ -203,7 +221,7 @@ def _load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> 
 def _compute_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers that a checkpoint does not store, with the model's own initialization.
 
-    It skips the parameters, which are marked as initialized.
+    The initialization skips the parameters, because `_load_unpacked` has marked them as initialized.
     """
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -213,6 +231,6 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _shortened(items: Iterable[str]) -> str:
-    """The first five of the sorted items, separated by commas."""
+    """Return the first five of the sorted items, separated by commas, and "…" if there are more."""
     items = sorted(items)
     return ", ".join(items[:5]) + (" …" if len(items) > 5 else "")

@@ -14,13 +14,14 @@ from .metrics import Metrics
 from .program import LLMProgram
 from .sampler import Sampler
 
-PADDING = 0  # the id of padding tokens; any id works, because they are not attended to
+PADDING = 0  # the token id of padding; any id works, because no token attends to the padding
 
 
 class PromptBatch:
-    """Up to B prompts in the KV cache, padded on the left. Unused sequences repeat the first prompt.
+    """Up to B prompts that are in the KV cache side by side, padded on the left to equal length.
 
-    The caller must hold the lock of the context.
+    If there are fewer than B prompts, the unused sequences repeat the first prompt. The caller must hold
+    the lock of the `Context` of `program`.
     """
 
     def __init__(self, program: LLMProgram, sampler: Sampler, prompts: Sequence[Sequence[int]]):
@@ -36,13 +37,13 @@ class PromptBatch:
         return self.position == self.program.max_context_len
 
     def padded_prompts(self) -> torch.Tensor:
-        """`[B, width]` int64."""
+        """Return the prompts with their padding, `[B, width]` int64."""
         return torch.tensor([[PADDING] * n + ids for n, ids in zip(self.start, self.ids)])
 
     def draw(
         self, tokens: torch.Tensor, step: int, allowed: torch.Tensor | None = None
     ) -> list[Any]:
-        """Write `tokens` `[B, S]` to the cache and draw the next token of each sequence."""
+        """Write `tokens` `[B, S]` to the cache, draw the next token of each sequence, and return what was drawn."""
         *chunks, last = tokens.split(self.program.chunk, dim=1)
         for chunk in chunks:
             self.sampler.feed(chunk, self.position, self.start)
@@ -54,9 +55,10 @@ class PromptBatch:
         return drawn
 
     def draw_after(self, suffix: Sequence[int], allowed: torch.Tensor | None = None) -> list[Any]:
-        """Draw after each prompt followed by `suffix`.
+        """Draw the token that follows each prompt and then `suffix`, and return what was drawn.
 
-        The first call must have an empty suffix. It feeds the prompts, which later calls reuse.
+        In the first call, `suffix` must be empty. That call writes the prompts to the cache, and later
+        calls reuse them.
         """
         if not suffix:
             self.position = 0
@@ -65,7 +67,7 @@ class PromptBatch:
         return self.draw(torch.tensor([suffix]).expand(self.program.batch, -1), 0, allowed)
 
     def append(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append a token to each sequence, and return them as `[B, 1]`."""
+        """Append one of `tokens` to each sequence, and return `tokens` as a tensor `[B, 1]`."""
         for ids, token in zip(self.ids, tokens):
             ids.append(token)
         return torch.tensor(tokens, dtype=torch.int64).unsqueeze(1)
@@ -77,7 +79,7 @@ def generate_side_by_side(
     prompts: Sequence[Sequence[int]],
     answers: Sequence[AnswerBuilder],
 ) -> list[Result]:
-    """Generate the answers to at most B valid prompts. `answers` collect the tokens."""
+    """Generate and return the answers to at most B valid prompts. `answers[i]` collects the tokens for `prompts[i]`."""
     batch = PromptBatch(context.program, sampler, prompts)
     metrics = [Metrics(prompt_tokens=len(prompt)) for prompt in prompts]
     with context.lock:
@@ -107,8 +109,9 @@ def run_in_groups(
 ) -> list:
     """Call `run` for groups of at most B prompts, and return all results in the order of `prompts`.
 
-    Prompts of similar length form a group. If `encode` raises ValueError for a prompt, or its ids
-    are not valid, `on_error(error)` is its result.
+    `encode` turns a prompt into token ids, and `run` returns the results for the ids of a group. The
+    prompts of a group have similar lengths. If `encode` raises ValueError for a prompt, or the ids are
+    not valid, the result for this prompt is `on_error(error)`.
     """
     results: list = [None] * len(prompts)
     valid: dict[int, list[int]] = {}

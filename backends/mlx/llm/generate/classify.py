@@ -1,4 +1,4 @@
-"""Classification: which label follows a prompt."""
+"""Classification: finds which of several labels is most likely to follow a prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sampling_parameters import MASK_WORD, SamplingParameters, mask_words
+from ..sampling_parameters import MASK_WORD, SamplingParameters, mask_word_count
 from .batch import PromptBatch
 from .context import Context
 from .program import LLMProgram
@@ -19,8 +19,8 @@ from .sampler import HeadSampler, Sampler
 class Classification:
     """The most likely label, and the probability of each label.
 
-    `probabilities` is None if the program does not return logits. `error` says why there is no
-    label, or is None.
+    `probabilities` is None if the program does not return logits. `error` is None if there is a label;
+    otherwise it says why there is none.
     """
 
     label: str | None = None
@@ -29,7 +29,7 @@ class Classification:
 
 
 class _LogProbabilities(Sampler):
-    """Returns the log-probabilities of all tokens, `[V]` for each sequence, instead of a draw."""
+    """A sampler whose `draw` draws no token, but returns the log-probabilities of all tokens, `[V]` per sequence."""
 
     def draw(self, tokens, position, start, **_):
         return list(self.program.logits(tokens, position, start).float().log_softmax(-1))
@@ -42,10 +42,12 @@ class Classifier:
     """Classifies prompts. `labels` maps each label to its token ids.
 
     If the program returns logits, the probability of a label is the product of the probabilities of
-    its tokens, normalized over the labels. A label of one token needs only the call for the prompt.
-    Otherwise the head draws the most likely first token; it must take `allowed_tokens`.
+    its tokens, normalized over the labels. A label of one token needs no call of the program beyond
+    the one for the prompt. If the program returns only tokens, its head must take `allowed_tokens`. The
+    head then draws the most likely of the labels' first tokens, which must differ.
 
-    Raises ValueError if the labels are not distinct, or the program supports neither way.
+    Raises ValueError if the labels are not distinct, or if the program neither returns logits nor takes
+    `allowed_tokens`.
     """
 
     def __init__(self, context: Context, labels: Mapping[str, Sequence[int]]):
@@ -57,6 +59,7 @@ class Classifier:
         self.mask = None if self.program.has_logits else self._mask_of_first_tokens()
 
     def _mask_of_first_tokens(self) -> torch.Tensor:
+        """Return the mask that allows the first token of each label. Raises ValueError if it cannot be used."""
         name, first = self.program.path.name, [ids[0] for ids in self.labels.values()]
         if not self.program.takes("allowed_tokens"):
             raise ValueError(
@@ -77,7 +80,7 @@ class Classifier:
             raise ValueError(f"prompt: got {len(prompt)} tokens, expected 1 to {room}")
 
     def classify(self, prompts: Sequence[Sequence[int]]) -> list[Classification]:
-        """Classify at most B prompts."""
+        """Classify at most B prompts, and return their classifications in the same order."""
         if not self.program.has_logits:
             label_of = {ids[0]: label for label, ids in self.labels.items()}
             with self._draws_after(prompts, HeadSampler(self.program, SamplingParameters())) as draw_after:
@@ -88,7 +91,7 @@ class Classifier:
         return [_most_likely(dict(zip(self.labels, values))) for values in probabilities]
 
     def _scores(self, draw_after: Callable[[list[int]], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """The log-probability of each label, for every prompt."""
+        """Return a tensor `[B]` for each label: the log-probability of the label after each prompt."""
         log_probabilities: dict[tuple[int, ...], torch.Tensor] = {}  # [B, V] after a prefix of a label
         scores = []
         for ids in self.labels.values():
@@ -103,7 +106,10 @@ class Classifier:
 
     @contextmanager
     def _draws_after(self, prompts: Sequence[Sequence[int]], sampler: Sampler) -> Iterator[Callable]:
-        """A function that takes a suffix and returns what `sampler` draws after each prompt and the suffix."""
+        """A context manager that yields a function `draw_after(suffix)`.
+
+        The function returns what `sampler` draws after each prompt followed by `suffix`.
+        """
         if self.program.batch == 1:
             (prompt,) = prompts
             yield lambda suffix: [
@@ -121,8 +127,8 @@ def _most_likely(probabilities: dict[str, float]) -> Classification:
 
 
 def allow_only(program: LLMProgram, tokens: Sequence[int]) -> torch.Tensor:
-    """The mask that allows only `tokens`, int32 `[B, ceil(V / 32)]`."""
-    bits = torch.zeros(mask_words(program.vocab_size) * MASK_WORD, dtype=torch.int64)
+    """Return the mask that allows only `tokens`, int32 `[B, ceil(V / 32)]`."""
+    bits = torch.zeros(mask_word_count(program.vocab_size) * MASK_WORD, dtype=torch.int64)
     bits[list(tokens)] = 1
     words = (bits.reshape(-1, MASK_WORD) << torch.arange(MASK_WORD)).sum(-1)
     return words.to(torch.int32).expand(program.batch, -1).contiguous()

@@ -1,4 +1,4 @@
-"""`Context`: the contents of a program's KV cache."""
+"""`Context`: keeps track of the contents of a program's KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sampler import Sampler
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token id, and the number of preceding ids that were in the KV cache already."""
+    """A drawn token id, and the number of the ids before it that were in the KV cache already."""
 
     id: int
     reused: int
@@ -23,12 +23,13 @@ class Drawn:
 class Context:
     """The KV cache of `program`, which all answers share.
 
-    Each draw passes all ids that precede the token. The context finds the longest prefix of them that
-    is in the cache, rewinds the cache to the end of that prefix and feeds the remaining ids. Several
-    answers may therefore alternate, also from several threads: the tokens stay the same, but
-    switching costs time.
+    The caller of `draw` passes all ids that precede the token to draw. The context finds the longest
+    prefix of these ids that is in the cache, rewinds the cache to the end of that prefix, and writes the
+    remaining ids to the cache. Several answers may therefore be generated in turns, also by several
+    threads. The turns do not change the tokens, but the cache has to be rewritten whenever the answer
+    changes.
 
-    Whoever writes to the cache directly must hold `lock` and call `invalidate` first.
+    Code that writes to the cache directly must hold `lock`, and must first call `invalidate`.
     """
 
     def __init__(self, program: LLMProgram):
@@ -36,7 +37,8 @@ class Context:
         self.lock = threading.Lock()
         self._ids: list[int] = []
         self._length = 0  # the cache holds _ids[:_length]
-        # The end of the highest position written. The cache can rewind at most `max_rewind` positions from it.
+        # One more than the highest position that was written. The cache can rewind at most `max_rewind` positions from
+        # here.
         self._written = 0
 
     def draw(
@@ -48,9 +50,11 @@ class Context:
         allowed: torch.Tensor | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Drawn | None:
-        """Draw the token after `ids`. Return None if `cancelled()` before the last chunk.
+        """Draw the token after `ids`. Return None if `cancelled()` is true before the last chunk.
 
-        The caller may append to the list and pass it again, but must not change it in any other way.
+        `step` counts the draws of the answer from 0, and `allowed` is the mask of the tokens that may be
+        drawn, or None. The context keeps the list `ids` without a copy. The caller may append to the list
+        and pass it again, but must not change it in any other way.
         """
         program = self.program
         with self.lock:
@@ -74,14 +78,14 @@ class Context:
         return Drawn(drawn[0], reused)
 
     def invalidate(self) -> None:
-        """Assume that the cache holds nothing useful: the next draw starts at position 0."""
-        # The caller may write up to the last position.
+        """Forget the contents of the cache: the next draw starts at position 0."""
+        # The caller may write to any position, up to the last one.
         self._ids, self._length, self._written = [], 0, self.program.max_context_len
 
     def _rewind(self, ids: list[int]) -> int:
-        """Rewind to the common prefix of the cache and `ids`, and return its length.
+        """Rewind to the end of the common prefix of the cache and `ids`, and return the length of the prefix.
 
-        The last id is never part of this prefix: a draw must feed at least one token.
+        The last id is never part of this prefix, because a call must have at least one token.
         """
         kept = self._length if ids is self._ids else _common_prefix(self._ids[: self._length], ids)
         kept = min(kept, len(ids) - 1)
@@ -93,7 +97,7 @@ class Context:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    """The length of the common prefix."""
+    """Return the length of the common prefix of two lists."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length

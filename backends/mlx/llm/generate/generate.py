@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..sampling_parameters import SamplingParameters, SettingError, mask_words
+from ..sampling_parameters import SamplingParameters, SettingError, mask_word_count
 from .context import Context
 from .metrics import Metrics
 from .program import LLMProgram
 from .sampler import sampler_for
 from .text import TextStream, TokenTable
 
-# Why an answer ended. The C++ runner has the same list.
+# The reasons for which an answer ends. The C++ runner has the same list.
 FINISH_REASONS = STOP, LENGTH, CONTEXT, CANCELLED, ERROR = "stop", "length", "context", "cancelled", "error"
 
 
@@ -24,10 +24,11 @@ FINISH_REASONS = STOP, LENGTH, CONTEXT, CANCELLED, ERROR = "stop", "length", "co
 class Token:
     """A token of an answer.
 
-    - `text`: the text that the token completes. It has whole characters only, and no text that may
-      turn out to be part of a stop string.
-    - `finish`: None, except for the last token: `stop` after a stop id, which is not part of the
-      answer, or a stop string; `length` after `max_new_tokens`; `context` if the KV cache is full.
+    - `text`: the text that the token completes. The text has only whole characters. Text that may be
+      the beginning of a stop string is held back until a later token.
+    - `finish`: None, except for the last token. There it is `stop` if the token is a stop id, which is
+      not part of the answer, or completes a stop string; `length` after `max_new_tokens` tokens; or
+      `context` if the KV cache is full.
     """
 
     id: int
@@ -39,10 +40,11 @@ class Token:
 class Result:
     """A complete answer.
 
-    - `text`, `tokens`: without the stop string or the stop id.
+    - `text`: the text of the answer, without the stop string.
+    - `tokens`: the token ids of the answer, without the stop id.
     - `finish`: one of `FINISH_REASONS`, or None if there is no answer.
     - `seed`: the seed of the first draw, or None if the program takes no seed.
-    - `error`: why there is no answer, or None.
+    - `error`: the reason why there is no answer, or None if there is one.
     """
 
     text: str = ""
@@ -55,7 +57,10 @@ class Result:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """What ends an answer. Raises SettingError if `max_new_tokens` is neither None nor at least 1."""
+    """The conditions that end an answer. `max_new_tokens` is None for no limit.
+
+    Raises SettingError if `max_new_tokens` is neither None nor an integer of at least 1.
+    """
 
     max_new_tokens: int | None
     stop: Sequence[str]
@@ -86,7 +91,11 @@ class AnswerBuilder:
         return "".join(self._texts)
 
     def take(self, token: int, has_room: bool) -> Token:
-        """Add a drawn token. `has_room` says whether the KV cache has a position left for it."""
+        """Add the drawn token id `token` to the answer, and return the `Token` with the text that it completes.
+
+        `has_room` says whether the KV cache has a position left for the token. Sets `finish` if the
+        token ends the answer.
+        """
         text, found_stop = "", False
         if token in self._conditions.stop_ids:
             self.finish = STOP
@@ -109,20 +118,19 @@ class AnswerBuilder:
 class Generation(Iterator[Token]):
     """An answer that is generated while you iterate over its tokens.
 
-    `cancel()` ends the answer before its next step and may be called from any thread. `close()`, or
-    the end of a `with` block, ends it at once.
-
-    These attributes are available at any time:
+    `cancel()` ends the answer before the next step, and may be called from any thread. `close()` ends the
+    answer at once, and so does the end of a `with` block. These attributes are available at any time:
 
     - `prompt`: the token ids of the prompt.
     - `tokens`, `text`: the answer so far.
     - `finish`: None until the answer ends, then one of `FINISH_REASONS`.
     - `metrics`: token counts and times.
-    - `seed`: the seed of the first draw. The same seed gives the same answer. None if the program
-      takes no seed.
+    - `seed`: the seed of the first draw, or None if the program takes no seed. The same seed gives the
+      same answer.
 
-    The constructor raises PromptLengthError, ValueError for an id outside the vocabulary, and
-    SettingError. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails.
+    The constructor raises PromptLengthError for an empty prompt or one longer than the context,
+    ValueError for a token id outside the vocabulary, and SettingError for a setting that is invalid or
+    unsupported. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails.
     """
 
     def __init__(
@@ -167,7 +175,7 @@ class Generation(Iterator[Token]):
         return token
 
     def _draw(self) -> int | None:
-        """The next token, or None if cancelled."""
+        """Draw the next token and return its id, or None if the answer was cancelled. Sets `finish` after an error."""
         begin = time.perf_counter()
         try:
             allowed = allowed_mask(self._parameters, self._context.program, self.tokens)
@@ -189,11 +197,11 @@ class Generation(Iterator[Token]):
         return drawn.id
 
     def cancel(self) -> None:
-        """End the answer before its next step. May be called from any thread."""
+        """End the answer before the next step. May be called from any thread."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """End the answer now."""
+        """End the answer at once: `finish` becomes `cancelled` unless the answer has ended already."""
         self.cancel()
         if self.finish is None:
             self._answer.finish = CANCELLED
@@ -205,18 +213,22 @@ class Generation(Iterator[Token]):
         self.close()
 
     def result(self) -> Result:
-        """Generate the rest of the answer and return all of it."""
+        """Generate the rest of the answer, and return the whole answer."""
         for _ in self:
             pass
         return Result(self.text, self.tokens, self.finish, self.metrics, self.seed)
 
 
 class PromptLengthError(ValueError):
-    """A prompt that is empty, or longer than the context."""
+    """Raised for a prompt that is empty, or longer than the context."""
 
 
 def check_prompt(program: LLMProgram, prompt: Sequence[int]) -> None:
-    """Raise PromptLengthError, or ValueError for an id outside the vocabulary."""
+    """Check the token ids of a prompt.
+
+    Raises PromptLengthError if the prompt is empty or longer than the context, and ValueError if an id
+    is outside the vocabulary.
+    """
     if not 0 < len(prompt) <= program.max_context_len:
         raise PromptLengthError(f"prompt: got {len(prompt)} tokens, expected 1 to {program.max_context_len}")
     outside = [token for token in prompt if not 0 <= token < program.vocab_size]
@@ -227,13 +239,17 @@ def check_prompt(program: LLMProgram, prompt: Sequence[int]) -> None:
 def allowed_mask(
     parameters: SamplingParameters, program: LLMProgram, answer: Sequence[int]
 ) -> torch.Tensor | None:
-    """The mask for the next draw, int32 `[B, ceil(V / 32)]`, or None if all tokens are allowed."""
+    """Call `parameters.allowed_tokens` with the answer so far, and return the mask for the next draw.
+
+    The mask is int32 `[B, ceil(V / 32)]`, or None if all tokens are allowed. Raises SettingError if the
+    function returns anything else than such a mask for one sequence.
+    """
     mask = None if parameters.allowed_tokens is None else parameters.allowed_tokens(answer)
     if mask is None:
         return None
-    mask, words = torch.as_tensor(mask), mask_words(program.vocab_size)
-    if mask.dtype != torch.int32 or mask.numel() != words:
+    mask, count = torch.as_tensor(mask), mask_word_count(program.vocab_size)
+    if mask.dtype != torch.int32 or mask.numel() != count:
         raise SettingError(
-            "allowed_tokens", f": got {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{words}]"
+            "allowed_tokens", f": got {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{count}]"
         )
-    return mask.reshape(1, words).expand(program.batch, -1).contiguous()
+    return mask.reshape(1, count).expand(program.batch, -1).contiguous()

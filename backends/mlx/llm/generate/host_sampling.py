@@ -19,9 +19,10 @@ def sample(
 ) -> torch.Tensor:
     """Draw tokens `[B]` int64 from logits `[B, V]`.
 
-    The tokens are those that the head draws, up to the rounding of two devices. `seed` determines
-    the draw; `parameters.seed` is not used. `history` holds the token ids that the penalties look
-    at, for each sequence. `allowed` is the mask int32 `[B, ceil(V / 32)]`.
+    The sampling head of a program draws the same tokens, except where the device of the program rounds
+    differently. `seed` determines the draw; `parameters.seed` is not used. `history` holds, for each
+    sequence, the token ids that the penalties count. `allowed` is the mask of allowed tokens, int32
+    `[B, ceil(V / 32)]`, or None.
     """
     enabled = [name for name in parameters.enabled() if name in SCALARS]
     arguments = {name: getattr(parameters, name) for name in enabled}
@@ -35,6 +36,6 @@ def sample(
 
 
 def _padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """`[B, N]` int64, padded with -1, which the penalties ignore."""
+    """Return the sequences as a tensor `[B, N]` int64, padded with -1, which the penalties ignore."""
     longest = max(map(len, sequences))
     return torch.tensor([[*ids, *[-1] * (longest - len(ids))] for ids in sequences], dtype=torch.int64)

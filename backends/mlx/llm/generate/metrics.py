@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Metrics:
-    """Token counts, and times in seconds. The times exclude the caller's own work between tokens.
+    """Numbers of tokens, and times in seconds. The times exclude the caller's own work between tokens.
 
-    - `prompt_tokens`: the length of the prompt.
-    - `cached_tokens`: the tokens of the prompt that were in the KV cache already.
-    - `generated_tokens`: the tokens generated, including a stop id.
+    - `prompt_tokens`: the number of tokens in the prompt.
+    - `cached_tokens`: the number of tokens of the prompt that were in the KV cache already.
+    - `generated_tokens`: the number of generated tokens, including a stop id.
     - `prompt_seconds`: the time of the prefill, which also draws the first token.
-    - `generation_seconds`: the time of the tokens after the first.
+    - `generation_seconds`: the time of all steps after the first token.
     """
 
     prompt_tokens: int = 0
@@ -25,7 +25,7 @@ class Metrics:
     generation_seconds: float = 0.0
 
     def count_token(self, seconds: float) -> None:
-        """Count a token. `seconds` is the time since the previous token; for the first, that of the prefill."""
+        """Count a generated token. `seconds` is the time of the step that drew it; for the first, of the prefill."""
         if self.generated_tokens == 0:
             self.prompt_seconds = seconds
         else:
@@ -38,7 +38,7 @@ class Metrics:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """The speed of the prefill, without cached tokens."""
+        """The speed of the prefill. Tokens that were in the KV cache do not count."""
         return _rate(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
 
     @property
@@ -47,7 +47,7 @@ class Metrics:
         return _rate(self.generated_tokens - 1, self.generation_seconds)
 
     def as_dict(self) -> dict[str, float]:
-        """All metrics, and the peak memory of this process so far in bytes."""
+        """Return all metrics by name, and the peak memory of this process so far, in bytes."""
         return asdict(self) | {
             "time_to_first_token": self.time_to_first_token,
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
@@ -69,14 +69,14 @@ class Metrics:
 
 
 def peak_resident() -> int:
-    """The peak resident memory of this process, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
 
 
 def peak_mlx() -> int:
-    """The peak memory of MLX arrays in this process, on any device, in bytes."""
-    import mlx.core as mx  # not at the top: the delegate must be loaded first
+    """Return the peak memory of MLX arrays in this process, in bytes."""
+    import mlx.core as mx  # imported here, because the delegate must be loaded before mlx
 
     return mx.get_peak_memory()
 

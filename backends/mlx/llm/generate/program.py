@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...loader import load_delegate
-from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_words
+from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_word_count
 
 MODEL_METHODS = {"forward", "sample"}
 
@@ -24,7 +24,7 @@ class LLMProgram:
     `write_profile`, which makes calls slower.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model,
-    and RuntimeError if ExecuTorch rejects it, or if another library registered an MLXBackend first.
+    and RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first.
     """
 
     def __init__(self, path: str | Path, *, profile: bool = False):
@@ -51,18 +51,18 @@ class LLMProgram:
         self.has_head: bool = self.get("sampling_head", False)
         self.has_logits: bool = not self.has_head or "sample" in names
         self._head_method = "sample" if "sample" in names else "forward"
-        self._program.load_method(self._head_method)  # so that the first token does not wait for it
+        self._program.load_method(self._head_method)  # loaded now, so that the first call does not have to
 
     def write_profile(self, path: str | Path) -> None:
         """Write the times of all calls so far as an ETDump for ExecuTorch's Inspector.
 
         Raises OSError if `path` cannot be written.
         """
-        open(path, "wb").close()  # ExecuTorch does not report a path that it cannot write
+        open(path, "wb").close()  # raises OSError; ExecuTorch itself does not report that it cannot write the file
         self._program.write_etdump_result_to_file(str(path), "")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The single value of a metadata method, or `default` if the program lacks it."""
+        """Return the first value of a metadata method, or `default` if the program lacks the method."""
         values = self.metadata.get(name)
         return values[0] if values else default
 
@@ -76,9 +76,10 @@ class LLMProgram:
         return self.has_head and (metadata is None or bool(self.get(metadata, False)))
 
     def logits(self, tokens: torch.Tensor, position: int, start: Sequence[int] | None = None) -> torch.Tensor:
-        """Write `tokens` `[B, S]` to the cache at `position`; return the logits `[B, V]` of the last.
+        """Write `tokens` `[B, S]` to the cache from `position` on, and return logits `[B, V]`.
 
-        `start` is the number of padding tokens at the beginning of each sequence, by default 0.
+        The logits are those after the last of the tokens. `start` is the number of padding tokens at the
+        beginning of each sequence, by default 0.
         """
         method = self._program.load_method("forward")
         return method.execute(self._inputs(tokens, position, start))[0][:, -1]
@@ -93,11 +94,11 @@ class LLMProgram:
         seed: int | None = None,
         allowed: torch.Tensor | None = None,
     ) -> list[int]:
-        """Like `logits`, but draw the next token of each sequence and return it.
+        """Write `tokens` like `logits`, and return the next token of each sequence, which the head draws.
 
-        The program ignores the parameters that it does not take. `seed`, by default that of
-        `parameters`, determines this draw; `allowed` is the mask int32 `[B, ceil(V / 32)]`, None for
-        all tokens. `parameters.allowed_tokens` is not called; pass its result as `allowed`.
+        Parameters that the program does not take have no effect. `seed` determines this draw; by default it
+        is `parameters.seed`. `allowed` is the mask of allowed tokens, int32 `[B, ceil(V / 32)]`, or None to
+        allow all. `parameters.allowed_tokens` is not called; pass its result as `allowed`.
         """
         inputs = self._inputs(tokens, position, start)
         for name, spec in SCALARS.items():
@@ -107,12 +108,12 @@ class LLMProgram:
         if self.takes("logit_bias"):
             inputs += self._bias(parameters.logit_bias)
         if self.takes("allowed_tokens"):
-            everything = torch.full((self.batch, mask_words(self.vocab_size)), -1, dtype=torch.int32)
+            everything = torch.full((self.batch, mask_word_count(self.vocab_size)), -1, dtype=torch.int32)
             inputs.append(everything if allowed is None else allowed)
         return self._program.load_method(self._head_method).execute(inputs)[0].tolist()
 
     def step(self, tokens: Sequence[int], position: int, **parameters: Any) -> int:
-        """Write the same token ids to every sequence and return the token drawn for the first sequence."""
+        """Write the same token ids to every sequence, and return the token that is drawn for the first sequence."""
         repeated = torch.tensor([list(tokens)], dtype=torch.int64).expand(self.batch, -1)
         return self.tokens(repeated, position, parameters=SamplingParameters(**parameters))[0]
 

@@ -1,4 +1,4 @@
-"""Samplers: the head of a program draws the tokens, or the host does from its logits."""
+"""Samplers: the head of a program draws the tokens, or the host draws them from the program's logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .program import LLMProgram
 
 
 class Sampler:
-    """Draws the tokens of one answer. `seed` is the seed of the first draw, None if there is none."""
+    """Draws the tokens of one answer. `seed` is the seed of the first draw, or None if the program takes no seed."""
 
     seed: int | None = None
 
@@ -30,10 +30,11 @@ class Sampler:
         sequences: Sequence[Sequence[int]],
         allowed: torch.Tensor | None = None,
     ) -> list[int]:
-        """Write `tokens` `[B, S]` to the cache at `position` and draw the next token of each sequence.
+        """Write `tokens` `[B, S]` to the cache from `position` on, and return the next token of each sequence.
 
-        `step` counts the draws of the answer from 0. `sequences` holds all token ids of each
-        sequence, including `tokens`. `allowed` is the mask int32 `[B, ceil(V / 32)]`, or None.
+        `start` is the number of padding tokens at the beginning of each sequence, or None. `step` counts
+        the draws of the answer from 0. `sequences` holds all token ids of each sequence, including `tokens`.
+        `allowed` is the mask of allowed tokens, int32 `[B, ceil(V / 32)]`, or None to allow all.
         """
         raise NotImplementedError
 
@@ -43,7 +44,7 @@ class Sampler:
 
 
 class HeadSampler(Sampler):
-    """The sampling head of the program draws."""
+    """A sampler that lets the sampling head of the program draw."""
 
     def __init__(self, program: LLMProgram, parameters: SamplingParameters):
         super().__init__(program, parameters)
@@ -64,7 +65,7 @@ class HeadSampler(Sampler):
 
 
 class HostSampler(Sampler):
-    """The host draws from the logits of the program, with the same torch code as the head."""
+    """A sampler that draws on the host from the logits of the program, with the same torch code as the head."""
 
     def __init__(self, program: LLMProgram, parameters: SamplingParameters):
         super().__init__(program, parameters)
@@ -82,9 +83,10 @@ class HostSampler(Sampler):
 
 
 def sampler_for(program: LLMProgram, parameters: SamplingParameters) -> Sampler:
-    """A sampler that supports all of `parameters`: the head if it can, else the host.
+    """Return a sampler that supports all of `parameters`.
 
-    Raises SettingError if neither can.
+    That is a `HeadSampler` if the head takes all parameters, else a `HostSampler` if the program returns
+    logits. Raises SettingError if neither is the case.
     """
     outside = [token for token in parameters.logit_bias if token >= program.vocab_size]
     if outside:
@@ -100,13 +102,13 @@ def sampler_for(program: LLMProgram, parameters: SamplingParameters) -> Sampler:
 
 
 def seed_of_step(first: int, step: int) -> int:
-    """`first + step` modulo 2**64, as a signed integer."""
+    """Return `first + step` modulo 2**64, as a signed integer."""
     seed = (first + step) % 2**64
     return seed - 2**64 if seed >= 2**63 else seed
 
 
 def _unsupported_by_head(program: LLMProgram, parameters: SamplingParameters) -> SettingError | None:
-    """The error for the first parameter that the head does not support, or None."""
+    """Return the error for the first parameter that the head does not support, or None if it supports all."""
     for name in parameters.enabled():
         if not program.takes(name):
             return SettingError(
@@ -121,4 +123,5 @@ def _unsupported_by_head(program: LLMProgram, parameters: SamplingParameters) ->
 
 
 def _first_seed(parameters: SamplingParameters) -> int:
+    """Return the seed of the first draw: `parameters.seed`, or a random seed if it is None."""
     return secrets.randbits(63) if parameters.seed is None else parameters.seed

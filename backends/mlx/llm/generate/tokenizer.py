@@ -1,4 +1,4 @@
-"""The tokenizer of a program: the one in its file, or one in a Hugging Face folder."""
+"""Loads and calls the tokenizer of a program, which is in the program's file or in a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 from .program import LLMProgram
 
-# Metadata method → the file that it contains.
+# Metadata method → name of the file whose contents it returns.
 FILES = {"tokenizer_json": "tokenizer.json", "tokenizer_config": "tokenizer_config.json"}
 
 
 def load_tokenizer(program: LLMProgram, folder: str | Path | None = None) -> Any:
-    """Load the tokenizer from `folder`, or by default from the program. Return None if there is none.
+    """Load and return the tokenizer in `folder` or, by default, the one in the program.
 
-    Raises ValueError if the folder has no tokenizer.
+    Returns None if `folder` is None and the program has no tokenizer. Raises ValueError if the folder has
+    no tokenizer.
     """
     if folder is not None:
         from transformers import AutoTokenizer
@@ -28,7 +29,7 @@ def load_tokenizer(program: LLMProgram, folder: str | Path | None = None) -> Any
         return AutoTokenizer.from_pretrained(folder)
     if "tokenizer_json" not in program.metadata:
         return None
-    # Not AutoTokenizer: it looks for a class by the name of the model, which is not needed here.
+    # AutoTokenizer would look for a class that belongs to the type of the model. None is needed here.
     from transformers import PreTrainedTokenizerFast
 
     with tempfile.TemporaryDirectory() as files:
@@ -40,7 +41,7 @@ def load_tokenizer(program: LLMProgram, folder: str | Path | None = None) -> Any
 
 
 def eos_ids(tokenizer: Any, folder: str | Path | None = None) -> set[int]:
-    """The token ids that end a text, from the tokenizer and the generation config in its folder."""
+    """Return the token ids that end a text, from the tokenizer and from the generation config in `folder`, if any."""
     ids = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     config = None if folder is None else Path(folder) / "generation_config.json"
     if config is not None and config.is_file():
@@ -50,17 +51,18 @@ def eos_ids(tokenizer: Any, folder: str | Path | None = None) -> set[int]:
 
 
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
-    """The token ids of `text`. `special` adds the special tokens that the model expects around it."""
-    # verbose=False: no warning about the length, which is checked against the context anyway.
+    """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text."""
+    # verbose=False suppresses a warning about long texts. The caller checks the length against the context.
     return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
 
 
 def encode_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = {}
 ) -> list[int]:
-    """The token ids of a chat, up to the beginning of the answer. `options` are template variables.
+    """Return the token ids of a chat, up to the beginning of the answer. `options` are template variables.
 
-    Raises ValueError if there is no chat template, or the template rejects the messages.
+    Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in
+    `options` is reserved.
     """
     from jinja2 import TemplateError
 

@@ -1,4 +1,4 @@
-"""Common parts of `run` and `serve`: the arguments that name a model, and loading it."""
+"""Common parts of the commands: the arguments that name a model, loading that model, `CommandError` and `quiet`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CommandError(Exception):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the warnings and log lines that torch, executorch and torchao emit on import."""
+    """A context manager: silences the warnings and log lines that torch, executorch and torchao emit on import."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -39,7 +39,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def load(options: argparse.Namespace) -> LLM:
-    """Load the model that the command line names. Raises CommandError or OSError."""
+    """Load the model that the command line names and return it. Raises CommandError or OSError if that fails."""
     try:
         with quiet():
             from ..llm import LLM
