@@ -1,7 +1,8 @@
-# Finds FlatBuffers, and defines
+# Finds FlatBuffers, and defines the function
 #   flatbuffers_schema(TARGET SCHEMA)   schema.fbs -> <build>/generated/schema_generated.h
-# The headers and flatc must have the same version: a generated header does not compile with other headers. The
-# versions of the system are used if they match; otherwise FlatBuffers is downloaded.
+# The headers of FlatBuffers and the compiler flatc must have the same version, because a header that flatc generates
+# does not compile with FlatBuffers headers of another version. If the headers and the flatc of the system have the
+# same version, they are used; otherwise FlatBuffers is downloaded.
 set(EXECUTORCH_MLX_FLATBUFFERS_TAG v24.3.25)
 
 find_path(FLATBUFFERS_INCLUDE_DIR flatbuffers/flatbuffers.h)
@@ -28,7 +29,8 @@ if(FLATBUFFERS_INCLUDE_DIR AND FLATBUFFERS_FLATC)
 endif()
 
 if(_matching)
-  # A copy: the folder of the system may contain headers of another mlx, as that of Homebrew does.
+  # The headers are copied, because the compiler must not search the folder that they come from: there may be headers
+  # of another MLX in it, as in Homebrew's folder.
   file(COPY "${FLATBUFFERS_INCLUDE_DIR}/flatbuffers" DESTINATION "${CMAKE_BINARY_DIR}/flatbuffers")
   set(_include "${CMAKE_BINARY_DIR}/flatbuffers")
   set(_compiler "${FLATBUFFERS_FLATC}")

@@ -1,4 +1,4 @@
-# Finds the executorch and mlx wheels, and defines the targets executorch::runtime etc. and mlx.
+# Finds the executorch and mlx wheels, and defines their targets: executorch::runtime and others, and mlx.
 # EXECUTORCH_MLX_WHEELS is the site-packages folder that contains them.
 if(NOT EXECUTORCH_MLX_WHEELS)
   find_package(Python 3.11 COMPONENTS Interpreter)
@@ -31,9 +31,9 @@ if(NOT TARGET executorch::runtime)
   message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} has no libexecutorch: install version 1.5.1 or newer")
 endif()
 
-# executorch's targets add rpaths as link options: the absolute path of the wheel, which would precede INSTALL_RPATH
-# in installed binaries, and relative paths, which collide with those of INSTALL_RPATH on macOS. Remove them all:
-# BUILD_RPATH and INSTALL_RPATH of our targets name the folders.
+# executorch's targets add rpaths as link options: the absolute path of the wheel, which would come before INSTALL_RPATH
+# in installed binaries, and relative paths, which on macOS collide with the paths in INSTALL_RPATH. All these options
+# are removed. They are not needed, because BUILD_RPATH and INSTALL_RPATH of our targets name the folders.
 get_property(_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^executorch::")
 foreach(_target ${_targets})
@@ -44,8 +44,8 @@ foreach(_target ${_targets})
   endif()
 endforeach()
 
-# mlx names frameworks (Metal, Accelerate, ...) by their paths on the machine that built the wheel. Only libmlx uses
-# them, and it links them itself.
+# The target mlx names frameworks (Metal, Accelerate, ...) by their paths on the machine that built the wheel. Only
+# libmlx uses these frameworks, and libmlx is already linked with them.
 if(APPLE)
   set_target_properties(mlx PROPERTIES INTERFACE_LINK_LIBRARIES "")
 endif()

@@ -1,7 +1,7 @@
 // chat MODEL.pte SECONDS IDS...
 //
-// Holds a conversation with a language model. Each IDS, such as 0,354,264, is the prompt of one turn. A turn that
-// begins with ^ replaces the previous turn. An answer is cancelled after SECONDS.
+// Holds a conversation with a language model. Each IDS is the prompt of one turn: token ids, such as 0,354,264. A turn
+// that begins with ^ replaces the previous turn. An answer that takes longer than SECONDS is cancelled.
 #include <executorch_mlx/llm_runner.h>
 
 #include <chrono>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-// Cancels the running answer after `seconds`, unless it is destroyed first.
+// Cancels the running answer after `seconds`, unless the Deadline is destroyed before that.
 class Deadline {
  public:
   Deadline(double seconds, executorch_mlx::LlmRunner& runner)
@@ -30,7 +30,7 @@ class Deadline {
   }
 
  private:
-  std::promise<void> done_;
+  std::promise<void> done_; // set by the destructor
   std::thread thread_;
 };
 
@@ -43,7 +43,7 @@ int main(int argc, char** argv) try {
   executorch_mlx::GenerateConfig config;
   config.max_new_tokens = INT64_MAX;
   std::vector<int64_t> prompt;
-  // The state before the previous turn.
+  // What `prompt` and the position were before the previous turn. A turn that replaces the previous one starts there.
   std::vector<int64_t> previous_prompt;
   int64_t previous_position = 0;
   for (int turn = 3; turn < argc; ++turn) {

@@ -14,13 +14,15 @@ bool AnswerBuilder::is_stop_id(int64_t token) const {
   return contains(config_.stop_ids) || (!config_.ignore_eos && contains(program_.metadata().eos_ids));
 }
 
-// Appends to `out` the text that can be shown.
+// Takes new text of the answer. Appends to `out` the text that can be shown now, and stores a stop string that occurs.
 void AnswerBuilder::take_text(std::string_view text, std::string& out) {
   if (const std::string* found = stop_.feed(text, out)) {
     result.stop_string = *found;
   }
 }
 
+// Ends the answer with `reason`, or with kStop if a stop string has occurred or the text that was held back completes
+// one.
 void AnswerBuilder::end(FinishReason reason) {
   is_over_ = true;
   if (!result.stop_string) { // text after a stop string is not part of the answer

@@ -1,4 +1,4 @@
-// The answer of one sequence while it is generated.
+// The answer of one sequence, built while its tokens are drawn.
 #pragma once
 
 #include <executorch_mlx/llm_runner.h>
@@ -19,10 +19,12 @@ class AnswerBuilder {
     return is_over_;
   }
 
-  // Adds a drawn token and calls `on_token`, which may be empty. `has_room` says whether the KV cache has a position
-  // left for the token.
+  // Adds a drawn token and calls `on_token`, which may be empty. A stop id ends the answer instead: it is not added,
+  // and `on_token` is not called. `has_room` says whether the KV cache has a position left for the token; if there is
+  // none, the answer ends after this token.
   void take(int64_t token, bool has_room, const TokenCallback& on_token);
 
+  // Ends the answer as cancelled, unless it is over.
   void cancel();
 
   GenerateResult result;

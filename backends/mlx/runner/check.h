@@ -18,6 +18,7 @@ std::string str(const Parts&... parts) {
   return stream.str();
 }
 
+// Throws LlmError unless `ok`. The other arguments are the parts of its message.
 template <typename... Parts>
 void check(bool ok, const Parts&... message) {
   if (!ok) [[unlikely]] {
@@ -25,6 +26,7 @@ void check(bool ok, const Parts&... message) {
   }
 }
 
+// Throws LlmArgumentError unless `ok`. The other arguments are the parts of its message.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... message) {
   if (!ok) [[unlikely]] {
@@ -32,7 +34,7 @@ void check_argument(bool ok, const Parts&... message) {
   }
 }
 
-// ExecuTorch logs the details of an error before it returns one.
+// Describes an error of ExecuTorch for a message. ExecuTorch logs the details before it returns the error.
 inline std::string describe(executorch::runtime::Error error) {
   return str(executorch::runtime::to_string(error), ", see the log for details");
 }

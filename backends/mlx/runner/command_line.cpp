@@ -51,7 +51,7 @@ float parse_number(std::string_view flag, const std::string& text, float low = -
   return value;
 }
 
-// Token ids, separated by commas or white space.
+// Reads token ids, separated by commas or white space.
 std::vector<int64_t> parse_ids(std::string_view flag, const std::string& text) {
   constexpr std::string_view kSeparators = ", \t\r\n";
   std::vector<int64_t> ids;
@@ -67,7 +67,7 @@ std::vector<int64_t> parse_ids(std::string_view flag, const std::string& text) {
   return ids;
 }
 
-// Pairs ID:NUMBER, separated by commas.
+// Reads pairs ID:NUMBER, separated by commas.
 std::vector<std::pair<int64_t, float>> parse_bias(std::string_view flag, const std::string& text) {
   std::vector<std::pair<int64_t, float>> bias;
   for (size_t begin = 0; begin <= text.size();) {
@@ -83,13 +83,13 @@ std::vector<std::pair<int64_t, float>> parse_bias(std::string_view flag, const s
   return bias;
 }
 
-// Ids outside the vocabulary are ignored.
+// Returns a function that allows only the tokens `ids`. The function ignores ids outside the vocabulary.
 AllowedTokens allow_only(std::vector<int64_t> ids) {
-  return [ids = std::move(ids)](std::span<const int64_t>, std::span<int32_t> words) {
-    std::fill(words.begin(), words.end(), 0);
+  return [ids = std::move(ids)](std::span<const int64_t>, std::span<int32_t> mask) {
+    std::fill(mask.begin(), mask.end(), 0);
     for (const int64_t id : ids) {
-      if (static_cast<size_t>(id / 32) < words.size()) {
-        words[id / 32] |= static_cast<int32_t>(1u << (id % 32));
+      if (static_cast<size_t>(id / 32) < mask.size()) {
+        mask[id / 32] |= static_cast<int32_t>(1u << (id % 32));
       }
     }
   };
@@ -99,6 +99,7 @@ std::string read_all(std::istream& stream) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
+// Reads the value of --prompt-ids: token ids, or @FILE for a file of token ids, or - for stdin.
 std::vector<int64_t> parse_prompt(std::string_view flag, const std::string& text) {
   if (text == "-") {
     return parse_ids(flag, read_all(std::cin));
@@ -120,7 +121,7 @@ struct Option {
   void (*apply)(RunnerOptions&, std::string_view flag, const std::string& text);
 };
 
-// The help of a sampling parameter is that of the table in llm/sampling_parameters.py.
+// The help of a sampling parameter begins with the help that the table in llm/sampling_parameters.py has for it.
 constexpr Option kOptions[] = {
     {"--prompt-ids", "IDS", "the prompt: 1,2,3, or @FILE, or - for stdin; repeat it for a batch",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.prompts.push_back(parse_prompt(f, t)); }},
@@ -207,19 +208,19 @@ const Option& find_option(std::string_view flag) {
 RunnerOptions parse_command_line(int argc, char** argv) {
   RunnerOptions options;
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (!word.starts_with('-')) {
+    const std::string argument = argv[i];
+    if (!argument.starts_with('-')) {
       if (!options.model.empty()) {
-        fail("unexpected argument '", word, "': the model is ", options.model);
+        fail("unexpected argument '", argument, "': the model is ", options.model);
       }
-      options.model = word;
+      options.model = argument;
       continue;
     }
-    const size_t equals = word.find('=');
+    const size_t equals = argument.find('=');
     const bool has_equals = equals != std::string::npos;
-    const std::string flag = word.substr(0, equals);
+    const std::string flag = argument.substr(0, equals);
     const Option& option = find_option(flag);
-    std::string value = has_equals ? word.substr(equals + 1) : "";
+    std::string value = has_equals ? argument.substr(equals + 1) : "";
     if (option.value.empty() && has_equals) {
       fail(flag, ": this option takes no value");
     }

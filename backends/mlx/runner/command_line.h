@@ -14,21 +14,21 @@ struct RunnerOptions {
   bool help = false;
   std::string model; // path of the .pte file
   std::string device; // as for LlmRunner
-  std::vector<std::vector<int64_t>> prompts; // several form a batch
+  std::vector<std::vector<int64_t>> prompts; // if there are several, they form a batch
   GenerateConfig config;
   bool ids = false; // print token ids instead of text
   bool json = false; // print JSON lines instead of text
-  int64_t repeat = 1;
+  int64_t repeat = 1; // how many times to generate
   std::string profile; // path of the profile to write; empty: none
 };
 
-// The command line is invalid.
+// Thrown if the command line is invalid.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Reads the file of `--prompt-ids @FILE`, and stdin for `--prompt-ids -`. Throws UsageError.
+// Also reads the file in `--prompt-ids @FILE`, and stdin for `--prompt-ids -`. Throws UsageError.
 RunnerOptions parse_command_line(int argc, char** argv);
 
 // The text of --help.

@@ -1,6 +1,6 @@
 # find_package(executorch_mlx) defines the targets executorch_mlx::llm_runner and executorch_mlx::mlx_delegate.
-# It looks for the executorch wheel in the folder that contains the executorch_mlx package;
-# -DEXECUTORCH_MLX_WHEELS=<site-packages> selects another folder.
+# This file looks for the executorch wheel in the folder that contains the package executorch_mlx. Pass
+# -DEXECUTORCH_MLX_WHEELS=<site-packages> to select another folder.
 if(NOT EXECUTORCH_MLX_WHEELS)
   cmake_path(SET EXECUTORCH_MLX_WHEELS NORMALIZE "${CMAKE_CURRENT_LIST_DIR}/../../../..")
 endif()

@@ -15,17 +15,18 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr float kBelowOne = 1 - 0x1p-24f;
+constexpr float kBelowOne = 1 - 0x1p-24f; // the largest float below 1
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kMinTemperature = 1e-30f;
 constexpr float kMaxTemperature = 1e30f;
 
-// With a filter, the noise of a token depends on its rank. Each part of the ranks has a key of its own: part i begins
-// at kNoiseParts[i] and its key is seed ^ (i * kNoiseKey).
+// With a filter, the noise of a token depends on the rank of the token and not on its id. The ranks are divided into
+// three parts with separate noise: part i begins at rank kNoiseParts[i] and uses the seed `seed ^ (i * kNoiseKey)`.
 constexpr int64_t kNoiseParts[] = {0, 256, 2048};
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 
-// Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+// Returns the two random words that Threefry-2x32 with 20 rounds computes from a seed and the counters x0 and x1
+// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 std::array<uint32_t, 2> threefry(uint64_t seed, uint32_t x0, uint32_t x1) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const auto high = static_cast<uint32_t>(seed >> 32);
@@ -44,8 +45,9 @@ std::array<uint32_t, 2> threefry(uint64_t seed, uint32_t x0, uint32_t x1) {
   return {x0, x1};
 }
 
-// Word `i` of the `count` words that mlx::core::random::bits returns for random::key(seed). Threefry takes the counters
-// in pairs: one of the first half with one of the second.
+// Returns word `i` of the `count` words that mlx::core::random::bits returns for random::key(seed). The counters are
+// 0 ... count - 1. Threefry takes them in pairs: each counter of the first half with the corresponding one of the
+// second half.
 uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   const int64_t half = (count + 1) / 2;
   const int64_t first = i < half ? i : i - half;
@@ -54,14 +56,14 @@ uint32_t random_word(uint64_t seed, int64_t i, int64_t count) {
   return pair[i < half ? 0 : 1];
 }
 
-// The negative of a Gumbel-distributed value.
+// Makes a Gumbel-distributed value from a random word, and returns the negative of this value.
 float negative_gumbel(uint32_t word) {
   const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
   return std::min(std::log(-std::log(uniform)), kLargest);
 }
 
-// The noise of the token with this rank, counted from 0 for the most likely of `count` tokens.
-float noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
+// Returns the negative of the noise for the token with this rank. The most likely of the `count` tokens has rank 0.
+float negative_noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
   const size_t part = rank < kNoiseParts[1] ? 0 : rank < kNoiseParts[2] ? 1 : 2;
   const int64_t begin = kNoiseParts[part];
   const int64_t end = part < 2 ? kNoiseParts[part + 1] : std::max(count, kNoiseParts[2] + 1);
@@ -69,8 +71,8 @@ float noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
   return negative_gumbel(random_word(seed, draw.sequence * (end - begin) + rank - begin, draw.batch * (end - begin)));
 }
 
-// exp(-drop / temperature): the probability relative to that of the most likely token. The drop of a token is the
-// distance of its logit from the largest logit.
+// Returns exp(-drop / temperature): the probability of a token, divided by the probability of the most likely token.
+// The drop of a token is the largest logit minus the logit of the token.
 float weight(float drop, float temperature) {
   return std::pow(2.0f, drop * (-kLog2E / temperature));
 }
@@ -89,6 +91,7 @@ int64_t argmin(int64_t count, Cost&& cost) {
   return best;
 }
 
+// Applies the penalties, in place, to the logits of the tokens in `history`.
 void penalize(std::span<float> logits, std::span<const int64_t> history, const SamplingParameters& sampling) {
   std::map<int64_t, int64_t> occurrences;
   for (const int64_t token : history) {
@@ -116,19 +119,21 @@ void process_logits(const HostDraw& draw, const SamplingParameters& sampling) {
   }
   for (size_t v = 0; v < logits.size(); ++v) {
     const bool is_allowed = draw.allowed_tokens.empty() || (draw.allowed_tokens[v / 32] >> (v % 32) & 1) != 0;
-    // NaN never wins. +inf becomes the largest finite number, so that drops are finite.
+    // A token whose logit is NaN is never drawn. A logit of +inf becomes the largest finite number, so that all drops
+    // are numbers.
     logits[v] = is_allowed && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
   }
 }
 
-// The largest drop that top_p and top_k keep. `drops` are in ascending order.
+// Returns the largest drop of a token that top_p and top_k keep, or infinity if they keep all tokens. drops[i] is the
+// drop of the token with rank i, so that `drops` are in ascending order.
 float largest_kept_drop(const std::vector<float>& drops, const SamplingParameters& sampling, float temperature) {
   const auto count = static_cast<int64_t>(drops.size());
-  int64_t last = count; // rank of the last token kept; `count`: all are kept
+  int64_t last = count; // the rank of the last token that is kept, or `count` if all tokens are kept
   if (sampling.top_p < 1) {
     std::vector<float> weights(drops.size());
     std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return weight(d, temperature); });
-    // Sums from the smallest weight, for accuracy: the program sums in blocks.
+    // Adds the smallest weights first, because this is more accurate than the other order.
     const double total = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
     const double target = static_cast<double>(sampling.top_p) * total;
     double sum = 0;
@@ -160,7 +165,7 @@ int64_t draw_filtered(
   const int64_t rank = argmin(count, [&](int64_t i) {
     const float scaled_drop = drops[i] / temperature;
     const bool is_kept = drops[i] <= max_drop && scaled_drop <= max_scaled_drop;
-    return is_kept ? scaled_drop + noise_of_rank(draw, i, count) : kInfinity;
+    return is_kept ? scaled_drop + negative_noise_of_rank(draw, i, count) : kInfinity;
   });
   return tokens[rank];
 }
@@ -172,7 +177,7 @@ int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
   const auto count = static_cast<int64_t>(draw.logits.size());
   const auto& logits = draw.logits;
   const int64_t best = argmin(count, [&](int64_t token) { return -logits[token]; });
-  if (!(sampling.temperature > 0)) { // NaN is greedy as well
+  if (!(sampling.temperature > 0)) { // also true for NaN
     return best;
   }
   const float temperature = std::clamp(sampling.temperature, kMinTemperature, kMaxTemperature);

@@ -11,16 +11,16 @@ namespace executorch_mlx {
 
 // One sequence of a batch, and the inputs of its draw.
 struct HostDraw {
-  std::span<float> logits; // [V]; modified
+  std::span<float> logits; // [V]; draw_on_host() changes them
   int64_t sequence = 0; // index in the batch
-  int64_t batch = 1;
+  int64_t batch = 1; // number of sequences
   int64_t seed = 0;
   std::span<const int64_t> history; // the tokens that the penalties consider
   std::span<const int32_t> allowed_tokens; // one bit per token; empty: all tokens are allowed
 };
 
-// Returns the token id. Uses draw.seed, draw.history and draw.allowed_tokens instead of `sampling.seed` and
-// `sampling.allowed_tokens`.
+// Draws a token and returns its id. Applies the logits processors to draw.logits in place. Uses draw.seed and
+// draw.allowed_tokens instead of sampling.seed and sampling.allowed_tokens.
 int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling);
 
 } // namespace executorch_mlx

@@ -10,7 +10,7 @@ namespace executorch_mlx {
 
 namespace {
 
-// A JSON string. Non-ASCII characters are not escaped.
+// Returns `text` as a JSON string. Non-ASCII characters are not escaped.
 std::string quoted(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {

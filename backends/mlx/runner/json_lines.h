@@ -9,7 +9,7 @@
 
 namespace executorch_mlx {
 
-// `sequence` is the index of the prompt.
+// Return the line for one token, and the line for a complete answer. `sequence` is the index of the prompt.
 std::string token_line(size_t sequence, int64_t id, std::string_view text);
 std::string answer_line(size_t sequence, const GenerateResult& result, double load_seconds);
 

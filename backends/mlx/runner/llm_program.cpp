@@ -31,7 +31,7 @@ constexpr int32_t kAllBits = -1;
 constexpr int64_t kBitsPerWord = 32;
 
 std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
-  // Opening a directory succeeds; reading from it does not.
+  // A std::ifstream can open a directory, but it cannot read from a directory.
   check_argument(
       std::ifstream(path).peek() != std::ifstream::traits_type::eof(), path, ": the file is unreadable or empty");
   check_argument(
@@ -119,8 +119,8 @@ void LlmProgram::allocate_inputs() {
   values_.bias_tokens.assign(metadata_.logit_bias, kNoToken);
   values_.bias_values.resize(metadata_.logit_bias);
   if (metadata_.takes_allowed_tokens) {
-    const int64_t words = (metadata_.vocab_size + kBitsPerWord - 1) / kBitsPerWord;
-    values_.allowed_tokens.assign(metadata_.batch_size * words, kAllBits);
+    const int64_t mask_size = (metadata_.vocab_size + kBitsPerWord - 1) / kBitsPerWord;
+    values_.allowed_tokens.assign(metadata_.batch_size * mask_size, kAllBits);
   }
 }
 
@@ -140,7 +140,7 @@ std::vector<MethodInput> LlmProgram::model_inputs() {
 std::vector<MethodInput> LlmProgram::head_inputs() {
   const auto batch = static_cast<SizesType>(metadata_.batch_size);
   const auto bias = static_cast<SizesType>(metadata_.logit_bias);
-  const auto words = static_cast<SizesType>(values_.allowed_tokens.size()) / batch;
+  const auto mask_size = static_cast<SizesType>(values_.allowed_tokens.size()) / batch;
   const bool penalties = metadata_.takes_penalties;
   const struct {
     bool is_present;
@@ -156,7 +156,7 @@ std::vector<MethodInput> LlmProgram::head_inputs() {
       {penalties, {"frequency_penalty", ScalarType::Float, {}, &values_.frequency_penalty}},
       {bias > 0, {"bias_tokens", ScalarType::Long, {bias}, values_.bias_tokens.data()}},
       {bias > 0, {"bias_values", ScalarType::Float, {bias}, values_.bias_values.data()}},
-      {words > 0, {"allowed_tokens", ScalarType::Int, {batch, words}, values_.allowed_tokens.data()}},
+      {mask_size > 0, {"allowed_tokens", ScalarType::Int, {batch, mask_size}, values_.allowed_tokens.data()}},
   };
   std::vector<MethodInput> inputs;
   for (const auto& candidate : candidates) {
@@ -167,6 +167,7 @@ std::vector<MethodInput> LlmProgram::head_inputs() {
   return inputs;
 }
 
+// Loads a method unless it is loaded already.
 void LlmProgram::load_method(const std::string& method) {
   if (!module_->is_method_loaded(method)) {
     const Error error = module_->load_method(method, nullptr, tracer_);
@@ -197,7 +198,7 @@ const char* LlmProgram::unsupported_parameter(const SamplingParameters& s) const
   const LlmMetadata& m = metadata_;
   const struct {
     const char* name;
-    bool is_on;
+    bool is_enabled;
     bool is_supported;
   } parameters[] = {
       {"seed", s.seed.has_value(), m.takes_seed},
@@ -210,7 +211,7 @@ const char* LlmProgram::unsupported_parameter(const SamplingParameters& s) const
       {"allowed_tokens", static_cast<bool>(s.allowed_tokens), m.takes_allowed_tokens},
   };
   for (const auto& parameter : parameters) {
-    if (parameter.is_on && !parameter.is_supported) {
+    if (parameter.is_enabled && !parameter.is_supported) {
       return parameter.name;
     }
   }
@@ -232,6 +233,8 @@ void LlmProgram::set_sampling(const SamplingParameters& sampling) {
   }
 }
 
+// Copies the chunk to the inputs and runs a method. Returns its first output, a tensor whose memory belongs to the
+// method.
 EValue LlmProgram::execute(const std::string& method, const Chunk& chunk, const std::vector<EValue>& arguments) {
   load_method(method);
   const int64_t count = static_cast<int64_t>(chunk.tokens.size()) / metadata_.batch_size;

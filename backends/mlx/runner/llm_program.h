@@ -1,4 +1,5 @@
-// A loaded language model program: see docs/llm-program.md. It is validated when it is loaded.
+// A loaded program of a language model. docs/llm-program.md specifies such programs. The constructor validates the
+// program.
 #pragma once
 
 #include <executorch/extension/module/module.h>
@@ -34,23 +35,24 @@ class LlmProgram {
   const LlmMetadata& metadata() const {
     return metadata_;
   }
-  std::string_view token_bytes(int64_t token) const;
+  std::string_view token_bytes(int64_t token) const; // as in LlmRunner
 
-  // The name of a parameter that is on in `sampling` and that the head does not take; null if there is none.
+  // Returns the name of a parameter that `sampling` enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const SamplingParameters& sampling) const;
 
-  // Sets the sampling parameters of the head, except seed and allowed_tokens.
+  // Sets the inputs of the head to these parameters, except seed and allowed_tokens.
   void set_sampling(const SamplingParameters& sampling);
 
-  // The mask for the next call of draw(), [B, words]. All bits are set initially and after every draw.
+  // The mask of allowed tokens for the next call of draw(): [B, ceil(V / 32)], one bit for each token id. All bits are
+  // set at the beginning. Every call of draw() sets all bits again when it is done.
   std::span<int32_t> allowed_tokens() {
     return values_.allowed_tokens;
   }
 
-  // Runs the method that returns tokens. Returns the token drawn for each sequence, [B].
+  // Runs the method that returns tokens. Returns the token that was drawn for each sequence, [B].
   std::vector<int64_t> draw(const Chunk& chunk, int64_t seed);
 
-  // Runs the method that returns logits. Returns those of the last token of each sequence, [B, V].
+  // Runs the method that returns logits. Returns the logits of the last token of each sequence, [B, V].
   std::vector<float> logits(const Chunk& chunk);
 
  private:

@@ -54,7 +54,7 @@ double Timings::decode_tokens_per_second() const {
   return rate(decoded_tokens, decode);
 }
 
-// Not negative, because that is easier to type.
+// The seed is not negative, because a number without a sign is easier to type.
 int64_t random_seed() {
   std::random_device source;
   const uint64_t bits = (static_cast<uint64_t>(source()) << 32) | source();
@@ -96,7 +96,7 @@ struct LlmRunner::Impl {
   // The running answer.
   const SamplingParameters* sampling = nullptr;
   bool samples_on_host = false;
-  uint64_t base_seed = 0; // unsigned, so that base_seed + step may overflow
+  uint64_t base_seed = 0; // of step 0; unsigned, so that base_seed + step can wrap around
   uint64_t step = 0;
 
   // Lock-free, so that a signal handler may set it.
@@ -104,7 +104,8 @@ struct LlmRunner::Impl {
   static_assert(std::atomic<bool>::is_always_lock_free);
 };
 
-// Decides where to sample. Returns the seed of the first token, unless the head takes no seed.
+// Prepares for an answer: decides whether the head or the host samples, and chooses the seed. Returns the seed of the
+// first token, or nullopt if the head samples and accepts no seed. `parameters` must outlive the answer.
 std::optional<int64_t> LlmRunner::Impl::begin_answer(const SamplingParameters& parameters) {
   const LlmMetadata& meta = program.metadata();
   sampling = &parameters;
@@ -122,6 +123,7 @@ std::optional<int64_t> LlmRunner::Impl::begin_answer(const SamplingParameters& p
   return seed;
 }
 
+// Keeps only the first `length` positions of the context.
 void LlmRunner::Impl::truncate(int64_t length) {
   position = length;
   for (auto& tokens : context) {
@@ -132,7 +134,7 @@ void LlmRunner::Impl::truncate(int64_t length) {
   }
 }
 
-// Adds a chunk of the prompt to the KV cache. Any token that the program draws here is discarded.
+// Adds a chunk of the prompt that is not the last one to the KV cache. What the program returns is discarded.
 void LlmRunner::Impl::process_chunk(const Chunk& chunk) {
   if (samples_on_host) {
     program.logits(chunk);
@@ -141,22 +143,24 @@ void LlmRunner::Impl::process_chunk(const Chunk& chunk) {
   }
 }
 
-// Adds `chunk` to the KV cache and draws the next token of each sequence. `answer` is for allowed_tokens.
+// Adds `chunk` to the KV cache and draws the next token of each sequence. `answer` contains the tokens of the answer so
+// far, which the callback SamplingParameters::allowed_tokens receives.
 std::vector<int64_t> LlmRunner::Impl::draw(const Chunk& chunk, std::span<const int64_t> answer) {
   if (samples_on_host) {
     return draw_from_logits(chunk, answer);
   }
   if (sampling->allowed_tokens) {
     const auto masks = program.allowed_tokens();
-    const size_t words = masks.size() / context.size();
-    sampling->allowed_tokens(answer, masks.first(words));
+    const size_t mask_size = masks.size() / context.size();
+    sampling->allowed_tokens(answer, masks.first(mask_size));
     for (size_t i = 1; i < context.size(); ++i) {
-      std::copy_n(masks.begin(), words, masks.begin() + i * words);
+      std::copy_n(masks.begin(), mask_size, masks.begin() + i * mask_size);
     }
   }
   return program.draw(chunk, static_cast<int64_t>(base_seed + step));
 }
 
+// Does what draw() does, but draws on the host.
 std::vector<int64_t> LlmRunner::Impl::draw_from_logits(const Chunk& chunk, std::span<const int64_t> answer) {
   const LlmMetadata& meta = program.metadata();
   auto logits = program.logits(chunk);
@@ -184,8 +188,8 @@ std::vector<int64_t> LlmRunner::Impl::draw_from_logits(const Chunk& chunk, std::
   return tokens;
 }
 
-// Adds `sequences`, all of one length, to the KV cache in chunks, and draws the next token of each. Returns nullopt if
-// the answer was cancelled before the last chunk.
+// Adds `sequences`, which all have the same length, to the KV cache in chunks. Draws the next token of each sequence
+// and returns these tokens, or nullopt if the answer was cancelled before the last chunk.
 std::optional<std::vector<int64_t>> LlmRunner::Impl::feed(
     const Sequences& sequences, std::span<const int64_t> answer) {
   const auto length = static_cast<int64_t>(sequences[0].size());
@@ -214,8 +218,8 @@ std::optional<std::vector<int64_t>> LlmRunner::Impl::feed(
   return std::nullopt;
 }
 
-// Generates all answers side by side, beginning with the prompts in `sequences`. A single answer takes the tokens of
-// sequence 0, and all sequences continue with them.
+// Generates all answers side by side, beginning with the prompts in `sequences`. If there is only one answer, it
+// consists of the tokens drawn for sequence 0, and all sequences continue with these tokens.
 void LlmRunner::Impl::run(
     Sequences sequences, std::vector<AnswerBuilder>& answers, const BatchTokenCallback& on_token) {
   const int64_t capacity = program.metadata().max_context_len;
@@ -223,7 +227,8 @@ void LlmRunner::Impl::run(
   for (bool is_prefill = true; !std::all_of(answers.begin(), answers.end(), is_over); is_prefill = false) {
     const auto begin = Clock::now();
     const int64_t position_before = position;
-    const auto drawn = feed(sequences, answers[0].result.tokens); // allowed_tokens needs a single answer
+    // The tokens of answers[0] are for the callback allowed_tokens, which generate_batch() refuses for several answers.
+    const auto drawn = feed(sequences, answers[0].result.tokens);
     const double seconds = seconds_since(begin);
     for (size_t i = 0; i < answers.size(); ++i) {
       AnswerBuilder& answer = answers[i];
@@ -331,7 +336,8 @@ std::vector<GenerateResult> LlmRunner::generate_batch(
   }
 
   reset();
-  // Prompts are padded on the left with any token, which is not attended to. Unused sequences repeat the first prompt.
+  // Shorter prompts are padded on the left. Any token will do, because no query attends to the padding. If there are
+  // fewer prompts than sequences, the other sequences repeat the first prompt.
   Sequences sequences;
   for (size_t i = 0; i < batch; ++i) {
     const auto& prompt = prompts[i < prompts.size() ? i : 0];

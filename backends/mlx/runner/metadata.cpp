@@ -49,7 +49,8 @@ bool MetadataReader::boolean(const std::string& name, bool default_value) {
   return found[0].toBool();
 }
 
-// ExecuTorch's own runner expects one int output per id. A tensor of ids is accepted as well.
+// The method may have one int output for each id, as ExecuTorch's own runner expects, or a single output that is a
+// tensor of ids.
 std::vector<int64_t> MetadataReader::integers(const std::string& name) {
   const std::vector<EValue> found = values(name);
   if (found.size() == 1 && found[0].isTensor()) {

@@ -11,8 +11,8 @@
 
 namespace executorch_mlx {
 
-// All functions throw LlmError if a value has an unexpected type. Those without a default value also throw if the
-// method is missing.
+// The functions below has() run the metadata method `name` and return its value. They throw LlmError if the value has
+// another type. A function without the parameter `default_value` also throws if the method is missing.
 class MetadataReader {
  public:
   // `path` is the name of the file in error messages. `module` must outlive the spans that array() returns.
@@ -42,8 +42,8 @@ class MetadataReader {
 // Reads and validates the metadata. `path` is for error messages.
 LlmMetadata read_metadata(MetadataReader& reader, const std::string& path);
 
-// The bytes of all tokens, in the memory of the program. Token i has bytes[offsets[i]] to bytes[offsets[i + 1]].
-// Both are empty if the program has none.
+// The bytes of all tokens, in the memory of the program. The bytes of token i begin at bytes[offsets[i]] and end before
+// bytes[offsets[i + 1]]. Both spans are empty if the program contains no token bytes.
 struct TokenTable {
   std::span<const uint8_t> bytes;
   std::span<const int64_t> offsets; // [vocab_size + 1]

@@ -44,7 +44,7 @@ void MethodChecker::check_inputs(const std::vector<MethodInput>& inputs) const {
         prefix, "got ", dtype_name(info->scalar_type()), " of rank ", sizes.size(), ", expected ",
         dtype_name(input.type), " of rank ", input.sizes.size());
     for (size_t axis = 0; axis < sizes.size(); ++axis) {
-      // The size of a dynamic axis in the program is an upper bound.
+      // For a dynamic axis, the program gives the largest size that it accepts.
       const bool is_dynamic = i == 0 && axis == 1;
       check(
           is_dynamic ? sizes[axis] >= input.sizes[axis] : sizes[axis] == input.sizes[axis],
@@ -63,7 +63,7 @@ void MethodChecker::check_backends() const {
   }
 }
 
-// The dtype of the first output; Undefined if there is none or it is not a tensor.
+// Returns the dtype of the first output, or Undefined if there is no output or the first one is not a tensor.
 ScalarType MethodChecker::output_type() const {
   if (meta_.num_outputs() == 0) {
     return ScalarType::Undefined;

@@ -8,7 +8,7 @@
 
 namespace executorch_mlx {
 
-// An expected input tensor, and the memory that it views.
+// An input tensor that a method should have, and the memory of the tensor that LlmProgram passes for it.
 struct MethodInput {
   const char* name;
   executorch::aten::ScalarType type;
@@ -22,10 +22,11 @@ class MethodChecker {
   // `path` is the name of the file in error messages. `module` must outlive the checker.
   MethodChecker(executorch::extension::Module& module, const std::string& path, const std::string& method);
 
-  // `inputs` are all inputs of the method, in order. inputs[0] are the tokens, whose axis 1 is dynamic.
+  // Checks that the method has exactly the inputs `inputs`, in this order. inputs[0] are the tokens; their axis 1 is
+  // dynamic.
   void check_inputs(const std::vector<MethodInput>& inputs) const;
 
-  // All backends that the method needs are registered in this process.
+  // Checks that all backends that the method needs are registered in this process.
   void check_backends() const;
 
   void check_returns_tokens() const;

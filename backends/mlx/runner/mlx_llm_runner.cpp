@@ -1,4 +1,4 @@
-// The program mlx_llm_runner. command_line.cpp has its options.
+// The executable mlx_llm_runner. command_line.cpp defines its options.
 #include <executorch_mlx/llm_runner.h>
 
 #include <atomic>
@@ -18,6 +18,7 @@ namespace executorch_mlx {
 
 namespace {
 
+// Exit status.
 constexpr int kOk = 0;
 constexpr int kFailed = 1;
 constexpr int kInvalid = 2;
@@ -52,8 +53,8 @@ void print_timings(const GenerateResult& result, const std::string& label) {
   std::fprintf(stderr, "%sfinish: %s\n", label.c_str(), to_string(result.finish));
 }
 
-// Prints answers as text, token ids or JSON lines. The text and the ids of a batch are printed at the end, because the
-// tokens of its sequences alternate.
+// Prints answers as text, token ids or JSON lines. For a batch, the text or the ids are printed at the end, because the
+// tokens of the sequences are drawn in turn.
 class Printer {
  public:
   explicit Printer(const RunnerOptions& options) : options_(options), is_batch_(options.prompts.size() > 1) {}
@@ -95,7 +96,7 @@ class Printer {
 
   const RunnerOptions& options_;
   bool is_batch_;
-  size_t printed_ = 0; // bytes of the answer's text
+  size_t printed_ = 0; // how many bytes of the answer's text are already printed
 };
 
 std::vector<GenerateResult> generate(LlmRunner& runner, const RunnerOptions& options, Printer& printer) {
@@ -119,7 +120,7 @@ void generate_and_print(LlmRunner& runner, const RunnerOptions& options) {
   try {
     results = generate(runner, options, printer);
   } catch (const LlmArgumentError&) {
-    throw; // nothing has run
+    throw; // the request was refused before anything ran, so that there is no finish reason
   } catch (const LlmError&) {
     std::fprintf(stderr, "finish: %s\n", to_string(FinishReason::kError));
     throw;
@@ -166,7 +167,7 @@ int run(RunnerOptions options) {
   return interrupted ? kInterrupted : kOk;
 }
 
-int main_(int argc, char** argv) {
+int run_command_line(int argc, char** argv) {
   try {
     const RunnerOptions options = parse_command_line(argc, argv);
     if (options.help) {
@@ -191,5 +192,5 @@ int main_(int argc, char** argv) {
 } // namespace executorch_mlx
 
 int main(int argc, char** argv) {
-  return executorch_mlx::main_(argc, argv);
+  return executorch_mlx::run_command_line(argc, argv);
 }

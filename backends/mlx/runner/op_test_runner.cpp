@@ -1,8 +1,11 @@
-// op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [--method NAME] [--profile FILE.etdp]
+// Runs a method of a program on inputs from files, and writes the outputs to files. Does not compare the outputs with
+// anything: the tests that call this tool compare them. ExecuTorch's own tool for this purpose has the same name.
 //
-// Loads a program and runs one of its methods once per --inputs, in order. Buffers keep their values between the calls.
-// Call k, counted from 0, reads its inputs from DIR/0.tensor, DIR/1.tensor, ... and writes its outputs to
-// OUTPUTS/k/0.tensor, .... --profile times each instruction, for ExecuTorch's Inspector.
+// op_test_runner MODEL.pte --inputs IN [--inputs IN ...] --outputs OUT [--method NAME] [--profile FILE.etdp]
+//
+// The method is called once for each --inputs, in order. Buffers keep their values between the calls. Call k, counted
+// from 0, reads its inputs from IN/0.tensor, IN/1.tensor, ... of the k-th folder IN, and writes its outputs to
+// OUT/k/0.tensor, OUT/k/1.tensor, .... --profile times each instruction, for ExecuTorch's Inspector.
 //
 // Format of a .tensor file, little-endian:
 //
@@ -49,9 +52,10 @@ constexpr std::array<char, 8> kMagic = {'M', 'L', 'X', 'T', 'N', 'S', 'R', '\0'}
 constexpr int32_t kMaxRank = 16;
 
 constexpr const char* kUsage =
-    "usage: op_test_runner MODEL.pte --inputs DIR [--inputs DIR ...] --outputs DIR [options]\n\n"
-    "  --inputs DIR    folder with the inputs 0.tensor, 1.tensor, ...; repeat it for several calls\n"
-    "  --outputs DIR   folder for the outputs; call k writes to DIR/k\n"
+    "usage: op_test_runner MODEL.pte --inputs IN [--inputs IN ...] --outputs OUT [options]\n\n"
+    "Runs a method on inputs from files and writes the outputs to files.\n\n"
+    "  --inputs IN     folder with the inputs 0.tensor, 1.tensor, ...; repeat --inputs for several calls\n"
+    "  --outputs OUT   folder for the outputs; call k, counted from 0, writes to OUT/k\n"
     "  --method NAME   the method to run (default: forward)\n"
     "  --profile FILE  time each instruction, for ExecuTorch's Inspector; this is slower\n";
 
@@ -76,25 +80,25 @@ template <typename... Parts>
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (!word.starts_with("--")) {
+    const std::string argument = argv[i];
+    if (!argument.starts_with("--")) {
       if (!arguments.model.empty()) {
-        throw UsageError(str("unexpected argument '", word, "': the model is ", arguments.model));
+        throw UsageError(str("unexpected argument '", argument, "': the model is ", arguments.model));
       }
-      arguments.model = word;
+      arguments.model = argument;
       continue;
     }
-    if (word != "--inputs" && word != "--outputs" && word != "--method" && word != "--profile") {
-      throw UsageError(str(word, ": unknown option"));
+    if (argument != "--inputs" && argument != "--outputs" && argument != "--method" && argument != "--profile") {
+      throw UsageError(str(argument, ": unknown option"));
     }
     if (++i == argc) {
-      throw UsageError(str(word, ": missing value"));
+      throw UsageError(str(argument, ": missing value"));
     }
-    if (word == "--inputs") {
+    if (argument == "--inputs") {
       arguments.inputs.emplace_back(argv[i]);
-    } else if (word == "--outputs") {
+    } else if (argument == "--outputs") {
       arguments.outputs = argv[i];
-    } else if (word == "--profile") {
+    } else if (argument == "--profile") {
       arguments.profile = argv[i];
     } else {
       arguments.method = argv[i];
@@ -106,7 +110,7 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-// Reads a value of the header and advances `offset`.
+// Reads a value of a file's header at `offset` and advances `offset` past it. `path` is for messages.
 template <typename T>
 T read_value(const std::vector<char>& bytes, size_t& offset, const fs::path& path) {
   T value;
@@ -147,11 +151,13 @@ TensorPtr read_tensor(const fs::path& path) {
     fail(path.string(), ": got ", bytes.size() - offset, " bytes of elements, expected ", expected);
   }
   const auto* elements = reinterpret_cast<const uint8_t*>(bytes.data() + offset);
-  // This overload takes raw bytes. The empty lists stand for row-major order.
+  // This overload of make_tensor_ptr() takes the elements as raw bytes. The two empty lists, for the dim_order and the
+  // strides, stand for row-major order.
   return make_tensor_ptr(
       std::move(sizes), std::vector<uint8_t>(elements, elements + expected), {}, {}, type);
 }
 
+// Reads 0.tensor, 1.tensor, ... in `folder`, up to the first number without a file.
 std::vector<TensorPtr> read_inputs(const fs::path& folder) {
   if (!fs::is_directory(folder)) {
     fail(folder.string(), ": not a folder");
@@ -166,7 +172,8 @@ std::vector<TensorPtr> read_inputs(const fs::path& folder) {
   }
 }
 
-// The offset of the i-th element in row-major order, in elements. The tensor may have another memory order.
+// Where the i-th element, counted in row-major order, lies in the tensor's memory: an offset in elements that follows
+// the strides.
 ssize_t offset_of(const executorch::aten::Tensor& tensor, ssize_t i) {
   ssize_t offset = 0;
   for (ssize_t axis = tensor.dim(); axis-- > 0;) {

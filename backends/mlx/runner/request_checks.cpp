@@ -45,7 +45,8 @@ void check_values(const LlmMetadata& meta, const SamplingParameters& s) {
   }
 }
 
-// The head takes all parameters that are on, or the program returns logits for the host.
+// Checks that the head accepts all parameters that `sampling` enables, or that the program returns logits, so that the
+// host can sample.
 void check_supported(const LlmProgram& program, const SamplingParameters& sampling) {
   const LlmMetadata& meta = program.metadata();
   if (!meta.has_head) {

@@ -10,10 +10,10 @@
 
 namespace executorch_mlx {
 
-// `prompt` is to be appended at `position`.
+// Checks a prompt that is to be appended to the KV cache at `position`.
 void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, int64_t position);
 
-// Checks what ends the answer, and the sampling parameters.
+// Checks the sampling parameters and the conditions that end the answer.
 void check_config(const LlmProgram& program, const GenerateConfig& config);
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-// Text up to the first stop string.
+// Finds the first stop string in the text of an answer.
 #pragma once
 
 #include <string>
@@ -14,10 +14,11 @@ class StopStringFilter {
   // `stop_strings` must not contain an empty string, and must outlive the filter.
   explicit StopStringFilter(const std::vector<std::string>& stop_strings) : stop_strings_(stop_strings) {}
 
-  // Appends to `out` the text that precedes any stop string. Returns the stop string that occurred first, or null.
+  // Takes the next piece of text. Appends to `out` the text that is certainly before any stop string. Returns the stop
+  // string that occurs first, or null if there is none. Text from this stop string on is dropped.
   const std::string* feed(std::string_view text, std::string& out);
 
-  // Returns the text held back, at the end of the input.
+  // Ends the text. Returns what is still held back.
   std::string finish();
 
  private:

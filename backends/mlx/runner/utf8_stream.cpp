@@ -15,8 +15,9 @@ void Utf8Stream::reset() {
   highest_ = 0xBF;
 }
 
-// Handles a first byte, by table 3-7 of the Unicode standard. Four first bytes narrow the range of the second byte, to
-// exclude overlong forms, surrogates and code points beyond U+10FFFF.
+// Handles the lead byte of a character, according to table 3-7 of the Unicode standard. After the lead bytes E0, ED, F0
+// and F4, the range of the second byte is narrower, to exclude overlong forms, surrogates and code points beyond
+// U+10FFFF.
 void Utf8Stream::start_character(uint8_t byte, std::string& text) {
   if (byte < 0x80) {
     text.push_back(static_cast<char>(byte));

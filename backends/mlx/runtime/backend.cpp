@@ -29,24 +29,26 @@ namespace et = executorch::runtime;
 constexpr char kBackendName[] = "MLXBackend";
 constexpr char kVersion[] = "0.1.0";
 
-// The first call keeps a backup of the mutable buffers to its end if they are not larger than this.
+// Until one call of a method has succeeded, every call keeps a backup of the mutable buffers until the call ends, if
+// the buffers are not larger than this.
 constexpr size_t kMaxBackupBytes = 64 << 20;
 
+// A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
 struct Handle {
   Handle(Program program, std::vector<uint64_t> copy, mx::Stream stream)
       : copy(std::move(copy)), program(std::move(program)), state(this->program.layout), stream(stream) {}
 
-  std::vector<uint64_t> copy;  // of an unaligned payload
+  std::vector<uint64_t> copy;  // of the payload if its address is not aligned to 8 bytes, else empty
   Program program;
   State state;
   mx::Stream stream;
-  std::shared_ptr<void> token = std::make_shared<char>();  // holds the method's place in the session
+  std::shared_ptr<void> membership = std::make_shared<char>();  // in the session: see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
-  bool has_succeeded = false;
+  bool has_succeeded = false;  // whether a call has succeeded
 };
 
-// Replaces characters that are not printable ASCII. Names in a message come from the program, and a
+// Replaces characters that are not printable ASCII by question marks. Names in a message come from the program, and a
 // Python process that reads the log may abort at invalid UTF-8.
 std::string printable(const char* message) {
   std::string result = message;
@@ -56,7 +58,7 @@ std::string printable(const char* message) {
   return result;
 }
 
-// Runs `body`. Turns an exception into a line of the log and an Error.
+// Runs `body`, which does the work that `what` names. Turns an exception into a line of the log and an Error.
 template <typename Body>
 Error guarded(const char* what, Body&& body) {
   try {
@@ -93,14 +95,16 @@ void run_init_chain(Handle& handle) {
   handle.state.finish_loading();
 }
 
-// Identifies a delegate in its session. A method may have several, with different payloads.
+// The name of a delegate in its session: the method and a hash of the payload, because a method may have several
+// delegates.
 std::string delegate_name(const et::BackendInitContext& context, const et::FreeableBuffer& processed) {
   const char* method = context.get_method_name();
   const std::string_view payload(static_cast<const char*>(processed.data()), processed.size());
   return str(method ? method : "", " ", std::hash<std::string_view>()(payload));
 }
 
-// Returns what is missing to run Metal source, for load_program(). Null if nothing is.
+// Returns the argument `metal_requirement` of load_program(): what is missing to run Metal source, or null if nothing
+// is missing.
 const char* metal_requirement(const Options& options, mx::Device device) {
   if (!options.metal_kernels) {
     return "a build with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true";
@@ -108,7 +112,7 @@ const char* metal_requirement(const Options& options, mx::Device device) {
   return device == mx::Device::gpu && mx::metal::is_available() ? nullptr : "an Apple GPU";
 }
 
-// Returns null unless the tracer asks for events below the level of methods.
+// Returns the event tracer of the call if the tracer asks for the times of single instructions, else null.
 et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   et::EventTracer* tracer = context.event_tracer();
   const bool wants_all = tracer != nullptr &&
@@ -116,12 +120,13 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   return wants_all ? tracer : nullptr;
 }
 
-// Builds the graph of one call and evaluates it.
+// Builds the graph of one call, evaluates it, and writes the outputs. After a failure, restores the mutable buffers if
+// the backup still exists.
 void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   auto& state = handle.state;
   check_argument(
       !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
-  // The first call is the one that fails if MLX lacks a kernel.
+  // If MLX lacks a kernel that the program needs, the first call fails, and the backup saves the buffers.
   state.begin(/*keep_backup=*/!handle.has_succeeded && state.buffer_bytes() <= kMaxBackupBytes);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
@@ -134,9 +139,9 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
     context.run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state, handle.stream);
     write_values(handle.program, args, state);
-    // Buffers are evaluated even if no output depends on them, or their graph would grow with every
-    // call. Temporaries are released first, because one that shares a buffer's array prevents the update
-    // in place.
+    // Buffers are evaluated even if no output depends on them. Otherwise, their unevaluated graph would grow with
+    // every call. Temporaries are released first, because MLX cannot update a buffer in place while a temporary
+    // holds the same array.
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
@@ -214,7 +219,7 @@ class Backend final : public et::BackendInterface {
     const auto* named_data = context.get_named_data_map();
     handle->shared = SharedData::of(named_data);
     std::lock_guard lock(handle->shared->loading);
-    handle->session = handle->shared->join(delegate_name(context, processed), handle->token);
+    handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
     load_constants(handle->program, named_data, *handle->shared, handle->state);
     load_buffers(handle->program, named_data, *handle->session, options.kv_windows, handle->state);
@@ -226,7 +231,7 @@ class Backend final : public et::BackendInterface {
 };
 
 Backend& the_backend() {
-  static auto* backend = new Backend();  // the registry keeps it for good
+  static auto* backend = new Backend();  // never deleted, because ExecuTorch's registry keeps the pointer
   return *backend;
 }
 
@@ -238,8 +243,8 @@ __attribute__((visibility("default"))) const char* executorch_mlx_version() {
   return kVersion;
 }
 
-// Registers the backend. Returns 0 if it is registered now, or was before; 1 if the process has another
-// MLXBackend, which stays; otherwise the number of an ExecuTorch Error.
+// Registers the backend. Returns 0 if this backend is registered now, or already was; 1 if another library has
+// registered an MLXBackend, which stays in use; otherwise the number of an ExecuTorch Error.
 __attribute__((visibility("default"))) int executorch_mlx_register() {
   auto* registered = et::get_backend_class(kBackendName);
   if (registered != nullptr) {
@@ -249,8 +254,8 @@ __attribute__((visibility("default"))) int executorch_mlx_register() {
   return error == Error::Ok ? 0 : static_cast<int>(error);
 }
 
-// Sets a load option (see options.h) for the programs that are loaded from now on. Returns 0, or the
-// number of an ExecuTorch Error, and logs the reason.
+// Sets a load option (see options.h) for the programs that are loaded from now on. Returns 0, or else logs the
+// reason and returns the number of an ExecuTorch Error.
 __attribute__((visibility("default"))) int executorch_mlx_set_option(const char* key, const char* value) {
   et::BackendOption option;
   std::array<char, et::kMaxOptionValueLength> string{};
@@ -271,7 +276,7 @@ __attribute__((visibility("default"))) int executorch_mlx_set_option(const char*
 
 namespace {
 
-// Loading the library registers the backend. executorch_mlx_register() tells how that went.
+// Loading the library registers the backend. A later call of executorch_mlx_register() returns whether this succeeded.
 [[maybe_unused]] const int registered_at_load = executorch_mlx_register();
 
 } // namespace

@@ -18,7 +18,7 @@ uint32_t num_slots(const flatbuffers::Vector<flatbuffers::Offset<fb::SlotVariant
   return map == nullptr ? 0 : map->size();
 }
 
-// Names an argument of the call. Formatted only if a message needs it.
+// The name of an argument in messages, such as `input 0 "x"`. It is formatted only when a message is printed.
 struct Label {
   const Program& program;
   const char* kind;
@@ -37,6 +37,7 @@ std::string describe_tensor(const Tensor& tensor) {
   return str(name(tensor.scalar_type()), dims(tensor.sizes()));
 }
 
+// Checks that the elements lie in memory without gaps, with the axes in `order`, outermost first.
 void check_memory_order(const Tensor& tensor, const std::vector<int>& order, const Label& label) {
   const auto& actual = tensor.dim_order();
   int64_t stride = 1;
@@ -60,8 +61,8 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& 
   for (uint32_t i = 0; fits && i < meta.shape()->size(); ++i) {
     const auto& dim = *meta.shape()->Get(i);
     const int64_t size = tensor.size(i);
-    // torch.export assumes that a dynamic dimension is 2 or more, even if smaller sizes are valid.
-    // Other compilers store that bound.
+    // A lower bound of 1 or 2 is not enforced. torch.export assumes that every dynamic dimension is at least 2,
+    // and other compilers store this assumption as the lower bound, although smaller sizes may be valid.
     const int64_t lowest = dim.min_value() <= 2 ? 0 : dim.min_value();
     fits = dim.value() >= 0 ? size == dim.value()
                             : size >= lowest && (dim.max_value() < 0 || size <= dim.max_value());
@@ -74,6 +75,8 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& 
       tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, label, ": the tensor has no memory");
 }
 
+// Copies a tensor to an array. If the memory of the tensor is not row-major, the copy has the same memory order, and
+// the array is a transposed view of the copy.
 mx::array read_input(const Tensor& tensor, const fb::TensorMeta& meta, mx::Stream stream) {
   const auto order = memory_order(meta);
   mx::Shape shape;
@@ -115,7 +118,9 @@ const Tensor& tensor_of(const EValue& value, const Label& label) {
   return value.toTensor();
 }
 
-// Copies the axes of a strided array from `level` on, in memory order. Advances `to`.
+// Copies elements of the strided array x to `to`, where they lie without gaps, with the axes in `order`, outermost
+// first. A call copies the axes order[level], order[level + 1], ... at one index of the axes further out; `from`
+// points to the first of these elements. Advances `to` past the copied elements.
 void copy_strided(const mx::array& x, const std::vector<int>& order, size_t level, const char* from, char*& to) {
   const size_t width = x.itemsize();
   if (level == order.size()) {
@@ -136,8 +141,10 @@ void copy_strided(const mx::array& x, const std::vector<int>& order, size_t leve
   }
 }
 
-// Casts an output to the dtype of its ExecuTorch tensor where programs rely on it: MLX returns uint32
-// indices and promotes half precision to float32, and other compilers leave both to the output.
+// Returns an output array in the dtype of its ExecuTorch tensor. Two kinds of casts are allowed: from uint32 to
+// int64, because MLX computes indices as uint32, and between float dtypes, because MLX promotes half precision to
+// float32 in some operations. In both cases other compilers emit no cast and leave the cast to the runtime. Throws if
+// the dtypes differ in any other way.
 mx::array cast_output(const mx::array& array, const Tensor& tensor, const Label& label, mx::Stream stream) {
   const auto dtype = find_dtype(tensor.scalar_type());
   const bool is_index = dtype == mx::int64 && array.dtype() == mx::uint32;
@@ -150,6 +157,7 @@ mx::array cast_output(const mx::array& array, const Tensor& tensor, const Label&
   return array;
 }
 
+// Gives the ExecuTorch tensor the shape of `array`, and checks that the tensor has memory.
 void resize_output(Tensor tensor, const mx::array& array, const Label& label) {
   using executorch::aten::SizesType;
   const std::vector<SizesType> sizes(array.shape().begin(), array.shape().end());

@@ -13,24 +13,27 @@ namespace executorch_mlx {
 
 using executorch::runtime::EValue;
 
-// The inputs of a call, then its outputs.
+// All arguments of a call: first the inputs, then the outputs.
 using Arguments = executorch::runtime::Span<EValue*>;
 
-// Checks all inputs against the program's metadata, then copies them into their slots.
+// Checks the number of arguments, and the dtype, shape and memory order of every input tensor. Then copies the
+// inputs into their slots in `state`. Throws Failure if an input is invalid.
 void bind_inputs(const Program& program, Arguments args, State& state, mx::Stream stream);
 
-// Checks the output arrays, casts them where the ExecuTorch tensor has another float dtype, and
-// resizes these tensors. Evaluates nothing.
+// Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
+// array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
+// in call_io.cpp allows a cast, and resizes the ExecuTorch tensor to the shape of the array.
 std::vector<mx::array> collect_outputs(
     const Program& program,
     Arguments args,
     const State& state,
     mx::Stream stream);
 
-// Copies the evaluated arrays from collect_outputs() into the ExecuTorch tensors.
+// Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
+// must have been evaluated.
 void write_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
 
-// Writes the outputs that are integers, floats or bools.
+// Copies value slots to the outputs that are integers, floats or bools instead of tensors.
 void write_values(const Program& program, Arguments args, const State& state);
 
 } // namespace executorch_mlx

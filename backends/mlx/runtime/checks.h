@@ -1,5 +1,4 @@
-// Checks that MLX leaves to its caller, shared by many ops. A failed check_program() means that the file is
-// wrong; a failed check_argument(), that the values of this call are.
+// Functions for the checks that MLX leaves to its callers. Many ops use them.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -17,30 +16,33 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Checks the size of a result: fewer than 2^31 elements, at most 16 GiB and half of the machine's
-// memory. A damaged program can ask for anything.
+// Checks the size of a result, because a damaged program can ask for any size. Allows fewer than 2^31 elements, and
+// at most 16 GiB or half of the machine's memory, whichever is less.
 void check_size(const mx::Shape& shape, mx::Dtype dtype);
 
-// Returns the axis counted from the front.
+// Checks that `axis` is in [-rank, rank). Returns the axis counted from the front, in [0, rank).
 inline int checked_axis(int axis, int rank, const char* argument = "axis") {
   check_program(
       axis >= -rank && axis < rank, argument, " ", axis, " is out of range [", -rank, ", ", rank, ")");
   return axis < 0 ? axis + rank : axis;
 }
 
-// The axes must be distinct. An absent or empty list selects all axes.
+// Returns `axes` counted from the front. If the list is absent or empty, returns all axes. Throws if an axis is out
+// of range or listed twice.
 std::vector<int> checked_axes(const flatbuffers::Vector<int32_t>* axes, int rank);
 
-// True for inputs, constants and buffers whose data can be read without evaluating anything.
+// Whether the CPU can read the elements of x in row-major order without evaluating anything. True for most inputs,
+// constants and buffers.
 inline bool is_on_host(const mx::array& x) {
   return !x.has_primitive() && x.flags().row_contiguous && x.is_available();
 }
 
+// The 64-bit integer type that can hold all values of T.
 template <typename T>
 using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
 
-// Calls `visit` with every element, as int64, of an integer or bool array that is on the host.
-// uint64 elements saturate.
+// Calls `visit` with every element, as int64, of an integer or bool array, for which is_on_host() must be true. For a
+// uint64 element that does not fit, calls `visit` with the largest int64.
 template <typename Visit>
 void for_each_integer(const mx::array& x, Visit&& visit) {
   const auto loop = [&]<typename T>(const T* data) {

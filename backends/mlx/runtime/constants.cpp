@@ -14,6 +14,7 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
+// Returns the named data `name`, or nullopt if there is none. Throws Failure if the data cannot be read.
 std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* name) {
   if (data == nullptr || name == nullptr) {
     return std::nullopt;
@@ -32,7 +33,8 @@ std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* na
   return std::nullopt;
 }
 
-// Reads a tensor from the named data, over the memory of `buffer` if `in_place` and possible.
+// Returns the tensor whose bytes are in `buffer`; `name` is for messages. With `in_place`, the array takes the
+// memory from `buffer`, which is empty afterwards, if adopt() can do that. In all other cases the bytes are copied.
 mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name, bool in_place) {
   const auto order = memory_order(meta);
   check_program(
@@ -47,8 +49,8 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
       bytes == static_cast<__int128>(buffer.size()),
       "constant \"", name, "\": got ", buffer.size(), " bytes, expected ", describe(meta));
   if (in_place) {
-    if (auto borrowed = borrow(buffer, shape, dtype)) {
-      return *borrowed;
+    if (auto adopted = adopt(buffer, shape, dtype)) {
+      return *adopted;
     }
   }
   auto array = allocate(shape, dtype);
@@ -58,7 +60,7 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
-// The contents of a mutable buffer at load time: named data, or zeros.
+// The contents of a mutable buffer at load time: the named data of this name, or zeros if there is none.
 mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
   const auto& meta = program.meta(slot);
   if (auto buffer = find_data(data, program.tensor_names[slot])) {
@@ -72,7 +74,7 @@ mx::array initial_contents(const Program& program, uint32_t slot, const NamedDat
   return allocate_zeros(shape, dtype);
 }
 
-// Two methods share a tensor if its name, dtype and shape are the same in both.
+// The key under which methods find tensors that they share: dtype, shape and name.
 std::string sharing_key(const Program& program, uint32_t slot) {
   const char* name = program.tensor_names[slot];
   return str(describe(program.meta(slot)), " ", name ? name : "");

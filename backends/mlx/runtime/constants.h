@@ -12,11 +12,14 @@ namespace executorch_mlx {
 
 using executorch::runtime::NamedDataMap;
 
-// Reuses constants that another method of the program has loaded.
+// Fills the constant slots of `state`. A constant that another method of the program has loaded is taken from
+// `shared`; the others are read from `data` and added to `shared`. Throws Failure if a constant is missing or its
+// size is wrong.
 void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
 
-// Creates the buffers and caches that no other method of the session has created. A program with an
-// init chain, which may write buffers, gets their initial contents in any case.
+// Connects `state` to the mutable buffers and KV caches of the session, and creates those that no other method of
+// the session has created yet. Fills the slots of new buffers with their initial contents. If the program has an
+// init chain, fills the slots of all its buffers, because the init chain may use them.
 void load_buffers(
     const Program& program,
     const NamedDataMap* data,

@@ -10,7 +10,8 @@ namespace executorch_mlx {
 
 namespace {
 
-// Far above any real call. A damaged program with nested scans has to end.
+// The limit on instructions that one call executes. No real call needs nearly as many, but a damaged program with
+// nested loops must end, too.
 constexpr uint64_t kMaxExecuted = 1 << 24;
 
 } // namespace
@@ -26,7 +27,7 @@ void Context::run(uint32_t index) {
       if (profiler_ != nullptr) [[unlikely]] {
         profiler_->run(*this, index, i);
       } else {
-        chain.instructions[i].handler(chain.instructions[i].payload, *this);
+        chain.instructions[i].handler(chain.instructions[i].node, *this);
       }
     }
   } catch (const LocatedFailure&) {
@@ -70,7 +71,8 @@ std::string Context::slot_name(uint32_t tensor) const {
 
 namespace {
 
-// Appends the operands of an instruction to a message, such as `x=%3 float32[2,5]`.
+// Appends a field of an instruction to a message if the field is an operand or an integer, as in
+// `x=%3 float32[2,5], axis=1`.
 class FieldPrinter {
  public:
   FieldPrinter(const State& state, std::string& text) : state_(state), text_(text) {}

@@ -1,4 +1,4 @@
-// What an op sees of a running program: the slots it reads and writes, and the stream.
+// What an op can use of a running program: the slots that it reads and writes, and the stream.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -20,7 +20,7 @@ class Profiler;
 
 class Context {
  public:
-  // A profiler evaluates and times every instruction. It may be null.
+  // `profiler` may be null. Otherwise, the profiler runs each instruction, evaluates the results and measures the time.
   Context(const Program& program, State& state, mx::Stream stream, Profiler* profiler = nullptr)
       : stream(stream), program_(program), state_(state), profiler_(profiler) {}
 
@@ -49,8 +49,8 @@ class Context {
     return result;
   }
 
-  // Reads the array that is updated into `out`. Empties the slot if `out` is the same one: MLX
-  // updates an array in place only if nobody else holds it.
+  // Reads the slot `tid`, whose updated contents the op will write to the slot `out`. If both are the same slot,
+  // empties it, because MLX updates an array in place only if nobody else holds it.
   mx::array in_for_update(const fb::Tid* tid, const fb::Tid* out) {
     if (tid->idx() != out->idx()) {
       return in(tid);
@@ -81,7 +81,7 @@ class Context {
     state_.values[vid->idx()] = x;
   }
 
-  // A size of an MLX array. These have 32 bits.
+  // Checks that x fits in 32 bits, as the sizes of MLX arrays must, and returns it. `argument` is for messages.
   int size(const char* argument, int64_t x) const {
     check_argument(
         x >= std::numeric_limits<int>::min() && x <= std::numeric_limits<int>::max(),
@@ -92,7 +92,7 @@ class Context {
     return size(argument, integer(x));
   }
 
-  // A list of sizes, each at least `lowest`.
+  // Reads a list of sizes and checks that each is at least `lowest`.
   mx::Shape sizes(
       const char* argument,
       const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& list,
@@ -108,14 +108,15 @@ class Context {
 
   // -- execution -------------------------------------------------------------
 
+  // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
   void run(uint32_t chain);
 
-  // Waits for one array in the middle of a program. Everything else is evaluated after it.
+  // Evaluates x in the middle of a program and waits for the result. Arrays that x does not depend on stay lazy.
   void evaluate_now(const mx::array& x) {
     state_.evaluate({x}, stream);
   }
 
-  // The slot with its name, for messages.
+  // The number and name of a tensor slot, for messages.
   std::string slot_name(uint32_t tensor) const;
 
   // The operands of an instruction with their present contents, for messages.
@@ -125,7 +126,7 @@ class Context {
   const Program& program_;
   State& state_;
   Profiler* profiler_;
-  uint64_t executed_ = 0;
+  uint64_t executed_ = 0;  // instructions so far
 };
 
 } // namespace executorch_mlx

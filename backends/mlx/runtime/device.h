@@ -1,4 +1,4 @@
-// The device that programs run on, and the stream that they share.
+// The devices that programs run on. All programs on one device share one MLX stream.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -10,20 +10,24 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// "cpu", "gpu", or "" for MLX's default device. Throws Failure if the device is not available.
+// Returns the device called "cpu" or "gpu", or MLX's default device for "". Throws Failure if the name is unknown
+// or the device is not available.
 mx::Device find_device(const std::string& name);
+
+// Returns "cpu" or "gpu".
 const char* name(mx::Device device);
 
-// As find_device(), but "" means the environment variable EXECUTORCH_MLX_DEVICE if it is set.
+// Like find_device(), but for "" returns the device that the environment variable EXECUTORCH_MLX_DEVICE names, if
+// the variable is set.
 mx::Device chosen_device(const std::string& name);
 
-// Returns the one stream of a device. An ordinary MLX stream belongs to the thread that made it and
-// costs an OS thread that is never freed. Any thread may use this one, but only one at a time may
-// evaluate on it.
+// Returns the stream that all programs on `device` share. An ordinary MLX stream belongs to the thread that created
+// it, and its worker thread is never freed. Any thread may use the shared stream, but only one thread at a time may
+// evaluate arrays on it.
 mx::Stream shared_stream(mx::Device device);
 
-// Evaluates arrays on a shared stream, one caller at a time. If MLX throws, first waits for the work
-// that it has started, because the caller may free the memory of that work.
+// Evaluates arrays on a shared stream. Concurrent calls run one after another. If MLX throws, waits until the work
+// that is already on the stream is done, and only then rethrows: the caller may free memory that this work uses.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

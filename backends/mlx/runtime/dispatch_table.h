@@ -10,22 +10,23 @@
 
 namespace executorch_mlx {
 
-// The macro MLX_ROW in ops/row.h makes one.
+// An op row: one entry of the dispatch table. The macro MLX_ROW in ops/op_row.h creates it.
 struct OpRow {
   fb::OpNode op;
   const char* name;
   Handler handler;
 };
 
-// Returns nullptr if the runtime has no op with this tag.
+// Returns the op row of the IR node with this tag in the union OpNode, or nullptr if there is none.
 const OpRow* find_row(size_t tag);
 
-// The ops of the schema, whose list includes NONE.
+// The number of ops in the schema. EnumValuesOpNode() also lists NONE, which is not an op.
 constexpr size_t kNumOps = std::extent_v<std::remove_reference_t<decltype(fb::EnumValuesOpNode())>> - 1;
 
-// Indexed by tag. A tag without an op has a null handler.
+// The op rows, indexed by tag. The entry of a tag that no op has contains a null handler.
 using DispatchTable = std::array<OpRow, static_cast<size_t>(fb::OpNode::MAX) + 1>;
 
+// How many of `rows` have this tag.
 constexpr size_t count_rows(const auto& rows, size_t tag) {
   size_t count = 0;
   for (const OpRow& row : rows) {
@@ -34,7 +35,7 @@ constexpr size_t count_rows(const auto& rows, size_t tag) {
   return count;
 }
 
-// The first op with more than one row, or NONE.
+// The first op that has more than one op row in all families together, or NONE.
 template <const auto&... Families>
 consteval fb::OpNode find_duplicate() {
   for (size_t tag = 0; tag < std::tuple_size_v<DispatchTable>; ++tag) {
@@ -45,7 +46,8 @@ consteval fb::OpNode find_duplicate() {
   return fb::OpNode::NONE;
 }
 
-// Templates, so that the compiler prints the op or the numbers with the message.
+// reject_duplicate() and reject_missing() are templates so that the compiler's message shows their arguments: the
+// duplicate op, or the numbers of op rows and of ops.
 template <fb::OpNode Duplicate>
 consteval void reject_duplicate() {
   static_assert(Duplicate == fb::OpNode::NONE, "an op has two rows in the dispatch table");
@@ -56,7 +58,7 @@ consteval void reject_missing() {
   static_assert(Rows >= Ops, "an op of the schema has no row in the dispatch table");
 }
 
-// Joins arrays of op rows. Compiles only if every op of the schema has exactly one row.
+// Joins arrays of op rows into the dispatch table. Compiles only if every op of the schema has exactly one op row.
 template <const auto&... Families>
 consteval DispatchTable make_table() {
   reject_duplicate<find_duplicate<Families...>()>();

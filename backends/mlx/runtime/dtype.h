@@ -1,4 +1,4 @@
-// Dtypes: ScalarType, which programs and ExecuTorch tensors use, and MLX's Dtype.
+// Conversions between ScalarType, the dtypes of programs and ExecuTorch tensors, and MLX's Dtype.
 #pragma once
 
 #include <executorch/runtime/core/portable_type/scalar_type.h>
@@ -14,6 +14,7 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 using ScalarType = executorch::runtime::etensor::ScalarType;
 
+// Returns nullopt if MLX has no such dtype.
 inline std::optional<mx::Dtype> find_dtype(ScalarType type) {
   switch (type) {
     case ScalarType::Bool:
@@ -49,6 +50,7 @@ inline std::optional<mx::Dtype> find_dtype(ScalarType type) {
   }
 }
 
+// Returns the dtype for the number of a ScalarType, as programs store it. Throws if MLX has no such dtype.
 inline mx::Dtype dtype_of(int8_t scalar_type) {
   const auto dtype = find_dtype(static_cast<ScalarType>(scalar_type));
   check_program(dtype.has_value(), "scalar_type ", int{scalar_type}, " is not supported by MLX");
@@ -102,21 +104,24 @@ inline bool is_half(mx::Dtype dtype) {
   return dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
+// True for signed integer dtypes, and false for float dtypes.
 inline bool is_signed(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::signedinteger);
 }
 
-// False for bool.
+// True for integer dtypes. Bool is not an integer dtype.
 inline bool is_integral(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::integer);
 }
 
-// A scalar with the dtype of `like`. MLX's C++ API promotes dtypes where its Python API does not.
+// A scalar array with the dtype of `like`. In MLX's C++ API, unlike in its Python API, a plain number becomes an array
+// with a dtype of its own, and an operation on it and `like` could have a result of that dtype.
 inline mx::array scalar_like(double x, const mx::array& like) {
   return mx::array(x, like.dtype());
 }
 
-// For messages: dims() and describe() format nothing until they are printed.
+// For messages such as `float32[2,3]`. dims() and describe() return objects that refer to their arguments and are
+// formatted only when they are printed.
 template <typename Sizes>
 struct Dims {
   const Sizes& sizes;

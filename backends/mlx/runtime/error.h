@@ -1,4 +1,4 @@
-// Errors inside the runtime. backend.cpp turns them into ExecuTorch's Error and a log line.
+// Exceptions inside the runtime. backend.cpp turns them into an ExecuTorch Error and one line of the log.
 #pragma once
 
 #include <executorch/runtime/core/error.h>
@@ -25,12 +25,13 @@ class Failure : public std::exception {
   std::string message_;
 };
 
-// A failure whose message names the instruction.
+// A failure whose message already names the chain and the instruction.
 class LocatedFailure : public Failure {
  public:
   using Failure::Failure;
 };
 
+// Concatenates its arguments as operator<< prints them.
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream stream;
@@ -43,7 +44,8 @@ template <typename... Parts>
   throw Failure(code, str(parts...));
 }
 
-// Throws if the program is invalid, whatever its inputs are.
+// For faults of the program itself, which no inputs could avoid. Throws a Failure with the code InvalidProgram unless
+// `ok`. The other arguments are the parts of its message.
 template <typename... Parts>
 void check_program(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {
@@ -51,7 +53,8 @@ void check_program(bool ok, const Parts&... parts) {
   }
 }
 
-// Throws if the arguments of this call are invalid.
+// For faults of the arguments of this call. Throws a Failure with the code InvalidArgument unless `ok`. The other
+// arguments are the parts of its message.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {

@@ -16,15 +16,18 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
-// Stands in for an allocation of MLX's CPU allocator, which starts with the size of the data. In such
-// an allocation the data follows the size. Here it is elsewhere, and the array has the offset to it.
-struct Borrowed {
-  explicit Borrowed(FreeableBuffer&& data) : size(data.size()), data(std::move(data)) {}
+// MLX's CPU allocator lays out a block as a size_t with the size of the data, followed by the data. An Adopted
+// imitates the first part. Its data lies elsewhere, so the array stores the offset from the place where MLX expects
+// the data to the place where the data is.
+struct Adopted {
+  explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)) {}
 
   size_t size;
   FreeableBuffer data;
 };
 
+// Whether MLX allocates with its CPU allocator, which is recognized by the layout of a block: a size_t and then the
+// data.
 bool uses_cpu_allocator() {
   static const bool answer = [] {
     auto probe = mx::allocator::malloc(64);
@@ -36,12 +39,13 @@ bool uses_cpu_allocator() {
 
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
-  constexpr size_t kLarge = 1 << 20;
+  constexpr size_t kLarge = 1 << 20;  // bytes
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const auto first = (begin + page - 1) / page * page;
   const auto last = (begin + bytes) / page * page;
-  // Private pages without a file read as zeros after MADV_DONTNEED. It fails on other kinds of memory.
+  // The CPU allocator returns private anonymous pages. After MADV_DONTNEED, these read as zeros. madvise() fails for
+  // locked pages and, on older kernels, for huge pages; then memset() below writes the zeros.
   if (bytes >= kLarge && uses_cpu_allocator() &&
       madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0) {
     std::memset(memory, 0, first - begin);
@@ -68,13 +72,13 @@ mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {
   return zeros;
 }
 
-std::optional<mx::array> borrow(FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype) {
+std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype) {
   const auto address = reinterpret_cast<uintptr_t>(data.data());
   if (address == 0 || data.size() == 0 || address % mx::size_of(dtype) != 0 || !uses_cpu_allocator()) {
     return std::nullopt;
   }
-  auto borrowed = std::make_shared<Borrowed>(std::move(data));
-  mx::allocator::Buffer buffer(borrowed.get());
+  auto adopted = std::make_shared<Adopted>(std::move(data));
+  mx::allocator::Buffer buffer(adopted.get());
   const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
 
   mx::array array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, dtype);
@@ -90,7 +94,7 @@ std::optional<mx::array> borrow(FreeableBuffer& data, const mx::Shape& shape, mx
   flags.row_contiguous = true;
   flags.col_contiguous = static_cast<size_t>(longest) == array.size();
   array.set_data(
-      mx::allocator::Data(buffer, [borrowed = std::move(borrowed)](mx::allocator::Buffer) {}),
+      mx::allocator::Data(buffer, [adopted = std::move(adopted)](mx::allocator::Buffer) {}),
       array.size(), strides, flags, offset);
   return array;
 }

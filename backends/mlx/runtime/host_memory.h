@@ -1,4 +1,4 @@
-// Arrays over memory that the CPU writes.
+// MLX arrays in memory that the CPU can access: new memory, or memory taken over from ExecuTorch.
 #pragma once
 
 #include <executorch/runtime/core/freeable_buffer.h>
@@ -13,15 +13,17 @@ namespace mx = mlx::core;
 // An array with uninitialized memory, for the caller to fill.
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype);
 
-// Zeros. On Linux, the pages of a large array take no memory until they are written.
+// An array of zeros. On Linux, the pages of a large array take no physical memory until they are written.
 mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype);
 
-// An array over the memory of `data`, which it then owns: the weights of a mapped file are used in
-// place. The memory may be read-only. MLX writes into an input that nobody else holds, so the caller
-// must hold the array for as long as it is in use.
-// Returns nullopt, and leaves `data` alone, if the memory is not aligned or MLX's allocator is not
-// the CPU's.
-std::optional<mx::array> borrow(
+// Returns an array that uses the memory of `data` without a copy, for example weights in a mapped file. The array
+// takes over the ownership, and `data` is empty afterwards. The memory may be read-only, but MLX may write a result
+// into the memory of an operand if nobody else holds this operand. So the caller must keep a copy of the returned
+// mx::array while programs use it.
+//
+// Returns nullopt, and does not change `data`, if `data` is empty, its address is not aligned for the dtype, or MLX
+// does not allocate with its CPU allocator, as in builds for a GPU.
+std::optional<mx::array> adopt(
     executorch::runtime::FreeableBuffer& data, const mx::Shape& shape, mx::Dtype dtype);
 
 } // namespace executorch_mlx

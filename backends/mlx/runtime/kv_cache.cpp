@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMinCapacity = 64;
 constexpr int kPositionAxis = 2;
 
-// Whether x has the dtype and shape of the cache, except for the number of positions.
+// Whether `cache` is not empty and has the dtype of x and, except for the number of positions, its shape.
 bool matches(const std::optional<mx::array>& cache, const mx::array& x) {
   if (!cache || cache->dtype() != x.dtype()) {
     return false;
@@ -32,7 +32,8 @@ mx::array slice_positions(const mx::array& x, int start, int stop, mx::Stream st
   return mx::slice(x, from, to, stream);
 }
 
-// Grows the cache to at least `needed` and at most `limit` positions. Keeps the first `kept`.
+// If `cache` has room for fewer than `needed` positions, replaces it by a larger one, of at most `limit` positions.
+// Its first `kept` positions are copied and the others are zeros. The dtype and the other sizes are those of `like`.
 void grow(std::optional<mx::array>& cache, const mx::array& like, int kept, int needed, int limit, mx::Stream stream) {
   if (cache && cache->shape(kPositionAxis) >= needed) {
     return;
@@ -51,7 +52,8 @@ void grow(std::optional<mx::array>& cache, const mx::array& like, int kept, int 
   cache = mx::slice_update(zeros, slice_positions(*cache, 0, kept, stream), mx::Shape(4, 0), stop, stream);
 }
 
-// Writes x at index `start`. The cache is empty meanwhile, so that MLX may update it in place.
+// Writes x to the indices of the cache from `start` on. `cache` is emptied before the update, because MLX updates an
+// array in place only if nobody else holds it.
 void write(std::optional<mx::array>& cache, const mx::array& x, int start, mx::Stream stream) {
   mx::Shape from(4, 0);
   from[kPositionAxis] = start;
@@ -61,7 +63,8 @@ void write(std::optional<mx::array>& cache, const mx::array& x, int start, mx::S
   cache = mx::slice_update(before, x, from, to, stream);
 }
 
-// Writes x at index `start` of a ring buffer, and wraps around at its end.
+// Writes x to the indices of a ring buffer from `start` on. What does not fit before the end of the buffer goes to
+// its beginning.
 void write_to_ring(std::optional<mx::array>& cache, const mx::array& x, int start, mx::Stream stream) {
   const int tokens = x.shape(kPositionAxis);
   const int before_end = std::min(tokens, cache->shape(kPositionAxis) - start);
@@ -71,7 +74,7 @@ void write_to_ring(std::optional<mx::array>& cache, const mx::array& x, int star
   }
 }
 
-// The `count` positions before `stop` of a ring buffer, in order, then x.
+// Returns the last `count` positions before position `stop` of a ring buffer, in ascending order, followed by x.
 mx::array unroll(const mx::array& ring, int stop, int count, const mx::array& x, mx::Stream stream) {
   const int window = ring.shape(kPositionAxis);
   const int end = stop % window;
@@ -86,8 +89,8 @@ mx::array unroll(const mx::array& ring, int stop, int count, const mx::array& x,
   return mx::concatenate(std::move(parts), kPositionAxis, stream);
 }
 
-// [tokens, offset + tokens]: query i is at index `offset + i`, and attends to that key and the
-// `window - 1` keys before it.
+// Returns a bool mask [tokens, offset + tokens]. The token of query i has the key at index `offset + i`. The query
+// attends to this key and to the `window - 1` keys before it.
 mx::array sliding_window_mask(int tokens, int offset, int window, mx::Stream stream) {
   const auto query = mx::arange(offset, offset + tokens, mx::int32, stream);
   const auto key = mx::arange(0, offset + tokens, mx::int32, stream);
@@ -143,7 +146,7 @@ History KvLayer::append_linear(const mx::array& k, const mx::array& v, int start
       std::nullopt};
 }
 
-// For a ring buffer that has wrapped around, or does so now.
+// For a ring buffer that has wrapped around, or wraps around with this append.
 History KvLayer::append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
   const int tokens = k.shape(kPositionAxis);
   const int kept = std::min(start, window_);
@@ -151,19 +154,20 @@ History KvLayer::append_to_ring(const mx::array& k, const mx::array& v, int star
     grow(*cache, cache == &keys ? k : v, kept, window_, window_, stream);
   }
   if (tokens == 1) {
-    // The ring then holds exactly what the token attends to. Attention does not depend on the order.
+    // After this write, the ring buffer holds exactly the positions that the token attends to. Attention does not
+    // depend on their order.
     write(keys, k, start % window_, stream);
     write(values, v, start % window_, stream);
     return {*keys, *values, "", std::nullopt};
   }
-  const int past = std::min(start, window_ - 1);
+  const int past = std::min(start, window_ - 1);  // cached positions that the first query attends to
   History history = {
       unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream), "",
       sliding_window_mask(tokens, past, window_, stream)};
-  const int last = std::min(tokens, window_);
-  const int first = start + tokens - last;
-  write_to_ring(keys, slice_positions(k, tokens - last, tokens, stream), first % window_, stream);
-  write_to_ring(values, slice_positions(v, tokens - last, tokens, stream), first % window_, stream);
+  const int stored = std::min(tokens, window_);  // the last ones: earlier tokens would be overwritten at once
+  const int first = start + tokens - stored;
+  write_to_ring(keys, slice_positions(k, tokens - stored, tokens, stream), first % window_, stream);
+  write_to_ring(values, slice_positions(v, tokens - stored, tokens, stream), first % window_, stream);
   return history;
 }
 

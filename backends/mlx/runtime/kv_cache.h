@@ -1,15 +1,16 @@
 // The KV cache of one layer, which the runtime keeps for UpdateAndAttendNode.
 //
-// The node gives a layer and positions. How many positions to keep is a load option
-// (Options::kv_windows). There are two kinds of cache, and both grow by doubling:
+// The node names a layer and the positions of the new tokens. The load option Options::kv_windows says how many
+// positions the cache of each layer keeps. There are two kinds of cache, and both grow by doubling:
 //
 // - A linear cache keeps all positions. Position p is at index p.
 // - A ring buffer keeps the last `window` positions. Position p is at index p % window. A query
-//   attends to `window` positions, its own included.
+//   attends to at most `window` positions: its own and those before it.
 //
 // Appending at a position that the cache already holds first drops that position and all later ones.
-// Appending at position 0 drops everything; the batch size, heads and dtype may then change. A ring
-// buffer that has wrapped around can go back by one position only.
+// Appending at position 0 drops everything; the batch size, the number of heads and the dtype may then
+// change. Once a ring buffer has wrapped around, tokens can be appended only after the last position,
+// at the last position, or at position 0.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -21,24 +22,25 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// What the appended tokens attend to, as arguments of MLX's attention.
+// What the queries of the appended tokens attend to, as arguments of MLX's attention.
 struct History {
   mx::array keys;  // [batch, heads, positions, head_dim]
   mx::array values;
   std::string mask_mode;  // "causal" or ""
-  std::optional<mx::array> mask;  // [tokens, positions], bool
+  std::optional<mx::array> mask;  // [tokens, positions], bool; nullopt: only mask_mode applies
 };
 
 class KvLayer {
  public:
+  // A ring buffer of `window` positions, or a linear cache if `window` is 0.
   explicit KvLayer(int window = 0) : window_(window) {}
 
-  // Writes k and v [batch, heads, tokens, head_dim] at the positions from `start` on. Throws Failure
-  // if earlier positions that the tokens attend to are missing, or if the shape or dtype does not
-  // match the cache.
+  // Writes k and v [batch, heads, tokens, head_dim] at the positions from `start` on, and returns what
+  // the queries of these tokens attend to. Throws Failure if earlier positions that they attend to are
+  // missing, or if the shape or dtype does not match the cache.
   History append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
-  // [batch, heads, capacity, head_dim], both with the same capacity
+  // [batch, heads, capacity, head_dim], both with the same capacity. Empty before the first append().
   std::optional<mx::array> keys;
   std::optional<mx::array> values;
 
@@ -48,7 +50,7 @@ class KvLayer {
   History append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
   int window_;  // 0: linear
-  int length_ = 0;  // positions appended
+  int length_ = 0;  // the next position to append at; a ring buffer holds only the last of the positions before it
 };
 
 } // namespace executorch_mlx

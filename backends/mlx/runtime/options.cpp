@@ -28,10 +28,10 @@ bool parse_bool(const char* key, const et::OptionValue& value) {
     return *flag;
   }
   const auto* number = std::get_if<int>(&value);
-  const std::string word = number ? std::to_string(*number) : parse_string(key, value);
+  const std::string string = number ? std::to_string(*number) : parse_string(key, value);
   check_argument(
-      word == "true" || word == "false", key, ": got \"", word, "\", expected a bool, \"true\" or \"false\"");
-  return word == "true";
+      string == "true" || string == "false", key, ": got \"", string, "\", expected a bool, \"true\" or \"false\"");
+  return string == "true";
 }
 
 std::vector<int> parse_windows(const char* key, const et::OptionValue& value) {
@@ -54,9 +54,10 @@ std::vector<int> parse_windows(const char* key, const et::OptionValue& value) {
   return result;
 }
 
-et::OptionValue to_value(const std::string& text) {
+// Longer strings are cut off.
+et::OptionValue to_value(const std::string& string) {
   StringValue value{};
-  text.copy(value.data(), value.size() - 1);
+  string.copy(value.data(), value.size() - 1);
   return value;
 }
 

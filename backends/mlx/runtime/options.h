@@ -1,5 +1,5 @@
-// Load options. ExecuTorch passes those of one program as "runtime specs". The backend's own options
-// are the defaults of the process.
+// Load options. ExecuTorch passes the options for one program as "runtime specs" when it loads the program.
+// Options that are set on the backend itself are the defaults for all programs that this process loads.
 #pragma once
 
 #include <executorch/runtime/backend/options.h>
@@ -16,20 +16,21 @@ struct Options {
   // else MLX's default device.
   std::string device;
 
-  // Whether a program may run the Metal source that it contains. Such a program executes code from
-  // the model file. Needs a build with EXECUTORCH_MLX_METAL_KERNELS and an Apple GPU.
+  // Whether a program may contain Metal source. If true, running the program executes code from the model
+  // file. Only a build with EXECUTORCH_MLX_METAL_KERNELS accepts true, and only an Apple GPU can run the code.
   bool metal_kernels = false;
 
   // The sizes of the KV caches of UpdateAndAttendNode, in positions. Layer i has a ring buffer of
-  // `kv_windows[i % size]` positions, or a linear cache if that is 0. As a string: "512,512,0".
-  // Empty: all caches are linear.
+  // `kv_windows[i % kv_windows.size()]` positions, or a linear cache if this number is 0. If the list is
+  // empty, all caches are linear. The string "512,512,0" stands for the list of these three numbers.
   std::vector<int> kv_windows;
 };
 
 // Sets the option `option.key`. Throws Failure for an unknown key or an invalid value.
 void set(Options& options, const executorch::runtime::BackendOption& option);
 
-// Reads the option `option.key` into `option.value`.
+// Reads the option `option.key` into `option.value`. The value of "device" is the device that `options` select now,
+// even if no device was set. Throws Failure for an unknown key.
 void get(const Options& options, executorch::runtime::BackendOption& option);
 
 // The defaults of the process. Thread-safe.

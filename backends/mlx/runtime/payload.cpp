@@ -29,8 +29,8 @@ const fb::MLXGraph* open_payload(const void* data, size_t size) {
   check_program(
       std::memcmp(header.zeros, kZeros, 4) == 0 && std::memcmp(header.magic, "MLX0", 4) == 0,
       "payload: expected a header with the magic MLX0");
-  // The FlatBuffer ends before `data_offset`, except for padding. A writer that stores no data may
-  // leave both fields at zero.
+  // The FlatBuffer ends at `data_offset`, or up to 15 bytes of padding before it. If no data follows, the payload may
+  // end without the padding. A writer that stores no data may also leave both fields of the header at zero.
   const uint64_t end = header.data_offset == 0 ? size : header.data_offset;
   check_program(
       end > sizeof(Header) && end - 15 <= size + 0ull && header.data_size <= size,
@@ -38,8 +38,8 @@ const fb::MLXGraph* open_payload(const void* data, size_t size) {
       " bytes");
   const auto* bytes = static_cast<const uint8_t*>(data) + sizeof(Header);
   const size_t length = std::min<uint64_t>(end, size) - sizeof(Header);
-  // Every table takes at least four bytes, unless tables overlap in a way that no writer produces.
-  // The limit on tables keeps verification linear in the size.
+  // The last argument limits the number of tables. Every table takes at least four bytes, unless tables overlap, which
+  // no writer produces. With this limit, the time of the verification is proportional to `length`.
   flatbuffers::Verifier verifier(
       bytes, length, /*max_depth=*/16, static_cast<flatbuffers::uoffset_t>(length / 4 + 1));
   check_program(

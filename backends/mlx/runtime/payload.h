@@ -7,8 +7,8 @@
 
 namespace executorch_mlx {
 
-// Verifies the header and the FlatBuffer. `data` must be aligned to 8 bytes and outlive the result.
-// Slots and chains are not checked. Throws Failure.
+// Verifies the header and the structure of the FlatBuffer, and returns its root, which lies in `data`. `data` must be
+// aligned to 8 bytes and outlive the result. Does not check slots and chains. Throws Failure.
 const fb::MLXGraph* open_payload(const void* data, size_t size);
 
 } // namespace executorch_mlx

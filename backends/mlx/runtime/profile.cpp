@@ -13,7 +13,7 @@ namespace {
 
 namespace et = executorch::runtime;
 
-// The tensor slots that an instruction writes.
+// The tensor slots that an instruction writes, without those that it both reads and writes.
 std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
   std::vector<uint32_t> slots;
   const auto visit = [&](const Field& field) {
@@ -39,11 +39,11 @@ std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
 void Profiler::run(Context& context, uint32_t index, size_t i) {
   const Chain& chain = program_.chains[index];
   const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
-  // Described before it runs, because an update in place empties the slot that it reads.
+  // The description is made before the instruction runs, because an update in place empties the slot of its operand.
   std::string description = context.describe_operands(instruction);
 
   const et_timestamp_t start = et::pal_current_ticks();
-  chain.instructions[i].handler(chain.instructions[i].payload, context);
+  chain.instructions[i].handler(chain.instructions[i].node, context);
   const auto slots = results_of(instruction);
   std::vector<mx::array> results;
   for (const uint32_t slot : slots) {
@@ -61,7 +61,8 @@ void Profiler::run(Context& context, uint32_t index, size_t i) {
     const auto& x = state_.tensors[slot];
     description += str(" %", slot, " ") + (x ? str(describe(*x)) : "(empty)");
   }
-  // The Inspector merges events of the same name in one call, so a repeated instruction is numbered.
+  // ExecuTorch's Inspector merges the events of one call that have the same name. So if an instruction runs again,
+  // as in a loop, a number is added to its name.
   std::string name = str(index, ".", i, " ", find_row(size_t(instruction.op_type()))->name);
   if (const uint32_t run = runs_[&instruction]++; run > 0) {
     name += str(" #", run);

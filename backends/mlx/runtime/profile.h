@@ -1,4 +1,4 @@
-// Times every instruction and reports it to ExecuTorch's event tracer.
+// Times every instruction and reports the times to ExecuTorch's event tracer.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,23 @@ class EventTracer;
 
 namespace executorch_mlx {
 
-// MLX arrays are lazy. A profiled call evaluates each instruction before the next one starts, so
-// that the time belongs to the instruction. It is slower than a plain call, because MLX can neither
-// fuse instructions nor run them in parallel, and gives the same results.
+// MLX arrays are lazy. A profiled call evaluates the results of each instruction before the next one
+// starts, so that the measured time is the time of this instruction alone. A profiled call gives the
+// same results as a plain one. It is slower, because MLX can neither fuse instructions nor run them in
+// parallel.
 class Profiler {
  public:
   Profiler(const Program& program, State& state, executorch::runtime::EventTracer& tracer)
       : program_(program), state_(state), tracer_(tracer) {}
 
-  // Runs, evaluates and logs one instruction of a chain.
+  // Runs the instruction at index `instruction` of chain `chain`, evaluates its results, and reports the time.
   void run(Context& context, uint32_t chain, size_t instruction);
 
  private:
   const Program& program_;
   State& state_;
   executorch::runtime::EventTracer& tracer_;
-  std::unordered_map<const void*, uint32_t> runs_;  // of each instruction in this call
+  std::unordered_map<const void*, uint32_t> runs_;  // how often each instruction has run in this call
 };
 
 } // namespace executorch_mlx

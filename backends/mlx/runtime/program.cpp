@@ -11,10 +11,10 @@ namespace executorch_mlx {
 
 namespace {
 
-// Far above any real program, and low enough to bound memory and time.
+// These limits are far above what any real program needs, and low enough to bound the memory and time of loading.
 constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
-constexpr size_t kMaxListLength = 1 << 16;  // of one list in a node
+constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
 constexpr int kMaxChainDepth = 64;
 
 Layout read_layout(const fb::MLXGraph& graph) {
@@ -35,7 +35,8 @@ Layout read_layout(const fb::MLXGraph& graph) {
 // Verifies the slots in the fields of one instruction.
 class SlotVerifier {
  public:
-  // An instruction may write tensor slots from `first_writable` on. `where` names the instruction in messages.
+  // The instruction may write only tensor slots with the number `first_writable` or higher. `where` names the
+  // instruction in messages.
   SlotVerifier(const Layout& layout, uint32_t first_writable, const std::string& where)
       : layout_(layout), first_writable_(first_writable), where_(where) {}
 
@@ -150,7 +151,8 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   return {};
 }
 
-// `metal_requirement` is that of load_program().
+// Refuses Metal source that may not run, and an UpdateAndAttendNode without the fields that it needs.
+// `metal_requirement` is the parameter of load_program(), and `where` names the instruction in messages.
 void check_supported(const fb::Instruction& instruction, const std::string& where, const char* metal_requirement) {
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && metal_requirement != nullptr) {
     fail(Error::NotSupported, where, "Metal source needs ", metal_requirement);
@@ -161,7 +163,7 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
   }
 }
 
-// Verifies the instructions of all chains, decodes them, and refuses recursion.
+// Verifies the instructions of all chains, decodes them into `program`, and refuses chains that call themselves.
 class ChainVerifier {
  public:
   ChainVerifier(Program& program, const char* metal_requirement)
@@ -227,8 +229,9 @@ class ChainVerifier {
     }
   }
 
-  // Returns the depth of the calls below a chain. Refuses chains that call themselves, and too deep a nesting. `level`
-  // bounds this recursion; it does not see the calls below a chain whose depth is known.
+  // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
+  // themselves and calls that nest too deeply. `level` is the depth of the recursion of this function, and is limited
+  // to protect the stack. The result is checked as well, because the recursion stops at chains measured before.
   int measure_depth(uint32_t index, int level) {
     check_program(depth_[index] != kInProgress, "program: chain ", index, " calls itself");
     check_nesting(index, level);
@@ -251,11 +254,12 @@ class ChainVerifier {
   Program& program_;
   const char* metal_requirement_;
   uint64_t num_instructions_ = 0;
-  std::vector<std::vector<uint32_t>> calls_;
-  std::vector<int> depth_;
+  std::vector<std::vector<uint32_t>> calls_;  // for each chain, the chains that it calls
+  std::vector<int> depth_;                    // for each chain, the result of measure_depth() or a constant above
 };
 
-// Checks entry `i` of the list `map_name` of slots. A tensor slot must be in [first, last).
+// Checks `slot`, which is entry `i` of the list called `map_name`. The number of a tensor slot must be in
+// [first, last).
 void check_slot(
     const Layout& layout,
     const char* map_name,
@@ -277,6 +281,7 @@ void check_slot(
       " is out of range [", first, ", ", last, ")");
 }
 
+// Checks the lists of slots outside the chains: the inputs, outputs, mutable buffers and named slots.
 void check_maps(const Program& program) {
   const auto& graph = *program.graph;
   const auto& layout = program.layout;

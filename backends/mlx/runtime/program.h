@@ -1,5 +1,5 @@
-// A verified program: its slots, chains and required fields are valid, and its nodes are read in
-// place.
+// A verified MLX program. Its slots, chains and required fields are valid. The IR nodes are not copied: the
+// runtime reads them in the FlatBuffer.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@
 namespace executorch_mlx {
 
 class Context;
-using Handler = void (*)(const void* payload, Context& context);
+// Runs one instruction. `node` is the FlatBuffer table of its IR node.
+using Handler = void (*)(const void* node, Context& context);
 
 // The number of slots of each kind. Tensor slots are numbered in this order.
 struct Layout {
@@ -41,10 +42,10 @@ struct Layout {
   }
 };
 
-// An instruction as the interpreter runs it, without a look-up.
+// An instruction, ready to run: load_program() has found the handler in the dispatch table.
 struct DecodedInstruction {
   Handler handler;
-  const void* payload;
+  const void* node;
 };
 
 struct Chain {
@@ -57,16 +58,16 @@ struct Program {
   Layout layout;
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null if unnamed
-  bool has_caches = false;  // has an UpdateAndAttendNode
+  bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {
     return *graph->tensor_meta()->Get(tensor);
   }
 };
 
-// Verifies everything that does not depend on the inputs. `data` must be aligned to 8 bytes and
-// outlive the program. `metal_requirement` names what is missing to run Metal source, and is null if
-// the program may contain it. Throws Failure.
+// Reads a program from a payload and verifies everything that does not depend on the inputs. `data` must be aligned
+// to 8 bytes and outlive the program. `metal_requirement` is null if the program may contain Metal source. Otherwise
+// it is the part of the error message that names what is missing to run Metal source. Throws Failure.
 Program load_program(const void* data, size_t size, const char* metal_requirement);
 
 } // namespace executorch_mlx

@@ -1,5 +1,5 @@
-// Visits the fields of a node through the schema's reflection tables. Code that treats all nodes
-// alike, such as slot checks and messages, is written once.
+// Visits the fields of an IR node through the schema's reflection tables. So code that treats all IR nodes alike,
+// such as the checks of slots and the messages, is written only once.
 #pragma once
 
 #include <flatbuffers/minireflect.h>
@@ -14,10 +14,10 @@ namespace fb = mlx_delegate;
 
 struct Field {
   const char* name;
-  flatbuffers::ElementaryType base;  // of an element if repeated; ET_SEQUENCE for tables and structs
-  bool repeated;
-  flatbuffers::TypeFunction type;  // null for scalars and strings
-  const uint8_t* value;            // its place in the node's table, null if absent
+  flatbuffers::ElementaryType base;  // if repeated, the type of an element; ET_SEQUENCE for tables and structs
+  bool repeated;                     // whether the field is a vector
+  flatbuffers::TypeFunction type;    // identifies the type of a table or struct; null for scalars and strings
+  const uint8_t* value;              // where the field is in the node's table; null if the field is absent
 
   bool is(flatbuffers::TypeFunction other) const {
     return type == other;
@@ -26,6 +26,7 @@ struct Field {
   const uint8_t* target() const {
     return value + flatbuffers::ReadScalar<flatbuffers::uoffset_t>(value);
   }
+  // The field as a vector, a table or a struct. The caller must know which of them it is.
   template <typename T>
   const flatbuffers::Vector<T>& vector() const {
     return *reinterpret_cast<const flatbuffers::Vector<T>*>(target());
@@ -40,6 +41,7 @@ struct Field {
   }
 };
 
+// Calls `visit` with each field that `type` has, also with those that are absent from `table`.
 template <typename Visit>
 void for_each_field(
     const flatbuffers::Table& table,
@@ -57,9 +59,10 @@ void for_each_field(
   }
 }
 
+// The reflection table of an IR node.
 inline const flatbuffers::TypeTable& type_of(fb::OpNode op) {
   const auto& ops = *fb::OpNodeTypeTable();
-  // The type table is dense, but the tags are not: extensions start at 200.
+  // A tag is not an index of the list of types: the list has no gaps, but the tags of extensions start at 200.
   const auto index = std::lower_bound(ops.values, ops.values + ops.num_elems, static_cast<int64_t>(op)) - ops.values;
   return *ops.type_refs[ops.type_codes[index].sequence_ref]();
 }

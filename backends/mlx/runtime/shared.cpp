@@ -34,23 +34,23 @@ std::shared_ptr<SharedData> SharedData::of(const executorch::runtime::NamedDataM
 SharedData::~SharedData() {
   std::lock_guard lock(registry().mutex);
   const auto entry = registry().programs.find(key_);
-  // Another program may use the same address by now.
+  // By now, the entry may belong to another program that was loaded at the same address. Such an entry is not expired.
   if (entry != registry().programs.end() && entry->second.expired()) {
     registry().programs.erase(entry);
   }
 }
 
-std::shared_ptr<Session> SharedData::join(const std::string& method, const std::shared_ptr<void>& token) {
+std::shared_ptr<Session> SharedData::join(const std::string& method, const std::shared_ptr<void>& membership) {
   std::erase_if(sessions_, [](const auto& session) { return session.expired(); });
   for (const auto& entry : sessions_) {
     const auto session = entry.lock();
     if (session != nullptr && session->methods.find(method) == nullptr) {
-      session->methods.put(method, token);
+      session->methods.put(method, membership);
       return session;
     }
   }
   auto session = std::make_shared<Session>();
-  session->methods.put(method, token);
+  session->methods.put(method, membership);
   sessions_.push_back(session);
   return session;
 }

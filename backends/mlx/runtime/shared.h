@@ -1,12 +1,13 @@
 // What the methods of one loaded ExecuTorch program share.
 //
-// ExecuTorch loads each method on its own. Methods of the same program read the same named data map,
-// whose address stays the same while one of them is loaded. They share:
+// ExecuTorch loads each method on its own. Methods of the same program have the same named data map.
+// The map keeps its address while any of them exists, so the address identifies the program. They share:
 // - constants with the same name, dtype and shape;
 // - within a session, mutable buffers with the same name, dtype and shape, and the KV caches of
 //   UpdateAndAttendNode.
-// A session has one instance of each method. Loading a method a second time starts another session,
-// as it does for the state that ExecuTorch keeps itself.
+// A session contains at most one instance of each method. Loading a method a second time starts another
+// session with buffers of its own, just as ExecuTorch gives every loaded instance of a method separate
+// state.
 #pragma once
 
 #include <executorch/runtime/core/named_data_map.h>
@@ -23,21 +24,24 @@
 
 namespace executorch_mlx {
 
-// A mutable buffer. A call takes the contents and returns them at its end, because MLX updates an
-// array in place only if nobody else holds it.
+// A mutable buffer. A call moves the contents into its slot and moves them back at its end, because MLX
+// updates an array in place only if nobody else holds it.
 struct Buffer {
   std::optional<mx::array> contents;  // empty between calls if a failed call lost them
 };
 
+// The KV caches of UpdateAndAttendNode. A call moves the layers out and back, as it does with the contents
+// of a Buffer.
 struct Caches {
   std::map<int, KvLayer> layers;
   std::vector<int> windows;  // Options::kv_windows
-  bool is_lost = false;
+  bool is_lost = false;      // whether a failed call lost the contents
 };
 
-// Finds objects by name for as long as someone else holds them.
+// Finds objects by name. It does not keep the objects alive: an object can be found as long as someone
+// else holds it.
 template <typename T>
-class Pool {
+class WeakMap {
  public:
   // Returns null if there is no object of this name.
   std::shared_ptr<T> find(const std::string& name) const {
@@ -52,31 +56,33 @@ class Pool {
   std::map<std::string, std::weak_ptr<T>> objects_;
 };
 
+// The methods that share mutable buffers and KV caches.
 struct Session {
-  // Held during a call.
+  // Locked during a call, so that the calls of all methods of the session take turns.
   std::mutex mutex;
 
-  // Used while a method is loaded, under SharedData::loading.
-  Pool<Buffer> buffers;
+  // Used only when a method is being loaded, with SharedData::loading locked.
+  WeakMap<Buffer> buffers;
   std::weak_ptr<Caches> caches;
-  Pool<void> methods;
+  WeakMap<void> methods;  // the memberships passed to SharedData::join()
 };
 
+// What all methods of one program share, in any session.
 class SharedData {
  public:
-  // Returns the data of the program that `named_data` belongs to. A null map belongs to no other
-  // method.
+  // Returns the shared data of the program that `named_data` belongs to. A null pointer does not identify
+  // a program; for null, returns new data that no other method shares.
   static std::shared_ptr<SharedData> of(const executorch::runtime::NamedDataMap* named_data);
 
   ~SharedData();
 
-  // Held while a method is loaded.
+  // Locked when a method is being loaded.
   std::mutex loading;
-  Pool<const mx::array> constants;
+  WeakMap<const mx::array> constants;
 
-  // Adds a method to the first session that lacks it. The method is in the session while `token`
-  // lives.
-  std::shared_ptr<Session> join(const std::string& method, const std::shared_ptr<void>& token);
+  // Adds a method to the first session that does not contain it yet, or else to a new session, and
+  // returns the session. The method belongs to the session as long as `membership` exists.
+  std::shared_ptr<Session> join(const std::string& method, const std::shared_ptr<void>& membership);
 
  private:
   explicit SharedData(const void* key) : key_(key) {}

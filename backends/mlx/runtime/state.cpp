@@ -88,7 +88,7 @@ void State::commit() {
 }
 
 void State::rollback() {
-  // Without a backup, the buffers keep what the call has written.
+  // If the backup has been dropped, buffers_backup_ is empty, and the buffers keep what the call has written.
   std::copy(
       buffers_backup_.begin(), buffers_backup_.end(), tensors.begin() + layout_.buffers_begin());
   if (caches_backup_) {

@@ -18,45 +18,51 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
+// The contents of a value slot. std::monostate stands for an empty slot.
 using Value = std::variant<std::monostate, int64_t, double, bool>;
 
 class State {
  public:
   explicit State(const Layout& layout);
 
+  // The tensor slots and the value slots. A slot is empty until something is written to it.
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
 
-  // The KV cache of a layer, which UpdateAndAttendNode uses. It has no slot.
+  // Returns the KV cache of a layer, for UpdateAndAttendNode, and creates it if there is none yet. KV caches have no
+  // slots.
   KvLayer& cache(int layer);
 
   // -- loading ---------------------------------------------------------------
 
-  // Other methods may share constants, buffers and caches. Buffers and caches are in this state only
-  // during a call.
+  // Connect this state to constants, buffers and caches, which other methods may share. The contents of buffers and
+  // caches are in this state only during a call: begin() moves them in, commit() or rollback() moves them back.
   void set_constant(uint32_t slot, std::shared_ptr<const mx::array> constant);
   void set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer);
   void set_caches(std::shared_ptr<Caches> caches);
 
-  // Ends loading, after the init chain. Every call starts from the present contents of the slots.
-  // Buffers without contents get those of their slots.
+  // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
+  // call starts with them. Empties the slots of the buffers. Their contents go to those Buffers that have no contents
+  // yet; the others keep what they have.
   void finish_loading();
 
   // -- a call ----------------------------------------------------------------
 
   // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
   //
-  // Until the first evaluation of a call, a backup of the mutable buffers makes a failed call harmless.
-  // Then the backup is dropped, because MLX updates an array in place only if nobody else holds it. A
-  // call with `keep_backup` keeps it to the end, and copies the buffers that it updates.
+  // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. Until the
+  // first evaluation of a call, rollback() restores the buffers from the backup. The first evaluation drops the
+  // backup, because MLX updates an array in place only if nobody else holds it. With `keep_backup`, the backup stays
+  // to the end of the call, and MLX writes the updated buffers to new memory.
   void begin(bool keep_backup);
   void commit();
   void rollback();
 
-  // Evaluates arrays in the middle of a call or at its end.
+  // Evaluates arrays in the middle of a call or at its end. Drops the backup unless begin() was told to keep it. If
+  // the evaluation fails without a backup and has buffers to compute, these are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
-  // Buffers and caches that are not evaluated yet.
+  // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
 
   // Empties the slots of inputs, outputs and temporaries.
@@ -64,9 +70,11 @@ class State {
 
   // -- between calls ---------------------------------------------------------
 
-  // Whether an evaluation without a backup failed, in this method or in one that shares a buffer.
+  // Whether the contents of a buffer or cache were lost in an evaluation that failed without a backup, in this method
+  // or in another one that shares the buffer or cache.
   bool is_lost() const;
 
+  // The size of all buffers together.
   size_t buffer_bytes() const;
 
  private:
@@ -81,8 +89,8 @@ class State {
   std::vector<std::optional<mx::array>> buffers_backup_;
   std::optional<std::map<int, KvLayer>> caches_backup_;
   bool keeps_backup_ = true;
-  bool has_lost_buffers_ = false;
-  // Temporaries and values that the init chain computed. Usually none.
+  bool has_lost_buffers_ = false;  // in this call
+  // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.
   std::vector<std::pair<uint32_t, mx::array>> initial_tensors_;
   std::vector<Value> initial_values_;
 };

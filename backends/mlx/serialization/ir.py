@@ -16,7 +16,7 @@ from .table import Field, InOut, Op, Output, Table, int8, int32, int64, uint8, u
 
 @dataclass(frozen=True)
 class Tid:
-    """A tensor slot. Ids count the constants first, then the inputs, outputs, mutable
+    """A tensor slot. `idx` counts the constants first, then the inputs, outputs, mutable
     buffers and temporaries.
     """
 
@@ -437,7 +437,7 @@ class RopeParams(Table):
     x: Tid
     out: Output[Tid]
     dims: int32 = 0
-    offset: VidOrTid  # position of the first token: one, or one per sequence
+    offset: VidOrTid  # position of the first token: one number, or one for each sequence
     freqs: Tid | None = None
     traditional: bool = False
     base: float = 500000.0
@@ -457,9 +457,10 @@ class SdpaParams(Table):
 
 @dataclass(kw_only=True)
 class UpdateAndAttendParams(Table):
-    """Appends k and v to the KV cache of layer `layer_id`, which the runtime owns, then
-    computes attention over that cache. `layer_id` and `scale` must be present: the
-    null default only tells an absent field from 0. An absent `out_dtype` means that of q.
+    """Appends k and v to the KV cache of layer `layer_id`, which the runtime owns, and then
+    computes attention over this cache. `layer_id` and `scale` must be present. Their
+    default is null only to distinguish an absent field from 0. If `out_dtype` is absent,
+    the result has the dtype of q.
     """
 
     q: Tid
@@ -607,8 +608,8 @@ class GatherQmmParams(Table):
 
 @dataclass(kw_only=True)
 class RandomBitsParams(Table):
-    """Random bits. The key is random::key(seed). Without `seed`, it is the next key of
-    MLX's own key sequence.
+    """Random bits. The key is random::key(seed). If `seed` is absent, the key is the next
+    one of MLX's own key sequence.
     """
 
     out: Output[Tid]
@@ -619,10 +620,11 @@ class RandomBitsParams(Table):
 
 @dataclass(kw_only=True)
 class ScanParams(Table):
-    """Runs chain `body_chain_idx` once for each index of `scan_axis`. Each iteration
-    first sets `sliced[i]` to that slice of `originals[i]`. `carry` keeps its values
-    between iterations. The body writes `outputs`; at the end, their values of all
-    iterations are stacked along `scan_axis`.
+    """Iterates over axis `scan_axis` of the arrays `originals`. Each iteration first sets
+    `sliced[i]` to the slice of `originals[i]` at the present index, and then runs chain
+    `body_chain_idx`. The slots `carry` keep their values from one iteration to the next.
+    The chain writes its results to the slots `outputs`. At the end, each of these slots
+    gets the results of all iterations, stacked along `scan_axis`.
     """
 
     originals: list[Tid]
@@ -645,8 +647,8 @@ class IfParams(Table):
 @dataclass(kw_only=True)
 class WhileParams(Table):
     """A while loop. Chain `cond_chain_idx` runs before each iteration and writes `cond`;
-    the loop ends when `cond` is 0. Chain `body_chain_idx` is the body. `carry` keeps
-    its values between iterations.
+    the loop ends when `cond` is 0. Chain `body_chain_idx` is the body. The slots `carry`
+    keep their values from one iteration to the next.
     """
 
     cond: IntOrVid
@@ -658,8 +660,9 @@ class WhileParams(Table):
 @dataclass(kw_only=True)
 class MetalKernelParams(Table):
     """mlx::core::fast::metal_kernel. `output_shapes_flat` concatenates the output
-    shapes; `output_shape_lengths` has their ranks. Template arguments are three
-    parallel lists. Kind 0 is an int, 1 a bool, 2 a ScalarType.
+    shapes, and `output_shape_lengths` contains the rank of each shape. The template
+    arguments are three lists of the same length: names, kinds and values. Kind 0 is an
+    int, 1 a bool, 2 a ScalarType.
     """
 
     name: string
@@ -747,7 +750,7 @@ class MLXGraph(Table):
     output_map: list[SlotVariant] | None = None
     mutable_buffer_map: list[SlotVariant] | None = None
     named_slots: list[NamedSlot] | None = None
-    tensor_meta: list[TensorMeta] | None = None  # by tensor id; temporaries have none
+    tensor_meta: list[TensorMeta] | None = None  # by tensor slot; temporaries have none
 
 
 # fmt: off

@@ -1,5 +1,5 @@
-// CPU kernels for operations where MLX's CPU backend is slow: the only header of cpu/ for the rest of
-// the runtime. README.md describes the files behind it.
+// CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
+// header of this folder. README.md describes the other files.
 //
 // Each function returns a lazy float32 array, or nullopt if no kernel applies: `stream` is not a CPU
 // stream, an operand has an unsupported dtype or shape, or the platform has no kernels. The caller then
@@ -31,11 +31,12 @@ std::optional<mx::array> quantized_matmul(
     mx::Stream stream);
 
 // Like mx::gather_mm: y[i] = x[lhs[i]] @ b[rhs[i]]. x [..., m, k] is float32; b [e, k, n] is float32, float16
-// or bfloat16 with any strides. lhs and rhs are uint32 and within bounds; lhs indexes the flattened batch axes
-// of x. Without lhs, the batch axes of x broadcast with rhs.
+// or bfloat16 with any strides. lhs and rhs are uint32, within bounds, and broadcast with each other; lhs indexes
+// the flattened batch axes of x. Without lhs, x itself is used instead of x[lhs], and its batch axes broadcast
+// with rhs.
 //
-// MLX multiplies one pair at a time. These kernels multiply all x[i] that use the same matrix together, so
-// that they read each matrix once.
+// MLX multiplies one pair of matrices at a time. These kernels multiply all matrices of x that use the same matrix
+// of b together, so that they read each matrix of b only once.
 std::optional<mx::array> gather_matmul(
     const mx::array& x,
     const mx::array& b,
@@ -43,8 +44,8 @@ std::optional<mx::array> gather_matmul(
     const std::optional<mx::array>& rhs,
     mx::Stream stream);
 
-// The same for transposed matrices w [e, n, k] in MLX's affine packing. scales and biases are float32, float16
-// or bfloat16.
+// Like gather_matmul, but y[i] = x[lhs[i]] @ w[rhs[i]].T for matrices w [e, n, k] in MLX's affine packing. scales
+// and biases are float32, float16 or bfloat16.
 std::optional<mx::array> gather_quantized_matmul(
     const mx::array& x,
     const mx::array& w,
@@ -63,8 +64,8 @@ std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> rms_norm(
     const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream);
 
-// Like mx::fast::rope with traditional=false. x [batch, heads, tokens, width] is float32; offset has one
-// integer or `batch` of them; freqs [dims / 2] is float32 and replaces base.
+// Like mx::fast::rope with traditional=false. x [batch, heads, tokens, width] is float32. offset contains one
+// integer, or `batch` integers. freqs [dims / 2] is float32; if it is given, base is not used.
 std::optional<mx::array> rope(
     const mx::array& x,
     int dims,

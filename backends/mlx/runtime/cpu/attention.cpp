@@ -25,7 +25,7 @@ bool is_supported_attention(
     const std::optional<mx::array>& mask,
     mx::Stream stream) {
   for (const auto* x : {&q, &k, &v}) {
-    if (!is_float32_on_cpu(*x, stream) || x->ndim() != 4 || x->shape(0) != q.shape(0)) {
+    if (!is_supported_operand(*x, stream) || x->ndim() != 4 || x->shape(0) != q.shape(0)) {
       return false;
     }
   }
@@ -49,7 +49,7 @@ std::optional<mx::array> rope(
     const mx::array& offset,
     const std::optional<mx::array>& freqs,
     mx::Stream stream) {
-  if (!is_float32_on_cpu(x, stream) || x.ndim() != 4 || (freqs && freqs->dtype() != mx::float32)) {
+  if (!is_supported_operand(x, stream) || x.ndim() != 4 || (freqs && freqs->dtype() != mx::float32)) {
     return std::nullopt;
   }
   std::vector<mx::array> inputs{x, contiguous(mx::astype(offset, mx::int32, stream), stream)};

@@ -7,8 +7,9 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-// Whether libmlx calls our cblas_sgemm. Its symbols may have been bound before we were loaded, so this
-// multiplies two matrices and checks whether the call arrived.
+// Whether libmlx calls cblas_sgemm of libmlx_blas. It does not if the dynamic linker bound the symbols of libmlx before
+// libmlx_blas was loaded. To find out, this function lets MLX multiply two matrices and checks whether libmlx_blas has
+// counted a call.
 bool is_blas_replaced() {
   const auto calls = executorch_mlx_blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
@@ -21,8 +22,9 @@ bool is_blas_replaced() {
 
 } // namespace executorch_mlx::cpu
 
-// The BLAS that multiplies libmlx's matrices on a CPU: the name that OpenBLAS reports; "mlx" for the one
-// in the mlx wheel; "mlx, loaded first" if libmlx was loaded too early for OpenBLAS to replace it.
+// Returns the name of the BLAS library that MLX uses on a CPU: the name that OpenBLAS reports about itself; "mlx" for
+// the BLAS library in the mlx wheel; or "mlx, loaded first" if MLX uses the BLAS library in the mlx wheel only because
+// libmlx was loaded before libmlx_blas, so that OpenBLAS could not replace this library.
 extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
   static const char* const name =
       executorch_mlx::cpu::is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";

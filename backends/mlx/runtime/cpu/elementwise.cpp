@@ -5,7 +5,7 @@
 namespace executorch_mlx::cpu {
 
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
-  if (!is_float32_on_cpu(x, stream)) {
+  if (!is_supported_operand(x, stream)) {
     return std::nullopt;
   }
   const auto make_task = [](const std::vector<mx::array>& inputs, mx::array& out) -> Task {

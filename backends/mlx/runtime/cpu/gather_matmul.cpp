@@ -1,4 +1,4 @@
-// Products with matrices that an index selects, such as the experts of a mixture-of-experts layer.
+// Products with matrices that indices select, such as the experts of a mixture-of-experts layer.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -14,10 +14,10 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-// y [m, n] = x [m, k] @ matrix [k, n], where `matrix` is the index of the matrix.
+// Computes y [m, n] = x [m, k] @ w [k, n], where w is the matrix with the index `matrix`.
 using MultiplyOne = std::function<void(uint32_t matrix, const float* x, int m, float* y)>;
 
-// `count` products y[i] [m, n] = x[lhs[i]] [m, k] @ matrix rhs[i] [k, n].
+// `count` products y[i] [m, n] = x[lhs[i]] [m, k] @ w [k, n], where w is the matrix with the index rhs[i].
 struct Products {
   const float* x;
   const uint32_t* lhs;
@@ -29,7 +29,7 @@ struct Products {
   int n;
 };
 
-// Calls `multiply_one` once per matrix, with all x that are multiplied by it.
+// Calls `multiply_one` once for each matrix in use, with all x[lhs[i]] that are multiplied by this matrix.
 void multiply_all(const Products& p, const MultiplyOne& multiply_one) {
   std::vector<int> by_matrix(p.count);
   std::iota(by_matrix.begin(), by_matrix.end(), 0);
@@ -59,21 +59,22 @@ void multiply_all(const Products& p, const MultiplyOne& multiply_one) {
   }
 }
 
-// Matrices of element type T and any strides. BLAS needs contiguous float32, row-major or column-major;
-// other matrices are copied, in the order that is closer to theirs.
+// Returns a function that multiplies by one of `matrices` [e, k, n], which have elements of type T and any strides.
+// BLAS needs contiguous float32 matrices, row-major or column-major. All other matrices are first copied to one of
+// these two orders, whichever is closer to their own.
 template <typename T>
-MultiplyOne multiply_dense(const mx::array& matrices, int k, int n) {
+MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
   const T* data = matrices.data<T>();
   const int64_t matrix_stride = matrices.strides(0), row_stride = matrices.strides(1),
                 column_stride = matrices.strides(2);
   const bool column_major = row_stride < column_stride;
   const int64_t outer_stride = std::max(row_stride, column_stride), inner_stride = std::min(row_stride, column_stride);
   const int outer = column_major ? n : k, inner = column_major ? k : n;
-  const bool is_ready = std::is_same_v<T, float> && inner_stride == 1 && outer_stride == inner;
+  const bool suits_blas = std::is_same_v<T, float> && inner_stride == 1 && outer_stride == inner;
   return [=, copy = std::vector<float>()](uint32_t matrix, const float* x, int m, float* y) mutable {
     const T* source = data + matrix * matrix_stride;
     const float* w = reinterpret_cast<const float*>(source);
-    if (!is_ready) {
+    if (!suits_blas) {
       copy.resize(size_t(k) * n);
       for (int i = 0; i < outer; ++i) {
         for (int j = 0; j < inner; ++j) {
@@ -87,19 +88,20 @@ MultiplyOne multiply_dense(const mx::array& matrices, int k, int n) {
   };
 }
 
-MultiplyOne multiply_dense(const mx::array& matrices, int k, int n) {
+MultiplyOne dense_multiplier(const mx::array& matrices, int k, int n) {
   switch (matrices.dtype()) {
     case mx::float16:
-      return multiply_dense<mx::float16_t>(matrices, k, n);
+      return dense_multiplier<mx::float16_t>(matrices, k, n);
     case mx::bfloat16:
-      return multiply_dense<mx::bfloat16_t>(matrices, k, n);
+      return dense_multiplier<mx::bfloat16_t>(matrices, k, n);
     default:
-      return multiply_dense<float>(matrices, k, n);
+      return dense_multiplier<float>(matrices, k, n);
   }
 }
 
-// Matrices in MLX's affine packing, all contiguous.
-MultiplyOne multiply_quantized(
+// Returns a function that multiplies by the transpose of one of the matrices w [e, n, k] in MLX's affine packing. w,
+// scales and biases must be contiguous.
+MultiplyOne quantized_multiplier(
     const mx::array& w, const mx::array& scales, const mx::array& biases, int k, int n, int group_size, int bits) {
   const ExecutorchMlxQuantizedMatmul first{
       .x = nullptr,
@@ -127,7 +129,8 @@ MultiplyOne multiply_quantized(
   };
 }
 
-// The products of x with `matrices`, n columns wide: dense [e, k, n], or packed weights, scales and biases.
+// The products of x with matrices of n columns. `matrices` contains either one dense array [e, k, n], or the packed
+// weights, the scales and the biases.
 mx::array gather(
     const mx::array& x,
     const std::vector<mx::array>& matrices,
@@ -137,7 +140,7 @@ mx::array gather(
     int group_size,
     int bits,
     mx::Stream stream) {
-  const auto all_indices = [&] {
+  const auto all_indices = [&] {  // the indices of all matrices of x, used if there is no lhs
     const mx::Shape batch(x.shape().begin(), x.shape().end() - 2);
     const int count = static_cast<int>(x.size() / (int64_t{x.shape(-1)} * x.shape(-2)));
     return mx::reshape(mx::arange(0, count, mx::uint32, stream), batch, stream);
@@ -164,8 +167,8 @@ mx::array gather(
         .k = k,
         .n = n};
     auto multiply_one = inputs.size() == 4
-        ? multiply_dense(inputs[3], k, n)
-        : multiply_quantized(inputs[3], inputs[4], inputs[5], k, n, group_size, bits);
+        ? dense_multiplier(inputs[3], k, n)
+        : quantized_multiplier(inputs[3], inputs[4], inputs[5], k, n, group_size, bits);
     return [products, multiply_one = std::move(multiply_one)] { multiply_all(products, multiply_one); };
   };
   return lazy_array("GatherMatmul", std::move(shape), std::move(inputs), stream, make_task);
@@ -173,7 +176,7 @@ mx::array gather(
 
 bool is_supported_gather(
     const mx::array& x, const mx::array& matrices, const std::optional<mx::array>& rhs, mx::Stream stream) {
-  return is_float32_on_cpu(x, stream) && matrices.ndim() == 3 && matrices.size() > 0 && rhs && rhs->size() > 0;
+  return is_supported_operand(x, stream) && matrices.ndim() == 3 && matrices.size() > 0 && rhs && rhs->size() > 0;
 }
 
 } // namespace

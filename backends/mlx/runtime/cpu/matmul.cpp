@@ -1,4 +1,4 @@
-// Matrix products with half-precision and with quantized weights.
+// Matrix products with weights of half precision and with quantized weights.
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
@@ -6,11 +6,12 @@
 namespace executorch_mlx::cpu {
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Stream stream) {
-  // The kernel converts columns of b, of k elements each, to float32. This bounds their memory.
+  // The kernel copies columns of b to float32, each with as many elements as b has rows. This limit on the rows bounds
+  // the memory of the copies.
   constexpr int kMaxDepth = 1 << 20;
   const auto type = float_type(b.dtype());
   const bool is_half = type && *type != FloatType::float32;
-  if (!is_float32_on_cpu(x, stream) || !is_half || b.ndim() != 2 || b.size() == 0 || b.shape(0) != x.shape(-1) ||
+  if (!is_supported_operand(x, stream) || !is_half || b.ndim() != 2 || b.size() == 0 || b.shape(0) != x.shape(-1) ||
       b.shape(0) > kMaxDepth) {
     return std::nullopt;
   }
@@ -44,7 +45,7 @@ std::optional<mx::array> quantized_matmul(
     int bits,
     mx::Stream stream) {
   const auto scale_type = float_type(scales.dtype());
-  if (!is_float32_on_cpu(x, stream) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
+  if (!is_supported_operand(x, stream) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
       scales.dtype() != biases.dtype() ||
       int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits ||
       !executorch_mlx_supports_quantized(bits, group_size, x.shape(-1))) {

@@ -6,7 +6,7 @@ namespace executorch_mlx::cpu {
 
 std::optional<mx::array> rms_norm(
     const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream) {
-  if (!is_float32_on_cpu(x, stream) || (weight && weight->dtype() != mx::float32)) {
+  if (!is_supported_operand(x, stream) || (weight && weight->dtype() != mx::float32)) {
     return std::nullopt;
   }
   std::vector<mx::array> inputs{contiguous(x, stream)};

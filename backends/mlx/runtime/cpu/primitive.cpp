@@ -41,7 +41,7 @@ mx::array lazy_array(
   return mx::array(std::move(shape), mx::float32, std::move(primitive), std::move(inputs));
 }
 
-bool is_float32_on_cpu(const mx::array& x, mx::Stream stream) {
+bool is_supported_operand(const mx::array& x, mx::Stream stream) {
   return stream.device == mx::Device::cpu && x.dtype() == mx::float32 && x.size() > 0 && x.ndim() > 0;
 }
 

@@ -1,4 +1,4 @@
-// Shared by the MLX primitives in this folder.
+// What the files in this folder use to define MLX primitives.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -15,23 +15,25 @@ namespace mx = mlx::core;
 
 namespace cpu {
 
-// The work that a stream runs once the inputs have their values.
+// The computation of a primitive. A stream runs it when the inputs have been computed.
 using Task = std::function<void()>;
 
-// Called during evaluation, when the inputs and `out` have memory: returns the task that fills `out`.
+// Returns the task that computes `out`. Called during evaluation, when the inputs and `out` have memory, but the
+// elements of the inputs may still be missing.
 using MakeTask = std::function<Task(const std::vector<mx::array>& inputs, mx::array& out)>;
 
-// A lazy float32 array on a CPU stream. `name` is the name of its MLX primitive.
+// Returns a lazy float32 array on a CPU stream, which the task from `make_task` computes from `inputs`. `name` is the
+// name of the MLX primitive.
 mx::array lazy_array(
     const char* name, mx::Shape shape, std::vector<mx::array> inputs, mx::Stream stream, MakeTask make_task);
 
-// Whether the kernels accept `x` on `stream`: it is float32, not empty and not a scalar, and `stream` is a CPU stream.
-bool is_float32_on_cpu(const mx::array& x, mx::Stream stream);
+// Whether the kernels accept x as an operand: x is float32, not empty and not a scalar, and `stream` is a CPU stream.
+bool is_supported_operand(const mx::array& x, mx::Stream stream);
 
-// The dtype as kernels name it, or nullopt if they do not support it.
+// Returns the name that the kernels have for a dtype, or nullopt if they do not support the dtype.
 std::optional<FloatType> float_type(mx::Dtype dtype);
 
-// `x` in contiguous memory. Returns `x` itself if it is known to be contiguous.
+// Returns x in contiguous memory: x itself if it is evaluated and contiguous, or else a lazy copy.
 mx::array contiguous(const mx::array& x, mx::Stream stream);
 
 } // namespace cpu

@@ -1,4 +1,4 @@
-// Takes the place of the other files on platforms without CPU kernels.
+// Replaces the other source files of this folder on platforms without CPU kernels.
 #include "accelerate.h"
 
 namespace executorch_mlx::cpu {
@@ -43,7 +43,7 @@ std::optional<mx::array> attention(
 
 } // namespace executorch_mlx::cpu
 
-// blas_name.cpp describes it.
+// The comment in blas_name.cpp describes this function.
 extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
   return "mlx";
 }

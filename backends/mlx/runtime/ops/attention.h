@@ -33,7 +33,8 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 
-// `mode` is the mask mode of MLX's attention.
+// Scaled dot-product attention. `mode` is the mask mode of MLX's function: "causal" or "". For half precision on the
+// CPU, computes in float32. The result has the dtype of q.
 inline mx::array attend(
     const mx::array& q,
     const mx::array& k,
@@ -74,8 +75,8 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
   c.set(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c));
 }
 
-// Returns the first of the positions [tokens, 1], which must be consecutive. Waits for computed
-// positions, because the cache needs them when the graph is built.
+// Checks that `position` [tokens, 1] contains consecutive integers and returns the first one. If the positions are
+// computed, evaluates them now, because the KV cache needs the number while the graph is being built.
 inline int first_position(const mx::array& position, int tokens, Context& c) {
   check_argument(
       position.ndim() == 2 && position.shape(0) == tokens && position.shape(1) == 1 && is_integral(position.dtype()),
@@ -97,8 +98,8 @@ inline int first_position(const mx::array& position, int tokens, Context& c) {
   return c.size("position", first);
 }
 
-// Appends k and v to the layer's KV cache. Each query then attends to the cached positions up to its
-// own. The cache has the dtype of k and v, and attention has that of q.
+// Appends k and v to the KV cache of the layer. Each query then attends to the cached positions up to its own. The
+// cache keeps the dtype of k and v. Attention is computed in the dtype of q.
 inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/metal_kernel.h"
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -9,7 +9,9 @@ inline void if_else(const fb::IfParams& n, Context& c) {
   c.run(c.integer(n.cond()) != 0 ? n.then_chain_idx() : n.else_chain_idx());
 }
 
-// The carry needs no code: the body reads and writes its slots.
+// Runs the body chain once for each index of an axis. `n.originals()` are the arrays that the loop goes over. Before
+// each iteration, this function puts their slices at the present index into the slots `n.sliced()`. The carry needs
+// no code here, because the body chain itself overwrites the slots of the carry.
 inline void scan(const fb::ScanParams& n, Context& c) {
   const auto originals = c.list(*n.originals());
   check_program(
@@ -24,6 +26,8 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
   check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
 
+  // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
+  // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());
   for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
@@ -41,7 +45,8 @@ inline void scan(const fb::ScanParams& n, Context& c) {
 }
 
 // Starts the evaluation of the carry in each iteration, so that the unevaluated graph does not grow with
-// the number of iterations. The limit on instructions ends an infinite loop.
+// the number of iterations. An infinite loop ends with an error, when the call reaches its limit on
+// executed instructions.
 inline void while_loop(const fb::WhileParams& n, Context& c) {
   for (c.run(n.cond_chain_idx()); c.integer(n.cond()) != 0; c.run(n.cond_chain_idx())) {
     c.run(n.body_chain_idx());

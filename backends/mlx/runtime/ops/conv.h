@@ -3,10 +3,11 @@
 #include <array>
 #include <numeric>
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
+// The parameters of a convolution for each of its N spatial axes.
 template <size_t N>
 struct ConvWindow {
   std::array<int, N> stride;
@@ -45,6 +46,7 @@ inline ConvWindow<3> conv_window(const fb::ConvTranspose3DParams& n) {
       {n.output_padding_d(), n.output_padding_h(), n.output_padding_w()}};
 }
 
+// Checks the parameters of spatial axis i. The upper limit keeps the product of a parameter and a size within 64 bits.
 template <size_t N>
 void check_axis(const ConvWindow<N>& window, size_t i) {
   constexpr int kMax = 1 << 20;
@@ -74,14 +76,14 @@ inline mx::array flip_spatial(const mx::array& w, mx::StreamOrDevice s) {
   return mx::flip(w, axes, s);
 }
 
-// Whether to express a transposed convolution as a plain one. The CUDA backend of MLX 0.32 returns wrong
-// results for one with groups that is not the first in an evaluation, and for one that differs from an
-// earlier one only in its stride.
+// Whether a transposed convolution must be computed as a plain convolution. The CUDA backend of MLX 0.32 returns
+// wrong results for a transposed convolution with several groups unless it is the first in an evaluation, and for
+// a transposed convolution that differs from an earlier one only in its stride.
 inline bool avoids_transposed(mx::Stream stream) {
   return stream.device == mx::Device::gpu && mx::cu::is_available();
 }
 
-// A convolution over N spatial axes. x is [B, ..., C], w is [O, ..., C / groups].
+// A convolution over N spatial axes of x [B, ..., C] with the weights w [O, ..., C / groups].
 template <typename Node, size_t N, bool kTransposed>
 void conv(const Node& n, Context& c) {
   const auto& x = c.in(n.x());
@@ -104,14 +106,14 @@ void conv(const Node& n, Context& c) {
     const int64_t length = x.shape(static_cast<int>(i) + 1);
     const int64_t kernel = w.shape(static_cast<int>(i) + 1);
     check_argument(length > 0 && kernel > 0, "axis ", i, ": x or w is empty");
-    const int64_t reach = window.dilation[i] * (kernel - 1);
+    const int64_t reach = window.dilation[i] * (kernel - 1);  // from the first to the last element under the kernel
     int64_t size = 0;
     if (kTransposed) {
       size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
       low.push_back(c.size("padding", reach - window.padding[i]));
       high.push_back(c.size("padding", reach - window.padding[i] + window.output_padding[i]));
     } else {
-      const int64_t room = length + 2 * window.padding[i] - reach - 1;
+      const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
       size = room < 0 ? 0 : room / window.stride[i] + 1;
       low.push_back(window.padding[i]);
       high.push_back(window.padding[i]);

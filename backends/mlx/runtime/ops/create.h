@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -27,8 +27,9 @@ inline void arange(const fb::ARangeParams& n, Context& c) {
   c.set(n.out(), mx::arange(double(start), double(stop), double(step), dtype, c.stream));
 }
 
-// Casts a fill value. C++ leaves the cast of a double undefined if the integer type cannot hold it, so the
-// cast goes through int64 or, for values of 0 or more, uint64. MLX then wraps to narrower dtypes.
+// Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold
+// the value. So for integer dtypes, x is first converted to a 64-bit integer, which is unsigned if x is not
+// negative. MLX converts this integer to narrower dtypes and wraps around if it does not fit.
 inline mx::array fill_value(double x, mx::Dtype dtype) {
   if (dtype == mx::bool_) {
     return mx::array(x != 0);

@@ -5,12 +5,15 @@
 #include <numbers>
 
 #include "cpu/accelerate.h"
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
 using UnaryOp = mx::array (*)(const mx::array&, mx::StreamOrDevice);
 using BinaryOp = mx::array (*)(const mx::array&, const mx::array&, mx::StreamOrDevice);
+
+// The largest number of elements that an op inspects on the host while it builds the graph.
+constexpr size_t kMaxInspectedElements = 4096;
 
 template <UnaryOp Op>
 void unary(const fb::UnaryNode& n, Context& c) {
@@ -22,8 +25,9 @@ void binary(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(c.in(n.a()), c.in(n.b()), c.stream));
 }
 
-// A binary op with a bool result. Two scalars on the host are compared there, so that a branch on the
-// result does not wait.
+// A comparison or a logical op. If both operands are scalars on the host, `Host` computes the result there, so that a
+// branch that depends on the result does not have to wait for an evaluation. kBoolsOnly limits this to bool operands:
+// for a bitwise op, `Host` is a logical op, which gives the same result only for bools.
 template <BinaryOp Op, typename Host, bool kBoolsOnly = false>
 void predicate(const fb::BinaryNode& n, Context& c) {
   const auto& a = c.in(n.a());
@@ -56,11 +60,11 @@ inline mx::array truncate(const mx::array& x, mx::StreamOrDevice s) {
   return mx::where(mx::less(x, scalar_like(0, x), s), mx::ceil(x, s), mx::floor(x, s), s);
 }
 
-// Whether a division by b cannot fault. The processor faults on an integer division by 0, and of the
-// lowest integer by -1. A small divisor on the host is checked, and 0 is an error. Any other divisor is
-// guarded in the graph, where a division by 0 gives 0.
+// Whether the elements of b are known to be safe divisors. The processor faults when it divides an integer by 0, or
+// the lowest integer by -1. If b is small and on the host, this function looks at its elements: throws if one is 0, and
+// returns false if one is -1. For any other b, it returns false without looking.
 inline bool is_safe_divisor(const mx::array& b) {
-  if (!is_on_host(b) || b.size() > 4096) {
+  if (!is_on_host(b) || b.size() > kMaxInspectedElements) {
     return false;
   }
   bool has_minus_one = false;
@@ -71,6 +75,9 @@ inline bool is_safe_divisor(const mx::array& b) {
   return !has_minus_one;
 }
 
+// Op is mx::floor_divide or mx::remainder. For integers, the graph replaces divisors of 0 and -1 by 1, unless b is
+// known to contain none, and corrects the results: for a divisor of 0 to 0, and for a divisor of -1 to the quotient -a
+// or the remainder 0.
 template <BinaryOp Op>
 mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   constexpr bool kQuotient = Op == static_cast<BinaryOp>(mx::floor_divide);
@@ -84,14 +91,14 @@ mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDe
   if (!is_signed(dtype)) {
     return mx::where(is_zero, mx::array(0, dtype), Op(a, mx::where(is_zero, one, b, s), s), s);
   }
-  const auto minus_one = mx::equal(b, mx::array(-1, b.dtype()), s);
-  const auto safe = mx::where(mx::logical_or(is_zero, minus_one, s), one, b, s);
+  const auto is_minus_one = mx::equal(b, mx::array(-1, b.dtype()), s);
+  const auto safe = mx::where(mx::logical_or(is_zero, is_minus_one, s), one, b, s);
   const auto result = mx::where(is_zero, mx::array(0, dtype), Op(a, safe, s), s);
-  return kQuotient ? mx::where(minus_one, mx::negative(mx::astype(a, dtype, s), s), result, s) : result;
+  return kQuotient ? mx::where(is_minus_one, mx::negative(mx::astype(a, dtype, s), s), result, s) : result;
 }
 
-// MLX loops forever on a negative integer exponent. As in torch, the result is then 0, unless the base is
-// 1 or -1.
+// mx::power() never returns if an exponent is a negative integer. For such an exponent, this function gives the same
+// results as torch: 0, unless the base is 1 or -1.
 inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
   if (!is_signed(dtype) || !is_signed(b.dtype())) {
@@ -101,20 +108,21 @@ inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevic
   const auto one = mx::array(1, dtype);
   const auto base = mx::astype(a, dtype, s);
   const auto exponent = mx::astype(b, dtype, s);
-  if (is_on_host(b) && b.size() <= 4096) {
-    bool negative = false;
-    for_each_integer(b, [&](int64_t x) { negative |= x < 0; });
-    if (!negative) {
+  if (is_on_host(b) && b.size() <= kMaxInspectedElements) {
+    bool has_negative = false;
+    for_each_integer(b, [&](int64_t x) { has_negative |= x < 0; });
+    if (!has_negative) {
       return mx::power(base, exponent, s);
     }
   }
   const auto magnitude = mx::maximum(mx::abs(exponent, s), zero, s);
-  const auto vanishes = mx::logical_and(
+  const auto is_zero = mx::logical_and(
       mx::less(exponent, zero, s), mx::not_equal(mx::abs(base, s), one, s), s);
-  return mx::where(vanishes, zero, mx::power(base, magnitude, s), s);
+  return mx::where(is_zero, zero, mx::power(base, magnitude, s), s);
 }
 
-// Computes half precision in float32, where 1 + erf does not cancel.
+// If x has half precision, computes in float32, because for negative x the sum 1 + erf(...) loses digits to
+// cancellation.
 inline void gelu(const fb::GeluParams& n, Context& c) {
   const auto& s = c.stream;
   const auto& input = c.in(n.x());

@@ -1,13 +1,13 @@
 #pragma once
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
-// Checks that indices are in [-length, length), or in [0, length) without `from_end`. MLX does not, and
-// would access memory out of bounds. Computed indices are clamped, because checking them would need an
-// evaluation.
-inline mx::array checked_indices(
+// Returns `indices` for an axis of `length` elements, all within bounds: [-length, length) if `from_end`, otherwise
+// [0, length). MLX does not check indices and would access memory out of bounds. If the indices are on the host, throws
+// if one is out of bounds. Computed indices are clamped instead, because checking them would need an evaluation.
+inline mx::array bounded_indices(
     const mx::array& indices,
     int length,
     Context& c,
@@ -26,6 +26,7 @@ inline mx::array checked_indices(
     });
     return indices;
   }
+  // If no value of the dtype can reach `length`, there is nothing to clamp from above.
   const int bits = static_cast<int>(indices.itemsize()) * 8 - is_signed(dtype);
   const bool all_below = bits < 31 && length > (int64_t{1} << bits);
   mx::array result = indices;
@@ -38,13 +39,15 @@ inline mx::array checked_indices(
   return result;
 }
 
-// [start, stop) on an axis, with Python's rules for negative and large bounds.
+// The indices [start, stop) on an axis. Both bounds count from the front and are at most the length of the axis.
 struct Range {
   int axis;
   int start;
   int stop;
 };
 
+// The range of a slice of x with a positive step. As in Python, negative bounds of the node count from the end, and
+// bounds that are too large or too small stand for the ends of the axis.
 template <typename Node>
 Range checked_range(const Node& n, const mx::array& x, Context& c) {
   const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
@@ -57,7 +60,8 @@ Range checked_range(const Node& n, const mx::array& x, Context& c) {
   return {axis, start, std::max(start, bound(c.integer(n.stop())))};
 }
 
-// A range as arguments of mx::slice, which takes the bounds of every axis.
+// The arguments of mx::slice, which takes bounds for every axis: `range` on its axis, and the whole length of all other
+// axes.
 struct Slices {
   Slices(const mx::array& x, const Range& range, int step = 1)
       : start(x.ndim(), 0), stop(x.shape()), steps(x.ndim(), 1) {
@@ -70,8 +74,8 @@ struct Slices {
   mx::Shape steps;
 };
 
-// A slice with a negative step. MLX counts a negative stop from the end, so "before the first element" is
-// -length - 1.
+// A slice with a negative step. If it includes the first element, it must stop at the place before that element. For
+// MLX this place is -length - 1, because MLX counts a negative stop from the end: -1 is the last element.
 inline void slice_backwards(const fb::SliceParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
@@ -122,7 +126,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
   const int length = x.shape(axis);
   const auto& index = *n.index();
   if (index.kind() == 2) {
-    const auto indices = checked_indices(c.in(index.tid()), length, c);
+    const auto indices = bounded_indices(c.in(index.tid()), length, c);
     return c.set(n.out(), mx::take(x, indices, axis, c.stream));
   }
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());
@@ -136,7 +140,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
 inline void take_along_axis(const fb::TakeAlongAxisParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
-  const auto indices = checked_indices(c.in(n.indices()), x.shape(axis), c);
+  const auto indices = bounded_indices(c.in(n.indices()), x.shape(axis), c);
   check_argument(indices.ndim() == x.ndim(), "indices: got ", indices.ndim(), " axes, expected ", x.ndim());
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     check_argument(
@@ -165,16 +169,17 @@ inline void gather(const fb::GatherParams& n, Context& c) {
   std::vector<mx::array> indices;
   for (uint32_t i = 0; i < axes.size(); ++i) {
     const int axis = checked[i];
-    // A slice longer than 1 must fit after its index, so the index cannot count from the end.
-    indices.push_back(checked_indices(
+    // A slice begins at its index and must end within x. So for a slice longer than 1, the largest valid index is
+    // lower, and an index that counts from the end is not allowed.
+    indices.push_back(bounded_indices(
         c.in(n.indices()->Get(i)), x.shape(axis) - std::max(sizes[axis] - 1, 0), c, sizes[axis] <= 1));
   }
   check_program(!indices.empty(), "indices: expected at least one");
   c.set(n.out(), mx::gather(x, indices, std::vector<int>(checked.begin(), checked.end()), sizes, c.stream));
 }
 
-// Copies slices of `update` to `indices` on an axis. Consecutive indices are one slice update, which MLX
-// makes in place.
+// Returns `dst` after copying slice i of `update` to index indices[i] of `axis`, for every i. A run of consecutive
+// indices takes one slice update, which MLX can make in place. The indices must be on the host.
 inline mx::array copy_runs(mx::array dst, const mx::array& update, const mx::array& indices, int axis, Context& c) {
   std::vector<int> targets;
   for_each_integer(indices, [&](int64_t index) {
@@ -205,25 +210,25 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   expected[axis] = index.shape(0);
   check_argument(
       update.shape() == expected, "update: got shape ", dims(update.shape()), ", expected ", dims(expected));
-  const auto indices = checked_indices(index, dst.shape(axis), c);
+  const auto indices = bounded_indices(index, dst.shape(axis), c);
   if (update.size() == 0) {
     return c.set(n.out(), std::move(dst));
   }
   if (is_on_host(indices)) {
     return c.set(n.out(), copy_runs(std::move(dst), update, indices, axis, c));
   }
-  // Scatter takes the axes of the index first, then a slice with size 1 on the indexed axis.
+  // mx::scatter expects the axis of the indices first, followed by all axes of `dst`, with size 1 for the indexed axis.
   const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
   c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, c.stream));
 }
 
-// As in torch, indices may be smaller than x, and updates larger than indices, on any axis. Only the
-// leading corner is then used.
+// As in torch, `indices` may be smaller than `updates` on any axis, and smaller than x on any axis other than `axis`.
+// Then only as much of the beginning of `updates` and x takes part as `indices` is long.
 inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& updates = c.in(n.updates());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
-  const auto indices = checked_indices(c.in(n.indices()), x.shape(axis), c);
+  const auto indices = bounded_indices(c.in(n.indices()), x.shape(axis), c);
   check_argument(
       indices.ndim() == x.ndim() && updates.ndim() == x.ndim(),
       "got indices with ", indices.ndim(), " and updates with ", updates.ndim(), " axes, expected ", x.ndim());
@@ -231,7 +236,7 @@ inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
     return c.set(n.out(), x);
   }
   const mx::Shape origin(x.ndim(), 0);
-  auto corner = indices.shape();
+  auto corner = indices.shape();  // the shape of the part of x to which something is added
   corner[axis] = x.shape(axis);
   for (int i = 0; i < static_cast<int>(x.ndim()); ++i) {
     check_argument(

@@ -2,21 +2,22 @@
 
 #include "cpu/accelerate.h"
 #include "ops/index.h"
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
-// Whether to compute in float32 and cast back. On the CPU, MLX's kernels for half precision are missing,
-// or slow and inaccurate.
+// Whether an operation on x should be computed in float32 and its result cast back to the dtype of x. This is so for
+// half precision on the CPU, where MLX has either no kernels or slow and inaccurate ones.
 inline bool computes_in_float32(const mx::array& x, const Context& c) {
   return c.stream.device == mx::Device::cpu && is_half(x.dtype());
 }
 
+// Casts float dtypes to float32. Returns arrays of other dtypes, such as bool masks, unchanged.
 inline mx::array to_float32(const mx::array& x, const Context& c) {
   return is_float(x.dtype()) ? mx::astype(x, mx::float32, c.stream) : x;
 }
 
-// The number of matrices in a batched operand.
+// The number of matrices in an operand [..., rows, columns].
 inline int batch_size(const mx::array& x) {
   int size = 1;
   for (int i = 0; i + 2 < static_cast<int>(x.ndim()); ++i) {
@@ -25,11 +26,11 @@ inline int batch_size(const mx::array& x) {
   return size;
 }
 
-inline void check_matrix(const mx::array& x, const char* argument, size_t lowest = 2) {
+inline void check_min_rank(const mx::array& x, const char* argument, size_t lowest) {
   check_argument(x.ndim() >= lowest, argument, ": got ", x.ndim(), " axes, expected at least ", lowest);
 }
 
-// For half precision on the CPU.
+// Computes addmm for operands of half precision on the CPU. Returns a float32 result.
 inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
   const auto x = to_float32(a, c);
   const auto product = cpu::matmul_half(x, b, c.stream);
@@ -45,8 +46,8 @@ inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, 
 inline void addmm(const fb::AddmmParams& n, Context& c) {
   const auto& a = c.in(n.mat1());
   const auto& b = c.in(n.mat2());
-  check_matrix(a, "mat1", 1);
-  check_matrix(b, "mat2", 1);
+  check_min_rank(a, "mat1", 1);
+  check_min_rank(b, "mat2", 1);
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
@@ -58,14 +59,17 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream));
 }
 
-// Indices of matrices in a flattened batch, which MLX does not check.
+// Returns indices of matrices in the flattened batch axes of `batch`, as uint32 and within bounds, or nullopt if `tid`
+// is null.
 inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& batch, Context& c) {
   if (tid == nullptr) {
     return std::nullopt;
   }
-  return mx::astype(checked_indices(c.in(tid), batch_size(batch), c, false), mx::uint32, c.stream);
+  const auto indices = bounded_indices(c.in(tid), batch_size(batch), c, /*from_end=*/false);
+  return mx::astype(indices, mx::uint32, c.stream);
 }
 
+// Whether the program promises that the indices are in ascending order.
 template <typename Node>
 bool sorted_indices(const Node& n, Context& c) {
   return n.sorted_indices_flag() == nullptr ? n.sorted_indices() : c.integer(n.sorted_indices_flag()) != 0;
@@ -74,8 +78,8 @@ bool sorted_indices(const Node& n, Context& c) {
 inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   auto a = c.in(n.a());
   auto b = c.in(n.b());
-  check_matrix(a, "a");
-  check_matrix(b, "b");
+  check_min_rank(a, "a", 2);
+  check_min_rank(b, "b", 2);
   const auto dtype = a.dtype();
   const auto lhs = batch_indices(n.lhs_indices(), a, c);
   const auto rhs = batch_indices(n.rhs_indices(), b, c);

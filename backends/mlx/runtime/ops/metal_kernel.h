@@ -1,13 +1,14 @@
-// Metal source inside a program. Only a build with EXECUTORCH_MLX_METAL_KERNELS calls this code; every
-// build compiles it.
+// Runs Metal source that a program contains. Every build compiles this file, but only a build with
+// EXECUTORCH_MLX_METAL_KERNELS calls metal_kernel().
 #pragma once
 
 #include <tuple>
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
+// Reads a list of `count` names.
 inline std::vector<std::string> names_of(
     const char* argument,
     const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>>* names,
@@ -22,7 +23,7 @@ inline std::vector<std::string> names_of(
   return result;
 }
 
-// The size of a grid or threadgroup: one to three sizes, the rest are 1.
+// Reads the size of a grid or threadgroup on three axes. A program gives one to three sizes; the missing sizes are 1.
 inline std::tuple<int, int, int> extent(
     const char* argument, const flatbuffers::Vector<flatbuffers::Offset<fb::IntOrVid>>& sizes, const Context& c) {
   const auto shape = c.sizes(argument, sizes, /*lowest=*/1);
@@ -31,6 +32,7 @@ inline std::tuple<int, int, int> extent(
   return {at(0), at(1), at(2)};
 }
 
+// A program stores the sizes of all output shapes in one flat list, and the rank of each shape in another list.
 inline std::vector<mx::Shape> output_shapes(const fb::MetalKernelParams& n, const Context& c) {
   const size_t count = n.outputs()->size();
   const auto* flat = n.output_shapes_flat();
@@ -53,7 +55,7 @@ inline std::vector<mx::Shape> output_shapes(const fb::MetalKernelParams& n, cons
 }
 
 inline std::vector<std::pair<std::string, mx::fast::TemplateArg>> template_args(const fb::MetalKernelParams& n) {
-  enum { kInt, kBool, kDtype };
+  enum { kInt, kBool, kDtype };  // the kinds, as programs number them
   const auto* kinds = n.template_arg_kinds();
   const auto* values = n.template_arg_values();
   const size_t count = n.template_arg_names() == nullptr ? 0 : n.template_arg_names()->size();

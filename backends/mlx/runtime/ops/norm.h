@@ -1,10 +1,11 @@
 #pragma once
 
 #include "cpu/accelerate.h"
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
+// Checks x and its weight or bias, which `argument` names.
 inline void check_norm(const mx::array& x, const std::optional<mx::array>& weight, const char* argument) {
   check_argument(x.ndim() >= 1, "x: expected at least 1 axis");
   check_argument(

@@ -2,7 +2,7 @@
 
 #include "cpu/accelerate.h"
 #include "ops/linalg.h"
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -13,6 +13,7 @@ struct Quantized {
   std::optional<mx::array> biases;
 };
 
+// Reads and checks the quantized weights of a node.
 template <typename Node>
 Quantized quantized(const Node& n, Context& c) {
   check_program(
@@ -23,7 +24,7 @@ Quantized quantized(const Node& n, Context& c) {
       q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(),
       "got w ", describe(q.w), " and scales ", describe(q.scales),
       ", expected packed uint32 and the same number of axes");
-  // MLX does not check that the groups divide the rows of w.
+  // MLX does not check that the length of a row of w is a multiple of the group size.
   const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
@@ -33,6 +34,7 @@ Quantized quantized(const Node& n, Context& c) {
   return q;
 }
 
+// Casts the scales and biases to float32. The packed values stay as they are.
 inline Quantized to_float32(Quantized q, const Context& c) {
   q.scales = to_float32(q.scales, c);
   if (q.biases) {
@@ -54,12 +56,12 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   auto x = c.in(n.x());
   auto q = quantized(n, c);
-  check_matrix(x, "x", 1);
+  check_min_rank(x, "x", 1);
   const auto dtype = x.dtype();
   if (computes_in_float32(x, c)) {
     x = to_float32(x, c);
   }
-  // MLX's CUDA backend does not support a vector.
+  // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
   const bool is_vector = x.ndim() == 1;
   if (is_vector) {
     x = mx::expand_dims(x, 0, c.stream);
@@ -82,7 +84,7 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   auto x = c.in(n.x());
   auto q = quantized(n, c);
-  check_matrix(x, "x");
+  check_min_rank(x, "x", 2);
   const auto dtype = x.dtype();
   if (computes_in_float32(x, c)) {
     x = to_float32(x, c);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -13,8 +13,9 @@ inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
     const auto key = mx::random::key(static_cast<uint64_t>(c.integer(n.seed())));
     return c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
   }
-  // MLX advances its key sequence on the thread's default stream. For a thread without one it would
-  // create one, with an OS thread that is never freed.
+  // MLX advances its key sequence on the default stream of the calling thread. If the thread has no default stream, MLX
+  // would create a stream for it, whose worker thread is never freed. So the thread gets the shared stream as its
+  // default stream.
   if (!mx::peek_default_stream(mx::default_device())) {
     mx::set_default_stream(shared_stream(mx::default_device()));
   }

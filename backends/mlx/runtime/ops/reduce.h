@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -19,7 +19,7 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
-// For reductions without an identity: the median, maximum and minimum need at least one element.
+// For the median, maximum and minimum, which are not defined without elements.
 template <ReduceOp Op>
 void reduce_nonempty(const fb::ReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
@@ -48,7 +48,8 @@ void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axis, n.keepdims(), c.stream));
 }
 
-// Handles empty arrays, for which MLX divides by zero.
+// `Op` sorts values or, with kIndices, returns the indices of the sorted values. Empty arrays do not reach MLX, which
+// would divide by zero.
 template <SortOp Op, bool kIndices>
 void sort(const fb::AxisNode& n, Context& c) {
   const auto& x = c.in(n.x());

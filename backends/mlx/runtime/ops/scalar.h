@@ -2,13 +2,13 @@
 
 #include <cmath>
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
 using IntegerOp = int64_t (*)(int64_t, int64_t);
 
-// As in Python: the quotient is rounded down, and the remainder has the sign of b.
+// Division as in Python: floor_divide() rounds the quotient down, and the result of modulo() has the sign of b.
 inline int64_t floor_divide(int64_t a, int64_t b) {
   check_argument(b != 0, "integer division by zero");
   check_argument(b != -1 || a != std::numeric_limits<int64_t>::min(), a, " / -1 overflows 64 bits");
@@ -43,7 +43,8 @@ void integers(const fb::BinaryIntNode& n, Context& c) {
   c.set(n.out(), Op(c.integer(n.a()), c.integer(n.b())));
 }
 
-// Copies a scalar to the host. Waits only if it is computed.
+// Copies the only element of a tensor to a value slot, as an integer. Waits for an evaluation only if the tensor is
+// computed or has a float dtype.
 inline void item_int(const fb::ItemIntParams& n, Context& c) {
   mx::array x = c.in(n.x());
   check_argument(x.size() == 1, "x: got ", x.size(), " elements, expected 1");
@@ -56,6 +57,7 @@ inline void item_int(const fb::ItemIntParams& n, Context& c) {
   if (!mx::issubdtype(x.dtype(), mx::inexact)) {
     int64_t value = 0;
     for_each_integer(x, [&](int64_t element) { value = element; });
+    // for_each_integer() gives the largest int64 for every uint64 that does not fit.
     check_argument(
         x.dtype() != mx::uint64 || value != std::numeric_limits<int64_t>::max(),
         "x: expected a value that fits in int64");

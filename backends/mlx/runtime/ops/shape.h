@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/row.h"
+#include "ops/op_row.h"
 
 namespace executorch_mlx {
 
@@ -24,7 +24,7 @@ inline void squeeze(const fb::SqueezeParams& n, Context& c) {
   if (n.dims() == nullptr || n.dims()->size() == 0) {
     return c.set(n.out(), mx::squeeze(x, c.stream));
   }
-  // As in torch, an axis whose size is not 1 stays.
+  // As in torch, an axis whose size is not 1 stays, even if the node lists the axis.
   std::vector<int> ones;
   for (const int axis : checked_axes(n.dims(), static_cast<int>(x.ndim()))) {
     if (x.shape(axis) == 1) {
@@ -143,7 +143,7 @@ inline void split(const fb::SplitParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   auto sizes = c.sizes("sizes", *n.sizes());
-  // A single size is that of every part but the last, which may be smaller.
+  // If there is only one size for several parts, all parts have this size, but the last one may be smaller.
   if (sizes.size() == 1 && n.outs()->size() > 1) {
     const int64_t rest = x.shape(axis) - int64_t{sizes[0]} * (n.outs()->size() - 1);
     check_argument(
@@ -196,7 +196,7 @@ inline void pad(const fb::PadParams& n, Context& c) {
   c.set(n.out(), mx::pad(x, pairs, mx::array(n.constant_value(), x.dtype()), mode, c.stream));
 }
 
-// Checks the bounds, which MLX does not.
+// Checks that the elements of the view lie within x. MLX does not check this.
 inline void as_strided(const fb::AsStridedParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto shape = c.sizes("shape", *n.shape());

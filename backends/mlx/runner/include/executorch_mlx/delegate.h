@@ -7,8 +7,8 @@ extern "C" {
 const char* executorch_mlx_version();
 
 // Registers the backend MLXBackend with the ExecuTorch runtime of this process. May be called repeatedly.
-// Returns 0 if the backend is registered, 1 if another library registered an MLXBackend first (that one stays in
-// use), and otherwise the number of an ExecuTorch Error.
+// Returns 0 if this backend is registered, 1 if another library registered an MLXBackend first, which then stays in
+// use, and otherwise the number of an ExecuTorch Error.
 int executorch_mlx_register();
 
 // Sets a default load option for all programs loaded from now on. The options of a single load have the same names

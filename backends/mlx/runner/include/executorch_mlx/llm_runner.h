@@ -28,14 +28,14 @@ class EventTracer;
 
 namespace executorch_mlx {
 
-// The program cannot be loaded, is not a language model of this project, or failed while it ran.
+// Thrown if the program cannot be loaded, is not a language model of this project, or fails while it runs.
 class LlmError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The request is invalid for this program: for example a token id outside the vocabulary, a prompt that does not fit
-// into the context, or a sampling parameter that the program was exported without.
+// Thrown if the request is invalid for this program: for example because of a token id outside the vocabulary, a prompt
+// that does not fit into the context, or a sampling parameter that the program was exported without.
 class LlmArgumentError : public LlmError {
  public:
   using LlmError::LlmError;
@@ -50,50 +50,56 @@ struct LlmMetadata {
   int64_t vocab_size = 0; // number of token ids
   std::optional<int64_t> bos_id; // the token that begins a text
   std::vector<int64_t> eos_ids; // the tokens that end an answer
-  bool has_head = false; // the program can return tokens
-  bool has_logits = false; // the program can return logits, from which the host samples
+  bool has_head = false; // the program has a sampling head, and can return tokens
+  bool has_logits = false; // the program can return logits, so that the host can sample
 
-  // Which sampling parameters the head takes, besides temperature and top_p.
-  bool takes_seed = false; // false: the draws of the head differ from run to run
+  // Which sampling parameters the head accepts, besides temperature and top_p.
+  bool takes_seed = false; // if false, the draws of the head differ from run to run
   bool takes_top_k = false;
   bool takes_min_p = false;
   bool takes_penalties = false;
   bool takes_allowed_tokens = false;
-  int64_t logit_bias = 0; // maximum number of biased tokens; 0: none
-  int64_t history = 0; // number of last tokens that the penalties consider; 0: unspecified, all of them
+  int64_t logit_bias = 0; // the largest number of tokens whose logits the head can bias; 0: no logit bias
+  // The penalties consider this number of tokens, counted from the end of the prompt and answer so far. 0 means that
+  // the program does not give a number; the host then considers all tokens.
+  int64_t history = 0;
 
   bool has_tokens = false; // the program contains the bytes of each token, so answers have text
 };
 
-// Selects the tokens that may come next. Bit v % 32 of words[v / 32] stands for token v. On entry all bits are set.
-// `answer` holds the tokens of the answer so far.
-using AllowedTokens = std::function<void(std::span<const int64_t> answer, std::span<int32_t> words)>;
+// Selects the tokens that may be drawn next, by clearing the bits of all other tokens in `mask`. Bit v % 32 of
+// mask[v / 32] stands for token v. All bits are set when the function is called. `answer` contains the tokens of the
+// answer so far.
+using AllowedTokens = std::function<void(std::span<const int64_t> answer, std::span<int32_t> mask)>;
 
-// How the next token is chosen. All parameters are off by default.
+// How the next token is chosen. With the default values, decoding is greedy and the logits are not changed.
 //
-// The program's head applies them if it takes all parameters that are on. Otherwise the host applies them to the
-// program's logits. Both ways choose the same tokens, except where the rounding of two devices differs.
+// If the program has a sampling head that accepts all parameters with other values than the default, the head applies
+// them. If not, the host applies them to the logits that the program returns. Both ways choose the same tokens, except
+// where the rounding of two devices differs.
 struct SamplingParameters {
-  float temperature = 0; // 0 or less: greedy
-  float top_p = 1; // keep the most likely tokens whose probabilities add up to top_p; 1: off
-  int64_t top_k = 0; // keep the k most likely tokens; 0: off
-  float min_p = 0; // keep tokens with at least min_p times the highest probability; 0: off
+  float temperature = 0; // divides the logits; 0 or less: greedy
+  float top_p = 1; // keep the most likely tokens whose probabilities add up to top_p; 1: keep all
+  int64_t top_k = 0; // keep the k most likely tokens; 0: keep all
+  float min_p = 0; // keep tokens with at least min_p times the highest probability; 0: keep all
   std::optional<int64_t> seed; // step i draws with seed + i; unset: a random seed
 
-  // The penalties apply to tokens that occurred among the last tokens of prompt and answer.
-  float repetition_penalty = 1; // divides positive logits and multiplies negative ones; greater than 0; 1: off
-  float presence_penalty = 0; // subtracted once; 0: off
-  float frequency_penalty = 0; // subtracted once per occurrence; 0: off
+  // The penalties change the logits of tokens that occurred among the last LlmMetadata::history tokens of prompt and
+  // answer.
+  float repetition_penalty = 1; // divides positive logits and multiplies negative ones; greater than 0; 1: no change
+  float presence_penalty = 0; // subtracted once; 0: no change
+  float frequency_penalty = 0; // subtracted once per occurrence; 0: no change
 
   std::vector<std::pair<int64_t, float>> logit_bias; // token id, and the value added to its logit
-  AllowedTokens allowed_tokens; // called before every draw; empty: off
+  AllowedTokens allowed_tokens; // called before every draw; empty: all tokens are allowed
 };
 
 struct GenerateConfig {
   SamplingParameters sampling;
   int64_t max_new_tokens = 128; // maximum length of the answer; at least 1
   std::vector<int64_t> stop_ids; // tokens that end the answer, in addition to LlmMetadata::eos_ids
-  std::vector<std::string> stop; // strings that end the answer; not empty; needs LlmMetadata::has_tokens
+  // Strings that end the answer. Each has at least one character. Only for programs with LlmMetadata::has_tokens.
+  std::vector<std::string> stop;
   bool ignore_eos = false; // do not stop at LlmMetadata::eos_ids
 };
 
@@ -119,47 +125,48 @@ struct Timings {
   int64_t prompt_tokens = 0; // tokens that the prefill processed
   int64_t decoded_tokens = 0; // tokens drawn by decode steps; the prefill draws the first token of the answer
   double time_to_first_token = 0; // from the call of generate() to the first token
-  double prefill = 0;
-  double decode = 0;
+  double prefill = 0; // seconds in the prefill
+  double decode = 0; // seconds in decode steps
 
-  // Tokens per second, or 0 if there were none.
+  // Tokens per second, or 0 if no tokens were processed.
   double prefill_tokens_per_second() const;
   double decode_tokens_per_second() const;
 };
 
 struct GenerateResult {
   std::vector<int64_t> tokens; // the answer, without the stop id
-  // The text of the answer, without the stop string. It is what the callback received, followed by the text held back
-  // until the end: a possible beginning of a stop string, or U+FFFD for an incomplete character. Empty if the program
-  // has no token bytes.
+  // The text of the answer, without the stop string: all text that the callback received, followed by the text held
+  // back until the end, which is a possible beginning of a stop string, or U+FFFD for an incomplete character. Empty if
+  // the program has no token bytes.
   std::string text;
   FinishReason finish = FinishReason::kLength;
   std::optional<int64_t> stop_id; // the stop id that ended the answer
   std::optional<std::string> stop_string; // the stop string that ended the answer
-  std::optional<int64_t> seed; // the seed of the first token; unset if the head takes no seed
+  std::optional<int64_t> seed; // the seed of the first token; unset if the head drew the tokens and accepts no seed
   Timings timings;
 };
 
-// Receives each new token and the text that it completes: whole characters only, and no text that may turn out to be
-// part of a stop string. Returns whether to continue.
+// Receives each new token and the text that the token completes: whole characters only, and no text that may turn out
+// to be part of a stop string. Returns whether to continue.
 using TokenCallback = std::function<bool(int64_t token, std::string_view text)>;
 
-// The same for generate_batch(). `sequence` is the index of the prompt. Returning false ends that sequence only.
+// A TokenCallback for generate_batch(). `sequence` is the index of the prompt. Returning false ends only the answer to
+// this prompt.
 using BatchTokenCallback = std::function<bool(size_t sequence, int64_t token, std::string_view text)>;
 
-// A random seed, not negative.
+// Returns a random seed of 0 or more.
 int64_t random_seed();
 
-// The peak resident memory of this process, in bytes.
+// Returns the peak resident memory of this process, in bytes.
 int64_t peak_resident_bytes();
 
 class LlmRunner {
  public:
   // Loads the program in the file `path`.
   //
-  // `device` is "cpu", "gpu" or "". The empty string means the environment variable EXECUTORCH_MLX_DEVICE, or MLX's
-  // default device if that is unset. `tracer` records the time of every instruction, which slows execution down; it
-  // must outlive the runner.
+  // `device` is "cpu", "gpu" or "". The empty string means the device that the environment variable
+  // EXECUTORCH_MLX_DEVICE names, or MLX's default device if the variable is not set. `tracer` may be null. Otherwise
+  // the tracer records the time of every instruction, which slows execution down, and must outlive the runner.
   //
   // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmError if the file is not a valid
   // language model.
@@ -176,17 +183,19 @@ class LlmRunner {
   // How long the constructor took, in seconds.
   double load_seconds() const;
 
-  // The bytes of a token: UTF-8, possibly part of a character. Special tokens have none. The view is valid as long as
-  // the runner. Throws LlmArgumentError if the id is out of range or the program has no token bytes.
+  // Returns the bytes of a token: UTF-8, possibly only a part of a character. Special tokens have no bytes. The view is
+  // valid as long as the runner exists. Throws LlmArgumentError if the id is out of range or the program has no token
+  // bytes.
   std::string_view token_bytes(int64_t token) const;
 
   // Appends `prompt` to the context and generates an answer.
   //
-  // The last token drawn, including a stop id, is not in the KV cache yet. To continue the conversation, begin the
-  // next prompt with that token. A program with several sequences processes the same tokens in all of them.
+  // The last token that was drawn, which may be a stop id, is not in the KV cache yet. To continue the conversation,
+  // begin the next prompt with this token. If the program has several sequences, it processes the same tokens in all of
+  // them.
   //
-  // Throws LlmArgumentError if the request is invalid; nothing has run then. Throws LlmError if a step fails; call
-  // reset() before the next request then.
+  // Throws LlmArgumentError if the request is invalid, before anything runs. Throws LlmError if a step fails; after
+  // that, call reset() before the next request.
   GenerateResult generate(
       std::span<const int64_t> prompt,
       const GenerateConfig& config,
@@ -194,22 +203,22 @@ class LlmRunner {
 
   // Answers up to LlmMetadata::batch_size prompts side by side and returns the results in the order of the prompts.
   //
-  // Starts from an empty KV cache and leaves it empty. All sequences use the same seed, but each draws different
-  // noise. Throws the same errors as generate().
+  // Empties the KV cache at the beginning and at the end. All sequences use the same seed, but the noise of each
+  // sequence is different. Throws the same errors as generate().
   std::vector<GenerateResult> generate_batch(
       std::span<const std::vector<int64_t>> prompts,
       const GenerateConfig& config,
       const BatchTokenCallback& on_token = {});
 
-  // Ends the running answer before its next step; has no effect if none is running. May be called from any thread and
-  // from a signal handler.
+  // Ends the running answer before its next step. Has no effect if no answer is running. May be called from any thread
+  // and from a signal handler.
   void cancel() noexcept;
 
   // The number of positions in use in the KV cache.
   int64_t position() const;
 
-  // Discards all positions from `position` on, so that another prompt can follow. Throws LlmArgumentError if
-  // `position` is greater than position(), or more than LlmMetadata::max_rewind before it and not 0.
+  // Discards all positions of the KV cache from `position` on, so that another prompt can take their place. `position`
+  // must be 0, or from position() - LlmMetadata::max_rewind to position(); otherwise this throws LlmArgumentError.
   void rewind(int64_t position);
 
   // Empties the KV cache.

@@ -14,10 +14,11 @@ class Utf8Stream {
   // Appends the characters that `bytes` completes to `text`.
   void feed(std::string_view bytes, std::string& text);
 
-  // Ends the stream: appends U+FFFD to `text` if a character is incomplete, then resets.
+  // Ends the stream: appends U+FFFD to `text` if a character is incomplete. The next call of feed() begins a new
+  // stream.
   void finish(std::string& text);
 
-  // Drops an incomplete character.
+  // Drops an incomplete character and begins a new stream.
   void reset();
 
  private:

@@ -1,5 +1,5 @@
-// Attention in tiles of queries: scores, softmax and the product with the values follow one another while
-// the scores are in the cache of a core.
+// Attention, computed for a tile of queries at a time. A tile has few enough scores to keep them in the cache of a
+// core while the softmax and the product with the values use them.
 #include <algorithm>
 #include <vector>
 
@@ -12,17 +12,19 @@ namespace {
 
 using Attention = ExecutorchMlxAttention;
 
-constexpr int64_t kScoresPerTile = 128 << 10;
+constexpr int64_t kScoresPerTile = 128 << 10;  // about this many, if the limits on the number of queries allow it
 constexpr int64_t kMaxTileQueries = 128;
 constexpr int64_t kMinTileQueries = 16;
 
-// A matrix as BLAS reads it: contiguous rows, `stride` apart.
+// A matrix as BLAS reads it. The elements of a row are contiguous, and each row begins `stride` elements after the
+// previous one.
 struct Matrix {
   const float* data;
   int64_t stride;
 };
 
-// Rows first ... first + count - 1 of a head, copied into `buffer` if they are not contiguous.
+// Returns rows first ... first + count - 1 of one attention head of x. Each row has `width` elements. If BLAS cannot
+// read the rows in place, they are copied to `buffer`.
 Matrix rows_of(
     const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t width,
     std::vector<float>& buffer) {
@@ -40,15 +42,16 @@ Matrix rows_of(
   return {buffer.data(), width};
 }
 
-// Applies the mask to the scores of a query and replaces them by unnormalized softmax weights. Returns their sum.
+// Applies the masks to the scores of one query, and then replaces these scores by unnormalized softmax weights.
+// Returns the sum of the weights.
 float softmax_weights(const Attention& a, int64_t batch, int64_t head, int64_t query, float* scores, int64_t keys) {
-  const int64_t mask = batch * a.mask_strides[0] + head * a.mask_strides[1] + query * a.mask_strides[2];
+  const int64_t mask_offset = batch * a.mask_strides[0] + head * a.mask_strides[1] + query * a.mask_strides[2];
   for (int64_t i = 0; a.float_mask && i < keys; ++i) {
-    scores[i] += a.float_mask[mask + i * a.mask_strides[3]];
+    scores[i] += a.float_mask[mask_offset + i * a.mask_strides[3]];
   }
   bool sees_any = a.bool_mask == nullptr;
   for (int64_t i = 0; a.bool_mask && i < keys; ++i) {
-    const bool sees = a.bool_mask[mask + i * a.mask_strides[3]];
+    const bool sees = a.bool_mask[mask_offset + i * a.mask_strides[3]];
     scores[i] = sees ? scores[i] : -__builtin_inff();
     sees_any |= sees;
   }
@@ -58,15 +61,16 @@ float softmax_weights(const Attention& a, int64_t batch, int64_t head, int64_t q
     return static_cast<float>(keys);
   }
   std::fill(scores + visible, scores + keys, 0.0f);
-  return kernels().exp_sum(scores, visible);
+  return kernels().replace_by_exp(scores, visible);
 }
 
-// Computes the output of queries [first, last) of a head.
+// Computes the output of queries [first, last) of one attention head.
 void attend(const Attention& a, int64_t batch, int64_t head, int64_t first, int64_t last) {
   static thread_local std::vector<float> scores, q_buffer, k_buffer, v_buffer;
   const int64_t m = last - first;
-  const int64_t offset = a.keys - a.queries;  // query i sees the keys up to i + offset
-  // Leaves out the keys that no query sees. A query without visible keys weighs all keys, see softmax_weights.
+  const int64_t offset = a.keys - a.queries;  // if causal, query i sees the keys up to i + offset
+  // Leaves out the last keys if none of these queries sees them. But if the first query sees no key at all, all keys
+  // are needed: softmax_weights() then gives all keys the same weight.
   const int64_t keys = a.causal && first + offset >= 0 ? last + offset : a.keys;
   const int64_t kv_head = head / (a.heads / a.kv_heads);
   const Matrix q = rows_of(a.q, batch, head, first, m, a.width, q_buffer);
@@ -91,8 +95,8 @@ void attend(const Attention& a, int64_t batch, int64_t head, int64_t first, int6
   }
 }
 
-// Decode has one query per head. Treats the heads of q that share keys as queries of one head, so that one
-// product handles all of them.
+// In decode there is one query per attention head. Returns a description of the same attention in which the heads of q
+// that share keys are the queries of a single head, so that one matrix product computes all of them.
 Attention with_heads_as_queries(Attention a) {
   const int64_t group = a.heads / a.kv_heads;
   for (auto* strides : {a.q.strides, a.mask_strides}) {

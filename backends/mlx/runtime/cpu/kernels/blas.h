@@ -1,8 +1,8 @@
 // The C API of libmlx_blas: the CBLAS functions that libmlx calls, and the kernels of this project.
 // ../README.md explains why this is a library of its own.
 //
-// Matrices are row-major, and arrays contiguous, unless there are strides, which count elements. Kernels
-// compute in float32 and use the threads of one pool.
+// Matrices are row-major and arrays are contiguous, except where a function takes strides. Strides count elements.
+// Kernels compute in float32. All of them use the threads of one pool.
 #pragma once
 
 #include <cstdint>
@@ -36,16 +36,18 @@ EXECUTORCH_MLX_BLAS_API void cblas_cgemm(
 // the BLAS in the mlx wheel.
 EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_blas_name();
 
-// Number of calls of cblas_sgemm so far. It tells whether libmlx calls this library.
+// Returns the number of calls of cblas_sgemm so far. If it rises with a product in MLX, libmlx calls this library.
 EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_blas_calls();
 
 // -- threads -------------------------------------------------------------------------------------
 
-// Number of threads in the pool: OPENBLAS_NUM_THREADS or OMP_NUM_THREADS if set, else the processors that
-// the process may use according to its affinity mask and the CPU quota of its cgroup.
+// Returns the number of threads in the pool: the environment variable OPENBLAS_NUM_THREADS or OMP_NUM_THREADS if one
+// is set, or else the number of processors that the process may use, according to its affinity mask and the CPU quota
+// of its cgroup.
 EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
 
-// Calls item(context, 0) ... item(context, count - 1) on the pool. pool.h wraps it for C++.
+// Calls item(context, 0) ... item(context, count - 1) on the threads of the pool, and returns when all calls have
+// returned. The function parallel() in pool.h is the C++ form of this one.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
 
 // -- matrix products -----------------------------------------------------------------------------
@@ -75,8 +77,8 @@ struct ExecutorchMlxHalfMatmul {
   const float* x;
   const uint16_t* w;
   executorch_mlx::FloatType type;  // of w
-  int64_t row_stride;
-  int64_t column_stride;
+  int64_t row_stride;              // of w
+  int64_t column_stride;           // of w
   int m;
   int n;
   int k;
@@ -84,7 +86,7 @@ struct ExecutorchMlxHalfMatmul {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
 
-// -- operations that MLX's CPU backend composes of several ----------------------------------------
+// -- operations that MLX's CPU backend composes of several others ---------------------------------
 
 // y = x / (1 + exp(-x)).
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64_t count);
@@ -93,14 +95,14 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
     const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
 
-// An array with four axes and any strides.
+// An array [batch, heads, tokens, width] with any strides.
 struct ExecutorchMlxHeads {
   const float* data;
   int64_t strides[4];
 };
 
 // Rotary position embedding of x [batch, heads, tokens, width]. Rotates the pairs (x[i], x[half + i]), i < half,
-// by the angle (offset + token) * scale / period[i], and copies x[2 * half] and what follows.
+// by the angle (offset + token) * scale / periods[i], and copies the elements from x[2 * half] on.
 struct ExecutorchMlxRope {
   ExecutorchMlxHeads x;
   int64_t batch;
@@ -108,7 +110,7 @@ struct ExecutorchMlxRope {
   int64_t tokens;
   int64_t width;
   int64_t half;
-  const int32_t* offsets;    // one, or one per sequence of the batch
+  const int32_t* offsets;    // one number, or one for each sequence of the batch
   bool offset_per_sequence;
   const float* periods;      // [half], or null for base^(i / half)
   float base;
@@ -119,8 +121,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
 
 // y [batch, heads, queries, v_width] = softmax(scale * q @ k.T + mask) @ v for q [batch, heads, queries, width],
 // k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width]. heads / kv_heads consecutive heads of
-// q share a head of k and v. At most one mask is set; a query that a bool mask or `causal` hides from all keys
-// weighs all keys equally, as in MLX.
+// q share a head of k and v. At most one of the two masks is set. If a bool mask or `causal` hides all keys from a
+// query, all keys have the same weight for this query, as in MLX.
 struct ExecutorchMlxAttention {
   ExecutorchMlxHeads q;
   ExecutorchMlxHeads k;
@@ -132,9 +134,9 @@ struct ExecutorchMlxAttention {
   int64_t keys;
   int64_t width;
   int64_t v_width;
-  bool causal;              // the last query sees all keys, and each query one key more than the query before
-  const bool* bool_mask;    // whether a query sees a key, or null
-  const float* float_mask;  // added to the scores, or null
+  bool causal;              // if true, the last query sees all keys, and each query one key less than the next one
+  const bool* bool_mask;    // whether a query sees a key; may be null
+  const float* float_mask;  // added to the scores; may be null
   int64_t mask_strides[4];
   float scale;
   float* y;
@@ -143,8 +145,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttenti
 
 // -- tests ---------------------------------------------------------------------------------------
 
-// Uses the kernels for "avx512", "avx2" or "portable" from now on, instead of the fastest. Returns false if
-// this processor does not support them. Must not be called while kernels run.
+// Selects the kernels for the instruction set "avx512", "avx2" or "portable" from now on, instead of the fastest
+// ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be called
+// while kernels run.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
 
 } // extern "C"

@@ -1,4 +1,5 @@
-// The CBLAS functions that libmlx calls, forwarded to OpenBLAS. ../README.md explains why libmlx calls these.
+// The CBLAS functions that libmlx calls, forwarded to OpenBLAS. ../README.md explains why libmlx calls the functions of
+// this file instead of the BLAS library in the mlx wheel.
 //
 // scipy-openblas32 contains OpenBLAS under prefixed names such as scipy_cblas_sgemm, which do not collide with
 // the names below.
@@ -35,7 +36,8 @@ bool load_symbol(void* library, const char* symbol, Function& function) {
   return function != nullptr;
 }
 
-// Searches the run path of this library, which names the scipy_openblas32 wheel.
+// Fills `blas` with the functions of OpenBLAS. Returns false if OpenBLAS is not found. dlopen() searches the run path
+// of this library, which names the folder of the scipy_openblas32 wheel.
 bool load_openblas(Blas& blas) {
   void* library = dlopen("libscipy_openblas.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr || !load_symbol(library, "scipy_cblas_sgemm", blas.sgemm) ||
@@ -45,8 +47,8 @@ bool load_openblas(Blas& blas) {
   }
   char* (*config)() = nullptr;
   blas.name = load_symbol(library, "scipy_openblas_get_config", config) ? config() : "OpenBLAS";
-  // The threads of OpenBLAS spin while they wait for each other, which is slow if they share processors.
-  // Instead, this file splits a product into independent parts and runs them on the pool.
+  // OpenBLAS gets a single thread. Several threads of OpenBLAS would spin while they wait for each other, which is slow
+  // if they share processors. Instead, this file splits a product into independent parts and runs them on the pool.
   void (*set_threads)(int) = nullptr;
   if (load_symbol(library, "scipy_openblas_set_num_threads", set_threads)) {
     set_threads(1);
@@ -54,7 +56,8 @@ bool load_openblas(Blas& blas) {
   return true;
 }
 
-// The BLAS that libmlx is linked with, and would call without this library.
+// Fills `blas` with the functions that libmlx is linked with and would call without this library. Returns false if
+// they are not found.
 bool load_mlx_blas(Blas& blas) {
   void* library = dlopen("libmlx.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   blas.name = "mlx";
@@ -76,22 +79,23 @@ const Blas& blas() {
 }
 
 constexpr int64_t kMinParallelWork = 1 << 19;  // multiplications
-constexpr int kMinPartLength = 64;
+constexpr int kMinPartLength = 64;  // rows or columns
 
 struct Range {
   int begin;
   int end;
 };
 
-// Part `i` of [0, length). Parts begin at multiples of 16, the width of a tile in registers.
+// Returns part `i` of [0, length) split into `parts` parts. Parts begin at multiples of 16, the width of a tile in
+// registers.
 Range part_of(int length, int parts, int i) {
   const int64_t steps = (length + 15) / 16;
   return {static_cast<int>(std::min<int64_t>(length, steps * i / parts * 16)),
           static_cast<int>(std::min<int64_t>(length, steps * (i + 1) / parts * 16))};
 }
 
-// The number of parts to split `length` rows or columns into. There are more parts than threads, so that a
-// delayed thread does not delay the product.
+// Returns the number of parts into which to split `length` rows or columns of a product of `work` multiplications. A
+// large product gets more parts than there are threads, so that one delayed thread does not delay the product.
 int count_parts(int64_t work, int length) {
   const int threads = executorch_mlx_threads();
   if (threads == 1 || work < kMinParallelWork) {
@@ -100,8 +104,9 @@ int count_parts(int64_t work, int length) {
   return std::max(1, std::min(4 * threads, length / kMinPartLength));
 }
 
-// Whether the product is one of a few rows with a transposed matrix, for which dot_rows is faster than OpenBLAS.
-bool is_dot_rows(int order, int trans_a, int trans_b, int m) {
+// Whether to compute a product with the kernel dot_rows, which is faster than OpenBLAS if a matrix of few rows is
+// multiplied by a transposed matrix.
+bool suits_dot_rows(int order, int trans_a, int trans_b, int m) {
   return order == kRowMajor && trans_a == kNoTranspose && trans_b != kNoTranspose && m <= kMaxRows;
 }
 
@@ -114,8 +119,9 @@ void cblas_sgemm(
     const float* b, int ldb, float beta, float* c, int ldc) {
   calls.fetch_add(1, std::memory_order_relaxed);
   const int64_t work = int64_t{m} * n * k;
-  if (is_dot_rows(order, trans_a, trans_b, m) && m > 0 && k > 0) {
-    const int parts = count_parts(4 * work, n);  // memory-bound: threads help with less work
+  if (suits_dot_rows(order, trans_a, trans_b, m) && m > 0 && k > 0) {
+    // Such a product waits for memory most of the time, so that more threads help already with a quarter of the work.
+    const int parts = count_parts(4 * work, n);
     return parallel(parts, [&](int i) {
       const auto [begin, end] = part_of(n, parts, i);
       kernels().dot_rows(

@@ -1,5 +1,5 @@
-// Products with weights that are not float32. Kernels for a few rows of x convert the weights in registers.
-// Otherwise tiles of weights are converted to float32 in memory and multiplied by BLAS.
+// Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
+// registers. If x has more rows, tiles of weights are converted to float32 in memory, and BLAS multiplies by them.
 #include <algorithm>
 #include <memory>
 
@@ -10,12 +10,13 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kFewRows = 12;             // of x: with more rows, tiles and BLAS are faster
-constexpr int kRowsPerTask = 64;         // of w
-constexpr int kTileBytes = 1 << 20;      // of float32 weights, which stay in the L2 cache of a core
-constexpr int kPadding = 16;             // floats between the rows of a tile: rows that are a power of two apart
-                                         // would compete for the same cache lines
+constexpr int kFewRows = 12;         // rows of x up to which quantized_rows is faster than tiles and BLAS
+constexpr int kRowsPerTask = 64;     // rows of w
+constexpr int kTileBytes = 1 << 20;  // of float32 weights: few enough to stay in the L2 cache of a core
+constexpr int kPadding = 16;         // floats between the rows of a tile: if the distance between rows were a power
+                                     // of two, the rows would compete for the same cache lines
 
+// Computes the product p, in which x has few rows. `w` describes the matrix of p.
 void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w) {
   const auto& simd = kernels();
   const size_t size = simd.arranged_size(w);
@@ -36,8 +37,8 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMat
   });
 }
 
-// y [m, n] = x [m, k] @ w.T. convert(first, last, to, stride) writes rows [first, last) of w [n, k] as float32,
-// `stride` apart.
+// Computes y [m, n] = x [m, k] @ w.T. convert(first, last, to, stride) writes rows [first, last) of w [n, k] as float32
+// to `to`, where each row begins `stride` floats after the previous one.
 template <typename Convert>
 void multiply_tiles(const float* x, int m, int n, int k, float* y, Convert&& convert) {
   const int tile_rows = std::clamp(kTileBytes / (k * 4) / 16 * 16, 16, 512);

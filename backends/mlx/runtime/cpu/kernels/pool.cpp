@@ -18,11 +18,12 @@ inline void pause_briefly() {
 #endif
 }
 
-// How often a thread checks for work before it sleeps. The kernels of a decode step follow each other
-// within microseconds, less than it takes to wake a thread.
+// How often a waiting thread checks whether it can go on before it sleeps. The kernels of a decode step follow each
+// other within microseconds, and waking a thread takes longer.
 constexpr int kSpins = 2000;
 
-// Whether this thread runs an item. Nested calls of `parallel` run on the thread alone.
+// Whether this thread is running items. If an item calls executorch_mlx_parallel(), this thread runs all items of that
+// call alone.
 thread_local bool is_in_item = false;
 
 class Pool {
@@ -35,7 +36,7 @@ class Pool {
 
   void run(int count, void (*item)(void*, int), void* context) {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock) {  // the pool is busy with another call
+    if (!lock) {  // the pool is busy with another call: run all items on this thread
       for (int i = 0; i < count; ++i) {
         item(context, i);
       }
@@ -58,8 +59,9 @@ class Pool {
   }
 
  private:
-  // A ticket holds the number of items of the call in its high half and the next item in its low half. A
-  // thread that took an item may read item_ and context_: the call does not return before the item is done.
+  // Runs items of the present call until none is left. A ticket holds the number of items of the call in its high half
+  // and the next item in its low half. A thread that took an item can read item_ and context_ safely, because the call
+  // does not return before the item is done.
   void take_items() {
     is_in_item = true;
     for (;;) {
@@ -77,8 +79,9 @@ class Pool {
     }
   }
 
+  // The loop of a thread of the pool: waits for the next call and runs items of it.
   void work() {
-    for (uint32_t seen = 0;;) {
+    for (uint32_t seen = 0;;) {  // `seen` is the number of calls that this thread knows of
       for (int spins = 0; spins < kSpins && calls_.load(std::memory_order_acquire) == seen; ++spins) {
         pause_briefly();
       }
@@ -88,10 +91,10 @@ class Pool {
     }
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // locked during a call
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<int> done_{0};
-  std::atomic<uint32_t> calls_{0};
+  std::atomic<int> done_{0};        // items of the present call that are done
+  std::atomic<uint32_t> calls_{0};  // calls so far
   std::atomic<void (*)(void*, int)> item_{nullptr};
   std::atomic<void*> context_{nullptr};
 };

@@ -10,7 +10,7 @@
 namespace executorch_mlx {
 
 // Calls item(0) ... item(count - 1) on the threads of the pool, or on the calling thread alone if the pool is
-// busy with another call. Items must not throw.
+// busy with another call. Returns when all items are done. Items must not throw.
 template <typename Item>
 void parallel(int count, Item&& item) {
   executorch_mlx_parallel(
@@ -18,10 +18,10 @@ void parallel(int count, Item&& item) {
 }
 
 // Calls run(first, last) for ranges that together cover [0, count), in parallel if there is enough work.
-// `size` is the number of floats that each index stands for.
+// `size` is the number of floats to process for each index, which tells how much work there is.
 template <typename Run>
 void parallel_ranges(int64_t count, int64_t size, Run&& run) {
-  constexpr int64_t kFloatsPerRange = 16 << 10;  // worth the hand-over to a thread
+  constexpr int64_t kFloatsPerRange = 16 << 10;  // enough work to be worth handing over to another thread
   const int64_t step = std::max<int64_t>(1, kFloatsPerRange / std::max<int64_t>(1, size));
   const int ranges = static_cast<int>((count + step - 1) / step);
   if (ranges <= 1) {

@@ -14,10 +14,10 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
     frequencies[i] = p.periods ? 1 / p.periods[i] : std::exp(-static_cast<float>(i) * (std::log(p.base) / p.half));
   }
   const int64_t rotated = 2 * p.half;
-  // All heads of a token share its cosines and sines.
+  // All attention heads of a token share the same cosines and sines.
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
     std::vector<float> cosines(p.half), sines(p.half);
-    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);
+    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);  // of elements that are not contiguous
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;
       const int64_t t = i % p.tokens;

@@ -10,7 +10,7 @@
 
 namespace {
 
-// The number that the environment sets, or 0.
+// The number of threads that an environment variable sets, or 0 if none does.
 int count_in_environment() {
   for (const char* name : {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"}) {
     const char* value = std::getenv(name);
@@ -21,7 +21,7 @@ int count_in_environment() {
   return 0;
 }
 
-// Processors in the affinity mask.
+// The number of processors in the affinity mask of the process.
 int allowed_processors() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
@@ -31,7 +31,7 @@ int allowed_processors() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// The CPU quota of cgroup v2 in processors, rounded up, or 0 if there is none.
+// The CPU quota of the process's cgroup (version 2) in processors, rounded up, or 0 if there is no quota.
 int cgroup_quota() {
   int result = 0;
   if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {

@@ -7,8 +7,9 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// Reads one row of w at a time, in the order of memory. Several rows at a time would read several pages in
-// turn, which reaches only two thirds of the memory bandwidth.
+// Multiplies M rows of x by one row w [k] of the matrix: y[r * ldy] = alpha * sum(x[r] * w) + beta * y[r * ldy]. One
+// row of the matrix at a time is read in the order of memory. Several rows at a time would be read from several pages
+// in turn, which reaches only two thirds of the memory bandwidth.
 template <FloatType Type, int M>
 void dot_row(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, int k, float alpha, float beta, float* y,

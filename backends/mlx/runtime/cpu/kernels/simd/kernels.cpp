@@ -1,12 +1,13 @@
-// The only source file of the inner loops: compiled once per instruction set, into the namespace
-// EXECUTORCH_MLX_ISA. It must not include headers with inline functions of their own, such as the standard
-// library's: the linker would keep one copy, which may use instructions that the processor lacks.
+// The only source file of the inner loops. It is compiled once per instruction set, into the namespace
+// EXECUTORCH_MLX_ISA. It must not include headers that define inline functions outside this namespace, such as
+// those of the standard library: of the copies of such a function, one per instruction set, the linker would keep
+// only one, which may use instructions that the processor lacks.
 #include "kernels.h"
 
 #include "dot.h"
-#include "elementwise.h"
 #include "quantized.h"
 #include "vector.h"
+#include "vector_functions.h"
 
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
@@ -18,7 +19,7 @@ extern const Kernels kernels = {
     .dequantize_rows = dequantize_rows,
     .widen = widen,
     .silu = silu,
-    .exp_sum = exp_sum,
+    .replace_by_exp = replace_by_exp,
     .rms_norm = rms_norm,
     .rotate = rotate};
 

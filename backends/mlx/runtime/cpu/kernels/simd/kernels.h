@@ -9,7 +9,7 @@
 namespace executorch_mlx {
 
 // Limits of the functions below.
-constexpr int kMaxRows = 4;       // rows of x
+constexpr int kMaxRows = 4;       // rows of x in one call
 constexpr int kMaxGroups = 1024;  // groups in a row of a QuantizedMatrix
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
@@ -23,32 +23,34 @@ struct QuantizedMatrix {
   int k;
 };
 
-// ldx, ldw, ldy and ldo are the distances between rows, in elements. m is 1 to kMaxRows.
+// The functions that are compiled for one instruction set. ldx, ldw, ldy and ldo are the distances between rows, in
+// elements. m is 1 to kMaxRows.
 struct Kernels {
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
   void (*dot_rows)(
       const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
       float beta, float* y, ptrdiff_t ldy);
 
-  // Prepares a row x [k] for quantized_rows: `arranged` gets its elements in the order of unpacking, `sums` the
-  // sum of each group.
+  // Prepares one row x [k] for quantized_rows. Writes the elements of x to `arranged`, in the order in which
+  // quantized_rows unpacks the weights, and the sum of each group of x to `sums`.
   void (*arrange)(const float* x, const QuantizedMatrix& q, float* arranged, float* sums);
-  // Number of elements of `arranged` for one row.
+  // Returns the number of floats that `arrange` writes to `arranged` for one row.
   size_t (*arranged_size)(const QuantizedMatrix& q);
-  // Columns [first, last) of y [m, n] = x [m, k] @ q.T, for m rows of x from `arrange`.
+  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T. `arranged` and `sums` contain what `arrange` wrote for
+  // each of the m rows of x, one row after the other.
   void (*quantized_rows)(
       const QuantizedMatrix& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
       ptrdiff_t ldy);
-  // Rows [first, last) of the matrix in float32.
+  // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
 
-  // y = x in float32, where x is float16 or bfloat16 with `stride` elements from one to the next.
+  // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);
 
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
-  // x = exp(x - max(x)). Returns the sum of the new x.
-  float (*exp_sum)(float* x, ptrdiff_t count);
+  // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values.
+  float (*replace_by_exp)(float* x, ptrdiff_t count);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
@@ -65,7 +67,7 @@ namespace avx512 {
 extern const Kernels kernels;
 }
 
-// The kernels for the best instruction set of this processor.
+// The kernels for the best instruction set of this processor, or those that executorch_mlx_use_kernels() selected.
 const Kernels& kernels();
 
 } // namespace executorch_mlx

@@ -1,8 +1,9 @@
 // Matrices in MLX's affine packing, where value = scale * q + bias with integers q. Part of kernels.cpp.
 //
-// A vector of kLanes packed words is a block. Shifting it by i * bits unpacks the elements i, i + per_word,
-// i + 2 * per_word, ... of the block, where per_word is the number of elements in a word; `arrange` puts x in
-// that order. The dot product is sum(scale * sum(q * x)) + sum(bias * sum(x)) over the groups.
+// kLanes packed 32-bit words of a row form a block. Shifting all words of a block by i * bits unpacks the elements i,
+// i + per_word, i + 2 * per_word, ... of the block, where per_word is the number of elements in a word. `arrange` puts
+// the elements of x in the same order. The dot product of x with a row is the sum of scale * sum(q * x) over all groups
+// of the row, plus the sum of bias * sum(x) over all groups.
 #pragma once
 
 #include "vector.h"
@@ -11,6 +12,7 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
+// The number of blocks in a row, counting an incomplete one.
 inline int blocks_of(const QuantizedMatrix& q) {
   const int words = q.k * q.bits / 32;
   return (words + kLanes - 1) / kLanes;
@@ -42,7 +44,8 @@ void arrange(const float* x, const QuantizedMatrix& q, float* arranged, float* s
   }
 }
 
-// scales[first] ... scales[first + count - 1] as float32: in place, or converted into `buffer`.
+// Returns a pointer to scales[first] ... scales[first + count - 1] as float32: into `scales` itself if they are
+// float32, or else to `buffer`, to which this function converts them. Biases are read in the same way.
 inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t first, int count, float* buffer) {
   if (type == FloatType::float32) {
     return static_cast<const float*>(scales) + first;
@@ -51,7 +54,7 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
   return buffer;
 }
 
-// The integers of `Bits` bits that start at bit `shift` of each word.
+// Returns, as floats, the integers of `Bits` bits that start at bit `shift` of each word.
 template <int Bits>
 inline Floats unpack(Words words, int shift) {
 #if defined(__AVX512F__)
@@ -63,7 +66,8 @@ inline Floats unpack(Words words, int shift) {
   return __builtin_convertvector((Ints)((words >> shift) & ((1u << Bits) - 1)), Floats);
 }
 
-// The scale of each word in a block. `from` points to the first one; `left` scales of the row remain.
+// Returns, for each word of a block, the scale of the group that the word belongs to. `from` points to the scale of the
+// first word. From there to the end of the row there are `left` scales.
 template <int WordsPerGroup>
 inline Floats broadcast_scales(const float* from, int left) {
   if constexpr (WordsPerGroup >= kLanes) {
@@ -87,14 +91,14 @@ inline Floats broadcast_scales(const float* from, int left) {
   }
 }
 
-// Prefetches `size` bytes, which may lie past the end of the array.
+// Prefetches `size` bytes. They may lie past the end of the array, because a prefetch never faults.
 inline void prefetch(const char* from, ptrdiff_t size) {
   for (ptrdiff_t i = 0; i < size; i += 64) {
     __builtin_prefetch(from + i);
   }
 }
 
-// The products of R rows of the matrix, from `row` on, with M rows of x.
+// Computes the products of R rows of the matrix, from `row` on, with M rows of x.
 template <int Bits, int WordsPerGroup, int M, int R>
 void quantized_tile(
     const QuantizedMatrix& q, const float* arranged, const float* sums, int row, float* y, ptrdiff_t ldy) {
@@ -108,8 +112,9 @@ void quantized_tile(
   for (int j = 0; j < R; ++j) {
     scales[j] = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, buffers[j]);
   }
-  // The tile reads three short pieces of memory, too short for the hardware prefetcher: request those of the
-  // next tile now. With more rows of x, the arithmetic hides the latency.
+  // The tile reads weights, scales and biases: three pieces of memory that are too short for the hardware prefetcher.
+  // So the scales and biases of the next tile are prefetched here, and its weights below. With more than one row of x
+  // this does not help, because the arithmetic takes longer than reading the memory.
   if constexpr (M == 1) {
     const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
     prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
@@ -225,7 +230,8 @@ typedef float Eight __attribute__((vector_size(32)));
 typedef uint32_t EightWords __attribute__((vector_size(32)));
 typedef int32_t EightInts __attribute__((vector_size(32)));
 
-// Unpacks eight integers: those of word[0] and word[1] if `bits` is 8, else part * 8 ... part * 8 + 7 of word[0].
+// Unpacks eight integers. If `bits` is 8, these are the integers of word[0] and word[1]. For fewer bits, these are the
+// integers part * 8 ... part * 8 + 7 of word[0].
 inline Eight unpack_eight(const uint32_t* word, int bits, int part) {
   const EightWords steps = {0, 1, 2, 3, 4, 5, 6, 7};
   const uint32_t mask = (1u << bits) - 1;

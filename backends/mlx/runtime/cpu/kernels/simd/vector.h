@@ -29,7 +29,7 @@ inline V load(const T* from) {
   return v;
 }
 
-// The first `count` lanes from memory, and zeros.
+// Loads the first `count` lanes from memory. The other lanes are zeros.
 template <typename V, typename T>
 inline V load_partial(const T* from, int count) {
   T lanes[sizeof(V) / sizeof(T)] = {};
@@ -37,7 +37,7 @@ inline V load_partial(const T* from, int count) {
   return load<V>(lanes);
 }
 
-// Adds halves of the vector, which is faster than a chain of additions over the lanes.
+// The sum of all lanes. Adds halves of the vector, which is faster than adding one lane after the other.
 inline float sum(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
@@ -50,7 +50,7 @@ inline float sum(Floats v) {
 #endif
 }
 
-// Exact, also for subnormal numbers. Infinities and NaNs stay what they are.
+// Converts the bits of float16 or bfloat16 values to float32. Exact, also for subnormal numbers, infinities and NaNs.
 template <FloatType Type>
 inline Floats to_float(Halves x) {
   const Words bits = __builtin_convertvector(x, Words);
@@ -63,7 +63,7 @@ inline Floats to_float(Halves x) {
   return (Floats)(value | (bits & 0x8000u) << 16);
 }
 
-// Loads elements of a type as float32.
+// Loads elements of `Type` as float32. load_first() loads `count` elements and sets the other lanes to 0.
 template <FloatType Type>
 struct Elements {
   typedef uint16_t Element;

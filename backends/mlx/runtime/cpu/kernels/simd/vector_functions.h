@@ -1,4 +1,5 @@
-// SiLU, softmax, RMSNorm and rotary embedding. Part of kernels.cpp.
+// Functions of vectors: SiLU, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says what each of
+// them computes. Part of kernels.cpp.
 #pragma once
 
 #include "vector.h"
@@ -23,7 +24,8 @@ inline Floats exp(Floats x) {
     p = p * r + c;
   }
   const Floats mantissa = p * (r * r) + r + 1;
-  // 2^(n - 1) * 2, because 2^128 would overflow although the result may not.
+  // Multiplies by 2^(n - 1) and then by 2. For n = 128, the factor 2^n would be infinite, although the result may be
+  // finite.
   const Words half = ((Words)rounded << 23) + (126u << 23);
   const Floats y = mantissa * (Floats)half * 2;
   return x > highest ? Floats{} + __builtin_inff() : y;
@@ -45,7 +47,7 @@ void silu(const float* x, float* y, ptrdiff_t count) {
   }
 }
 
-float exp_sum(float* x, ptrdiff_t count) {
+float replace_by_exp(float* x, ptrdiff_t count) {
   const ptrdiff_t whole = count / kLanes * kLanes;
   Floats highest = Floats{} - __builtin_inff();
   for (ptrdiff_t i = 0; i < whole; i += kLanes) {

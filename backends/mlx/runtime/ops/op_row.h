@@ -1,5 +1,6 @@
-// MLX_ROW(Op, function) makes an op row. The function takes the node's FlatBuffer table. Its type comes
-// from the schema, so a function for another table does not compile.
+// MLX_ROW(Op, function) makes an op row: one entry of the dispatch table. `Op` is the name of an IR node, and the
+// function takes the FlatBuffer table of this IR node. The macro finds the C++ type of the table in the schema, so a
+// function that takes another table does not compile.
 #pragma once
 
 #include <type_traits>
@@ -10,9 +11,10 @@
 
 namespace executorch_mlx {
 
-template <typename Payload, void (*Run)(const Payload&, Context&)>
-void call(const void* payload, Context& context) {
-  Run(*static_cast<const Payload*>(payload), context);
+// Gives the function of an op the signature of a Handler.
+template <typename Node, void (*Run)(const Node&, Context&)>
+void call(const void* node, Context& context) {
+  Run(*static_cast<const Node*>(node), context);
 }
 
 } // namespace executorch_mlx
