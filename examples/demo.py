@@ -7,18 +7,12 @@ generate text with it.
 from __future__ import annotations
 
 import argparse
-import logging
 import subprocess
-import warnings
 from pathlib import Path
 
-# Silence the warnings that torch, executorch and torchao emit on import.
-logging.disable(logging.WARNING)
-warnings.simplefilter("ignore")
-
-from executorch_mlx.llm import LLM  # noqa: E402
-from executorch_mlx.llm.export import export_llm  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from executorch_mlx.llm import LLM
+from executorch_mlx.llm.export import export_llm
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "demo_model"

@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-if __name__ == "__main__":  # silence the warnings that torch, executorch and torchao emit on import
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-
-import torch  # noqa: E402
-import xgrammar  # noqa: E402
-from executorch_mlx.llm import LLM  # noqa: E402
-from executorch_mlx.llm.export import HeadConfig, export_llm  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+import torch
+import xgrammar
+from executorch_mlx.llm import LLM
+from executorch_mlx.llm.export import HeadConfig, export_llm
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "examples" / "demo_model"

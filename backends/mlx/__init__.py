@@ -9,6 +9,8 @@ ExecuTorch's own MLX delegate there.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .quiet import quiet_imports
+
 if TYPE_CHECKING:
     from executorch.runtime import Runtime
 
@@ -33,7 +35,8 @@ def __getattr__(name: str) -> Any:
         return import_module(".loader", __name__).import_runtime()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    with quiet_imports():
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

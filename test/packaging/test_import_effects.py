@@ -1,7 +1,12 @@
-"""What importing the package does to the process, in a process of its own."""
+"""What importing the package does to the process, in a process of its own; which messages of others it hides."""
 
+import logging
 import subprocess
 import sys
+import warnings
+
+import pytest
+from executorch_mlx.quiet import quiet_imports, quiet_lowering
 
 import pytest
 
@@ -66,3 +71,43 @@ def test_runtime_is_that_of_executorch_with_the_delegate():
 def test_torch_is_imported_on_first_use():
     source = "import sys, executorch_mlx; print('torch' in sys.modules, 'LLM' in dir(executorch_mlx))"
     assert run(source) == "False True\n"
+
+
+@pytest.mark.parametrize("name", ["executorch_mlx.MLXPartitioner", "executorch_mlx.llm.export.export_llm"])
+def test_import_prints_nothing(name):
+    module, _, attribute = name.rpartition(".")
+    done = subprocess.run([sys.executable, "-c", f"from {module} import {attribute}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_loading_and_running_a_model_prints_nothing(chat_program):
+    source = f"from executorch_mlx import LLM; LLM.load({str(chat_program)!r}).generate('Return').__next__()"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("level, seen", [(logging.INFO, []), (logging.DEBUG, ["DEBUG"])])
+def test_hidden_messages_are_logged_at_debug_level(level, seen, caplog):
+    logger = logging.getLogger("torchao")
+    with caplog.at_level(level, "torchao"), quiet_imports():
+        logger.warning("Failed to load /x/_C_mxfp8.so: no CUDA")
+    assert [record.levelname for record in caplog.records] == seen
+
+
+def test_other_messages_appear(caplog):
+    with quiet_imports():
+        logging.getLogger("torchao").warning("torch is too old")
+        logging.getLogger("torchao.quantization").warning("Failed to load a table")
+    logging.getLogger("torchao").warning("Failed to load /x/_C_mxfp8.so: no CUDA")
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert logging.getLogger("torchao").filters == []
+
+
+def test_other_warnings_appear():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with quiet_lowering():
+            warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use another", FutureWarning)
+            warnings.warn("isinstance is deprecated", FutureWarning)
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use another", FutureWarning)
+    assert [str(w.message)[:11] for w in seen] == ["isinstance ", "`isinstance"]

@@ -48,6 +48,13 @@ def test_name_license_and_extras(build):
     assert extras >= {"cpu", "cuda12", "cuda13", "llm", "serve", "dev"}
 
 
+def test_console_scripts_are_functions_of_the_package(build):
+    scripts = {script.name: script for script in build[1].entry_points.select(group="console_scripts")}
+    assert scripts.keys() == {"executorch-mlx", "mlx_llm_runner"}
+    for script in scripts.values():
+        assert callable(script.load())
+
+
 def test_pinned_versions_are_installed(requirements):
     pins = {r.name: r for r in requirements if r.name in PINS and r.marker is None}
     assert {name: str(r.specifier) for name, r in pins.items()} == {k: f"=={v}" for k, v in PINS.items()}

@@ -17,7 +17,8 @@ def chat(client, **fields):
 
 def test_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
-    assert client.models.retrieve(NAME).object == "model"
+    model = client.models.retrieve(NAME)
+    assert model.object == "model" and model.has_chat_template is True
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 

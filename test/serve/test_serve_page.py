@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import served
 import small_llm
+from executorch_mlx.llm import LLM
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -56,7 +58,7 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def page(server, tmp_path_factory) -> Iterator[Page]:
+def browser(tmp_path_factory) -> Iterator[Page]:
     log = tmp_path_factory.mktemp("chromedriver") / "log"
     process = subprocess.Popen([DRIVER, "--port=0", f"--log-path={log}"], stdout=subprocess.PIPE, text=True)
     try:
@@ -67,17 +69,22 @@ def page(server, tmp_path_factory) -> Iterator[Page]:
             response = session.post("/session", json=body)
             response.raise_for_status()
             prefix = f"/session/{response.json()['value']['sessionId']}"
-            page = Page(session, prefix)
-            page.open(f"{server.url}/")
-            page.until("model !== null")
-            yield page
+            yield Page(session, prefix)
             session.delete(prefix)
     finally:
         process.kill()
         process.wait()
 
 
+@pytest.fixture
+def page(browser, server) -> Page:
+    browser.open(f"{server.url}/")
+    browser.until("model !== null")
+    return browser
+
+
 def test_title_is_the_name_of_the_model(page):
+    assert page.js("document.getElementById('notice').hidden")
     assert page.js("document.title") == page.js("document.getElementById('model').textContent") == "small"
 
 
@@ -121,3 +128,21 @@ def test_error_is_shown_and_its_message_dropped(page):
     page.until("document.querySelector('.error') !== null")
     assert f"tokens, expected 1 to {small_llm.CONTEXT}" in page.js("document.querySelector('.error').textContent")
     assert page.js("messages.length") == 0
+
+
+def test_without_a_chat_template_the_page_continues_each_text(browser, tmp_path):
+    program = small_llm.export(tmp_path / "plain.pte", tokenizer=small_llm.tokenizer(template=None))
+    with served.serve(program) as server:
+        browser.open(f"{server.url}/")
+        browser.until("model !== null")
+        assert "no chat template" in browser.js("document.getElementById('notice').innerText")
+        browser.js("(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 9)")
+        llm = LLM.load(program)
+        expected = []
+        for text in ("Return ", "More"):
+            browser.type("#text", text + ENTER)
+            browser.until("running === null && document.getElementById('state').textContent.startsWith('9 tokens')")
+            expected += [("user", text), ("assistant", llm.generate(text, max_new_tokens=9).result().text)]
+            assert browser.messages() == expected
+            browser.js("document.getElementById('state').textContent = ''")
+        assert server.generations[-1].metrics.prompt_tokens == len(llm.encode("More"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..loader import OtherDelegateError, blas_name, load_delegate
-from .model_arguments import quiet
+from ..quiet import quiet_imports, quiet_lowering
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx
@@ -80,7 +80,8 @@ def _backend_errors(backends: list[str]) -> Iterator[str]:
 def _delegate_errors(library: str | None) -> Iterator[str]:
     """Load the delegate, print its libraries and device, and run a program. Yields the errors."""
     try:
-        path = load_delegate(library)
+        with quiet_imports():
+            path = load_delegate(library)
     except OtherDelegateError as error:
         _print("MLXBackend", "another library")
         yield str(error)
@@ -104,7 +105,7 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     _print("cpu blas", blas_name(path))
     if sys.platform == "linux" and blas_name(path) == "mlx":
         _print("", "many times slower than OpenBLAS: pip install scipy-openblas32")
-    with quiet():
+    with quiet_imports(), quiet_lowering():
         error = _program_error()
     _print("program", "runs" if error is None else "failed")
     if error is not None:

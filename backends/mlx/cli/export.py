@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model_arguments import CommandError, quiet
+from .model_arguments import CommandError
 
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
@@ -78,11 +77,10 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
 def run(options: argparse.Namespace) -> int:
     _check(options)
     progress = _Progress()
-    with progress.step("import"), quiet():
+    with progress.step("import"):
         from ..llm.export import export_llm
     try:
-        with progress, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
+        with progress:
             exported = export_llm(options.model, **_export_arguments(options), progress=progress.begin)
             progress.begin("write")
             size = exported.save(options.output)

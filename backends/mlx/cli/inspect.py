@@ -9,7 +9,7 @@ from pathlib import Path
 from ..inspect import render_graph, render_text
 from ..inspect.pte import Contents, Delegate, ProgramError, read_pte
 from ..inspect.report import report
-from .model_arguments import quiet
+from ..quiet import quiet_imports
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -31,7 +31,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with quiet():
+    with quiet_imports():
         contents = read_pte(options.model)
     delegates = _chosen(options.model, contents, options.method)
     if options.payload is not None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +12,6 @@ if TYPE_CHECKING:
 
 class CommandError(Exception):
     """An error to report to the user in one line, without a traceback."""
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """A context manager: silences the warnings and log lines that torch, executorch and torchao emit on import."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +25,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def load(options: argparse.Namespace) -> LLM:
     """Load the model that the command line names and return it. Raises CommandError or OSError if that fails."""
     try:
-        with quiet():
-            from ..llm import LLM
+        from ..llm import LLM
 
-            return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
+        return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:

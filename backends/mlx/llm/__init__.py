@@ -7,6 +7,8 @@ without importing torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..quiet import quiet_imports
+
 if TYPE_CHECKING:
     from .generate.generate import Generation, PromptLengthError, Result, Token
     from .llm import LLM
@@ -32,7 +34,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    with quiet_imports():
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -54,6 +54,7 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
         return {"status": "ok", "running": running, "waiting": waiting}
 
     model = {"id": name, "object": "model", "created": 0, "owned_by": "executorch-mlx"}
+    model["has_chat_template"] = llm.chats  # not in OpenAI's API; the page reads it
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Exports a causal language model as a `.pte` with KV caches and the sampling head."""
 
-from .export import DTYPES, ExportedLLM, export_llm
-from .head_config import HeadConfig
+from ...quiet import quiet_imports
+
+with quiet_imports():
+    from .export import DTYPES, ExportedLLM, export_llm
+    from .head_config import HeadConfig
 
 __all__ = ["DTYPES", "ExportedLLM", "HeadConfig", "export_llm"]

@@ -12,6 +12,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ...partitioner import MLXPartitioner, Report
+from ...quiet import quiet_lowering
 from .adapter import merge_adapter
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
@@ -110,12 +111,13 @@ def export_llm(
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-    lowered = to_edge_transform_and_lower(
-        methods,
-        partitioner={name: [partitioner] for name in methods},
-        constant_methods=constants,
-        compile_config=EdgeCompileConfig(_check_ir_validity=False),
-    )
+    with quiet_lowering():
+        lowered = to_edge_transform_and_lower(
+            methods,
+            partitioner={name: [partitioner] for name in methods},
+            constant_methods=constants,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
     progress("serialize")
     program = lowered.to_executorch()
     return ExportedLLM(
