@@ -14,6 +14,8 @@
 #include "call_io.h"
 #include "constants.h"
 #include "context.h"
+#include "evaluation.h"
+#include "memory.h"
 #include "options.h"
 #include "profile.h"
 #include "program.h"
@@ -56,6 +58,15 @@ std::string printable(const char* message) {
   return result;
 }
 
+Error report(const char* what, Error code, const char* message) {
+  const std::string line = printable(message);
+  ET_LOG(Error, "MLX %s: %s", what, line.c_str());
+  if (code == Error::MemoryAllocationFailed) {
+    set_memory_error(line);
+  }
+  return code;
+}
+
 // Runs `body`. Turns an exception into a line of the log and an Error.
 template <typename Body>
 Error guarded(const char* what, Body&& body) {
@@ -63,18 +74,29 @@ Error guarded(const char* what, Body&& body) {
     body();
     return Error::Ok;
   } catch (const Failure& failure) {
-    ET_LOG(Error, "MLX %s: %s", what, printable(failure.what()).c_str());
-    return failure.code;
-  } catch (const std::bad_alloc&) {
-    ET_LOG(Error, "MLX %s: out of memory", what);
-    return Error::MemoryAllocationFailed;
+    return report(what, failure.code, failure.what());
   } catch (const std::exception& error) {
-    ET_LOG(Error, "MLX %s: %s", what, printable(error.what()).c_str());
-    return Error::Internal;
+    if (is_out_of_memory(error)) {
+      return report(what, Error::MemoryAllocationFailed, str("out of memory: ", error.what()).c_str());
+    }
+    return report(what, Error::Internal, error.what());
   } catch (...) {
     ET_LOG(Error, "MLX %s: unknown exception", what);
     return Error::Internal;
   }
+}
+
+// Refuses a program whose constants and buffers would pass the memory limit, before it reads any of them.
+void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options& options) {
+  std::unique_lock<std::mutex> lock;
+  if (has_memory_limit()) {
+    lock = std::unique_lock(memory_mutex());
+    check_memory(
+        [] { return "constants and buffers"; },
+        bytes_to_load(handle.program, *handle.shared, *handle.session));
+  }
+  load_constants(handle.program, named_data, *handle.shared, handle.state);
+  load_buffers(handle.program, named_data, *handle.session, options.kv_windows, handle.state);
 }
 
 void run_init_chain(Handle& handle) {
@@ -140,7 +162,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
-    state.evaluate(std::move(pending), handle.stream);
+    state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
   } catch (...) {
     state.rollback();
     throw;
@@ -216,8 +238,7 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->token);
     std::lock_guard no_calls(handle->session->mutex);
-    load_constants(handle->program, named_data, *handle->shared, handle->state);
-    load_buffers(handle->program, named_data, *handle->session, options.kv_windows, handle->state);
+    load_data(*handle, named_data, options);
     run_init_chain(*handle);
     return handle;
   }

@@ -12,6 +12,9 @@ namespace executorch_mlx {
 
 using executorch::runtime::NamedDataMap;
 
+// Bytes of the constants and buffers that load_constants() and load_buffers() would create.
+size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session);
+
 // Reuses constants that another method of the program has loaded.
 void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
 

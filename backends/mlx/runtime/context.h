@@ -11,6 +11,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
+#include "memory.h"
 #include "program.h"
 #include "state.h"
 
@@ -113,6 +114,14 @@ class Context {
   // Waits for one array in the middle of a program. Everything else is evaluated after it.
   void evaluate_now(const mx::array& x) {
     state_.evaluate({x}, stream);
+  }
+
+  // Starts to compute arrays without waiting for them. With a memory limit, waits.
+  void start(std::vector<mx::array> arrays) {
+    if (has_memory_limit()) [[unlikely]] {
+      return state_.evaluate(std::move(arrays), stream);
+    }
+    mx::async_eval(std::move(arrays));
   }
 
   // The slot with its name, for messages.

@@ -4,7 +4,6 @@
 #include <mlx/mlx.h>
 
 #include <string>
-#include <vector>
 
 namespace executorch_mlx {
 
@@ -21,9 +20,5 @@ mx::Device chosen_device(const std::string& name);
 // costs an OS thread that is never freed. Any thread may use this one, but only one at a time may
 // evaluate on it.
 mx::Stream shared_stream(mx::Device device);
-
-// Evaluates arrays on a shared stream, one caller at a time. If MLX throws, first waits for the work
-// that it has started, because the caller may free the memory of that work.
-void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
+
+#include "dtype.h"
+#include "memory.h"
 
 namespace executorch_mlx {
 
@@ -19,10 +23,11 @@ using executorch::runtime::FreeableBuffer;
 // Stands in for an allocation of MLX's CPU allocator, which starts with the size of the data. In such
 // an allocation the data follows the size. Here it is elsewhere, and the array has the offset to it.
 struct Borrowed {
-  explicit Borrowed(FreeableBuffer&& data) : size(data.size()), data(std::move(data)) {}
+  explicit Borrowed(FreeableBuffer&& data) : size(data.size()), data(std::move(data)), counted(size) {}
 
   size_t size;
   FreeableBuffer data;
+  InPlaceBytes counted;
 };
 
 bool uses_cpu_allocator() {
@@ -59,7 +64,12 @@ mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
   for (const int size : shape) {
     bytes *= size;
   }
-  return mx::array(mx::allocator::Data(mx::allocator::malloc(bytes)), shape, dtype);
+  check_memory([&] { return str(name(dtype), dims(shape)); }, bytes);
+  auto memory = mx::allocator::malloc(bytes);
+  if (bytes != 0 && memory.buffer().ptr() == nullptr) {
+    throw std::bad_alloc();
+  }
+  return mx::array(std::move(memory), shape, dtype);
 }
 
 mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {

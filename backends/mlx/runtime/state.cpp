@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "device.h"
+#include "evaluation.h"
+#include "memory.h"
 
 namespace executorch_mlx {
 
@@ -138,13 +139,34 @@ std::vector<mx::array> State::pending() const {
   return result;
 }
 
-void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
-  const bool risks_buffers = !keeps_backup_ && !pending().empty();
-  if (!keeps_backup_) {
+// The buffers' arrays that nobody else holds once the backup is dropped.
+std::vector<std::uintptr_t> State::backup_ids() const {
+  std::vector<std::uintptr_t> ids;
+  const auto add = [&](const std::optional<mx::array>& array) {
+    if (array) {
+      ids.push_back(array->id());
+    }
+  };
+  std::for_each(buffers_backup_.begin(), buffers_backup_.end(), add);
+  if (caches_backup_) {
+    for (const auto& [layer, cache] : *caches_backup_) {
+      add(cache.keys);
+      add(cache.values);
+    }
+  }
+  return ids;
+}
+
+void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
+  const bool is_limited = has_memory_limit();
+  const bool keeps = keeps_backup_ || (is_limited && !ends_call);
+  const bool risks_buffers = !keeps && !pending().empty();
+  Evaluation evaluation(std::move(arrays), stream, is_limited && !keeps ? backup_ids() : std::vector<std::uintptr_t>());
+  if (!keeps) {
     drop_backup();
   }
   try {
-    executorch_mlx::evaluate(std::move(arrays), stream);
+    evaluation.run();
   } catch (...) {
     has_lost_buffers_ = risks_buffers;
     throw;

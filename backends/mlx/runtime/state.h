@@ -48,13 +48,14 @@ class State {
   //
   // Until the first evaluation of a call, a backup of the mutable buffers makes a failed call harmless.
   // Then the backup is dropped, because MLX updates an array in place only if nobody else holds it. A
-  // call with `keep_backup` keeps it to the end, and copies the buffers that it updates.
+  // call with `keep_backup` keeps it to the end, and copies the buffers that it updates. With a memory limit, every
+  // call keeps it until the last evaluation has been found to fit.
   void begin(bool keep_backup);
   void commit();
   void rollback();
 
-  // Evaluates arrays in the middle of a call or at its end.
-  void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
+  // Evaluates arrays in the middle of a call, or at its end.
+  void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
   // Buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
@@ -70,6 +71,7 @@ class State {
   size_t buffer_bytes() const;
 
  private:
+  std::vector<std::uintptr_t> backup_ids() const;
   void drop_backup();
   void return_buffers();
 
