@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import memory
     from .loader import load_delegate
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "SamplingHead", "load_delegate"]
+__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "SamplingHead", "load_delegate", "memory"]
 
 _MODULES = {
     "LLM": "llm",
@@ -26,6 +27,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "memory":
+        return import_module(".memory", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

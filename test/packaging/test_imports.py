@@ -14,6 +14,7 @@ RULES = {
     "serialization": set(),
     "custom_ops": set(),
     "loader": set(),
+    "memory": {"loader"},
     "return_types": set(),
     "builder": {"serialization", "custom_ops"},
     "patterns": BELOW_OPS,
@@ -21,11 +22,11 @@ RULES = {
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops"},
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess", "return_types"},
-    "llm": {"custom_ops", "custom_kernel_ops", "loader", "partitioner"},  # never builder or ops
+    "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner"},  # never builder or ops
     "inspect": {"serialization"},
-    "serve": {"llm"},
-    "cli": {"inspect", "loader", "partitioner", "llm", "serve"},
-    "__init__": {"loader", "llm", "partitioner", "preprocess"},
+    "serve": {"llm", "memory"},
+    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "serve"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess"},
 }
 
 

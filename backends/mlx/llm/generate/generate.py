@@ -122,7 +122,8 @@ class Generation(Iterator[Token]):
       takes no seed.
 
     The constructor raises PromptLengthError, ValueError for an id outside the vocabulary, and
-    SettingError. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails.
+    SettingError. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails:
+    `executorch_mlx.memory.OutOfMemoryError` if it does not fit into memory. The next answer is unaffected.
     """
 
     def __init__(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from executorch.runtime import Runtime
 
 from ...loader import load_delegate
+from ...memory import out_of_memory
 from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_words
 
 MODEL_METHODS = {"forward", "sample"}
@@ -25,7 +27,8 @@ class LLMProgram:
     `write_profile`, which makes calls slower.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model,
-    and RuntimeError if ExecuTorch rejects it.
+    RuntimeError if ExecuTorch rejects it, and OutOfMemoryError, which is a RuntimeError, if it does not fit into memory.
+    So do `logits` and `tokens` if a step does not fit; the cache then keeps what it held before.
     """
 
     def __init__(self, path: str | Path, *, profile: bool = False):
@@ -50,7 +53,8 @@ class LLMProgram:
         self.has_head: bool = self.get("sampling_head", False)
         self.has_logits: bool = not self.has_head or "sample" in names
         self._head_method = "sample" if "sample" in names else "forward"
-        self._program.load_method(self._head_method)  # so that the first token does not wait for it
+        with _memory_errors():
+            self._program.load_method(self._head_method)  # so that the first token does not wait for it
 
     def write_profile(self, path: str | Path) -> None:
         """Write the times of all calls so far as an ETDump for ExecuTorch's Inspector.
@@ -79,8 +83,7 @@ class LLMProgram:
 
         `start` is the number of padding tokens at the beginning of each sequence, by default 0.
         """
-        method = self._program.load_method("forward")
-        return method.execute(self._inputs(tokens, position, start))[0][:, -1]
+        return self._execute("forward", self._inputs(tokens, position, start))[:, -1]
 
     def tokens(
         self,
@@ -108,12 +111,17 @@ class LLMProgram:
         if self.takes("allowed_tokens"):
             everything = torch.full((self.batch, mask_words(self.vocab_size)), -1, dtype=torch.int32)
             inputs.append(everything if allowed is None else allowed)
-        return self._program.load_method(self._head_method).execute(inputs)[0].tolist()
+        return self._execute(self._head_method, inputs).tolist()
 
     def step(self, tokens: Sequence[int], position: int, **parameters: Any) -> int:
         """Write the same token ids to every sequence and return the token drawn for the first sequence."""
         repeated = torch.tensor([list(tokens)], dtype=torch.int64).expand(self.batch, -1)
         return self.tokens(repeated, position, parameters=SamplingParameters(**parameters))[0]
+
+    def _execute(self, method: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Execute `method`, which is loaded on first use, and return its output."""
+        with _memory_errors():
+            return self._program.load_method(method).execute(inputs)[0]
 
     def _inputs(self, tokens, position, start) -> list[torch.Tensor]:
         inputs = [tokens.contiguous(), torch.tensor([position], dtype=torch.int64)]
@@ -125,3 +133,15 @@ class LLMProgram:
         unused = self.get("sampling_logit_bias") - len(bias)
         tokens = torch.tensor([*bias, *[-1] * unused], dtype=torch.int64)  # the head ignores token -1
         return [tokens, torch.tensor([*bias.values(), *[0.0] * unused], dtype=torch.float32)]
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn a failure for want of memory into OutOfMemoryError."""
+    try:
+        yield
+    except RuntimeError as error:
+        failure = out_of_memory(error)
+        if failure is None:
+            raise
+        raise failure from error

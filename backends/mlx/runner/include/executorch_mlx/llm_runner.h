@@ -41,6 +41,12 @@ class LlmArgumentError : public LlmError {
   using LlmError::LlmError;
 };
 
+// The program, or a step, does not fit into memory: see executorch_mlx/memory.h for the limit. The message has the sizes.
+class LlmMemoryError : public LlmError {
+ public:
+  using LlmError::LlmError;
+};
+
 // The properties of a program, read from its metadata methods. docs/llm-program.md lists them.
 struct LlmMetadata {
   int64_t max_seq_len = 0; // largest chunk: tokens of one sequence in one call
@@ -161,8 +167,8 @@ class LlmRunner {
   // default device if that is unset. `tracer` records the time of every instruction, which slows execution down; it
   // must outlive the runner.
   //
-  // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmError if the file is not a valid
-  // language model.
+  // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmMemoryError if the program does not
+  // fit into memory, LlmError if the file is not a valid language model.
   explicit LlmRunner(
       const std::string& path,
       const std::string& device = "",
@@ -186,7 +192,8 @@ class LlmRunner {
   // next prompt with that token. A program with several sequences processes the same tokens in all of them.
   //
   // Throws LlmArgumentError if the request is invalid; nothing has run then. Throws LlmError if a step fails; call
-  // reset() before the next request then.
+  // reset() before the next request then. If that is an LlmMemoryError, rewind() to the position before the request
+  // keeps the conversation.
   GenerateResult generate(
       std::span<const int64_t> prompt,
       const GenerateConfig& config,
