@@ -144,7 +144,9 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   check_argument(
       !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
   // The first call is the one that fails if MLX lacks a kernel.
-  state.begin(/*keep_backup=*/!handle.has_succeeded && state.buffer_bytes() <= kMaxBackupBytes);
+  const size_t bytes = state.buffer_bytes();
+  const bool has_room = !has_memory_limit() || active_memory() + bytes <= memory_limit();
+  state.begin(/*keep_backup=*/!handle.has_succeeded && bytes <= kMaxBackupBytes && has_room);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
@@ -164,7 +166,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
     state.release_temporaries();
     state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
   } catch (...) {
-    state.rollback();
+    state.rollback(handle.stream);
     throw;
   }
   state.commit();

@@ -10,9 +10,11 @@
 #include <variant>
 #include <vector>
 
+#include "evaluation.h"
 #include "kv_cache.h"
 #include "program.h"
 #include "shared.h"
+#include "undo.h"
 
 namespace executorch_mlx {
 
@@ -49,10 +51,11 @@ class State {
   // Until the first evaluation of a call, a backup of the mutable buffers makes a failed call harmless.
   // Then the backup is dropped, because MLX updates an array in place only if nobody else holds it. A
   // call with `keep_backup` keeps it to the end, and copies the buffers that it updates. With a memory limit, every
-  // call keeps it until the last evaluation has been found to fit.
+  // call can be undone until its last evaluation has been found to fit: an evaluation before that saves the slices that
+  // it overwrites.
   void begin(bool keep_backup);
   void commit();
-  void rollback();
+  void rollback(mx::Stream stream);
 
   // Evaluates arrays in the middle of a call, or at its end.
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
@@ -71,7 +74,16 @@ class State {
   size_t buffer_bytes() const;
 
  private:
-  std::vector<std::uintptr_t> backup_ids() const;
+  // A buffer, or the keys or values of a cache.
+  struct Tracked {
+    std::optional<mx::array>* backup;
+    const std::optional<mx::array>* now;
+    Undo* undo;
+  };
+  std::vector<Tracked> tracked();  // those that the call has changed
+  void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
+  void run(Evaluation& evaluation, bool risks_buffers);
+  void undo_updates(mx::Stream stream);
   void drop_backup();
   void return_buffers();
 
@@ -82,6 +94,8 @@ class State {
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none
   std::vector<std::optional<mx::array>> buffers_backup_;
   std::optional<std::map<int, KvLayer>> caches_backup_;
+  std::vector<Undo> buffers_undo_;  // relative to the backup
+  std::map<int, std::pair<Undo, Undo>> caches_undo_;  // of keys and values, by layer
   bool keeps_backup_ = true;
   bool has_lost_buffers_ = false;
   // Temporaries and values that the init chain computed. Usually none.
