@@ -68,7 +68,8 @@ void fail_over_limit(const std::string& what, size_t bytes, size_t active, size_
 
 bool is_out_of_memory(const std::exception& error) {
   const std::string_view message = error.what();
-  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+  // MLX passes some exceptions of its threads on as others with the same message.
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || message == std::bad_alloc().what() ||
       message.find("malloc]") != std::string_view::npos ||  // "[malloc] Unable to ...", "[metal::malloc] ..."
       message.find("nable to allocate") != std::string_view::npos;
 }
