@@ -15,7 +15,7 @@
 #include "constants.h"
 #include "context.h"
 #include "evaluation.h"
-#include "memory.h"
+#include "memory_limit.h"
 #include "options.h"
 #include "profile.h"
 #include "program.h"

@@ -11,7 +11,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
-#include "memory.h"
+#include "memory_limit.h"
 #include "program.h"
 #include "state.h"
 

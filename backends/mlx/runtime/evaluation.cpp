@@ -1,6 +1,6 @@
 #include "evaluation.h"
 
-#include "memory.h"
+#include "memory_limit.h"
 #include "memory_plan.h"
 
 namespace executorch_mlx {

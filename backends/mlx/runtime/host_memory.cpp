@@ -12,7 +12,7 @@
 #include <new>
 
 #include "dtype.h"
-#include "memory.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 

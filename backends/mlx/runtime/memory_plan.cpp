@@ -11,7 +11,7 @@
 
 #include "dtype.h"
 #include "error.h"
-#include "memory.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 

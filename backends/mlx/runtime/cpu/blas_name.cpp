@@ -2,7 +2,7 @@
 
 #include "device.h"
 #include "kernels/blas.h"
-#include "memory.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx::cpu {
 

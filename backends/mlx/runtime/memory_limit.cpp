@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "memory_limit.h"
 
 #include <mlx/mlx.h>
 
