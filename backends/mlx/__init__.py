@@ -14,12 +14,13 @@ from .quiet import quiet_imports
 if TYPE_CHECKING:
     from executorch.runtime import Runtime
 
+    from . import memory
     from .loader import load_delegate
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate"]
+__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory"]
 
 _MODULES = {
     "LLM": "llm",
@@ -33,6 +34,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
         return import_module(".loader", __name__).import_runtime()
+    if name == "memory":
+        return import_module(".memory", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with quiet_imports():

@@ -15,6 +15,7 @@ RULES = {
     "custom_ops": set(),
     "loader": set(),
     "quiet": set(),
+    "memory": {"loader"},
     "return_types": set(),
     "builder": {"serialization", "custom_ops"},
     "patterns": BELOW_OPS,
@@ -22,11 +23,11 @@ RULES = {
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops"},
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess", "return_types"},
-    "llm": {"custom_ops", "custom_kernel_ops", "loader", "partitioner", "quiet"},  # never builder or ops
+    "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet"},  # never builder or ops
     "inspect": {"serialization"},
-    "serve": {"llm"},
-    "cli": {"inspect", "loader", "partitioner", "llm", "quiet", "serve"},
-    "__init__": {"loader", "llm", "partitioner", "preprocess", "quiet"},
+    "serve": {"llm", "memory"},
+    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet"},
 }
 
 

@@ -1,4 +1,5 @@
 import ctypes
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,3 +13,18 @@ def library(request, delegate) -> ctypes.CDLL:
     if not library.executorch_mlx_use_kernels(request.param.encode()):
         pytest.skip(f"this processor does not support {request.param}")
     return library
+
+
+@pytest.fixture
+def limit(delegate) -> Iterator[Callable[[int], int]]:
+    """`limit(extra)` sets the memory limit to `extra` bytes more than are active, resets the peak, returns the limit."""
+    from executorch_mlx import memory
+
+    def set_limit(extra: int) -> int:
+        memory.reset_peak_memory()
+        total = memory.get_active_memory() + extra
+        memory.set_memory_limit(total)
+        return total
+
+    yield set_limit
+    memory.set_memory_limit(None)

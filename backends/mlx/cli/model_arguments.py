@@ -1,10 +1,13 @@
-"""Common parts of the commands: the arguments that name a model, loading that model, `CommandError` and `quiet`."""
+"""Common parts of the commands: the arguments that name a model, loading that model, and `CommandError`."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .. import memory
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -20,6 +23,22 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", metavar="DIR", type=Path,
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
     )  # fmt: skip
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", type=size,
+        help="most memory that weights, KV caches and results may take, such as 2GiB (default: no limit)",
+    )  # fmt: skip
+
+
+def size(text: str) -> int:
+    """The bytes of a size such as 2GiB, 512MiB, 1.5GB or 1000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(i?)B?|B?)", text, re.IGNORECASE)
+    if match:
+        number, prefix, binary = match.groups()
+        factor = (1024 if binary else 1000) ** " KMGT".index((prefix or " ").upper())
+        bytes = float(number) * factor
+        if 1 <= bytes < 2**63 and (prefix or bytes.is_integer()):
+            return int(bytes)
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected a size such as 2GiB, 512MiB or 1000000 (bytes)")
 
 
 def load(options: argparse.Namespace) -> LLM:
@@ -27,6 +46,8 @@ def load(options: argparse.Namespace) -> LLM:
     try:
         from ..llm import LLM
 
+        if options.memory_limit is not None:
+            memory.set_memory_limit(options.memory_limit)
         return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error

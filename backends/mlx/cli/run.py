@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..llm.sampling_parameters import SCALARS
+from ..memory import OutOfMemoryError
 from . import model_arguments
 
 if TYPE_CHECKING:
@@ -87,14 +88,20 @@ class Session:
             generation = self._generate(prompt)
         except ValueError as error:
             raise model_arguments.CommandError(str(error)) from error
-        with cancel_on_ctrl_c(generation):
-            for token in generation:
-                if not self.json and token.text:
-                    print(token.text, end="", flush=True)
+        try:
+            self._stream(generation)
+        except OutOfMemoryError as error:
+            raise model_arguments.CommandError(str(error)) from error
         if self.chat:
             self.messages.append({"role": "assistant", "content": generation.text})
         self._report(generation)
         return generation.finish
+
+    def _stream(self, generation: Generation) -> None:
+        with cancel_on_ctrl_c(generation):
+            for token in generation:
+                if not self.json and token.text:
+                    print(token.text, end="", flush=True)
 
     def _generate(self, prompt: str) -> Generation:
         if not self.chat:

@@ -59,7 +59,8 @@ class LLM:
         - `profile`: time every instruction, see `LLMProgram`.
 
         Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language
-        model or the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file.
+        model or the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
+        `executorch_mlx.memory.OutOfMemoryError` if it does not fit into memory.
         """
         program = LLMProgram(path, profile=profile)
         loaded = load_tokenizer(program, tokenizer)

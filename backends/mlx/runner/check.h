@@ -4,6 +4,7 @@
 #include <executorch/runtime/core/error.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch_mlx/llm_runner.h>
+#include <executorch_mlx/memory.h>
 
 #include <sstream>
 #include <string>
@@ -37,6 +38,18 @@ void check_argument(bool ok, const Parts&... message) {
 // Describes an error of ExecuTorch for a message. ExecuTorch logs the details before it returns the error.
 inline std::string describe(executorch::runtime::Error error) {
   return str(executorch::runtime::to_string(error), ", see the log for details");
+}
+
+// Throws LlmMemoryError or LlmError unless `error` is Ok.
+template <typename... Parts>
+void check_status(executorch::runtime::Error error, const Parts&... message) {
+  using executorch::runtime::Error;
+  if (error == Error::MemoryAllocationFailed) {
+    throw LlmMemoryError(str(message..., executorch_mlx_memory_error()));
+  }
+  if (error != Error::Ok) [[unlikely]] {
+    throw LlmError(str(message..., describe(error)));
+  }
 }
 
 inline std::string dtype_name(executorch::aten::ScalarType type) {

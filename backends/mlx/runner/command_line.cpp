@@ -1,6 +1,7 @@
 #include "command_line.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -49,6 +50,30 @@ float parse_number(std::string_view flag, const std::string& text, float low = -
     fail(flag, ": got '", text, "', expected a number", range);
   }
   return value;
+}
+
+// Reads a number of bytes, such as 2GiB, 512MiB, 1.5GB or 1000000.
+size_t parse_size(std::string_view flag, const std::string& text) {
+  constexpr std::string_view kPrefixes = "KMGT";
+  const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  std::string unit = text.substr(digits);
+  unit.erase(0, unit.find_first_not_of(' '));
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+  const size_t power = unit.empty() ? std::string_view::npos : kPrefixes.find(unit[0]);
+  const bool has_prefix = power != std::string_view::npos;
+  const std::string rest = has_prefix ? unit.substr(1) : unit;
+  const bool is_binary = has_prefix && rest.starts_with('I');
+  char* end = nullptr;
+  double bytes = std::strtod(text.c_str(), &end);
+  const bool is_number = digits > 0 && text[0] != '.' && text[digits - 1] != '.' && end == text.c_str() + digits;
+  for (size_t i = 0; has_prefix && i <= power; ++i) {
+    bytes *= is_binary ? 1024 : 1000;
+  }
+  const bool is_unit = rest.empty() || rest == "B" || (is_binary && (rest == "I" || rest == "IB"));
+  if (!is_number || !is_unit || bytes < 1 || bytes >= 0x1p63 || (!has_prefix && bytes != std::floor(bytes))) {
+    fail(flag, ": got '", text, "', expected a size such as 2GiB, 512MiB or 1000000 (bytes)");
+  }
+  return static_cast<size_t>(bytes);
 }
 
 // Reads token ids, separated by commas or white space.
@@ -186,6 +211,8 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view, const std::string&) { o.json = true; }},
     {"--device", "NAME", "cpu or gpu (default: $EXECUTORCH_MLX_DEVICE, or MLX's default)",
      [](RunnerOptions& o, std::string_view, const std::string& t) { o.device = t; }},
+    {"--memory-limit", "SIZE", "most memory for weights, KV caches and results, such as 2GiB (default: no limit)",
+     [](RunnerOptions& o, std::string_view f, const std::string& t) { o.memory_limit = parse_size(f, t); }},
     {"--repeat", "N", "generate N times, each from an empty context (default: 1)",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.repeat = parse_integer(f, t, 1); }},
     {"--profile", "FILE", "time each instruction, for ExecuTorch's Inspector; this is slower",

@@ -3,7 +3,9 @@
 
 #include <executorch_mlx/llm_runner.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@ struct RunnerOptions {
   bool help = false;
   std::string model; // path of the .pte file
   std::string device; // as for LlmRunner
+  std::optional<size_t> memory_limit; // in bytes
   std::vector<std::vector<int64_t>> prompts; // if there are several, they form a batch
   GenerateConfig config;
   bool ids = false; // print token ids instead of text

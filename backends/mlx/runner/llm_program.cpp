@@ -171,7 +171,7 @@ std::vector<MethodInput> LlmProgram::head_inputs() {
 void LlmProgram::load_method(const std::string& method) {
   if (!module_->is_method_loaded(method)) {
     const Error error = module_->load_method(method, nullptr, tracer_);
-    check(error == Error::Ok, path_, ": cannot load the method ", method, ": ", describe(error));
+    check_status(error, path_, ": cannot load the method ", method, ": ");
   }
 }
 
@@ -247,8 +247,7 @@ EValue LlmProgram::execute(const std::string& method, const Chunk& chunk, const 
   values_.position = chunk.position;
 
   const auto outputs = module_->execute(method, arguments);
-  check(
-      outputs.ok(), method, ": ", count, " tokens at position ", chunk.position, ": ", describe(outputs.error()));
+  check_status(outputs.error(), method, ": ", count, " tokens at position ", chunk.position, ": ");
   check(outputs->size() > 0 && (*outputs)[0].isTensor(), method, ": the first output is not a tensor");
   return (*outputs)[0];
 }

@@ -1,5 +1,6 @@
 // The executable mlx_llm_runner. command_line.cpp defines its options.
 #include <executorch_mlx/llm_runner.h>
+#include <executorch_mlx/memory.h>
 
 #include <atomic>
 #include <csignal>
@@ -137,6 +138,9 @@ int run(RunnerOptions options) {
   std::optional<executorch::etdump::ETDumpGen> tracer;
   if (!options.profile.empty()) {
     tracer.emplace();
+  }
+  if (options.memory_limit) {
+    executorch_mlx_set_memory_limit(*options.memory_limit);
   }
   LlmRunner runner(options.model, options.device, tracer ? &*tracer : nullptr);
   const LlmMetadata& meta = runner.metadata();

@@ -14,6 +14,8 @@
 #include "call_io.h"
 #include "constants.h"
 #include "context.h"
+#include "evaluation.h"
+#include "memory_limit.h"
 #include "options.h"
 #include "profile.h"
 #include "program.h"
@@ -58,6 +60,15 @@ std::string printable(const char* message) {
   return result;
 }
 
+Error report(const char* what, Error code, const char* message) {
+  const std::string line = printable(message);
+  ET_LOG(Error, "MLX %s: %s", what, line.c_str());
+  if (code == Error::MemoryAllocationFailed) {
+    set_memory_error(line);
+  }
+  return code;
+}
+
 // Runs `body`, which does the work that `what` names. Turns an exception into a line of the log and an Error.
 template <typename Body>
 Error guarded(const char* what, Body&& body) {
@@ -65,18 +76,29 @@ Error guarded(const char* what, Body&& body) {
     body();
     return Error::Ok;
   } catch (const Failure& failure) {
-    ET_LOG(Error, "MLX %s: %s", what, printable(failure.what()).c_str());
-    return failure.code;
-  } catch (const std::bad_alloc&) {
-    ET_LOG(Error, "MLX %s: out of memory", what);
-    return Error::MemoryAllocationFailed;
+    return report(what, failure.code, failure.what());
   } catch (const std::exception& error) {
-    ET_LOG(Error, "MLX %s: %s", what, printable(error.what()).c_str());
-    return Error::Internal;
+    if (is_out_of_memory(error)) {
+      return report(what, Error::MemoryAllocationFailed, str("out of memory: ", error.what()).c_str());
+    }
+    return report(what, Error::Internal, error.what());
   } catch (...) {
     ET_LOG(Error, "MLX %s: unknown exception", what);
     return Error::Internal;
   }
+}
+
+// Refuses a program whose constants and buffers would pass the memory limit, before it reads any of them.
+void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options& options) {
+  std::unique_lock<std::mutex> lock;
+  if (has_memory_limit()) {
+    lock = std::unique_lock(memory_mutex());
+    check_memory(
+        [] { return "constants and buffers"; },
+        bytes_to_load(handle.program, *handle.shared, *handle.session));
+  }
+  load_constants(handle.program, named_data, *handle.shared, handle.state);
+  load_buffers(handle.program, named_data, *handle.session, options.kv_windows, handle.state);
 }
 
 void run_init_chain(Handle& handle) {
@@ -127,7 +149,9 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   check_argument(
       !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
   // If MLX lacks a kernel that the program needs, the first call fails, and the backup saves the buffers.
-  state.begin(/*keep_backup=*/!handle.has_succeeded && state.buffer_bytes() <= kMaxBackupBytes);
+  const size_t bytes = state.buffer_bytes();
+  const bool has_room = !has_memory_limit() || active_memory() + bytes <= memory_limit();
+  state.begin(/*keep_backup=*/!handle.has_succeeded && bytes <= kMaxBackupBytes && has_room);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
@@ -145,9 +169,9 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
-    state.evaluate(std::move(pending), handle.stream);
+    state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
   } catch (...) {
-    state.rollback();
+    state.rollback(handle.stream);
     throw;
   }
   state.commit();
@@ -221,8 +245,7 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
-    load_constants(handle->program, named_data, *handle->shared, handle->state);
-    load_buffers(handle->program, named_data, *handle->session, options.kv_windows, handle->state);
+    load_data(*handle, named_data, options);
     run_init_chain(*handle);
     return handle;
   }

@@ -1,6 +1,7 @@
 #include "constants.h"
 
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "checks.h"
@@ -33,6 +34,16 @@ std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* na
   return std::nullopt;
 }
 
+// The size of a tensor without dynamic dimensions, at most 2^62 bytes.
+size_t bytes_of(const fb::TensorMeta& meta) {
+  constexpr __int128 kMax = __int128{1} << 62;
+  __int128 bytes = mx::size_of(dtype_of(meta.scalar_type()));
+  for (const int size : static_shape(meta)) {
+    bytes = std::min(bytes * size, kMax);
+  }
+  return static_cast<size_t>(bytes);
+}
+
 // Returns the tensor whose bytes are in `buffer`; `name` is for messages. With `in_place`, the array takes the
 // memory from `buffer`, which is empty afterwards, if adopt() can do that. In all other cases the bytes are copied.
 mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name, bool in_place) {
@@ -41,12 +52,8 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
       is_row_major(order), "constant \"", name, "\": got dim_order ", dims(order), ", expected a row-major one");
   const auto shape = static_shape(meta);
   const auto dtype = dtype_of(meta.scalar_type());
-  __int128 bytes = mx::size_of(dtype);
-  for (const int size : shape) {
-    bytes = std::min<__int128>(bytes * size, __int128{1} << 64);
-  }
   check_program(
-      bytes == static_cast<__int128>(buffer.size()),
+      bytes_of(meta) == buffer.size(),
       "constant \"", name, "\": got ", buffer.size(), " bytes, expected ", describe(meta));
   if (in_place) {
     if (auto adopted = adopt(buffer, shape, dtype)) {
@@ -81,6 +88,28 @@ std::string sharing_key(const Program& program, uint32_t slot) {
 }
 
 } // namespace
+
+size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session) {
+  size_t bytes = 0;
+  std::set<std::string> keys;
+  const auto add = [&](uint32_t slot, const auto& pool, bool always) {
+    const std::string key = sharing_key(program, slot);
+    const bool is_new = pool.find(key) == nullptr && keys.insert(key).second;
+    if (is_new || always) {
+      const size_t more = bytes_of(program.meta(slot));
+      bytes = bytes > std::numeric_limits<size_t>::max() - more ? std::numeric_limits<size_t>::max() : bytes + more;
+    }
+  };
+  for (uint32_t i = 0; i < program.layout.constants; ++i) {
+    add(i, shared.constants, program.tensor_names[i] == nullptr);
+  }
+  keys.clear();
+  const bool has_init_chain = program.graph->init_chain_idx() >= 0;
+  for (uint32_t i = program.layout.buffers_begin(); i < program.layout.temps_begin(); ++i) {
+    add(i, session.buffers, has_init_chain || program.tensor_names[i] == nullptr);
+  }
+  return bytes;
+}
 
 void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state) {
   for (uint32_t i = 0; i < program.layout.constants; ++i) {

@@ -1,7 +1,5 @@
 #include "context.h"
 
-#include <new>
-
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
 #include "profile.h"
@@ -35,9 +33,8 @@ void Context::run(uint32_t index) {
   } catch (const std::exception& error) {
     const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
     const auto* failure = dynamic_cast<const Failure*>(&error);
-    const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
     throw LocatedFailure(
-        failure ? failure->code : no_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
+        failure ? failure->code : is_out_of_memory(error) ? Error::MemoryAllocationFailed : Error::InvalidArgument,
         str("chain ", index, ", instruction ", i, " (", find_row(size_t(instruction.op_type()))->name,
             "): ", error.what(), "; ", describe_operands(instruction)));
   }

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
+#include "memory_limit.h"
 #include "program.h"
 #include "state.h"
 
@@ -114,6 +115,14 @@ class Context {
   // Evaluates x in the middle of a program and waits for the result. Arrays that x does not depend on stay lazy.
   void evaluate_now(const mx::array& x) {
     state_.evaluate({x}, stream);
+  }
+
+  // Starts to compute arrays without waiting for them. With a memory limit, waits.
+  void start(std::vector<mx::array> arrays) {
+    if (has_memory_limit()) [[unlikely]] {
+      return state_.evaluate(std::move(arrays), stream);
+    }
+    mx::async_eval(std::move(arrays));
   }
 
   // The number and name of a tensor slot, for messages.

@@ -40,15 +40,4 @@ mx::Stream shared_stream(mx::Device device) {
   return found->second;
 }
 
-void evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  try {
-    mx::eval(std::move(arrays));
-  } catch (...) {
-    mx::synchronize(stream);
-    throw;
-  }
-}
-
 } // namespace executorch_mlx

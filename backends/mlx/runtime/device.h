@@ -4,7 +4,6 @@
 #include <mlx/mlx.h>
 
 #include <string>
-#include <vector>
 
 namespace executorch_mlx {
 
@@ -25,9 +24,5 @@ mx::Device chosen_device(const std::string& name);
 // it, and its worker thread is never freed. Any thread may use the shared stream, but only one thread at a time may
 // evaluate arrays on it.
 mx::Stream shared_stream(mx::Device device);
-
-// Evaluates arrays on a shared stream. Concurrent calls run one after another. If MLX throws, waits until the work
-// that is already on the stream is done, and only then rethrows: the caller may free memory that this work uses.
-void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
+
+#include "dtype.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 
@@ -20,10 +24,11 @@ using executorch::runtime::FreeableBuffer;
 // imitates the first part. Its data lies elsewhere, so the array stores the offset from the place where MLX expects
 // the data to the place where the data is.
 struct Adopted {
-  explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)) {}
+  explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)), counted(size) {}
 
   size_t size;
   FreeableBuffer data;
+  InPlaceBytes counted;
 };
 
 // Whether MLX allocates with its CPU allocator, which is recognized by the layout of a block: a size_t and then the
@@ -63,7 +68,12 @@ mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
   for (const int size : shape) {
     bytes *= size;
   }
-  return mx::array(mx::allocator::Data(mx::allocator::malloc(bytes)), shape, dtype);
+  check_memory([&] { return str(name(dtype), dims(shape)); }, bytes);
+  auto memory = mx::allocator::malloc(bytes);
+  if (bytes != 0 && memory.buffer().ptr() == nullptr) {
+    throw std::bad_alloc();
+  }
+  return mx::array(std::move(memory), shape, dtype);
 }
 
 mx::array allocate_zeros(const mx::Shape& shape, mx::Dtype dtype) {

@@ -10,7 +10,7 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// An array with uninitialized memory, for the caller to fill.
+// An array with uninitialized memory, for the caller to fill. Throws Failure if it would pass the memory limit.
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype);
 
 // An array of zeros. On Linux, the pages of a large array take no physical memory until they are written.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "device.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 
@@ -54,6 +54,7 @@ void State::begin(bool keep_backup) {
   }
   values = initial_values_;
   buffers_backup_.resize(layout_.buffers);
+  buffers_undo_.resize(layout_.buffers);
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     buffers_backup_[i] = buffers_[i]->contents;
     tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->contents, std::nullopt);
@@ -67,6 +68,30 @@ void State::begin(bool keep_backup) {
 void State::drop_backup() {
   buffers_backup_.clear();
   caches_backup_.reset();
+  buffers_undo_.clear();
+  caches_undo_.clear();
+}
+
+// Gives the backup the contents from the beginning of the call.
+void State::undo_updates(mx::Stream stream) {
+  std::vector<mx::array> restored;
+  const auto restore = [&](std::optional<mx::array>& backup, const Undo& undo) {
+    if (backup && !undo.is_empty()) {
+      restored.push_back(*(backup = undo.apply(*backup, stream)));
+    }
+  };
+  for (size_t i = 0; i < buffers_backup_.size(); ++i) {
+    restore(buffers_backup_[i], buffers_undo_[i]);
+  }
+  for (auto& [layer, undo] : caches_undo_) {
+    KvLayer& backup = caches_backup_->at(layer);
+    restore(backup.keys, undo.first);
+    restore(backup.values, undo.second);
+  }
+  if (!restored.empty()) {
+    std::lock_guard lock(memory_mutex());  // evaluates without regard to the limit
+    mx::eval(std::move(restored));
+  }
 }
 
 void State::return_buffers() {
@@ -87,7 +112,12 @@ void State::commit() {
   return_buffers();
 }
 
-void State::rollback() {
+void State::rollback(mx::Stream stream) {
+  try {
+    undo_updates(stream);
+  } catch (...) {
+    has_lost_buffers_ = true;
+  }
   // If the backup has been dropped, buffers_backup_ is empty, and the buffers keep what the call has written.
   std::copy(
       buffers_backup_.begin(), buffers_backup_.end(), tensors.begin() + layout_.buffers_begin());
@@ -138,13 +168,69 @@ std::vector<mx::array> State::pending() const {
   return result;
 }
 
-void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream) {
+std::vector<State::Tracked> State::tracked() {
+  std::vector<Tracked> arrays;
+  for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
+    arrays.push_back({&buffers_backup_[i], &tensors[layout_.buffers_begin() + i], &buffers_undo_[i]});
+  }
+  if (caches_backup_) {
+    for (auto& [layer, backup] : *caches_backup_) {
+      const KvLayer& now = caches_.at(layer);
+      auto& [keys, values] = caches_undo_[layer];
+      arrays.push_back({&backup.keys, &now.keys, &keys});
+      arrays.push_back({&backup.values, &now.values, &values});
+    }
+  }
+  std::erase_if(arrays, [](const Tracked& x) { return !*x.backup || !*x.now || (*x.backup)->id() == (*x.now)->id(); });
+  return arrays;
+}
+
+void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
+  const bool is_limited = has_memory_limit();
+  if (is_limited && !ends_call && !keeps_backup_) {
+    return evaluate_undoably(std::move(arrays), stream);
+  }
   const bool risks_buffers = !keeps_backup_ && !pending().empty();
+  std::vector<std::uintptr_t> overwritable;
+  if (is_limited && !keeps_backup_) {
+    for (const auto& array : tracked()) {
+      overwritable.push_back((*array.backup)->id());
+    }
+  }
+  Evaluation evaluation(std::move(arrays), stream, overwritable);
   if (!keeps_backup_) {
     drop_backup();
   }
+  run(evaluation, risks_buffers);
+}
+
+// Saves the slices that the evaluation overwrites. A buffer that changes in another way keeps its backup.
+void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) {
+  std::vector<mx::array> saved;
+  std::vector<Tracked> updated;
+  std::vector<std::uintptr_t> overwritable;
+  for (const auto& array : tracked()) {
+    if (array.undo->record(**array.backup, **array.now, stream, saved)) {
+      updated.push_back(array);
+      overwritable.push_back((*array.backup)->id());
+    }
+  }
+  if (!saved.empty()) {
+    executorch_mlx::evaluate(std::move(saved), stream);
+  }
+  Evaluation evaluation(std::move(arrays), stream, overwritable);
+  for (const auto& array : updated) {
+    array.backup->reset();
+  }
+  run(evaluation, !updated.empty());
+  for (const auto& array : updated) {
+    *array.backup = updated_array(**array.now);
+  }
+}
+
+void State::run(Evaluation& evaluation, bool risks_buffers) {
   try {
-    executorch_mlx::evaluate(std::move(arrays), stream);
+    evaluation.run();
   } catch (...) {
     has_lost_buffers_ = risks_buffers;
     throw;

@@ -10,9 +10,11 @@
 #include <variant>
 #include <vector>
 
+#include "evaluation.h"
 #include "kv_cache.h"
 #include "program.h"
 #include "shared.h"
+#include "undo.h"
 
 namespace executorch_mlx {
 
@@ -53,14 +55,16 @@ class State {
   // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. Until the
   // first evaluation of a call, rollback() restores the buffers from the backup. The first evaluation drops the
   // backup, because MLX updates an array in place only if nobody else holds it. With `keep_backup`, the backup stays
-  // to the end of the call, and MLX writes the updated buffers to new memory.
+  // to the end of the call, and MLX writes the updated buffers to new memory. With a memory limit, every call can be
+  // undone until its last evaluation is known to fit: each evaluation before that one saves the slices that it
+  // overwrites.
   void begin(bool keep_backup);
   void commit();
-  void rollback();
+  void rollback(mx::Stream stream);
 
-  // Evaluates arrays in the middle of a call or at its end. Drops the backup unless begin() was told to keep it. If
-  // the evaluation fails without a backup and has buffers to compute, these are lost: see is_lost().
-  void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
+  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. Drops the backup unless begin() was told
+  // to keep it. If the evaluation fails without a backup and has buffers to compute, these are lost: see is_lost().
+  void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
   // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
@@ -78,6 +82,16 @@ class State {
   size_t buffer_bytes() const;
 
  private:
+  // A buffer, or the keys or values of a cache.
+  struct Tracked {
+    std::optional<mx::array>* backup;
+    const std::optional<mx::array>* now;
+    Undo* undo;
+  };
+  std::vector<Tracked> tracked();  // those that the call has changed
+  void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
+  void run(Evaluation& evaluation, bool risks_buffers);
+  void undo_updates(mx::Stream stream);
   void drop_backup();
   void return_buffers();
 
@@ -88,6 +102,8 @@ class State {
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none
   std::vector<std::optional<mx::array>> buffers_backup_;
   std::optional<std::map<int, KvLayer>> caches_backup_;
+  std::vector<Undo> buffers_undo_;  // relative to the backup
+  std::map<int, std::pair<Undo, Undo>> caches_undo_;  // of keys and values, by layer
   bool keeps_backup_ = true;
   bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.

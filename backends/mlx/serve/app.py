@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ..llm import LLM, Generation, PromptLengthError, SettingError
+from ..memory import OutOfMemoryError
 from .errors import ApiError, add_error_handlers
 from .request import ChatRequest, CompletionRequest, GenerationRequest
 from .response import ChatFormat, CompletionFormat, finish_reason
@@ -206,4 +207,6 @@ def _check_complete(generation: Generation) -> None:
 def _api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, OutOfMemoryError):
+        return ApiError(str(error), status=503, kind="server_error", code="out_of_memory")
     return ApiError(f"the model failed: {error}", status=500, kind="server_error")

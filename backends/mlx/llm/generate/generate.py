@@ -130,7 +130,9 @@ class Generation(Iterator[Token]):
 
     The constructor raises PromptLengthError for an empty prompt or one longer than the context,
     ValueError for a token id outside the vocabulary, and SettingError for a setting that is invalid or
-    unsupported. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails.
+    unsupported. Iteration raises SettingError for an invalid mask, and RuntimeError if a step fails:
+    `executorch_mlx.memory.OutOfMemoryError` if the step does not fit into memory. The next answer is
+    unaffected.
     """
 
     def __init__(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...loader import load_delegate
+from ...memory import out_of_memory
 from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_word_count
 
 MODEL_METHODS = {"forward", "sample"}
@@ -24,7 +26,9 @@ class LLMProgram:
     `write_profile`, which makes calls slower.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model,
-    and RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first.
+    RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
+    OutOfMemoryError, which is a RuntimeError, if the program does not fit into memory. `logits` and `tokens`
+    raise OutOfMemoryError if a step does not fit; the cache then keeps what it held before the step.
     """
 
     def __init__(self, path: str | Path, *, profile: bool = False):
@@ -51,7 +55,8 @@ class LLMProgram:
         self.has_head: bool = self.get("sampling_head", False)
         self.has_logits: bool = not self.has_head or "sample" in names
         self._head_method = "sample" if "sample" in names else "forward"
-        self._program.load_method(self._head_method)  # loaded now, so that the first call does not have to
+        with _memory_errors():
+            self._program.load_method(self._head_method)  # loaded now, so that the first call does not have to
 
     def write_profile(self, path: str | Path) -> None:
         """Write the times of all calls so far as an ETDump for ExecuTorch's Inspector.
@@ -81,8 +86,7 @@ class LLMProgram:
         The logits are those after the last of the tokens. `start` is the number of padding tokens at the
         beginning of each sequence, by default 0.
         """
-        method = self._program.load_method("forward")
-        return method.execute(self._inputs(tokens, position, start))[0][:, -1]
+        return self._execute("forward", self._inputs(tokens, position, start))[:, -1]
 
     def tokens(
         self,
@@ -110,12 +114,17 @@ class LLMProgram:
         if self.takes("allowed_tokens"):
             everything = torch.full((self.batch, mask_word_count(self.vocab_size)), -1, dtype=torch.int32)
             inputs.append(everything if allowed is None else allowed)
-        return self._program.load_method(self._head_method).execute(inputs)[0].tolist()
+        return self._execute(self._head_method, inputs).tolist()
 
     def step(self, tokens: Sequence[int], position: int, **parameters: Any) -> int:
         """Write the same token ids to every sequence, and return the token that is drawn for the first sequence."""
         repeated = torch.tensor([list(tokens)], dtype=torch.int64).expand(self.batch, -1)
         return self.tokens(repeated, position, parameters=SamplingParameters(**parameters))[0]
+
+    def _execute(self, method: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Execute `method`, which is loaded on first use, and return its output."""
+        with _memory_errors():
+            return self._program.load_method(method).execute(inputs)[0]
 
     def _inputs(self, tokens, position, start) -> list[torch.Tensor]:
         inputs = [tokens.contiguous(), torch.tensor([position], dtype=torch.int64)]
@@ -127,3 +136,15 @@ class LLMProgram:
         unused = self.get("sampling_logit_bias") - len(bias)
         tokens = torch.tensor([*bias, *[-1] * unused], dtype=torch.int64)  # the head ignores token -1
         return [tokens, torch.tensor([*bias.values(), *[0.0] * unused], dtype=torch.float32)]
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn a failure for want of memory into OutOfMemoryError."""
+    try:
+        yield
+    except RuntimeError as error:
+        failure = out_of_memory(error)
+        if failure is None:
+            raise
+        raise failure from error

@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "kernels/blas.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx::cpu {
 
@@ -14,7 +15,8 @@ bool is_blas_replaced() {
   const auto calls = executorch_mlx_blas_calls();
   const auto stream = shared_stream(mx::Device::cpu);
   const auto x = mx::ones({2, 2}, mx::float32, stream);
-  evaluate({mx::matmul(x, x, stream)}, stream);
+  std::lock_guard lock(memory_mutex());  // serializes evaluations
+  mx::eval(mx::matmul(x, x, stream));
   return executorch_mlx_blas_calls() != calls;
 }
 

@@ -3,6 +3,7 @@
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/primitives.h>
 
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -16,7 +17,11 @@ class CpuPrimitive : public mx::UnaryPrimitive {
       : UnaryPrimitive(stream), name_(name), make_task_(std::move(make_task)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    auto memory = mx::allocator::malloc(out.nbytes());
+    if (memory.buffer().ptr() == nullptr) {
+      throw std::bad_alloc();
+    }
+    out.set_data(std::move(memory));
     mx::cpu::get_command_encoder(stream()).dispatch(make_task_(inputs, out));
   }
 

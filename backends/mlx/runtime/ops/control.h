@@ -50,7 +50,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
 inline void while_loop(const fb::WhileParams& n, Context& c) {
   for (c.run(n.cond_chain_idx()); c.integer(n.cond()) != 0; c.run(n.cond_chain_idx())) {
     c.run(n.body_chain_idx());
-    mx::async_eval(c.list(*n.carry()));
+    c.start(c.list(*n.carry()));
   }
 }
 

@@ -41,6 +41,12 @@ class LlmArgumentError : public LlmError {
   using LlmError::LlmError;
 };
 
+// The program, or a step, does not fit into memory: see executorch_mlx/memory.h for the limit. The message has the sizes.
+class LlmMemoryError : public LlmError {
+ public:
+  using LlmError::LlmError;
+};
+
 // The properties of a program, read from its metadata methods. docs/llm-program.md lists them.
 struct LlmMetadata {
   int64_t max_seq_len = 0; // largest chunk: tokens of one sequence in one call
@@ -168,8 +174,8 @@ class LlmRunner {
   // EXECUTORCH_MLX_DEVICE names, or MLX's default device if the variable is not set. `tracer` may be null. Otherwise
   // the tracer records the time of every instruction, which slows execution down, and must outlive the runner.
   //
-  // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmError if the file is not a valid
-  // language model.
+  // Throws LlmArgumentError if the file cannot be read or the device is unknown, LlmMemoryError if the program does not
+  // fit into memory, LlmError if the file is not a valid language model.
   explicit LlmRunner(
       const std::string& path,
       const std::string& device = "",
@@ -195,7 +201,8 @@ class LlmRunner {
   // them.
   //
   // Throws LlmArgumentError if the request is invalid, before anything runs. Throws LlmError if a step fails; after
-  // that, call reset() before the next request.
+  // that, call reset() before the next request. If the error is an LlmMemoryError, rewind() to the position before the
+  // request works too, and keeps the conversation.
   GenerateResult generate(
       std::span<const int64_t> prompt,
       const GenerateConfig& config,

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <type_traits>
 
 #include "blas.h"
@@ -10,11 +12,28 @@
 namespace executorch_mlx {
 
 // Calls item(0) ... item(count - 1) on the threads of the pool, or on the calling thread alone if the pool is
-// busy with another call. Returns when all items are done. Items must not throw.
+// busy with another call. Returns when all items are done. If items throw, rethrows one of the exceptions then.
 template <typename Item>
 void parallel(int count, Item&& item) {
-  executorch_mlx_parallel(
-      count, [](void* context, int i) { (*static_cast<std::remove_reference_t<Item>*>(context))(i); }, &item);
+  struct Call {
+    std::remove_reference_t<Item>& item;
+    std::atomic<bool> has_failed{false};
+    std::exception_ptr error{};
+  } call{item};
+  const auto run = [](void* context, int i) {
+    Call& call = *static_cast<Call*>(context);
+    try {
+      call.item(i);
+    } catch (...) {
+      if (!call.has_failed.exchange(true)) {
+        call.error = std::current_exception();
+      }
+    }
+  };
+  executorch_mlx_parallel(count, run, &call);
+  if (call.has_failed) [[unlikely]] {
+    std::rethrow_exception(call.error);
+  }
 }
 
 // Calls run(first, last) for ranges that together cover [0, count), in parallel if there is enough work.

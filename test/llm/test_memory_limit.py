@@ -1,0 +1,116 @@
+"""Language models under a memory limit."""
+
+import gc
+
+import pytest
+import small_llm
+
+from executorch_mlx import LLM, memory
+from executorch_mlx.cli.main import main
+
+PROMPT = list(range(100, 100 + 2 * small_llm.CHUNK + 5))  # three chunks
+SAMPLED = {"temperature": 0.9, "top_k": 40, "seed": 3, "max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def no_limit(delegate):
+    yield
+    memory.set_memory_limit(None)
+
+
+def tokens(llm: LLM, prompt: list[int] = PROMPT, **options) -> list[int]:
+    return llm.generate(prompt, **{**SAMPLED, **options}).result().tokens
+
+
+@pytest.mark.parametrize("name", ["chat_program", "logits_program"])
+def test_failed_step_leaves_the_model_usable(name, request):
+    """Prefill fails, or only a later step; then the limit is raised."""
+    path = request.getfixturevalue(name)
+    llm, fresh = LLM.load(path), LLM.load(path)
+    expected, other = tokens(fresh), tokens(fresh, [7, 8, 9])
+    failures = 0
+    for extra in (1_000, 5_000, 15_000, 30_000, 60_000, 120_000, 250_000):
+        memory.set_memory_limit(memory.get_active_memory() + extra)
+        try:
+            assert tokens(llm) == expected
+        except memory.OutOfMemoryError as error:
+            failures += 1
+            assert "memory limit: " in str(error) and f"the limit is {memory.get_memory_limit()} bytes" in str(error)
+        memory.set_memory_limit(None)
+        assert tokens(llm) == expected
+        assert tokens(llm, [7, 8, 9]) == other
+    assert 0 < failures < 7
+
+
+def test_answer_continues_after_a_failed_step(chat_program):
+    llm = LLM.load(chat_program)
+    expected = tokens(llm, max_new_tokens=20)
+    answer = llm.generate(PROMPT, **{**SAMPLED, "max_new_tokens": 20})
+    drawn = [next(answer).id for _ in range(5)]
+    memory.set_memory_limit(memory.get_active_memory() + 100)
+    with pytest.raises(memory.OutOfMemoryError):
+        next(answer)
+    assert answer.finish == "error"
+    memory.set_memory_limit(None)
+    rest = llm.generate([*PROMPT, *drawn], **{**SAMPLED, "temperature": 0, "seed": None})
+    assert rest.result().tokens == tokens(LLM.load(chat_program), [*PROMPT, *drawn], temperature=0, seed=None)
+    assert rest.metrics.cached_tokens == len(PROMPT) + 4
+    assert tokens(llm, max_new_tokens=20) == expected
+
+
+def test_load_beyond_the_limit_is_an_error(chat_program):
+    gc.collect()
+    memory.set_memory_limit(memory.get_active_memory() + 100_000)
+    with pytest.raises(memory.OutOfMemoryError, match="memory limit: constants and buffers: asked for"):
+        LLM.load(chat_program)
+    memory.set_memory_limit(None)
+    assert len(tokens(LLM.load(chat_program))) == 12
+
+
+# -- command line ------------------------------------------------------------------
+
+
+def run(program, *options: str) -> int:
+    gc.collect()
+    prompt = ["--prompt", "Return the value of", "--max-new-tokens", "5"]
+    return main(["run", str(program), *prompt, *options])
+
+
+SIZES = {
+    "1GiB": 2**30, "512MiB": 2**29, "1.5 gb": 1_500_000_000, "900m": 900_000_000, "1000000000": 10**9,
+    "100000000B": 10**8, "0.5GiB": 2**29,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_limit_option_takes_a_size(size, chat_program, capfd):
+    assert run(chat_program, "--memory-limit", size, "--json") == 0
+    assert memory.get_memory_limit() == SIZES[size]
+
+
+@pytest.mark.parametrize("size", ["", "0", "-1", "much", "1.5", "2 GiBs", "GiB", "1e9", "0.1B", "9999999TiB", "nan"])
+def test_nonsense_as_memory_limit_is_a_usage_error(size, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "model.pte", f"--memory-limit={size}"])
+    message = f"argument --memory-limit: got {size!r}, expected a size such as 2GiB, 512MiB or 1000000 (bytes)"
+    assert message in capfd.readouterr().err
+
+
+def test_model_beyond_the_limit_is_an_error_of_run_and_serve(chat_program, capfd):
+    for command in ("run", "serve"):
+        gc.collect()
+        assert main([command, str(chat_program), "--memory-limit", "100kB"]) == 1
+        (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("executorch-mlx: "))
+        assert f"{chat_program}: memory limit: constants and buffers: asked for " in line
+        assert line.endswith("the limit is 100000 bytes")
+
+
+def test_step_beyond_the_limit_is_an_error_of_run(chat_program, capfd):
+    gc.collect()
+    llm = LLM.load(chat_program)
+    size = memory.get_active_memory() + 500
+    del llm
+    gc.collect()
+    assert run(chat_program, "--memory-limit", str(size)) == 1
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("executorch-mlx: "))
+    assert "memory limit: " in line and f"the limit is {size} bytes" in line

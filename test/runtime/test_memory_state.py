@@ -1,0 +1,185 @@
+"""The memory limit and mutable buffers, threads, and memory that really is exhausted."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from irprograms import Graph, Model, ir, lit
+from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
+
+from executorch_mlx import memory
+
+# -- buffers -----------------------------------------------------------------------
+
+
+def accumulator(update: str, waits: bool) -> Graph:
+    """Updates a buffer [8, 64] with row 2 or all of x, twice, and returns it.
+
+    Then it computes n² floats. `waits` reads a value that depends on the first update before the second one.
+    """
+    g = Graph()
+    x, n, out = g.input((8, 64)), g.input(((1, 4096), 1)), g.output((8, 64))
+    total, row, buffer = g.output(()), g.new_temp(), g.buffer((8, 64))
+    product, t = g.new_temp(), g.new_temp()
+
+    def add_x():
+        if update == "all":
+            g.emit(ir.AddNode(a=buffer, b=x, out=buffer))
+            return
+        ends = {"axis": lit(0), "start": lit(2), "stop": lit(3)}
+        g.emit(
+            ir.SliceNode(x=buffer, out=row, **ends),
+            ir.SliceNode(x=x, out=t, **ends),
+            ir.AddNode(a=row, b=t, out=row),
+            ir.SliceUpdateNode(dst=buffer, update=row, out=buffer, **ends),
+        )
+
+    add_x()
+    if waits:
+        largest = g.new_temp()
+        g.emit(ir.MaxNode(x=buffer, out=largest, axes=[]))
+        g.item(largest)
+    add_x()
+    g.emit(
+        ir.TransposeNode(x=n, out=t, perm=[1, 0]),
+        ir.AddNode(a=n, b=t, out=product),
+        ir.SumNode(x=product, out=total, axes=[]),
+        ir.IdCopyNode(x=buffer, out=out),
+    )
+    return g
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("update", ["row", "all"])
+def test_failed_step_leaves_buffers_as_they_were(limit, update, waits, capfd):
+    """Also if parts of it were computed before it failed."""
+    model = accumulator(update, waits).load()
+    x, small, large = torch.ones(8, 64), torch.ones(4, 1), torch.ones(2048, 1)
+    expected = torch.zeros(8, 64)
+    for step in range(6):
+        if step > 1:
+            limit(4 * MEGABYTE)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=FAILED):
+                    model(x, large)
+            assert "memory limit: Add float32[2048,2048]: asked for 16777216" in capfd.readouterr().err
+        if step % 2:
+            memory.set_memory_limit(None)
+        expected[2 if update == "row" else slice(None)] += 2
+        assert torch.equal(model(x, small)[0], expected), step
+
+
+def test_step_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
+    """A buffer of which a step replaces a row is not copied, also if the step waits for a value in between."""
+    g = Graph()
+    x, buffer, row, largest = g.input((1, 1024)), g.buffer((8192, 1024)), g.new_temp(), g.new_temp()  # 32 MB
+    ends = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
+    g.emit(ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **ends), ir.SliceNode(x=buffer, out=row, **ends))
+    g.emit(ir.MaxNode(x=row, out=largest, axes=[]))
+    g.item(largest)
+    g.emit(ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, axis=lit(0), start=lit(9), stop=lit(10)))
+    g.emit(ir.SumNode(x=buffer, out=g.output(()), axes=[]))
+    model = g.load()
+    model(torch.ones(1, 1024))
+    total = limit(MEGABYTE)
+    for value in (2.0, 3.0):
+        assert model(torch.full((1, 1024), value))[0].item() == 2 * 1024 * value
+    assert memory.get_peak_memory() <= total
+
+
+def attention(heads=2, width=8) -> Graph:
+    """KV attention by the runtime's own cache, with a copy of the scores of all positions."""
+    g = Graph()
+    q, k, v = (g.input((1, heads, (1, 2048), width)) for _ in range(3))
+    position = g.input(((1, 2048), 1), torch.int32)
+    out, scores = g.output((1, heads, (1, 2048), width)), g.new_temp()
+    g.emit(
+        ir.UpdateAndAttendNode(q=q, k=k, v=v, out=out, position=position, layer_id=0, scale=0.3),
+        ir.TransposeNode(x=k, out=scores, perm=[0, 1, 3, 2]),
+        ir.AddmmNode(mat1=q, mat2=scores, out=scores),
+        ir.SumNode(x=scores, out=g.output(()), axes=[]),
+    )
+    return g
+
+
+def test_failed_step_leaves_kv_caches_as_they_were(limit):
+    def inputs(start, tokens):
+        position = torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1)
+        return [*(torch.randn(1, 2, tokens, 8) for _ in range(3)), position]
+
+    g = attention()
+    model, reference = g.load(), Model(g.pte())
+    start = 0
+    for tokens in (5, 1, 100, 1, 1):
+        limit(MEGABYTE)
+        with pytest.raises(RuntimeError, match=FAILED):
+            model(*inputs(start, 1024))  # its scores take 8 MB
+        call = inputs(start, tokens)
+        result = model(*call)[0].clone()
+        memory.set_memory_limit(None)
+        assert torch.equal(result, reference(*call)[0])
+        start += tokens
+
+
+# -- threads and real exhaustion ---------------------------------------------------
+
+
+def test_threads_together_keep_the_limit(limit):
+    """Each step alone takes 32 MB, and two at a time would pass the limit."""
+    models = [products(2048).load() for _ in range(3)]
+    x = torch.randn(2048, 64) / 8
+    expected = models[0](x)[0].clone()
+    total = limit(45 * MEGABYTE)
+    correct = []
+
+    def run(model):
+        for _ in range(4):
+            correct.append(torch.equal(model(x)[0], expected))
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(correct) == 12 and all(correct)
+    assert memory.get_peak_memory() <= total + SLACK
+
+
+EXHAUSTION = """
+import resource, sys
+import torch
+from irprograms import Graph, ir
+
+KEYS = 1 << 22  # the scores of 16 queries take 256 MB for each thread
+g = Graph()
+q, k, v = (g.input((1, 1, size, 1)) for size in (16, (1, KEYS), (1, KEYS)))
+g.emit(ir.SdpaNode(q=q, k=k, v=v, out=g.output((1, 1, 16, 1)), scale=1.0))
+model = g.load()
+
+def inputs(keys):
+    return torch.zeros(1, 1, 16, 1), torch.zeros(1, 1, keys, 1), torch.ones(1, 1, keys, 1)
+
+small, large = inputs(100), inputs(KEYS)
+assert model(*small)[0].eq(1).all()
+pages = int(open("/proc/self/statm").read().split()[0])
+total = pages * resource.getpagesize() + (128 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (total, total))
+try:
+    model(*large)
+except RuntimeError as error:
+    print(error)
+assert model(*small)[0].eq(1).all()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process, and has our CPU kernels")
+def test_kernel_without_memory_fails_the_call_only():
+    command = [sys.executable, "-W", "ignore", "-c", EXHAUSTION]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("0x21")
+    assert "MLX execute: out of memory: std::bad_alloc" in done.stderr
