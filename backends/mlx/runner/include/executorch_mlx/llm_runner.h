@@ -47,7 +47,7 @@ class LlmMemoryError : public LlmError {
   using LlmError::LlmError;
 };
 
-// The properties of a program, read from its metadata methods. docs/llm-program.md lists them.
+// The properties of a program, read from its metadata methods. docs/llm-program.md lists these methods.
 struct LlmMetadata {
   int64_t max_seq_len = 0; // largest chunk: tokens of one sequence in one call
   int64_t max_context_len = 0; // capacity of the KV cache, in positions
@@ -80,9 +80,9 @@ using AllowedTokens = std::function<void(std::span<const int64_t> answer, std::s
 
 // How the next token is chosen. With the default values, decoding is greedy and the logits are not changed.
 //
-// If the program has a sampling head that accepts all parameters with other values than the default, the head applies
-// them. If not, the host applies them to the logits that the program returns. Both ways choose the same tokens, except
-// where the rounding of two devices differs.
+// If the program has a sampling head that accepts all parameters whose values are not the default, the head applies the
+// parameters. Otherwise, the host applies them to the logits that the program returns. Both ways choose the same
+// tokens, except where the rounding of two devices differs.
 struct SamplingParameters {
   float temperature = 0; // divides the logits; 0 or less: greedy
   float top_p = 1; // keep the most likely tokens whose probabilities add up to top_p; 1: keep all
