@@ -2,10 +2,10 @@
 
     python test/fuzz_compiler.py --programs 10000 [--seed 0] [--direct] [--family NAME]
 
-The family `graphs` has random graphs of supported operators. Each other family varies the subgraph of one fusion: rms_norm,
-layer_norm, gelu, rope, attention, linear, quantized, int8_product. Without `--family`, all of them run in turn. `--direct`
-leaves out torch.export and ExecuTorch's passes, and is about five times as fast. Prints each kind of failure once, with the
-source of a program that shows it, and exits with code 1 if there was one.
+The family `graphs` has random graphs of supported operators. Each of the other families varies the subgraph of one
+fusion. Without `--family`, all families run in turn. `--direct` leaves out torch.export and ExecuTorch's passes, and is
+about five times as fast. The script prints each kind of failure once, with the source of a program that fails in this
+way. It exits with code 1 if a program failed.
 """
 
 from __future__ import annotations

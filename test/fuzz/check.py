@@ -12,7 +12,7 @@ from .exported import ExportedRoute
 from .programs import EXTENTS, Program
 from .route import CaptureRefused, NotDelegated, Route
 
-# Relative rounding error of one operation, by dtype.
+# The relative rounding error of one operation, by dtype of the result.
 _EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EAGER_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _NOISY_RUNS = 4
@@ -20,12 +20,12 @@ _SPREAD_FACTOR = 8  # tolerance, as a multiple of the spread among the runs with
 
 
 class WrongAnswer(AssertionError):
-    """The runtime's result differs from eager torch by more than rounding explains."""
+    """Raised if a result of the runtime differs from eager torch by more than rounding explains."""
 
 
 @dataclass
 class Counts:
-    """What became of the programs of a run."""
+    """The numbers of generated programs, of those that were compared, and of those that were not, by reason."""
 
     programs: int = 0
     compared: int = 0
@@ -74,7 +74,10 @@ def _runs(program: Program) -> bool:
 
 
 def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -> list[tuple[Program, Exception]]:
-    """The programs that fail, with their failures. An error of all programs together splits the list in two."""
+    """Returns the programs that fail, with their failures.
+
+    If compiling or running all programs together raises an error, each half of the list is checked separately.
+    """
     if not programs:
         return []
     try:
@@ -90,7 +93,7 @@ def _failures(programs: Sequence[Program], counts: Counts, route: type[Route]) -
 
 
 def _compare_all(programs: Sequence[Program], compiled: Route) -> dict[int, Exception]:
-    """The first failure of each program that fails, by index."""
+    """Returns the first failure of each program that fails, by the index of the program."""
     failures = dict(compiled.failures)
     for extent in EXTENTS if any(p.is_dynamic for p in programs) else EXTENTS[:1]:
         for index, results in compiled.run(extent).items():
@@ -108,7 +111,7 @@ def _first_line(failure: Exception) -> str:
 
 
 def _with_source(failure: Exception, program: Program) -> Exception:
-    """The failure as an exception whose message ends with the program."""
+    """Returns an exception with the message of `failure`, followed by the source of the program."""
     kind = type(failure) if isinstance(failure, WrongAnswer) else RuntimeError
     name = "" if isinstance(failure, WrongAnswer) else f"{type(failure).__name__}: "
     return kind(f"{name}{failure}\n\n{program.source()}")
@@ -119,8 +122,8 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
 
     Raises `results` if they are an exception. Returns if eager torch refuses the extent, whatever the results are.
 
-    The tolerance of each element comes from eager runs in which every intermediate value is
-    off by a rounding error: where these differ, so may the runtime.
+    The tolerance of each element comes from runs in eager torch with a random rounding error in every
+    intermediate value. Where the results of these runs differ, the result of the runtime may differ too.
     """
     arguments = program.arguments(extent)
     try:
@@ -133,7 +136,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
     noisy = [program.run(arguments, _noise(epsilon, seed)) for seed in range(_NOISY_RUNS)]
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):
         if a.shape != e.shape and extent == 1:
-            return  # torch.export assumes that a dynamic extent does not broadcast
+            return  # torch.export assumes that a dynamic extent is not 1, and so does not broadcast
         if a.dtype != e.dtype or a.shape != e.shape:
             raise WrongAnswer(
                 f"output {index} at n = {extent}: got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
@@ -148,6 +151,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
 
 
 def _noise(epsilon: float, seed: int):
+    """Returns a function that multiplies each element of floating-point tensors by 1 + epsilon or 1 - epsilon."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(value):
@@ -162,6 +166,7 @@ def _noise(epsilon: float, seed: int):
 
 
 def _wrong(actual, expected, noisy, epsilon) -> torch.Tensor:
+    """Returns a bool mask of the elements of `actual` that are outside the tolerance."""
     if not expected.is_floating_point():
         unstable = torch.zeros(expected.shape, dtype=torch.bool)
         for run in noisy:

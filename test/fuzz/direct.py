@@ -1,7 +1,7 @@
 """Compiles programs without torch.export and without ExecuTorch's passes, about five times as fast as `exported.py`.
 
-torch traces each program to core ATen, the builder lowers that graph, and one `.pte` gets one method per program. The
-partitioner and the edge dialect take no part.
+torch traces each program to a core ATen graph, and the builder lowers this graph. All programs of a list become the
+methods of one `.pte`. The partitioner and the edge dialect are not used.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class DirectRoute:
 
 
 def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
-    """The method of a program, and whether it takes any extent.
+    """Returns the compiled method of a program, and whether the method accepts every extent.
 
-    The method has those attributes of `irprograms.Graph` that `irprograms.pte` reads.
+    The method is an object with the attributes of `irprograms.Graph` that `irprograms.pte` reads.
     """
     traced, is_dynamic = _trace(program, program.is_dynamic)
     exported = _exported(program, traced)
@@ -80,7 +80,7 @@ def _compile(program: Program) -> tuple[SimpleNamespace, bool]:
 
 
 def _interface(value: torch.Tensor) -> tuple:
-    """An input or output of the method, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order)."""
+    """Returns the description of an input or output, as in `irprograms.Graph.inputs`: (slot, shape, dtype, dim order)."""
     shape = tuple(d if isinstance(d, int) else bounds(d) for d in value.shape)
     return None, shape, value.dtype, list(range(value.ndim))
 
@@ -89,10 +89,10 @@ def _interface(value: torch.Tensor) -> tuple:
 
 
 def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
-    """The core ATen graph of a program, and whether it is valid for any extent.
+    """Returns the core ATen graph of a program, and whether the graph is valid for every extent.
 
-    The placeholders are the inputs, then the constants. A graph that is valid for some extents only is traced again for
-    the one at export.
+    The placeholders are the inputs, then the constants. If the graph would be valid only for some extents, the program
+    is traced again for the single extent EXTENTS[0].
     """
     environment = ShapeEnv() if is_dynamic else None
     extent = _symbol(environment) if is_dynamic else EXTENTS[0]
@@ -101,7 +101,7 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
             traced = make_fx(program.function(), decomposition_table=_decompositions())(*arguments)
-            if any(_writes(node) for node in traced.graph.nodes):  # as some decompositions do
+            if any(_writes(node) for node in traced.graph.nodes):  # some decompositions modify tensors in place
                 traced = make_fx(functionalize(traced, remove="mutations"))(*arguments)
         except Exception as error:  # torch's own refusals have many types
             if is_dynamic:
@@ -129,7 +129,7 @@ def _has_whole_range(environment: ShapeEnv) -> bool:
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """torch's table without the operators that the delegate lowers whole."""
+    """Returns torch's decompositions, except those of operators for which the delegate has a handler."""
     table = dict(default_decompositions().items())
     for target in REGISTRY.ops_to_preserve():
         table.pop(target, None)
@@ -137,7 +137,7 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _exported(program: Program, traced: GraphModule) -> SimpleNamespace:
-    """The parts of an ExportedProgram that the builder reads."""
+    """Returns an object with the attributes of an ExportedProgram that the builder reads."""
     placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
     constants = dict(zip(placeholders[len(program.inputs) :], program.constant_values()))
     inputs = [

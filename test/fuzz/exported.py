@@ -40,7 +40,7 @@ class ExportedRoute:
 
 
 def _lower(batch: Batch):
-    """The lowered module, and the programs that the partitioner did not delegate completely: index -> reason."""
+    """Returns the lowered module, and the reason for each program that was not delegated completely, by its index."""
     example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -59,7 +59,10 @@ def _lower(batch: Batch):
 
 
 class _Partitioner(MLXPartitioner):
-    """Also tells which outputs of the graph depend on a node that was not delegated."""
+    """A partitioner that records the outputs of the graph that depend on a declined node.
+
+    `declined` maps the index of such an output to the reason.
+    """
 
     def __init__(self):
         super().__init__(allow_extensions=True)
@@ -77,7 +80,7 @@ class _Partitioner(MLXPartitioner):
 
 
 def _outputs_of(node, output) -> set[int]:
-    """Indices of the outputs that depend on `node`."""
+    """Returns the indices of the outputs that depend on `node`."""
     reached, open_nodes = {node}, [node]
     while open_nodes:
         users = [u for u in open_nodes.pop().users if u not in reached]

@@ -1,7 +1,7 @@
-"""Torch programs as source: what the fuzzer generates, runs and prints.
+"""Torch programs in the form of source code, which the fuzzer generates, runs and prints.
 
-A `Program` is a list of statements over named inputs. Its source runs on its own, so a failing
-example can be pasted into a Python session.
+A `Program` is a list of statements over named inputs. The source of a program is complete, so that a
+failing program can be pasted into a Python session.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-# The dynamic extent of inputs: the first is the one at export, and all are run.
+# The values of the dynamic extent. Programs are exported with the first one, and run with all of them.
 EXTENTS = (7, 5, 1)
 LARGEST_EXTENT = 64
 DYNAMIC = "n"
@@ -39,7 +39,7 @@ class Input:
         return DYNAMIC in self.shape
 
     def make(self, extent: int, seed: int = 0) -> torch.Tensor:
-        """The value of the input where the dynamic extent is `extent`."""
+        """Returns a tensor for this input, with `extent` in place of the dynamic extent."""
         shape = [extent if size == DYNAMIC else size for size in self.shape]
         generator = torch.Generator().manual_seed(seed + sum(map(ord, self.name)))
         if self.dtype == torch.bool:
@@ -52,7 +52,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Statement:
-    """`target = expression`. `is_exact`: the expression only moves or compares values."""
+    """The statement `target = expression`. `is_exact` says that the expression only moves or compares values."""
 
     target: str
     expression: str
@@ -61,9 +61,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Program:
-    """Statements over `inputs`; `outputs` are the names that are returned.
+    """A list of statements over `inputs`. `outputs` are the names of the variables that the program returns.
 
-    `constants` are (name, expression) pairs that become buffers of the module.
+    `constants` are pairs (name, expression), which become buffers of the module.
     """
 
     inputs: tuple[Input, ...]
@@ -76,7 +76,7 @@ class Program:
         return any(i.is_dynamic for i in self.inputs)
 
     def body(self, noise: bool = False) -> list[str]:
-        """The lines of `forward`, with `noise(...)` around each inexact expression if asked for."""
+        """Returns the lines of `forward`. With `noise`, each inexact expression is wrapped in a call `noise(...)`."""
         lines = [
             f"{s.target} = noise({s.expression})" if noise and not s.is_exact else f"{s.target} = {s.expression}"
             for s in self.statements
@@ -84,7 +84,7 @@ class Program:
         return [*lines, f"return ({', '.join(self.outputs)},)"]
 
     def source(self) -> str:
-        """Runnable torch code: a module, its inputs, and one eager call."""
+        """Returns complete torch code: a module, inputs, and one call of the module."""
         names = ", ".join(i.name for i in self.inputs)
         buffers = [f"        self.register_buffer({name!r}, {text})" for name, text in self.constants]
         unpack = [f"{name} = self.{name}" for name, _ in self.constants]
@@ -103,13 +103,13 @@ class Program:
         return tuple(i.make(extent) for i in self.inputs)
 
     def run(self, arguments: Sequence[torch.Tensor], noise=None) -> tuple[torch.Tensor, ...]:
-        """The outputs in eager torch; `noise` is applied to each inexact intermediate value."""
+        """Returns the outputs in eager torch. `noise`, if given, is applied to each inexact intermediate value."""
         function = self.function(noise is not None)
         with torch.no_grad():
             return function(*arguments, *self.constant_values(), *([noise] if noise is not None else []))
 
     def function(self, noise: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """A function of the inputs, the constants, and `noise` if asked for."""
+        """Returns the program as a function of the inputs, the constants and, with `noise`, a function `noise`."""
         return _compiled(self, noise)
 
     def constant_values(self) -> list[torch.Tensor]:
@@ -135,7 +135,10 @@ SCOPE = {"torch": torch, "F": torch.nn.functional, "math": math}
 
 
 class Batch(torch.nn.Module):
-    """Several programs as one module: its inputs and outputs are theirs, one after the other."""
+    """Several programs as one module.
+
+    The module takes the inputs of all programs, one program after the other, and returns the outputs in the same order.
+    """
 
     def __init__(self, programs: Sequence[Program]):
         super().__init__()

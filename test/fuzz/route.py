@@ -1,6 +1,7 @@
-"""What a route from programs to running methods provides.
+"""The interface of a route, which compiles programs and runs them.
 
-There are two: `exported.ExportedRoute` takes all of the real export, `direct.DirectRoute` only this project's compiler.
+There are two routes. `exported.ExportedRoute` exports programs as a user does. `direct.DirectRoute` uses only the
+compiler of this project.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import torch
 
 
 class CaptureRefused(Exception):
-    """torch cannot capture the program: not a failure of this project."""
+    """Raised if torch cannot capture the program, which is not a failure of this project."""
 
 
 class NotDelegated(Exception):
-    """The compiler declined a node of the program, with the reason."""
+    """Raised if the compiler declined a node of the program. The message is the reason."""
 
 
 class Route(Protocol):
-    """Compiled programs. The constructor takes them as a list, and may raise what any one of them causes."""
+    """Compiled programs. The constructor takes a list of programs.
+
+    The constructor may raise an error that a single program causes.
+    """
 
     failures: dict[int, Exception]
-    """Why programs did not compile, by their index in the list."""
+    """The failures of programs that could not be compiled, by the index of the program in the list."""
 
     def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
-        """The outputs of each compiled program by index, or the error of its call."""
+        """Runs the compiled programs with dynamic extents of `extent`.
+
+        Returns the outputs of each program, or the error that its call raised, by the index of the program.
+        """
