@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
+    from .verification import verify
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "SamplingHead", "load_delegate"]
+__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "SamplingHead", "load_delegate", "verify"]
 
 _MODULES = {
     "LLM": "llm",
@@ -22,6 +23,7 @@ _MODULES = {
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
     "load_delegate": "loader",
+    "verify": "verification",
 }
 
 

@@ -59,13 +59,18 @@ def read_pte(path: str | Path) -> Contents:
     if size < 64:
         raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least 64")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        identifier = data[4:8]
-        if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
-            raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
-        return _read(path, data)
+        return read_payloads(data, path)
 
 
-def _read(path: str | Path, data: mmap.mmap) -> Contents:
+def read_payloads(data: bytes | mmap.mmap, path: str | Path = "the program") -> Contents:
+    """As `read_pte`, from the contents of a file. `path` is its name in errors."""
+    identifier = data[4:8]
+    if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
+        raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
+    return _read(path, data)
+
+
+def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
     # Imported here because they import torch, which makes `executorch-mlx --help` slow.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
@@ -97,7 +102,7 @@ def _read(path: str | Path, data: mmap.mmap) -> Contents:
         raise ProgramError(f"{path} is damaged: {error}") from error
 
 
-def _delegates(path, program: Program, data: mmap.mmap, base: int):
+def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
     from executorch.exir.schema import DataLocation
 
     for plan in program.execution_plan:
