@@ -42,14 +42,15 @@ class Delegate:
 class Contents:
     """The contents of a file.
 
-    `named_data` maps a key to its size in bytes. `calls_outside_mlx` counts, by method, the calls of
-    other backends and of kernels.
+    `named_data` maps a key to its size in bytes, and `named_data_offsets` to its first byte in the file.
+    `calls_outside_mlx` counts, by method, the calls of other backends and of kernels.
     """
 
     size: int
     methods: list[str]
     delegates: list[Delegate]
     named_data: dict[str, int]
+    named_data_offsets: dict[str, int]
     calls_outside_mlx: dict[str, dict[str, int]]
 
 
@@ -96,6 +97,7 @@ def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
             methods=[plan.name for plan in program.execution_plan],
             delegates=list(_delegates(path, program, data, base)),
             named_data={n.key: program.segments[n.segment_index].size for n in program.named_data or ()},
+            named_data_offsets={n.key: base + program.segments[n.segment_index].offset for n in program.named_data or ()},
             calls_outside_mlx={plan.name: _calls_outside_mlx(plan) for plan in program.execution_plan},
         )
     except (IndexError, UnicodeDecodeError) as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from executorch.exir import schema as et
-from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from executorch.exir._serialize._cord import Cord, CordBuffer
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
+from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.scalar_type import ScalarType
 
 from ..builder.dtypes import SCALAR_TYPES
@@ -85,10 +87,10 @@ def _meta(value: Exposed) -> ir.TensorMeta:
     return ir.TensorMeta(shape=dims, scalar_type=SCALAR_TYPES[value.dtype], dim_order=list(range(len(dims))))
 
 
-def program_of(graph: ir.MLXGraph, named_data: NamedDataStoreOutput) -> Any:
-    """A program, as a `Cord`, whose only method `forward` calls `graph` with all of its inputs, in their order.
+def program_of(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -> Cord:
+    """A program whose only method `forward` calls `graph` with all of its inputs, in their order.
 
-    It returns all outputs, in their order. `named_data` has the constants.
+    It returns all outputs, in their order. `constants` has the data of the constants by key.
     """
     slots = [*(graph.input_map or ()), *(graph.output_map or ())]
     values, memory = [], 0
@@ -118,17 +120,10 @@ def program_of(graph: ir.MLXGraph, named_data: NamedDataStoreOutput) -> Any:
         segments=[],
         constant_segment=et.SubsegmentOffsets(0, []),
     )
-    data = constants_of(graph, named_data)
+    keys = [key for key in dict.fromkeys(n.name for n in graph.named_slots or ()) if key in constants]
+    entries = {key: DataEntry(index, _ALIGNMENT, None) for index, key in enumerate(keys)}
+    data = NamedDataStoreOutput([constants[key] for key in keys], entries, {})
     return serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True)
-
-
-def constants_of(graph: ir.MLXGraph, named_data: NamedDataStoreOutput) -> NamedDataStoreOutput:
-    """The named data that `graph` refers to."""
-    store, stored = NamedDataStore(), named_data.pte_data
-    for name in dict.fromkeys(named.name for named in graph.named_slots or ()):
-        if name in stored:  # neither an input nor a buffer that starts from zero
-            store.add_named_data(name, named_data.buffers[stored[name].buffer_index], alignment=_ALIGNMENT)
-    return store.get_named_data_store_output()
 
 
 def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], memory: int) -> tuple[et.EValue, int]:

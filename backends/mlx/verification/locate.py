@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._cord import CordBuffer
 from torch.export import ExportedProgram
 
 from ..builder.dtypes import SCALAR_TYPES
 from ..builder.registry import aten_target
 from ..inspect.infer_types import infer_types
-from ..inspect.pte import Delegate
+from ..inspect.pte import Delegate, read_pte
 from ..inspect.render_text import format_instruction
 from ..inspect.report import describe
 from .debug_program import Exposed, bound_inputs, contiguous, expose, program_of
+from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
+from .load import load
 from .origins import NotTheSame, Origin, trace_origins
 from .report import Departure
 from .rounding import RoundingNoise, compare
@@ -32,7 +35,7 @@ class CannotLocate(Exception):
 def locate(
     edge: ExportedProgram,
     delegates: Sequence[Delegate],
-    named_data: NamedDataStoreOutput,
+    constants: Mapping[str, CordBuffer],
     calls: Sequence[Sequence[Any]],
     *,
     noisy_runs: int,
@@ -40,7 +43,7 @@ def locate(
     """The first departure of a method.
 
     - `edge`: the lowered graph of the method, `delegates`: the MLX programs of its `.pte`.
-    - `named_data`: the constants in the `.pte`.
+    - `constants`: the constants in the `.pte`, by key.
     - `calls`: the inputs of each call, in order.
 
     Every MLX program runs with its intermediate values as outputs, on the inputs that it gets in eager torch. Raises
@@ -61,7 +64,7 @@ def locate(
         with RoundingNoise(seed):
             noisy.append([program.call(inputs, nodes.__contains__) for inputs in calls])
     checks = [
-        _DelegateCheck(delegate, found, named_data, [call[i] for call in recorded])
+        _DelegateCheck(delegate, found, constants, [call[i] for call in recorded])
         for i, (delegate, found) in enumerate(zip(delegates, origins))
     ]
     for number in range(len(calls)):
@@ -75,6 +78,15 @@ def locate(
     )
 
 
+def locate_in_file(
+    path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]], *, noisy_runs: int = 2
+) -> Departure:
+    """As `locate`, for a method of the file `path`."""
+    contents = read_pte(path)
+    delegates = [d for d in contents.delegates if d.method == method]
+    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=noisy_runs)
+
+
 def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:
     try:
         return trace_origins(program, delegate.graph)
@@ -86,7 +98,7 @@ class _DelegateCheck:
     """Runs one MLX program with its intermediate values, call after call."""
 
     def __init__(
-        self, delegate: Delegate, origins: list[Origin], named_data: NamedDataStoreOutput, calls: list[DelegateCall]
+        self, delegate: Delegate, origins: list[Origin], constants: Mapping[str, CordBuffer], calls: list[DelegateCall]
     ):
         self.delegate, self.calls = delegate, calls
         results = {
@@ -101,7 +113,7 @@ class _DelegateCheck:
             self.exposed.append((origin, value))
         bounded = bound_inputs(delegate.graph, [[*c.inputs, *c.outputs] for c in calls])
         graph = expose(bounded, [value for _, value in self.exposed])
-        self.run = load(bytes(program_of(graph, named_data)))
+        self.run = load(bytes(program_of(graph, constants)))
 
     def departure(self, number: int, noisy: list[DelegateCall]) -> Departure | None:
         """Run call `number`. Returns the first departure in it."""
@@ -112,22 +124,6 @@ class _DelegateCheck:
             if not comparison.ok:
                 return _departure(self.delegate, origin, number, comparison)
         return None
-
-
-def load(pte: Any):
-    """The method `forward` of a program, as a function from its inputs to its outputs."""
-    from executorch.runtime import Runtime
-
-    from ..loader import load_delegate
-
-    load_delegate()
-    program = Runtime.get().load_program(pte)
-    method = program.load_method("forward")
-
-    def run(inputs: list[Any], keep_alive: Any = program) -> list[Any]:
-        return [v.clone() if isinstance(v, torch.Tensor) else v for v in method.execute(inputs)]
-
-    return run
 
 
 def _part(call: DelegateCall, origin: Origin) -> torch.Tensor:

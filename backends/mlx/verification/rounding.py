@@ -91,7 +91,7 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
         return _mismatch(f"got {_name(actual.dtype)}, expected {_name(expected.dtype)}")
     if expected.numel() == 0:
         return Comparison(0.0, 0.0, 0.0)
-    tolerance = _tolerance(expected, [run for run in noisy if run.shape == expected.shape])
+    tolerance = tolerance_of(expected, [run for run in noisy if run.shape == expected.shape])
     a, e = actual.double(), expected.double()
     same = (a == e) | (a.isnan() & e.isnan())
     difference = torch.where(same, 0.0, (a - e).abs().nan_to_num(torch.inf, torch.inf))
@@ -110,7 +110,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tolerance(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
+def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tolerance of each element, float64. Infinite where the noisy runs show that it is undetermined."""
     e = expected.double()
     runs = torch.stack([e, *(run.double() for run in noisy)])

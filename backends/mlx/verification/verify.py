@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from executorch.exir._serialize._program import deserialize_pte_binary
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -18,7 +17,8 @@ from ..inspect.pte import Contents, read_payloads
 from ..partitioner import MLXPartitioner
 from ..serialization import ir
 from .cost import Cost
-from .locate import CannotLocate, load, locate
+from .load import load
+from .locate import CannotLocate, locate
 from .report import CallCheck, Departure, VerificationReport
 from .rounding import RoundingNoise, compare
 
@@ -149,9 +149,10 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
         return None, "the program has no MLX program: no instruction can be named"
     try:
         edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=_has_extensions(contents))
-        named_data = deserialize_pte_binary(data).named_data
+        offsets = contents.named_data_offsets
+        constants = {key: data[offsets[key] : offsets[key] + size] for key, size in contents.named_data.items()}
         inputs = [_flat(call) for call in calls]
-        return locate(edge, delegates, named_data, inputs, noisy_runs=_NOISY_RUNS), None
+        return locate(edge, delegates, constants, inputs, noisy_runs=_NOISY_RUNS), None
     except CannotLocate as reason:
         return None, f"the intermediate values cannot be compared: {reason}"
 

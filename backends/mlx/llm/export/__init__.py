@@ -1,6 +1,7 @@
 """Exports a causal language model as a `.pte` with KV caches and the sampling head."""
 
+from .check import ProgramCheck, VerificationError
 from .export import DTYPES, ExportedLLM, export_llm
 from .head_config import HeadConfig
 
-__all__ = ["DTYPES", "ExportedLLM", "HeadConfig", "export_llm"]
+__all__ = ["DTYPES", "ExportedLLM", "HeadConfig", "ProgramCheck", "VerificationError", "export_llm"]

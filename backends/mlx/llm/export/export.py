@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import os
+import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ...partitioner import MLXPartitioner, Report
 from .adapter import merge_adapter
+from .check import ProgramCheck, VerificationError, check_program
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
@@ -27,13 +32,13 @@ DEFAULT_CONTEXT_LEN = 4096  # at most: the caches are allocated as a whole
 CHUNK = 512  # a larger chunk makes the products no faster and the attention scores larger
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportedLLM:
     """The result of `export_llm`.
 
     `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the memory
     of the KV caches. `unquantized` names the layers that stay in full precision because no group
-    size divides the rows of their weights.
+    size divides the rows of their weights. `check` is the result of the check that `save` made.
     """
 
     program: ExecutorchProgramManager
@@ -42,12 +47,30 @@ class ExportedLLM:
     methods: tuple[str, ...]
     cache_bytes: int
     unquantized: tuple[str, ...] = ()
+    check: ProgramCheck | None = None
+    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes."""
-        with open(path, "wb") as file:
-            self.program.write_to_file(file)
-            return file.tell()
+        """Write the `.pte` and return its size in bytes.
+
+        Before the file gets its name, it runs beside the eager model, unless the model was exported with
+        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
+        stays as it is.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            unchecked = Path(folder) / "model.pte"
+            with open(unchecked, "wb") as file:
+                self.program.write_to_file(file)
+                size = file.tell()
+            if self._checker is not None:
+                self.check = self._checker(unchecked)
+                if not self.check.ok:
+                    raise VerificationError(self.check)
+            os.replace(unchecked, path)
+        return size
 
 
 def export_llm(
@@ -65,6 +88,7 @@ def export_llm(
     outputs: str = "tokens",
     head: HeadConfig = HeadConfig(),
     allow_extensions: bool = False,
+    verify: bool = True,
     progress: Callable[[str], Any] = lambda step: None,
 ) -> ExportedLLM:
     """Export `model`, a checkpoint folder, a hub id or a loaded model, as a program for MLX.
@@ -88,6 +112,7 @@ def export_llm(
     - `head`: the sampling parameters that the program takes as inputs.
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
+    - `verify`: `save` runs the finished file beside the eager model. The model stays in memory until then.
     - `progress`: called with the name of each long step before it begins.
 
     Raises ValueError that names the argument.
@@ -117,8 +142,12 @@ def export_llm(
     )
     progress("serialize")
     program = lowered.to_executorch()
+    checker = None
+    if verify:
+        checker = functools.partial(check_program, program=program, decoder=decoder, methods=OUTPUTS[outputs], head=head)
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized)
+        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized),
+        _checker=checker,
     )
 
 
