@@ -21,11 +21,12 @@ RULES = {
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops"},
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess", "return_types"},
-    "llm": {"custom_ops", "custom_kernel_ops", "loader", "partitioner"},  # never builder or ops
     "inspect": {"serialization"},
+    "verification": {"builder", "inspect", "loader", "partitioner", "serialization"},
+    "llm": {"custom_ops", "custom_kernel_ops", "loader", "partitioner", "verification"},  # never builder or ops
     "serve": {"llm"},
     "cli": {"inspect", "loader", "partitioner", "llm", "serve"},
-    "__init__": {"loader", "llm", "partitioner", "preprocess"},
+    "__init__": {"loader", "llm", "partitioner", "preprocess", "verification"},
 }
 
 

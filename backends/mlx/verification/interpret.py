@@ -53,7 +53,8 @@ class EagerProgram:
             calls.append(call)
             return call.outputs
 
-        self._states[id(self.program)].run(_Run(self.program, {}, lambda node: False, run_delegate), inputs)
+        with torch.no_grad():
+            self._states[id(self.program)].run(_Run(self.program, {}, lambda node: False, run_delegate), inputs)
         return calls
 
 

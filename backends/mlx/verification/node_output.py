@@ -22,7 +22,7 @@ from .origins import NotTheSame, trace_origins
 
 
 class NodeOutput:
-    """Runs a method of the file `path` and returns the first operand of its only call of the operator `target`.
+    """Runs a method of the file `path` and also returns the first operand of its only call of the operator `target`.
 
     `edge` is the lowered graph of the method. `copy` is a file to write: the program with the additional output. Raises
     CannotLocate if the method is not one MLX program, or if the operand is not a value of it.
@@ -48,9 +48,9 @@ class NodeOutput:
             program_of(expose(graph, [exposed]), file_constants(path, contents)).write_to_file(file)
         self._run, self._order = load(copy), _argument_order(edge)
 
-    def __call__(self, inputs: Sequence[Any]) -> torch.Tensor:
-        """The operand in a call with the inputs of the method."""
-        return self._run([inputs[i] for i in self._order])[-1]
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the MLX program in a call with the inputs of the method, and the operand."""
+        return self._run([inputs[i] for i in self._order])
 
 
 def _first_operand(program: ExportedProgram, target: str) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .head_config import HeadConfig
 
 _SEED = 20
 _STEPS = 3  # decode steps
+_NOISY = 1  # the call that shows the effect of rounding: the second chunk
 _REST = 8  # tokens of the prompt beyond the first chunk
 _SHORT = (8, 4, 1)  # tokens of the calls that locate a departure, which keep all intermediate values
 
@@ -68,6 +69,11 @@ class ProgramCheck:
             parts.append(f"largest difference of the logits {self.difference:.1e}, tolerance {self.tolerance:.1e}")
         return "; ".join(parts) + (f"\n{self.departure}" if self.departure else "")
 
+    def cost(self) -> str:
+        """Time and memory, as text."""
+        peak = (self.peak_before + self.added_memory) / 1e9
+        return f"verify: {self.seconds:.1f} s, peak memory {peak:.2f} GB after {self.peak_before / 1e9:.2f} GB in the export"
+
 
 def check_program(
     path: Path, program: ExecutorchProgramManager, decoder: CachedDecoder, methods: dict[str, bool], head: HeadConfig
@@ -78,12 +84,10 @@ def check_program(
     greedy tokens of `decoder`. `methods` tells for each method whether it returns tokens.
     """
     cost = Cost()
-    calls = _eager_calls(decoder, _lengths(decoder))
+    lengths = _lengths(decoder)
+    calls = _eager_calls(decoder, lengths)
     runtime = _Runtime(path, program, decoder, methods, head)
-    tokens = runtime.tokens(calls)
-    logits, note = runtime.logits(calls)
-    if tokens is None:
-        tokens = [call_logits.argmax(-1) for call_logits in logits]
+    tokens, logits, note = runtime.run(calls)
     agreeing = sum(int(_agree(t, call).sum()) for t, call in zip(tokens, calls, strict=True))
     worst = None
     if logits is not None:
@@ -97,7 +101,7 @@ def check_program(
         tolerance=None if worst is None else worst.tolerance,
         logits_ok=worst is None or worst.ok,
         note=note,
-        departure=None if ok else runtime.departure(_eager_calls(decoder, _SHORT)),
+        departure=None if ok else runtime.departure(_eager_calls(decoder, _fitting(_SHORT, decoder))),
         seconds=cost.seconds,
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
@@ -123,52 +127,50 @@ def _lengths(decoder: CachedDecoder) -> list[int]:
     return [length for length in (first, prompt - first) if length] + [1] * steps
 
 
-def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
-    """Run the eager model. The last token of a call is its greedy token in the next call of one token.
-
-    Every call but the first also runs with rounding noise, which shows how far rounding moves logits. What follows
-    does not see it, because the call without noise overwrites the same positions of the caches.
-    """
-    generator = torch.Generator().manual_seed(_SEED)
-    vocab_size = decoder.model.config.get_text_config().vocab_size
-    lengths = _fitting(lengths, decoder.max_context_len, decoder.chunk)
-    start = [index % lengths[0] for index in range(decoder.batch)]
-    calls: list[_Call] = []
-    deltas = []
-    _reset(decoder)
-    position = 0
-    for number, length in enumerate(lengths):
-        tokens = torch.randint(vocab_size, (decoder.batch, length), generator=generator)
-        if calls and length == 1:
-            tokens = calls[-1].logits.argmax(-1, keepdim=True)
-        if number or len(lengths) == 1:
-            with RoundingNoise(number):
-                noisy = _logits(decoder, tokens, position, start)
-        logits = _logits(decoder, tokens, position, start)
-        if number or len(lengths) == 1:
-            deltas.append(noisy - logits)
-        calls.append(_Call(tokens, position, start, logits, []))
-        position += length
-    _reset(decoder)
-    for call in calls:
-        call.noisy = [call.logits + delta for delta in deltas]
-    return calls
-
-
-def _fitting(lengths: Sequence[int], capacity: int, chunk: int) -> list[int]:
-    """`lengths`, each at most `chunk` and together at most `capacity`."""
-    fitting = []
+def _fitting(lengths: Sequence[int], decoder: CachedDecoder) -> list[int]:
+    """`lengths`, each at most a chunk and together at most the context."""
+    fitting: list[int] = []
     for length in lengths:
-        length = min(length, chunk, capacity - sum(fitting))
+        length = min(length, decoder.chunk, decoder.max_context_len - sum(fitting))
         fitting += [length] if length else []
     return fitting
 
 
-def _reset(decoder: CachedDecoder) -> None:
-    """Zero the caches, as they were when the model was exported."""
-    for layer in decoder.cache.layers:
-        for buffer in layer.buffers():
-            buffer.zero_()
+def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
+    """Run the eager model. A call of one token takes the greedy token of the call before.
+
+    One call runs once more with rounding noise, which shows how far rounding moves logits. The later calls do not see
+    it, because the call without noise overwrites the same positions of the caches.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    eager = _small_decoder(decoder, sum(lengths))
+    vocab_size = decoder.model.config.get_text_config().vocab_size
+    start = [index % lengths[0] for index in range(decoder.batch)]
+    calls: list[_Call] = []
+    delta = None
+    for number, length in enumerate(lengths):
+        tokens = torch.randint(vocab_size, (decoder.batch, length), generator=generator)
+        if calls and length == 1:
+            tokens = calls[-1].logits.argmax(-1, keepdim=True)
+        position = sum(lengths[:number])
+        noisy = None
+        if number == min(_NOISY, len(lengths) - 1):
+            with RoundingNoise(number):
+                noisy = _logits(eager, tokens, position, start)
+        logits = _logits(eager, tokens, position, start)
+        if noisy is not None:
+            delta = noisy - logits
+        calls.append(_Call(tokens, position, start, logits, []))
+    for call in calls:
+        call.noisy = [call.logits + delta]
+    return calls
+
+
+def _small_decoder(decoder: CachedDecoder, num_positions: int) -> CachedDecoder:
+    """The exported decoder with caches for `num_positions` only, which saves memory."""
+    return CachedDecoder(
+        decoder.model, batch=decoder.batch, max_context_len=num_positions, chunk=decoder.chunk, window=decoder.window
+    ).eval()
 
 
 def _logits(decoder: CachedDecoder, tokens: torch.Tensor, position: int, start: list[int]) -> torch.Tensor:
@@ -189,6 +191,12 @@ def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
     return (is_valid & (gap <= tolerance.gather(1, best) + tolerance.gather(1, chosen))).reshape(-1)
 
 
+def _from_the_start(calls: Sequence[_Call]) -> list[_Call]:
+    """The calls after the first, or the only one, moved to the positions from 0 on."""
+    rest = calls[1:] or calls
+    return [replace(call, position=call.position - rest[0].position, start=[0] * len(call.start)) for call in rest]
+
+
 class _Runtime:
     """The finished file in the runtime."""
 
@@ -198,27 +206,39 @@ class _Runtime:
         self.head_method = next((name for name, has_head in methods.items() if has_head), None)
         self.head = head
 
-    def tokens(self, calls: Sequence[_Call]) -> list[torch.Tensor] | None:
-        """The greedy tokens `[B]` of each call, or None if the program returns logits only."""
+    def run(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, str | None]:
+        """The greedy tokens `[B]` and the logits `[B, V]` of each call; or no logits, and why they cannot be had."""
+        if self.logits_method is None:
+            return self._run_with_logits(calls)
+        method = load(self.path, self.logits_method)
+        logits = [method(self._inputs(call, self.logits_method))[0][:, -1].float() for call in calls]
+        del method
         if self.head_method is None:
-            return None
-        run = load(self.path, self.head_method)
-        return [run(self._inputs(call, self.head_method))[0] for call in calls]
+            return [values.argmax(-1) for values in logits], logits, None
+        return self._tokens(calls), logits, None
 
-    def logits(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor] | None, str | None]:
-        """The logits `[B, V]` of each call; or None, and why they cannot be had."""
-        if self.logits_method is not None:
-            run = load(self.path, self.logits_method)
-            return [run(self._inputs(call, self.logits_method))[0][:, -1].float() for call in calls], None
+    def _tokens(self, calls: Sequence[_Call]) -> list[torch.Tensor]:
+        method = load(self.path, self.head_method)
+        return [method(self._inputs(call, self.head_method))[0] for call in calls]
+
+    def _run_with_logits(self, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
+        """For a program that returns tokens only: read its logits from a copy that also returns them."""
         copy = self.path.with_suffix(".logits")
-        edge = self.program.exported_program(self.head_method)
         try:
-            output = NodeOutput(self.path, self.head_method, edge, "mlx.sample.default", copy)
-            return [output(self._inputs(call, self.head_method)).float() for call in calls], None
+            edge = self.program.exported_program(self.head_method)
+            method = NodeOutput(self.path, self.head_method, edge, "mlx.sample.default", copy)
+            results = [method(self._inputs(call, self.head_method)) for call in calls]
+            again = _from_the_start(calls)
+            expected = [method(self._inputs(call, self.head_method))[0] for call in again]
         except CannotLocate as reason:
-            return None, str(reason)
+            return self._tokens(calls), None, str(reason)
         finally:
             copy.unlink(missing_ok=True)
+        del method
+        tokens = [tokens for tokens, _ in results]
+        # The short calls suffice to see that the file itself draws the tokens of its copy.
+        same = all(torch.equal(a, b) for a, b in zip(self._tokens(again), expected, strict=True))
+        return tokens if same else [t.fill_(-1) for t in tokens], [values.float() for _, values in results], None
 
     def departure(self, calls: Sequence[_Call]) -> str:
         """The first instruction whose value departs, or why none is named."""
