@@ -97,7 +97,9 @@ def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
             methods=[plan.name for plan in program.execution_plan],
             delegates=list(_delegates(path, program, data, base)),
             named_data={n.key: program.segments[n.segment_index].size for n in program.named_data or ()},
-            named_data_offsets={n.key: base + program.segments[n.segment_index].offset for n in program.named_data or ()},
+            named_data_offsets={
+                n.key: base + program.segments[n.segment_index].offset for n in program.named_data or ()
+            },
             calls_outside_mlx={plan.name: _calls_outside_mlx(plan) for plan in program.execution_plan},
         )
     except (IndexError, UnicodeDecodeError) as error:

@@ -74,7 +74,8 @@ def _renumber(x: Any, first: int, by: int) -> Any:
         is_tensor = x.slot_type == ir.SlotType.TensorSlot
         return dataclasses.replace(x, idx=_shifted(x.idx, first, by)) if is_tensor else x
     if dataclasses.is_dataclass(x) and not isinstance(x, (ir.Vid, ir.TensorMeta)):
-        return dataclasses.replace(x, **{f.name: _renumber(getattr(x, f.name), first, by) for f in dataclasses.fields(x)})
+        fields = {f.name: _renumber(getattr(x, f.name), first, by) for f in dataclasses.fields(x)}
+        return dataclasses.replace(x, **fields)
     return x
 
 
@@ -83,7 +84,10 @@ def _variant(tid: int) -> ir.SlotVariant:
 
 
 def _meta(value: Exposed) -> ir.TensorMeta:
-    dims = [ir.ShapeDim(value=-1, min_value=0, max_value=d) if value.is_dynamic else ir.ShapeDim(value=d) for d in value.shape]
+    if value.is_dynamic:
+        dims = [ir.ShapeDim(value=-1, min_value=0, max_value=size) for size in value.shape]
+    else:
+        dims = [ir.ShapeDim(value=size) for size in value.shape]
     return ir.TensorMeta(shape=dims, scalar_type=SCALAR_TYPES[value.dtype], dim_order=list(range(len(dims))))
 
 

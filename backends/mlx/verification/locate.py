@@ -52,8 +52,7 @@ def locate(
     eager = EagerProgram(edge)
     if len(eager.delegates) != len(delegates):
         raise CannotLocate(
-            f"the program has {len(delegates)} MLX programs in method {delegates[0].method if delegates else 'forward'}, "
-            f"the graph of the module compiles to {len(eager.delegates)}"
+            f"the method has {len(delegates)} MLX programs, the graph of the module compiles to {len(eager.delegates)}"
         )
     origins = [_origins(module.original_module, d) for module, d in zip(eager.delegates, delegates)]
     nodes = {origin.node for per_delegate in origins for origin in per_delegate}
@@ -91,7 +90,8 @@ def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:
     try:
         return trace_origins(program, delegate.graph)
     except NotTheSame as difference:
-        raise CannotLocate(f"MLX program {delegate.index} was not compiled from this graph: {difference}") from difference
+        message = f"MLX program {delegate.index} was not compiled from this graph: {difference}"
+        raise CannotLocate(message) from difference
 
 
 class _DelegateCheck:

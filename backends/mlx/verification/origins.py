@@ -99,7 +99,9 @@ def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
     numbers: dict[Slot, int] = {}
     chains = [[i.op for i in chain.instructions] for chain in graph.instruction_chains]
     if len(chains) != len(builder.chains):
-        raise NotTheSame(f"the program has {len(chains)} chains, the graph of the module compiles to {len(builder.chains)}")
+        raise NotTheSame(
+            f"the program has {len(chains)} chains, the graph of the module compiles to {len(builder.chains)}"
+        )
     for c, (emitted_chain, ops) in enumerate(zip(builder.chains, chains)):
         for index, (emitted, op) in enumerate(zip(emitted_chain, ops)):
             if emitted.op is not type(op) or not _same_fields(emitted, op, numbers):

@@ -136,7 +136,9 @@ class _Eager:
 def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
     for call, (got, wanted) in enumerate(zip(actual, expected)):
         if len(got) != len(wanted):
-            raise ValueError(f"verify: pte: got {len(got)} outputs in call {call}, expected {len(wanted)} as in the module")
+            raise ValueError(
+                f"verify: pte: got {len(got)} outputs in call {call}, expected {len(wanted)} as in the module"
+            )
         for output, (a, e) in enumerate(zip(got, wanted)):
             yield CallCheck(call, output, compare(a, e, [run[call][output] for run in noisy]))
 

@@ -71,8 +71,8 @@ class ProgramCheck:
 
     def cost(self) -> str:
         """Time and memory, as text."""
-        peak = (self.peak_before + self.added_memory) / 1e9
-        return f"verify: {self.seconds:.1f} s, peak memory {peak:.2f} GB after {self.peak_before / 1e9:.2f} GB in the export"
+        before, after = (size / 1e9 for size in (self.peak_before, self.peak_before + self.added_memory))
+        return f"verify: {self.seconds:.1f} s, peak memory {after:.2f} GB after {before:.2f} GB in the export"
 
 
 def check_program(
@@ -84,8 +84,7 @@ def check_program(
     greedy tokens of `decoder`. `methods` tells for each method whether it returns tokens.
     """
     cost = Cost()
-    lengths = _lengths(decoder)
-    calls = _eager_calls(decoder, lengths)
+    calls = _eager_calls(decoder, _lengths(decoder))
     runtime = _Runtime(path, program, decoder, methods, head)
     tokens, logits, note = runtime.run(calls)
     agreeing = sum(int(_agree(t, call).sum()) for t, call in zip(tokens, calls, strict=True))

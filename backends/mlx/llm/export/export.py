@@ -144,7 +144,9 @@ def export_llm(
     program = lowered.to_executorch()
     checker = None
     if verify:
-        checker = functools.partial(check_program, program=program, decoder=decoder, methods=OUTPUTS[outputs], head=head)
+        checker = functools.partial(
+            check_program, program=program, decoder=decoder, methods=OUTPUTS[outputs], head=head
+        )
     return ExportedLLM(
         program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized),
         _checker=checker,
