@@ -153,6 +153,7 @@ def test_wrong_module_is_reported():
     assert "was not compiled from this graph" in report.note
     report = verify(pte, torch.nn.Linear(4, 2).eval(), inputs)
     assert not report.ok and report.outputs[0].comparison.mismatch == "got shape [3, 4], expected [3, 2]"
+    assert report.departure is None and "the intermediate values cannot be compared" in report.note
 
 
 def test_an_exported_program_is_accepted():

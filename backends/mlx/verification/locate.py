@@ -113,17 +113,27 @@ class _DelegateCheck:
             self.exposed.append((origin, value))
         bounded = bound_inputs(delegate.graph, [[*c.inputs, *c.outputs] for c in calls])
         graph = expose(bounded, [value for _, value in self.exposed])
-        self.run = load(bytes(program_of(graph, constants)))
+        try:
+            self.run = load(bytes(program_of(graph, constants)))
+        except RuntimeError as error:
+            raise _refused(error) from error
 
     def departure(self, number: int, noisy: list[DelegateCall]) -> Departure | None:
         """Run call `number`. Returns the first departure in it."""
         call = self.calls[number]
-        values = self.run(contiguous(call.inputs))[len(call.outputs) :]
+        try:
+            values = self.run(contiguous(call.inputs))[len(call.outputs) :]
+        except RuntimeError as error:
+            raise _refused(error) from error
         for (origin, _), actual in zip(self.exposed, values, strict=True):
             comparison = compare(actual, _part(call, origin), [_part(run, origin) for run in noisy])
             if not comparison.ok:
                 return _departure(self.delegate, origin, number, comparison)
         return None
+
+
+def _refused(error: RuntimeError) -> CannotLocate:
+    return CannotLocate(f"the runtime refuses the program with intermediate values as outputs: {error}")
 
 
 def _part(call: DelegateCall, origin: Origin) -> torch.Tensor:
