@@ -14,6 +14,7 @@ from ...verification.load import load
 from ...verification.locate import CannotLocate, locate_in_file
 from ...verification.node_output import NodeOutput
 from ...verification.rounding import RoundingNoise, compare, tolerance_of
+from .attention import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 
@@ -159,6 +160,7 @@ def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
         if noisy is not None:
             delta = noisy - logits
         calls.append(_Call(tokens, position, start, logits, []))
+    use_cached_attention(decoder.model, decoder.cache)  # frees the small caches
     for call in calls:
         call.noisy = [call.logits + delta]
     return calls
