@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from .llm import LLM, SamplingHead
     from .partitioner import MLXPartitioner
     from .preprocess import MLXBackend
+    from .verification import verify
 
-__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory"]
+__all__ = ["LLM", "MLXBackend", "MLXPartitioner", "Runtime", "SamplingHead", "load_delegate", "memory", "verify"]
 
 _MODULES = {
     "LLM": "llm",
@@ -28,6 +29,7 @@ _MODULES = {
     "MLXPartitioner": "partitioner",
     "SamplingHead": "llm",
     "load_delegate": "loader",
+    "verify": "verification",
 }
 
 

@@ -103,7 +103,13 @@ def run_command(line: str) -> None:
 
 
 def test_export_prints_what_the_guide_says(folder):
-    assert (folder / "export.txt").read_text().rstrip("\n") == EXPORT.output.rstrip("\n")
+    printed = (folder / "export.txt").read_text()
+    assert without_differences(printed).rstrip("\n") == without_differences(EXPORT.output).rstrip("\n")
+
+
+def without_differences(text: str) -> str:
+    """`text` without the differences from eager torch, which depend on the processor."""
+    return re.sub(r"\d\.\de-\d\d", "?", text)
 
 
 def test_run_prints_what_the_guide_says(folder, monkeypatch, capsys):

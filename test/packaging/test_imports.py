@@ -23,11 +23,13 @@ RULES = {
     "ops": BELOW_OPS | {"patterns", "custom_kernel_ops"},
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess", "return_types"},
-    "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet"},  # never builder or ops
     "inspect": {"serialization"},
+    "verification": {"builder", "inspect", "loader", "partitioner", "serialization"},
+    # never builder or ops
+    "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
     "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
-    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet"},
+    "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 
 

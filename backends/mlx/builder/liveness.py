@@ -42,7 +42,8 @@ def operands(emitted: Emitted) -> Iterator[Slot]:
             yield from slots_in(emitted.fields.get(f.name))
 
 
-def _results(emitted: Emitted) -> Iterator[Slot]:
+def results(emitted: Emitted) -> Iterator[Slot]:
+    """The slots that an instruction writes."""
     for f in emitted.op.FIELDS:
         if f.output:
             yield from slots_in(emitted.fields.get(f.name))
@@ -58,10 +59,10 @@ def slots_in(value: Any) -> Iterator[Slot]:
 def _is_dead(emitted: Emitted, needed: set[Slot]) -> bool:
     if issubclass(emitted.op, _CONTROL):
         return False
-    results = list(_results(emitted))
-    return bool(results) and all(
+    written = list(results(emitted))
+    return bool(written) and all(
         s not in needed and not (isinstance(s, TensorSlot) and s.space != Space.TEMP)
-        for s in results
+        for s in written
     )
 
 

@@ -30,6 +30,10 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "--allow-extensions", action="store_true",
         help="use IR nodes that ExecuTorch's own MLX delegate lacks; that delegate then cannot run the file",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-verify", dest="verify", action="store_false",
+        help="write the file without running it beside the eager model",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -78,14 +82,16 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     progress = _Progress()
     with progress.step("import"):
-        from ..llm.export import export_llm
+        from ..llm.export import VerificationError, export_llm
     try:
         with progress:
             exported = export_llm(options.model, **_export_arguments(options), progress=progress.begin)
-            progress.begin("write")
+            progress.begin("write and verify" if options.verify else "write")
             size = exported.save(options.output)
-    except ValueError as error:
+    except (ValueError, VerificationError) as error:
         raise CommandError(error) from error
+    if exported.check:
+        progress.note(exported.check.cost())
     _print_summary(exported)
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
@@ -95,7 +101,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    arguments = {name: getattr(options, name) for name in (*names, "allow_extensions")}
+    arguments = {name: getattr(options, name) for name in (*names, "allow_extensions", "verify")}
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
@@ -114,6 +120,8 @@ def _print_summary(exported: ExportedLLM) -> None:
         names = ", ".join(exported.unquantized)
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB")
+    if exported.check:
+        print(f"verified     {exported.check}")
 
 
 class _Progress:
@@ -134,7 +142,10 @@ class _Progress:
         started = time.perf_counter()
         with self.console.status(name):
             yield
-        self.console.print(f"{name}: {time.perf_counter() - started:.1f} s", style="dim", highlight=False)
+        self.note(f"{name}: {time.perf_counter() - started:.1f} s")
+
+    def note(self, line: str) -> None:
+        self.console.print(line, style="dim", highlight=False)
 
     def __enter__(self) -> _Progress:
         return self

@@ -108,7 +108,7 @@ def dequantize(
     check(w, scales, biases, group_size, bits, mode)
     q = unpack(w, bits).unflatten(-1, (-1, group_size))
     if mode == "affine":
-        x = q * scales.float().unsqueeze(-1) + biases.float().unsqueeze(-1)
+        x = q.float().mul_(scales.float().unsqueeze(-1)).add_(biases.float().unsqueeze(-1))
     else:
         x = _elements_to_float(q, bits) * _scales_to_float(scales, mode).unsqueeze(-1)
     return x.flatten(-2)

@@ -17,8 +17,16 @@ _PACKED = "Tensor w, Tensor scales, Tensor? biases, int group_size, int bits, st
 # One matrix ----------------------------------------------------------------------------
 
 
-def _quantized_matmul(x, *packed):
-    return (x.float() @ dequantize(*packed).mT).to(x.dtype)
+_ROWS = 8192  # of the matrix that eager mode has dequantized at a time
+
+
+def _quantized_matmul(x, w, scales, biases, *format):
+    x_float, parts = x.float(), []
+    for first in range(0, w.shape[0], _ROWS):
+        rows = slice(first, first + _ROWS)
+        matrix = dequantize(w[rows], scales[rows], None if biases is None else biases[rows], *format)
+        parts.append(x_float @ matrix.mT)
+    return torch.cat(parts, -1).to(x.dtype)
 
 
 def _quantized_matmul_fake(x, w, scales, biases, group_size, bits, mode):

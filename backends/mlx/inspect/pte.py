@@ -42,15 +42,16 @@ class Delegate:
 class Contents:
     """The contents of a file.
 
-    `size` is the size of the file in bytes. `named_data` maps the key of each entry to the entry's size in bytes.
-    `calls_outside_mlx` has, for each method, the number of calls of each other backend and each of ExecuTorch's own
-    operators.
+    `size` is the size of the file in bytes. `named_data` maps the key of each entry to the entry's size in bytes, and
+    `named_data_offsets` maps it to the position of the entry's first byte in the file. `calls_outside_mlx` has, for each
+    method, the number of calls of each other backend and each of ExecuTorch's own operators.
     """
 
     size: int
     methods: list[str]
     delegates: list[Delegate]
     named_data: dict[str, int]
+    named_data_offsets: dict[str, int]
     calls_outside_mlx: dict[str, dict[str, int]]
 
 
@@ -60,13 +61,18 @@ def read_pte(path: str | Path) -> Contents:
     if size < 64:
         raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least 64")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        identifier = data[4:8]
-        if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
-            raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
-        return _read(path, data)
+        return read_payloads(data, path)
 
 
-def _read(path: str | Path, data: mmap.mmap) -> Contents:
+def read_payloads(data: bytes | mmap.mmap, path: str | Path = "the program") -> Contents:
+    """Like `read_pte`, for the contents of a file. `path` is the name of the file in errors."""
+    identifier = data[4:8]
+    if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
+        raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
+    return _read(path, data)
+
+
+def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
     # Imported here, because these modules import torch, which would make `executorch-mlx --help` slow.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
@@ -92,13 +98,16 @@ def _read(path: str | Path, data: mmap.mmap) -> Contents:
             methods=[plan.name for plan in program.execution_plan],
             delegates=list(_delegates(path, program, data, base)),
             named_data={n.key: program.segments[n.segment_index].size for n in program.named_data or ()},
+            named_data_offsets={
+                n.key: base + program.segments[n.segment_index].offset for n in program.named_data or ()
+            },
             calls_outside_mlx={plan.name: _calls_outside_mlx(plan) for plan in program.execution_plan},
         )
     except (IndexError, UnicodeDecodeError) as error:
         raise ProgramError(f"{path} is damaged: {error}") from error
 
 
-def _delegates(path, program: Program, data: mmap.mmap, base: int):
+def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
     """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 

@@ -32,7 +32,7 @@ class CachedDecoder(torch.nn.Module):
     ):
         super().__init__()
         self.model = model
-        self.batch, self.max_context_len = batch, max_context_len
+        self.batch, self.max_context_len, self.window = batch, max_context_len, window
         self.chunk = min(chunk or max_context_len, max_context_len)
         self.cache = KVCache.register_on(
             self,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import os
+import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
 from .adapter import merge_adapter
+from .check import ProgramCheck, VerificationError, check_program
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
@@ -28,13 +33,14 @@ DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV ca
 CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportedLLM:
     """The result of `export_llm`.
 
     `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
     the KV caches in bytes. `unquantized` has the names of the layers that stay in full precision,
-    because the length of their weights' rows is not a multiple of any group size.
+    because the length of their weights' rows is not a multiple of any group size. `check` is the result
+    of the check that `save` made, or None.
     """
 
     program: ExecutorchProgramManager
@@ -43,12 +49,30 @@ class ExportedLLM:
     methods: tuple[str, ...]
     cache_bytes: int
     unquantized: tuple[str, ...] = ()
+    check: ProgramCheck | None = None
+    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes."""
-        with open(path, "wb") as file:
-            self.program.write_to_file(file)
-            return file.tell()
+        """Write the `.pte` and return its size in bytes.
+
+        Before the file gets its name, it runs beside the eager model, unless the model was exported with
+        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
+        stays as it is.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            unchecked = Path(folder) / "model.pte"
+            with open(unchecked, "wb") as file:
+                self.program.write_to_file(file)
+                size = file.tell()
+            if self._checker is not None:
+                self.check = self._checker(unchecked)
+                if not self.check.ok:
+                    raise VerificationError(self.check)
+            os.replace(unchecked, path)
+        return size
 
 
 def export_llm(
@@ -66,6 +90,7 @@ def export_llm(
     outputs: str = "tokens",
     head: HeadConfig = HeadConfig(),
     allow_extensions: bool = False,
+    verify: bool = True,
     progress: Callable[[str], Any] = lambda step: None,
 ) -> ExportedLLM:
     """Export `model`, a checkpoint folder, a hub id or a loaded model, as a program for MLX.
@@ -90,6 +115,7 @@ def export_llm(
     - `head`: the sampling parameters that the program takes as inputs.
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
+    - `verify`: `save` runs the finished file beside the eager model. The model stays in memory until then.
     - `progress`: called with the name of each long step before it begins.
 
     Raises ValueError, with the name of the argument in the message.
@@ -120,8 +146,14 @@ def export_llm(
         )
     progress("serialize")
     program = lowered.to_executorch()
+    checker = None
+    if verify:
+        checker = functools.partial(
+            check_program, program=program, decoder=decoder, methods=OUTPUTS[outputs], head=head
+        )
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized)
+        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized),
+        _checker=checker,
     )
 
 

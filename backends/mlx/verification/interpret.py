@@ -1,0 +1,108 @@
+"""Runs an edge-dialect program node by node in eager torch, with the values of the FX nodes of its MLX delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Interpreter, Node
+
+BACKEND = "MLXBackend"
+
+
+@dataclass
+class DelegateCall:
+    """One call of an MLX delegate: its arguments, its results, and the values of its FX nodes."""
+
+    inputs: list[Any]
+    outputs: list[Any] = field(default_factory=list)
+    values: dict[Node, Any] = field(default_factory=dict)
+
+
+class EagerProgram:
+    """An edge program with mutable buffers of its own, which begin as those of `program`.
+
+    `delegates` are its MLX delegates, in the order of the graph.
+    """
+
+    def __init__(self, program: ExportedProgram):
+        self.program = program
+        self.delegates = [
+            module
+            for module in (_attribute(program, n) for n in program.graph.nodes if n.op == "get_attr")
+            if isinstance(module, LoweredBackendModule) and module.backend_id == BACKEND
+        ]
+        self._states = {id(p): _State(p) for p in (program, *(d.original_module for d in self.delegates))}
+
+    def call(self, inputs: Sequence[Any], keep: Callable[[Node], bool] = lambda node: True) -> list[DelegateCall]:
+        """Run once. Returns a call for each of `delegates`, with the values of the nodes that `keep` accepts."""
+        calls = []
+
+        def run_delegate(module: LoweredBackendModule, *arguments: Any) -> list[Any]:
+            if module.backend_id != BACKEND:
+                return executorch_call_delegate(module, *arguments)
+            call = DelegateCall(list(arguments))
+            inner = _Run(module.original_module, call.values, keep, run_delegate)
+            call.outputs = self._states[id(module.original_module)].run(inner, arguments)
+            calls.append(call)
+            return call.outputs
+
+        with torch.no_grad():
+            self._states[id(self.program)].run(_Run(self.program, {}, lambda node: False, run_delegate), inputs)
+        return calls
+
+
+def _attribute(program: ExportedProgram, node: Node) -> Any:
+    value = program.graph_module
+    for part in node.target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+class _State:
+    """The tensors of a program: its parameters, and copies of the buffers that it changes."""
+
+    def __init__(self, program: ExportedProgram):
+        self.signature = program.graph_signature
+        self.tensors = {**program.constants, **program.state_dict}
+        for name in self.signature.buffers_to_mutate.values():
+            self.tensors[name] = self.tensors[name].detach().clone()
+
+    def run(self, interpreter: Interpreter, inputs: Sequence[Any]) -> list[Any]:
+        """The user outputs. Keeps the new values of the buffers."""
+        rest = iter(inputs)
+        arguments = [
+            next(rest) if spec.kind == InputKind.USER_INPUT else self.tensors.get(spec.target)
+            for spec in self.signature.input_specs
+        ]
+        outputs = []
+        for spec, value in zip(self.signature.output_specs, interpreter.run(*arguments), strict=True):
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                self.tensors[spec.target] = value.detach().clone()
+            else:
+                outputs.append(value)
+        return outputs
+
+
+class _Run(Interpreter):
+    def __init__(self, program: ExportedProgram, values: dict[Node, Any], keep: Callable, run_delegate: Callable):
+        super().__init__(program.graph_module)
+        self.extra_traceback = False
+        self.values, self.keep, self.run_delegate = values, keep, run_delegate
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        if self.keep(node):
+            self.values[node] = value
+        return value
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        if target is executorch_call_delegate:
+            return self.run_delegate(*args)
+        return super().call_function(target, args, kwargs)

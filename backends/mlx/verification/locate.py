@@ -1,0 +1,177 @@
+"""Finds the first instruction whose value departs from eager torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir._serialize._cord import CordBuffer
+from torch.export import ExportedProgram
+
+from ..builder.dtypes import SCALAR_TYPES
+from ..builder.registry import aten_target
+from ..inspect.infer_types import infer_types
+from ..inspect.pte import Delegate, read_pte
+from ..inspect.render_text import format_instruction
+from ..inspect.report import describe
+from .debug_program import Exposed, bound_inputs, contiguous, expose, program_of
+from .file_constants import file_constants
+from .interpret import DelegateCall, EagerProgram
+from .load import load
+from .origins import NotTheSame, Origin, trace_origins
+from .report import Departure
+from .rounding import RoundingNoise, compare
+
+_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in SCALAR_TYPES}
+
+
+class CannotLocate(Exception):
+    """The intermediate values cannot be compared. The message says why."""
+
+
+def locate(
+    edge: ExportedProgram,
+    delegates: Sequence[Delegate],
+    constants: Mapping[str, CordBuffer],
+    calls: Sequence[Sequence[Any]],
+    *,
+    noisy_runs: int,
+) -> Departure:
+    """The first departure of a method.
+
+    - `edge`: the lowered graph of the method, `delegates`: the MLX programs of its `.pte`.
+    - `constants`: the constants in the `.pte`, by key.
+    - `calls`: the inputs of each call, in order.
+
+    Every MLX program runs with its intermediate values as outputs, on the inputs that it gets in eager torch. Raises
+    CannotLocate if the programs are not those of `edge`, or if none of their values departs.
+    """
+    eager = EagerProgram(edge)
+    if len(eager.delegates) != len(delegates):
+        raise CannotLocate(
+            f"the method has {len(delegates)} MLX programs, the graph of the module compiles to {len(eager.delegates)}"
+        )
+    origins = [_origins(module.original_module, d) for module, d in zip(eager.delegates, delegates)]
+    nodes = {origin.node for per_delegate in origins for origin in per_delegate}
+    recorded = [eager.call(inputs, nodes.__contains__) for inputs in calls]
+    noisy = []
+    for seed in range(noisy_runs):
+        program = EagerProgram(edge)
+        with RoundingNoise(seed):
+            noisy.append([program.call(inputs, nodes.__contains__) for inputs in calls])
+    checks = [
+        _DelegateCheck(delegate, found, constants, [call[i] for call in recorded])
+        for i, (delegate, found) in enumerate(zip(delegates, origins))
+    ]
+    for number in range(len(calls)):
+        for i, check in enumerate(checks):
+            departure = check.departure(number, [run[number][i] for run in noisy])
+            if departure is not None:
+                return departure
+    raise CannotLocate(
+        "no value of the MLX programs departs on the inputs that eager torch gives them: the difference arises outside "
+        "of MLX, or adds up from differences within rounding"
+    )
+
+
+def locate_in_file(
+    path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]], *, noisy_runs: int = 2
+) -> Departure:
+    """As `locate`, for a method of the file `path`."""
+    contents = read_pte(path)
+    delegates = [d for d in contents.delegates if d.method == method]
+    return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=noisy_runs)
+
+
+def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:
+    try:
+        return trace_origins(program, delegate.graph)
+    except NotTheSame as difference:
+        message = f"MLX program {delegate.index} was not compiled from this graph: {difference}"
+        raise CannotLocate(message) from difference
+
+
+class _DelegateCheck:
+    """Runs one MLX program with its intermediate values, call after call."""
+
+    def __init__(
+        self, delegate: Delegate, origins: list[Origin], constants: Mapping[str, CordBuffer], calls: list[DelegateCall]
+    ):
+        self.delegate, self.calls = delegate, calls
+        results = {
+            t.instruction.index: t.results
+            for t in infer_types(delegate.graph)
+            if t.instruction.chain == delegate.graph.main_chain_idx
+        }
+        self.exposed: list[tuple[Origin, Exposed]] = []
+        for origin in origins:
+            type_ = results.get(origin.index, {}).get(origin.tid)
+            value = _exposed(origin, type_.dtype if type_ else None, [_part(c, origin) for c in calls])
+            self.exposed.append((origin, value))
+        bounded = bound_inputs(delegate.graph, [[*c.inputs, *c.outputs] for c in calls])
+        graph = expose(bounded, [value for _, value in self.exposed])
+        try:
+            self.run = load(bytes(program_of(graph, constants)))
+        except RuntimeError as error:
+            raise _refused(error) from error
+
+    def departure(self, number: int, noisy: list[DelegateCall]) -> Departure | None:
+        """Run call `number`. Returns the first departure in it."""
+        call = self.calls[number]
+        try:
+            values = self.run(contiguous(call.inputs))[len(call.outputs) :]
+        except RuntimeError as error:
+            raise _refused(error) from error
+        for (origin, _), actual in zip(self.exposed, values, strict=True):
+            comparison = compare(actual, _part(call, origin), [_part(run, origin) for run in noisy])
+            if not comparison.ok:
+                return _departure(self.delegate, origin, number, comparison)
+        return None
+
+
+def _refused(error: RuntimeError) -> CannotLocate:
+    return CannotLocate(f"the runtime refuses the program with intermediate values as outputs: {error}")
+
+
+def _part(call: DelegateCall, origin: Origin) -> torch.Tensor:
+    value = call.values[origin.node]
+    return value if origin.part is None else value[origin.part]
+
+
+def _exposed(origin: Origin, runtime_dtype: str | None, values: list[torch.Tensor]) -> Exposed:
+    shapes = [tuple(v.shape) for v in values]
+    largest = tuple(map(max, zip(*shapes))) if shapes[0] else ()
+    dtype = _BY_NAME.get(runtime_dtype, values[0].dtype)
+    return Exposed(origin.index, origin.tid, dtype, largest, len(set(shapes)) > 1)
+
+
+def _departure(delegate: Delegate, origin: Origin, call: int, comparison) -> Departure:
+    graph = delegate.graph
+    listed = describe(delegate, {})["chains"][graph.main_chain_idx][origin.index]
+    op = graph.instruction_chains[graph.main_chain_idx].instructions[origin.index].op
+    return Departure(
+        call=call,
+        method=delegate.method,
+        delegate=delegate.index,
+        index=origin.index,
+        first_index=origin.first_index,
+        op=op.NAME,
+        listing=format_instruction(listed),
+        node=origin.node.name,
+        target=str(aten_target(origin.node.target)),
+        source=_source(origin.node),
+        comparison=comparison,
+    )
+
+
+def _source(node: torch.fx.Node) -> str:
+    """The innermost frame outside of torch that the stack trace of an FX node has, or the innermost of all."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    if not own:
+        return "unknown source line"
+    file, line, function, code = own[-1]
+    return f"{file}:{line}, in {function}: {code}"

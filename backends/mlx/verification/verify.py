@@ -1,0 +1,183 @@
+"""`verify`: runs a finished program beside eager torch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..inspect.pte import Contents, read_payloads
+from ..partitioner import MLXPartitioner
+from ..serialization import ir
+from .cost import Cost
+from .load import load
+from .locate import CannotLocate, locate
+from .report import CallCheck, Departure, VerificationReport
+from .rounding import RoundingNoise, compare
+
+_NOISY_RUNS = 4
+
+Call = tuple[Any, ...]
+
+
+def verify(
+    pte: str | Path | bytes,
+    module: torch.nn.Module | ExportedProgram,
+    inputs: Call | list[Call],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> VerificationReport:
+    """Run the method `forward` of a finished program beside eager torch, and compare all outputs.
+
+    - `pte`: a path, or the bytes of the program.
+    - `module`: the model in eager torch, or the exported program that was lowered. Its buffers are left as they were.
+    - `inputs`: the positional arguments of one call, a tuple; or those of several calls in order, a list of tuples,
+      for a module with mutable buffers.
+    - `kwargs`: keyword arguments of every call, in the order in which the program takes them.
+    - `dynamic_shapes`: those of the export. Needed to name an instruction of a program with dynamic shapes if `module`
+      is not an exported program.
+
+    The tolerance is rounding as `module` amplifies it: how far eager runs spread in which every intermediate value is
+    off by a rounding error of its dtype. If an output departs by more, the module is exported and lowered again, with
+    the default options of `MLXPartitioner`, and the report names the first instruction whose value departs. That needs
+    a program with the same instructions; otherwise the note of the report says why none is named.
+
+    Raises TypeError or ValueError that names the argument, FileNotFoundError if the file is missing, and RuntimeError
+    if ExecuTorch rejects the program or its inputs.
+    """
+    cost = Cost()
+    calls = _checked_calls(inputs, kwargs)
+    data = _checked_bytes(pte)
+    eager = _Eager(module)
+    run = load(data)
+    actual = [run(_flat(call)) for call in calls]
+    expected = eager.run(calls)
+    noisy = [eager.run(calls, seed) for seed in range(_NOISY_RUNS)]
+    checks = tuple(_compare(actual, expected, noisy))
+    departure, note = None, None
+    if not all(check.ok for check in checks):
+        departure, note = _locate(data, module, calls, dynamic_shapes)
+    return VerificationReport(checks, departure, note, cost.seconds, cost.added_memory)
+
+
+def _checked_calls(inputs: Any, kwargs: Mapping[str, Any] | None) -> list[tuple[tuple, dict]]:
+    calls = inputs if isinstance(inputs, list) else [inputs]
+    if not calls:
+        raise ValueError("verify: inputs: got an empty list, expected a tuple for each call")
+    for call in calls:
+        if not isinstance(call, tuple):
+            raise TypeError(
+                f"verify: inputs: got {type(call).__name__}, expected a tuple of arguments or a list of such tuples"
+            )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"verify: kwargs: got {type(kwargs).__name__}, expected a dict")
+    return [(call, dict(kwargs or {})) for call in calls]
+
+
+def _checked_bytes(pte: Any) -> bytes:
+    if isinstance(pte, (str, Path)):
+        return Path(pte).read_bytes()
+    if not isinstance(pte, (bytes, bytearray, memoryview)):
+        raise TypeError(f"verify: pte: got {type(pte).__name__}, expected a path or the bytes of a .pte file")
+    return bytes(pte)
+
+
+def _flat(call: tuple[tuple, dict]) -> list[Any]:
+    """The inputs of the program in a call."""
+    return [_copied(leaf) for leaf in tree_leaves(call) if leaf is not None]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
+
+
+class _Eager:
+    """The model in eager torch. Each run begins with the buffers that it has now, and leaves them as they are."""
+
+    def __init__(self, module: Any):
+        if isinstance(module, ExportedProgram):
+            module = module.module()
+        elif not isinstance(module, torch.nn.Module):
+            raise TypeError(
+                f"verify: module: got {type(module).__name__}, expected a torch.nn.Module or an ExportedProgram"
+            )
+        elif module.training:
+            raise ValueError("verify: module: it is in training mode, expected module.eval()")
+        self.module = module
+
+    def run(self, calls: Sequence[tuple[tuple, dict]], noise: int | None = None) -> list[list[Any]]:
+        """The outputs of each call, with rounding noise of seed `noise` if it is given."""
+        buffers = [(b, b._version, b.clone()) for b in self.module.buffers()]
+        try:
+            with torch.no_grad():
+                if noise is None:
+                    return [self._call(*call) for call in calls]
+                with RoundingNoise(noise):
+                    return [self._call(*call) for call in calls]
+        finally:
+            with torch.no_grad():
+                for buffer, version, value in buffers:
+                    if buffer._version != version:
+                        buffer.copy_(value)
+
+    def _call(self, args: tuple, kwargs: dict) -> list[Any]:
+        args, kwargs = tree_map_only(torch.Tensor, _copied, (args, kwargs))
+        return [_copied(leaf) for leaf in tree_leaves(self.module(*args, **kwargs)) if leaf is not None]
+
+
+def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
+    for call, (got, wanted) in enumerate(zip(actual, expected)):
+        if len(got) != len(wanted):
+            raise ValueError(
+                f"verify: pte: got {len(got)} outputs in call {call}, expected {len(wanted)} as in the module"
+            )
+        for output, (a, e) in enumerate(zip(got, wanted)):
+            yield CallCheck(call, output, compare(a, e, [run[call][output] for run in noisy]))
+
+
+def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple[Departure | None, str | None]:
+    """The first departure, or a note that says why there is none."""
+    contents = read_payloads(data)
+    delegates = [d for d in contents.delegates if d.method == "forward"]
+    if not delegates:
+        return None, "the program has no MLX program: no instruction can be named"
+    try:
+        edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=_has_extensions(contents))
+        offsets = contents.named_data_offsets
+        constants = {key: data[offsets[key] : offsets[key] + size] for key, size in contents.named_data.items()}
+        inputs = [_flat(call) for call in calls]
+        return locate(edge, delegates, constants, inputs, noisy_runs=_NOISY_RUNS), None
+    except CannotLocate as reason:
+        return None, f"the intermediate values cannot be compared: {reason}"
+
+
+def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, *, allow_extensions: bool) -> ExportedProgram:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            exported = module
+            if not isinstance(module, ExportedProgram):
+                exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
+            partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+            config = EdgeCompileConfig(_check_ir_validity=False)
+            return to_edge_transform_and_lower(
+                exported, partitioner=[partitioner], compile_config=config
+            ).exported_program()
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _has_extensions(contents: Contents) -> bool:
+    graphs = (delegate.graph for delegate in contents.delegates)
+    return any(
+        i.op.OP_TYPE >= ir.FIRST_EXTENSION for g in graphs for chain in g.instruction_chains for i in chain.instructions
+    )

@@ -1,0 +1,96 @@
+"""An export checks its file: right ones are written, broken ones leave no file."""
+
+import copy
+
+import pytest
+import small_llm
+import torch
+from broken_lowering import scaled_constant
+from executorch_mlx.cli.main import main
+from executorch_mlx.llm.export import HeadConfig, VerificationError, export_llm
+
+pytestmark = pytest.mark.usefixtures("delegate")
+CALLS = 5  # two chunks and three decode steps
+
+OPTIONS = {
+    "tokens": dict(head=HeadConfig(penalties=8, logit_bias=2, allowed_tokens=True)),
+    "both": dict(outputs="both", allow_extensions=True),
+    "logits": dict(outputs="logits"),
+    "batch and window": dict(batch=3, sliding_window=8),
+    "int4 and bfloat16": dict(quantize="int4", group_size=32, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_right_program_is_written(options, tmp_path):
+    exported = export_llm(small_llm.model(), chunk=16, **options)
+    size = exported.save(tmp_path / "model.pte")
+    check = exported.check
+    assert check.ok and check.agreeing == check.tokens == CALLS * options.get("batch", 1)
+    assert 0 < check.difference <= check.tolerance
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pte"] and (tmp_path / "model.pte").stat().st_size == size
+
+
+@pytest.mark.parametrize("length, calls", [(2, 2), (4, 4), (16, 5)])
+def test_context_of_one_chunk(length, calls, tmp_path):
+    exported = export_llm(small_llm.model(), max_context_len=length, outputs="logits")
+    exported.save(tmp_path / "model.pte")
+    assert exported.check.ok and exported.check.tokens == calls
+
+
+WEIGHT = "decoder.model.model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("outputs", ["tokens", "logits"])
+def test_broken_lowering_is_refused(outputs, tmp_path):
+    path = tmp_path / "model.pte"
+    path.write_bytes(b"older")
+    with scaled_constant(WEIGHT):
+        exported = export_llm(small_llm.model(), chunk=16, outputs=outputs)
+    with pytest.raises(VerificationError, match="differs from the eager model beyond rounding") as raised:
+        exported.save(path)
+    check = raised.value.check
+    assert not check.ok and check.difference > check.tolerance
+    assert "AddmmNode" in check.departure and "self.down_proj(" in check.departure
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"older"
+
+
+def test_wrong_token_is_refused(tmp_path):
+    """A program that returns tokens, of a model that was changed after its export."""
+    model = small_llm.model()
+    exported = export_llm(model, chunk=16, head=HeadConfig.minimal())
+    model.lm_head.weight.data = model.lm_head.weight.data.roll(1, 0).clone()
+    with pytest.raises(VerificationError):
+        exported.save(tmp_path / "model.pte")
+    assert exported.check.agreeing < exported.check.tokens
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_false_writes_unchecked(tmp_path):
+    with scaled_constant(WEIGHT):
+        exported = export_llm(copy.deepcopy(small_llm.model()), chunk=16, verify=False)
+    exported.save(tmp_path / "model.pte")
+    assert exported.check is None and (tmp_path / "model.pte").exists()
+
+
+def test_missing_folder_is_named(tmp_path):
+    exported = export_llm(small_llm.model(), chunk=16, verify=False)
+    with pytest.raises(FileNotFoundError, match="nowhere/model.pte"):
+        exported.save(tmp_path / "nowhere" / "model.pte")
+
+
+def test_command_exits_with_an_error_and_leaves_no_file(tmp_path, capsys):
+    folder = tmp_path / "checkpoint"
+    small_llm.model().save_pretrained(folder)
+    output = tmp_path / "out" / "model.pte"
+    output.parent.mkdir()
+    command = ["export", str(folder), "-o", str(output), "--chunk", "16"]
+    with scaled_constant(WEIGHT):
+        assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "the program differs from the eager model beyond rounding" in printed.err and not printed.out
+    assert list(output.parent.iterdir()) == []
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "5 of 5 greedy tokens agree; largest difference of the logits" in printed.out
+    assert "verify: " in printed.err and "GB in the export" in printed.err
