@@ -1,6 +1,6 @@
 """The Python blocks of README and docs/, and the commands of the guide, run and print what the page says.
 
-They run in a folder with the files that they name: those that the guide's commands export from the demo model
+They run in a folder with the files that the blocks use: those that the guide's commands export from the demo model
 (`demo.pte`, `both.pte`), `chat.pte` (a small model with a chat template), `answer.etdp` (a profile) and `examples/`.
 """
 
