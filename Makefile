@@ -8,11 +8,13 @@ N    ?= 2# test processes
 ARGS ?=
 
 help:
+	@echo "Start here: make demo. Or make build, then source .venv/bin/activate, then executorch-mlx doctor."
+	@echo
+	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make demo       export the demo model and print text that the C++ runner generates"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
-	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make docs       build the documentation in build/docs; a broken link is an error"
 	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo
@@ -49,6 +51,9 @@ wheels: build
 # Always calls Ninja, which tracks the C++ sources and the CMake files.
 build: build/.configured
 	@$(PY) -m cmake --build build
+ifneq (,$(filter build,$(MAKECMDGOALS)))
+	@echo "The build is ready. Next: source $(VENV)/bin/activate, then executorch-mlx doctor"
+endif
 
 build/.configured: $(VENV)/.installed
 	@tools/setup.sh native

@@ -1,7 +1,7 @@
 """Runs the Python blocks of README and docs/, and the commands of the guide, and compares their output with the page.
 
-They run in a folder with the files that the blocks use: `demo.pte` (the demo model), `chat.pte` (a small model with a
-chat template, all sampling parameters and logits), `answer.etdp` (a profile) and `examples/`.
+They run in a folder with the files that the blocks use: those that the guide's commands export from the demo model
+(`demo.pte`, `both.pte`), `chat.pte` (a small model with a chat template), `answer.etdp` (a profile) and `examples/`.
 """
 
 import contextlib
@@ -18,7 +18,9 @@ from markdown_pages import PAGES, ROOT, blocks
 # The blocks of CONTRIBUTING are not run: they are lines to insert into existing files.
 BLOCKS = [b for page in PAGES if page.name != "CONTRIBUTING.md" for b in blocks(page) if b.language == "python"]
 # The commands of the guide whose output it prints.
-EXPORT, RUN = (b for b in blocks(ROOT / "docs" / "language-models.md") if b.language == "sh" and b.output is not None)
+COMMANDS = [b for b in blocks(ROOT / "docs" / "language-models.md") if b.language == "sh"]
+EXPORT, RUN = (b for b in COMMANDS if b.output is not None)
+OTHER_EXPORTS = [b for b in COMMANDS if b.code.startswith("executorch-mlx export examples/") and b != EXPORT]
 MODEL = ROOT / "examples" / "demo_model"
 
 
@@ -46,7 +48,9 @@ def fill(folder: Path, chat_program: Path) -> Path:
     (folder / "folder").symlink_to(MODEL)
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as output:
         run_command(EXPORT.code)
-    (folder / "export.txt").write_text(output.getvalue())
+        (folder / "export.txt").write_text(output.getvalue())
+        for block in OTHER_EXPORTS:
+            run_command(block.code)
     llm = LLM.load(folder / "demo.pte", profile=True)
     llm.generate("Return the", max_new_tokens=1).result()
     llm.program.write_profile(folder / "answer.etdp")
