@@ -247,7 +247,7 @@ def attentions(draw) -> Program:
         s.let("mask", "(q[:1, :1, :, :1] > 0) & (k[:1, :1, :, 0][:, :, None] < 99)")
     elif mask == "column":
         s.let("mask", "torch.where(q[:1, :1, :, :1] > 0, 0.0, -math.inf).to(q.dtype).expand(1, 1, q.shape[2], k.shape[2])")
-    options += s.pick("", ", scale=0.25", ", scale=-1.0", f", scale={1 / math.sqrt(width)}")
+    options += s.pick("", ", scale=0.25", ", scale=2.0", f", scale={1 / math.sqrt(width)}")
     s.let("y", f"F.scaled_dot_product_attention(q, {k}, {v}{options})")
     return s.program("y")
 

@@ -138,7 +138,7 @@ reciprocal atan asinh sinh logical_not isnan isinf frac exp2 log2""".split()
 _FUNCTIONS = """relu silu gelu elu leaky_relu hardtanh hardswish hardsigmoid softplus mish relu6 selu logsigmoid
 softsign tanhshrink""".split()
 _BINARY = """add sub mul div maximum minimum atan2 fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or
-logical_xor hypot copysign""".split()
+logical_xor hypot""".split()
 _EXACT_UNARY = {"abs", "neg", "relu", "logical_not", "sign"}
 _EXACT_BINARY = {"maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"}
 
@@ -391,7 +391,9 @@ def three_operands(g: Graph):
         f"torch.addcmul({a.name}, {b.name}, {c.name}, value={k})", f"torch.addcdiv({a.name}, {b.name}, {c.name}, value={k})",
         f"torch.lerp({a.name}, {b.name}, {c.name})", f"torch.clamp({a.name}, {b.name}, {c.name})",
         f"torch.where({a.name} > {b.name}, {c.name}, {k})", f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
-        f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)", f"torch.isclose({a.name}, {b.name})",
+        f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)",
+        # Not the sign of a value of the graph: that of NaN and of zero is not specified.
+        f"torch.copysign({a.name}, torch.where({b.name} > 0, 1.0, -1.0))", f"torch.isclose({a.name}, {b.name})",
     ]), False
 
 
