@@ -17,8 +17,10 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Checks the size of a result: fewer than 2^31 elements, at most 16 GiB and half of the machine's
-// memory. A damaged program can ask for anything.
+constexpr size_t kMaxRank = 16;
+
+// Checks the size of a result: at most kMaxRank axes, fewer than 2^31 elements, at most 16 GiB and half of the
+// machine's memory. A damaged program can ask for anything.
 void check_size(const mx::Shape& shape, mx::Dtype dtype);
 
 // Returns the axis counted from the front.

@@ -1,6 +1,8 @@
 #include "constants.h"
 
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <set>
 
 #include "checks.h"
@@ -58,17 +60,19 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
-// The contents of a mutable buffer at load time: named data, or zeros.
-mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
+// The contents of a mutable buffer at load time: named data, or zeros. Subtracts its elements from `room`.
+mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
+  const auto shape = static_shape(meta);
+  const auto dtype = dtype_of(meta.scalar_type());
+  check_size(shape, dtype);
+  room -= std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  check_argument(room >= 0, "mutable buffers: got more elements than the option max_operations permits");
   if (auto buffer = find_data(data, program.tensor_names[slot])) {
     auto contents = read_tensor(*buffer, meta, program.tensor_names[slot], /*in_place=*/false);
     buffer->Free();
     return contents;
   }
-  const auto shape = static_shape(meta);
-  const auto dtype = dtype_of(meta.scalar_type());
-  check_size(shape, dtype);
   return allocate_zeros(shape, dtype);
 }
 
@@ -102,11 +106,12 @@ void load_buffers(
     const Program& program,
     const NamedDataMap* data,
     Session& session,
-    const std::vector<int>& kv_windows,
+    const Options& options,
     State& state) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.graph->init_chain_idx() >= 0;
   std::set<std::string> keys;
+  int64_t room = options.limits.operations;
   for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
     const std::string key = sharing_key(program, i);
     const bool is_named = program.tensor_names[i] != nullptr;
@@ -121,14 +126,14 @@ void load_buffers(
     }
     state.set_buffer(i, std::move(buffer));
     if (is_new || has_init_chain) {
-      state.tensors[i] = initial_contents(program, i, data);
+      state.tensors[i] = initial_contents(program, i, data, room);
     }
   }
   if (program.has_caches) {
     auto caches = session.caches.lock();
     if (caches == nullptr) {
       caches = std::make_shared<Caches>();
-      caches->windows = kv_windows;
+      caches->windows = options.kv_windows;
       session.caches = caches;
     }
     state.set_caches(std::move(caches));

@@ -3,8 +3,7 @@
 
 #include <executorch/runtime/core/named_data_map.h>
 
-#include <vector>
-
+#include "options.h"
 #include "program.h"
 #include "state.h"
 
@@ -16,12 +15,13 @@ using executorch::runtime::NamedDataMap;
 void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
 
 // Creates the buffers and caches that no other method of the session has created. A program with an
-// init chain, which may write buffers, gets their initial contents in any case.
+// init chain, which may write buffers, gets their initial contents in any case. Together the buffers have
+// at most `options.limits.operations` elements.
 void load_buffers(
     const Program& program,
     const NamedDataMap* data,
     Session& session,
-    const std::vector<int>& kv_windows,
+    const Options& options,
     State& state);
 
 } // namespace executorch_mlx

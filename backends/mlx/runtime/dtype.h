@@ -111,9 +111,22 @@ inline bool is_integral(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::integer);
 }
 
+// A scalar. C++ leaves the cast of a double undefined if the integer type cannot hold it, so the cast goes through
+// int64 or, for values of 0 or more, uint64. MLX then wraps to narrower dtypes.
+inline mx::array scalar(const char* argument, double x, mx::Dtype dtype) {
+  if (dtype == mx::bool_) {
+    return mx::array(x != 0);
+  }
+  if (is_integral(dtype)) {
+    check_argument(x >= -0x1p63 && x < 0x1p64, argument, ": ", x, " does not fit in 64 bits");
+    return x < 0 ? mx::array(static_cast<int64_t>(x), dtype) : mx::array(static_cast<uint64_t>(x), dtype);
+  }
+  return mx::array(x, dtype);
+}
+
 // A scalar with the dtype of `like`. MLX's C++ API promotes dtypes where its Python API does not.
 inline mx::array scalar_like(double x, const mx::array& like) {
-  return mx::array(x, like.dtype());
+  return scalar("factor", x, like.dtype());
 }
 
 // For messages: dims() and describe() format nothing until they are printed.

@@ -45,6 +45,7 @@ struct Layout {
 struct DecodedInstruction {
   Handler handler;
   const void* payload;
+  uint32_t list_elements;  // in all lists of the node
 };
 
 struct Chain {
