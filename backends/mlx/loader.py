@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import os
 import sys
 import threading
 import warnings
@@ -22,8 +23,8 @@ def load_delegate(path: str | None = None) -> str:
     On Linux it also replaces MLX's BLAS by OpenBLAS, and warns if `mlx` was imported too early for that.
 
     Args:
-        path: The delegate library. By default the one in the installed package, or in the `build` folder of the
-            repository.
+        path: The delegate library. By default the one in the folder that the environment variable
+            EXECUTORCH_MLX_BUILD names, in the installed package, or in the `build` folder of the repository.
 
     Returns:
         The path of the loaded library.
@@ -75,7 +76,8 @@ def _find_delegate(path: str | None) -> Path:
         candidates = [Path(path)]
     else:
         package = Path(__file__).resolve().parent
-        folders = (package / "lib", package.parent.parent / "build")
+        build = os.environ.get("EXECUTORCH_MLX_BUILD")
+        folders = (Path(build),) if build else (package / "lib", package.parent.parent / "build")
         candidates = [folder / (_DELEGATE + suffix) for folder in folders for suffix in _SUFFIXES]
     for candidate in candidates:
         if candidate.exists():
