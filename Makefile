@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-suite build wheels clean distclean same-python
+.PHONY: help demo docs test test-suite build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -15,6 +15,10 @@ help:
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
+	@echo "make sanitize   run the payload fuzzer, the runtime's and runner's tests and the op rows under ASan and UBSan,"
+	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
+	@echo "make fuzz-payloads, fuzz-pte"
+	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"
 	@echo "make docs       build the documentation in build/docs; a broken link is an error"
 	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo
@@ -47,6 +51,17 @@ $(VENV)/.docs: $(VENV)/.installed
 wheels: build
 	@tools/setup.sh linker
 	@$(PY) tools/wheels.py
+
+export COUNT ROWS REPEAT RUNS FUZZ_ARGS TESTS
+sanitize: build
+	@N=$(N) tools/sanitize.sh address
+	@N=$(N) tools/sanitize.sh thread
+
+fuzz-payloads: build
+	@tools/sanitize.sh payload
+
+fuzz-pte: build
+	@tools/sanitize.sh pte
 
 # Always calls Ninja, which tracks the C++ sources and the CMake files.
 build: build/.configured

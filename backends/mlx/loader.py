@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import sys
 import threading
 import warnings
@@ -42,8 +43,9 @@ def load_delegate(path: str | None = None) -> str:
     for that.
 
     Args:
-        path: The path of the delegate library. By default, the library in the installed package, or else the one in
-            the `build` folder of the repository.
+        path: The path of the delegate library. By default, the library in the folder that the environment variable
+            EXECUTORCH_MLX_BUILD names, else the one in the installed package, else the one in the `build` folder of
+            the repository.
 
     Returns:
         The path of the loaded library.
@@ -108,7 +110,8 @@ def _find_delegate(path: str | None) -> Path:
         candidates = [Path(path)]
     else:
         package = Path(__file__).resolve().parent
-        folders = (package / "lib", package.parent.parent / "build")
+        build = os.environ.get("EXECUTORCH_MLX_BUILD")
+        folders = (Path(build),) if build else (package / "lib", package.parent.parent / "build")
         candidates = [folder / (_DELEGATE + suffix) for folder in folders for suffix in _SUFFIXES]
     for candidate in candidates:
         if candidate.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ from .check import Failure, compare
 from .lowering import lower
 from .row import OpRow
 
-BUILD = Path(__file__).resolve().parents[2] / "build"
+BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
 RUNNER = BUILD / "op_test_runner"
 FOLDER = BUILD / "op_tests"
 _TIMEOUT = 120  # seconds

@@ -1,13 +1,14 @@
 """Runs mlx_llm_runner as a user does."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-BUILD = Path(__file__).resolve().parents[2] / "build"
+BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
 
 
 def find_program(name: str) -> Path:

@@ -45,11 +45,52 @@ def test_rope_matches_torch(variant, dtype):
 
 
 @pytest.mark.parametrize(
+    "node, shapes, fields, expected",
+    [
+        (ir.Conv1DNode, {"x": (1, 4, 0), "w": (2, 3, 0)}, {}, (1, 2, 2)),
+        (ir.Conv2DNode, {"x": (0, 4, 4, 2), "w": (3, 3, 3, 2)}, {}, (0, 2, 2, 3)),
+        (ir.ConvTranspose1DNode, {"x": (1, 4, 0), "w": (2, 3, 0)}, {}, (1, 6, 2)),
+        (ir.SdpaNode, {"q": (1, 2, 3, 4), "k": (1, 0, 3, 4), "v": (1, 0, 3, 4)}, {"scale": 1.0}, (1, 2, 3, 4)),
+        (ir.SdpaNode, {"q": (1, 2, 3, 4), "k": (1, 2, 0, 4), "v": (1, 2, 0, 4)}, {"scale": 1.0}, (1, 2, 3, 4)),
+        (ir.GatherMmNode, {"a": (2, 3, 0), "b": (2, 0, 4)}, {}, (2, 3, 4)),
+        (ir.AddmmNode, {"mat1": (3, 0), "mat2": (0, 4)}, {}, (3, 4)),
+    ],
+)
+def test_empty_operands_give_zeros(node, shapes, fields, expected):
+    """MLX divides by the number of channels of a convolution, of the heads of the keys, and so on."""
+    g = Graph()
+    inputs = {name: g.input(shape) for name, shape in shapes.items()}
+    g.emit(node(**inputs, out=g.output(expected), **fields))
+    (result,) = g.run(*(torch.ones(shape) for shape in shapes.values()))
+    assert torch.equal(result, torch.zeros(expected))
+
+
+def test_quantized_product_without_rows_is_empty():
+    g = Graph()
+    w = g.constant(torch.ones(8, 8, dtype=torch.uint32))
+    scales, biases = (g.constant(torch.ones(8, 2)) for _ in "sb")
+    g.emit(
+        ir.QuantizedMatmulNode(
+            x=g.input((0, 64)), w=w, scales=scales, biases=biases, out=g.output((0, 8)), group_size=32, bits=4,
+            mode="affine", transpose=True,
+        )
+    )  # fmt: skip
+    assert g.run(torch.ones(0, 64))[0].shape == (0, 8)
+
+
+@pytest.mark.parametrize(
     "node, shapes, fields, message",
     [
         (ir.Conv2DNode, {"x": (1, 4, 4, 3), "w": (2, 3, 3, 3)}, {"stride_h": 0}, "axis 0: got stride 0"),
         (ir.Conv2DNode, {"x": (1, 2, 2, 3), "w": (2, 3, 3, 3)}, {}, "axis 0: got a result of size 0"),
         (ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2}, "expected 2 equal groups"),
+        (
+            ir.Conv3DNode,  # 1 result from 2^60 padded elements
+            {"x": (1, 1, 1, 1, 1), "w": (1, 2, 2, 2, 1)},
+            {f"{name}_{axis}": value for axis in "dhw" for name, value in
+             (("dilation", 2**20 - 1), ("padding", 2**19))},
+            "expected fewer than 2^31 elements",
+        ),
         (ir.RMSNormNode, {"x": (2, 4), "weight": (3,)}, {"eps": 1e-5}, "weight: got float32[3], expected shape [4]"),
         (ir.SdpaNode, {"q": (2, 4), "k": (2, 4), "v": (2, 4)}, {"scale": 1.0}, "expected 4 axes each"),
         (ir.SoftmaxNode, {"x": (2, 4)}, {"axis": 2}, "axis 2 is out of range [-2, 2)"),

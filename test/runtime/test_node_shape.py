@@ -36,6 +36,7 @@ def test_noop_does_nothing():
         (ir.AsStridedNode, {"shape": lits(3), "strides": lits(-1), "offset": 1}, "exceed the 24 elements of x"),
         (ir.PadNode, {"pad_width": lits(1, 1), "mode": "edge"}, "pad_width: got 2 values, expected 6"),
         (ir.PadNode, {"pad_width": lits(*[1] * 6), "mode": "wrap"}, 'mode: got "wrap"'),
+        (ir.ReshapeNode, {"shape": lits(2, 3, 4, *[1] * 14)}, "result: got 17 axes, expected at most 16"),
     ],
 )
 def test_invalid_shapes_are_errors(node, fields, message, capfd):
@@ -44,3 +45,25 @@ def test_invalid_shapes_are_errors(node, fields, message, capfd):
     with pytest.raises(RuntimeError):
         g.run(X)
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_padding_that_an_integer_cannot_hold_is_refused(value, capfd):
+    g = Graph()
+    x, out = g.input((2,), torch.uint8), g.output((4,), torch.uint8)
+    g.emit(ir.PadNode(x=x, out=out, pad_width=lits(1, 1), mode="constant", constant_value=value))
+    with pytest.raises(RuntimeError):
+        g.run(torch.ones(2, dtype=torch.uint8))
+    assert "does not fit in 64 bits" in capfd.readouterr().err
+
+
+def test_sizes_whose_sum_overflows_are_refused(capfd):
+    g = Graph()
+    x, wide = g.input((1, 1)), g.new_temp()
+    g.emit(
+        ir.BroadcastToNode(x=x, out=wide, shape=lits(1, 2**30)),
+        ir.ConcatenateNode(tensors=[wide] * 3, out=g.output((1,)), axis=1),
+    )
+    with pytest.raises(RuntimeError):
+        g.run(torch.ones(1, 1))
+    assert "Shape dimension 3221225472" in capfd.readouterr().err

@@ -11,7 +11,10 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
 @pytest.mark.parametrize(
     "key, value, message",
     [
-        ("colour", "red", 'option: got "colour", expected device, metal_kernels or kv_windows'),
+        ("colour", "red", 'option: got "colour", expected one of device, metal_kernels, kv_windows, max_instructions'),
+        ("max_instructions", "0", 'max_instructions: got "0", expected a number in [1, 16777216]'),
+        ("max_instructions", "16777217", 'max_instructions: got "16777217", expected a number in [1, 16777216]'),
+        ("max_operations", "1e9", 'max_operations: got "1e9", expected a number in [1, 1125899906842624]'),
         ("device", "tpu", 'device: got "tpu", expected "cpu" or "gpu"'),
         ("kv_windows", "8,", 'kv_windows: got "8,", expected numbers of positions'),
         ("kv_windows", "8,-1", 'kv_windows: got "8,-1", expected'),
@@ -32,6 +35,58 @@ def test_device_option_accepts_the_cpu():
         g = Graph()
         g.emit(ir.NegNode(x=g.input((2,)), out=g.output((2,))))
         assert g.run(torch.ones(2))[0].tolist() == [-1, -1]
+
+
+# -- limits --------------------------------------------------------------------------
+
+
+def loop(iterations: int) -> Graph:
+    """Runs two instructions in each iteration."""
+    g = Graph()
+    x, part = g.input((iterations, 8)), g.new_temp()
+    body = g.chain(ir.AddNode(a=part, b=part, out=part), ir.ExpNode(x=part, out=part))
+    g.emit(ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[], body_chain_idx=body, scan_axis=0))
+    return g
+
+
+def product(width: int) -> Graph:
+    """About width^2 multiplications for 1 result, width elements of each operand."""
+    g = Graph()
+    x = g.input((1, width))
+    g.emit(ir.AddmmNode(mat1=x, mat2=g.constant(torch.zeros(width, width)), out=g.output((1, width))))
+    return g
+
+
+def buffers() -> Graph:
+    g = Graph()
+    g.buffer((600,))
+    g.buffer((600,))
+    return g
+
+
+@pytest.mark.parametrize(
+    "limit, graph, fits, message",
+    [
+        (("max_instructions", "21"), loop, 10, "more than 21 instructions in one call"),
+        (("max_operations", "5000"), loop, 10, "more than 5000 operations in one call"),
+        (("max_operations", "5000"), product, 30, "more than 5000 operations in one call"),
+    ],
+)
+def test_limits_end_a_call(delegate, limit, graph, fits, message, capfd):
+    width = 8 if graph is loop else fits
+    with option(*limit):
+        graph(fits).run(torch.zeros(fits, width) if graph is loop else torch.zeros(1, fits))
+        with pytest.raises(RuntimeError):
+            graph(100).run(torch.zeros(100, 8) if graph is loop else torch.zeros(1, 100))
+    assert message in capfd.readouterr().err
+
+
+def test_operations_limit_the_buffers(delegate, capfd):
+    with option("max_operations", "1200"):
+        buffers().load()
+    with option("max_operations", "1199"), pytest.raises(RuntimeError):
+        buffers().load()
+    assert "mutable buffers: got more elements than the option max_operations permits" in capfd.readouterr().err
 
 
 # -- Metal source ------------------------------------------------------------------

@@ -80,6 +80,19 @@ def test_integer_arithmetic_matches_python(node, op):
         assert model(torch.tensor(p), torch.tensor(q)) == [op(p, q)]
 
 
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize("a", [5, -5, 0, LOWEST, HIGHEST])
+@pytest.mark.parametrize("b", [LOWEST, HIGHEST, -1, 3])
+def test_remainder_of_extremes_matches_python(a, b):
+    g = Graph()
+    out = g.new_value()
+    g.emit(ir.ModIntNode(a=lit(a), b=lit(b), out=out))
+    g.output_value(out)
+    assert g.run() == [a % b]
+
+
 @pytest.mark.parametrize(
     "node, a, b, message",
     [

@@ -6,7 +6,9 @@ import operator
 from dataclasses import dataclass, field
 
 from ..serialization import ir
+from .limits import MAX_INTEGER, MAX_NESTING, MAX_RANK, MAX_STEPS
 from .listing import ListedInstruction, list_instructions, tensor_ids
+from .pte import ProgramError
 from .type_rules import rule_of
 from .types import Env, Type, Unknown, dtype_name
 
@@ -51,7 +53,8 @@ def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInst
     """Returns every instruction that can run when the program is loaded or called, in order and with its types.
 
     The instructions of both branches of an if are included. With `upper_bound`, each dynamic extent of an input is set
-    to its upper bound.
+    to its upper bound. Raises ProgramError if the chains are nested deeper than the runtime accepts, or are run from
+    too many places.
     """
     return _Inference(graph, upper_bound).run()
 
@@ -63,6 +66,7 @@ class _Inference:
         self.typed: list[TypedInstruction] = []
         self.open_chains: list[int] = []
         self.open_scans: list[TypedInstruction] = []
+        self.steps = 0
         outputs = tensor_ids(graph)["output"]
         self.declared = {tid: declared_type(m, upper_bound) for tid, m in enumerate(graph.tensor_meta or ())}
         self.env = Env({tid: t for tid, t in self.declared.items() if tid not in outputs}, {})
@@ -75,12 +79,20 @@ class _Inference:
     def _chain(self, index: int) -> None:
         if index in self.open_chains or not 0 <= index < len(self.chains):
             return  # no init chain, or a damaged program
+        if len(self.open_chains) == MAX_NESTING:
+            raise ProgramError(f"chain {index}: expected a nesting of at most {MAX_NESTING}")
         self.open_chains.append(index)
         for instruction in self.chains[index]:
             self._instruction(instruction)
         self.open_chains.pop()
 
+    def _spend(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise ProgramError(f"the chains expand to more than {MAX_STEPS} instructions and operands")
+
     def _instruction(self, instruction: ListedInstruction) -> None:
+        self._spend(instruction.num_values)
         tids = [s.idx for s in instruction.slots_read() if isinstance(s, ir.Tid)]
         outer_scan = self.open_scans[0] if self.open_scans else None
         typed = TypedInstruction(instruction, {tid: self.env.type(tid) for tid in tids}, outer_scan=outer_scan)
@@ -110,6 +122,7 @@ class _Inference:
         return types if isinstance(types, list) else [types]
 
     def _write(self, typed: TypedInstruction, types: dict[int, Type]) -> None:
+        types = {tid: _bounded(t) for tid, t in types.items()}
         typed.inferred = types
         typed.results = {tid: self._complete(tid, t) for tid, t in types.items()}
         self.env.types |= typed.results
@@ -131,13 +144,15 @@ class _Inference:
             return shape[node.dim] if shape and -len(shape) <= node.dim < len(shape) else None
         if type(node) in _INTEGER_OPS:
             a, b = self.env.value(node.a), self.env.value(node.b)
-            return None if a is None or b is None else _INTEGER_OPS[type(node)](a, b)
+            result = None if a is None or b is None else _INTEGER_OPS[type(node)](a, b)
+            return None if result is None or abs(result) > MAX_INTEGER else result
         return None
 
     def _branches(self, instruction: ListedInstruction) -> None:
         before = self.env
         after = []
         for chain in instruction.chains:
+            self._spend(len(before.types) // 16)  # a copy costs less than an instruction
             self.env = Env(dict(before.types), dict(before.values))
             self._chain(chain)
             after.append(self.env)
@@ -169,6 +184,14 @@ class _Inference:
                 one = Type((*one.shape[:axis], iterations, *one.shape[axis:]), one.dtype)
             types[out.idx] = one
         self._write(typed, types)
+
+
+def _bounded(type_: Type) -> Type:
+    """The type without a shape that no tensor can have, which a damaged program can declare."""
+    shape = type_.shape
+    if shape is not None and (len(shape) > MAX_RANK or any(d is not None and abs(d) > MAX_INTEGER for d in shape)):
+        return Type(None, type_.dtype)
+    return type_
 
 
 def _common(a: Type, b: Type) -> Type:

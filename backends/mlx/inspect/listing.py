@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,8 @@ class SlotNames:
     def __init__(self, graph: ir.MLXGraph):
         self.keys = {s.slot.idx: s.name for s in graph.named_slots or () if s.slot.slot_type == ir.SlotType.TensorSlot}
         short = {tid: _DIGEST.sub("", key) for tid, key in self.keys.items()}
-        used = list(short.values())
-        self._short = {tid: name if used.count(name) == 1 else f"{name}%{tid}" for tid, name in short.items()}
+        used = Counter(short.values())
+        self._short = {tid: name if used[name] == 1 else f"{name}%{tid}" for tid, name in short.items()}
 
     def __call__(self, slot: Slot) -> str:
         if isinstance(slot, ir.Vid):
@@ -68,6 +69,12 @@ class ListedInstruction:
     operands: dict[str, Any] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
     chains: list[int] = field(default_factory=list)
+
+    @property
+    def num_values(self) -> int:
+        """1 plus the number of slots and numbers in all lists."""
+        fields = [self.results, *self.operands.values(), *self.attributes.values()]
+        return 1 + sum(len(value) for value in fields if isinstance(value, list))
 
     def slots_read(self) -> Iterator[Slot]:
         for value in self.operands.values():

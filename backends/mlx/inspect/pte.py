@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..serialization import ir
-from ..serialization.read import read_payload
+from ..serialization.read import SHARING, read_payload
+from .limits import check_limits
 
 if TYPE_CHECKING:
     from executorch.exir.schema import Program
@@ -111,6 +112,7 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
     """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 
+    room = SHARING * len(data)  # delegates may share payloads
     for plan in program.execution_plan:
         mlx_delegates = [delegate for delegate in plan.delegates if delegate.id == BACKEND]
         for index, delegate in enumerate(mlx_delegates):
@@ -120,8 +122,12 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
             else:
                 segment = program.segments[location.index]
                 payload = data[base + segment.offset : base + segment.offset + segment.size]
+            room -= len(payload)
+            if room < 0:
+                raise ProgramError(f"{path} is damaged: its payloads are more than {SHARING} times larger than the file")
             try:
                 graph = read_payload(payload)
+                check_limits(graph)
             except ValueError as error:
                 raise ProgramError(
                     f"{path} is damaged: MLX program {index} of method {plan.name}: {error}"

@@ -44,6 +44,7 @@ struct Handle {
   Program program;
   State state;
   mx::Stream stream;
+  Limits limits;
   std::shared_ptr<void> membership = std::make_shared<char>();  // in the session: see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
@@ -98,13 +99,13 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
         bytes_to_load(handle.program, *handle.shared, *handle.session));
   }
   load_constants(handle.program, named_data, *handle.shared, handle.state);
-  load_buffers(handle.program, named_data, *handle.session, options.kv_windows, handle.state);
+  load_buffers(handle.program, named_data, *handle.session, options, handle.state);
 }
 
 void run_init_chain(Handle& handle) {
   const int32_t init = handle.program.graph->init_chain_idx();
   if (init >= 0) {
-    Context context(handle.program, handle.state, handle.stream);
+    Context context(handle.program, handle.state, handle.stream, handle.limits);
     context.run(static_cast<uint32_t>(init));
     std::vector<mx::array> arrays;
     for (const auto& slot : handle.state.tensors) {
@@ -159,7 +160,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   std::vector<mx::array> outputs;
   try {
     bind_inputs(handle.program, args, state, handle.stream);
-    Context context(handle.program, state, handle.stream, profiler ? &*profiler : nullptr);
+    Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state, handle.stream);
     write_values(handle.program, args, state);
@@ -240,6 +241,7 @@ class Backend final : public et::BackendInterface {
     }
     auto program = load_program(data, processed.size(), metal_requirement(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
+    handle->limits = options.limits;
     const auto* named_data = context.get_named_data_map();
     handle->shared = SharedData::of(named_data);
     std::lock_guard lock(handle->shared->loading);

@@ -11,11 +11,14 @@ void check_size(const mx::Shape& shape, mx::Dtype dtype) {
   static const int64_t limit = std::min<int64_t>(
       int64_t{1} << 34, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2);
   int64_t elements = 1;
+  if (shape.size() > kMaxRank) {
+    fail(Error::OutOfResources, "result: got ", shape.size(), " axes, expected at most ", kMaxRank);
+  }
   for (const int size : shape) {
     if (size == 0) {
       return;
     }
-    if (__builtin_mul_overflow(elements, size, &elements) || elements > std::numeric_limits<int32_t>::max()) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements) || elements > std::numeric_limits<int32_t>::max()) {
       fail(Error::OutOfResources, "result of shape ", dims(shape), ": expected fewer than 2^31 elements");
     }
   }

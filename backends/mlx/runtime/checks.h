@@ -16,8 +16,10 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Checks the size of a result, because a damaged program can ask for any size. Allows fewer than 2^31 elements, and
-// at most 16 GiB or half of the machine's memory, whichever is less.
+constexpr size_t kMaxRank = 16;
+
+// Checks the size of a result, because a damaged program can ask for any size. Allows at most kMaxRank axes, fewer than
+// 2^31 elements, and at most 16 GiB or half of the machine's memory, whichever is less.
 void check_size(const mx::Shape& shape, mx::Dtype dtype);
 
 // Checks that `axis` is in [-rank, rank). Returns the axis counted from the front, in [0, rank).

@@ -1,7 +1,9 @@
 #include "constants.h"
 
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "checks.h"
@@ -67,17 +69,20 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
-// The contents of a mutable buffer at load time: the named data of this name, or zeros if there is none.
-mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data) {
+// The contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. Subtracts the
+// number of elements from `room`.
+mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
+  const auto shape = static_shape(meta);
+  const auto dtype = dtype_of(meta.scalar_type());
+  check_size(shape, dtype);
+  room -= std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  check_argument(room >= 0, "mutable buffers: got more elements than the option max_operations permits");
   if (auto buffer = find_data(data, program.tensor_names[slot])) {
     auto contents = read_tensor(*buffer, meta, program.tensor_names[slot], /*in_place=*/false);
     buffer->Free();
     return contents;
   }
-  const auto shape = static_shape(meta);
-  const auto dtype = dtype_of(meta.scalar_type());
-  check_size(shape, dtype);
   return allocate_zeros(shape, dtype);
 }
 
@@ -133,11 +138,12 @@ void load_buffers(
     const Program& program,
     const NamedDataMap* data,
     Session& session,
-    const std::vector<int>& kv_windows,
+    const Options& options,
     State& state) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.graph->init_chain_idx() >= 0;
   std::set<std::string> keys;
+  int64_t room = options.limits.operations;
   for (uint32_t i = layout.buffers_begin(); i < layout.temps_begin(); ++i) {
     const std::string key = sharing_key(program, i);
     const bool is_named = program.tensor_names[i] != nullptr;
@@ -152,14 +158,14 @@ void load_buffers(
     }
     state.set_buffer(i, std::move(buffer));
     if (is_new || has_init_chain) {
-      state.tensors[i] = initial_contents(program, i, data);
+      state.tensors[i] = initial_contents(program, i, data, room);
     }
   }
   if (program.has_caches) {
     auto caches = session.caches.lock();
     if (caches == nullptr) {
       caches = std::make_shared<Caches>();
-      caches->windows = kv_windows;
+      caches->windows = options.kv_windows;
       session.caches = caches;
     }
     state.set_caches(std::move(caches));

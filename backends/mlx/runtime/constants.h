@@ -3,8 +3,7 @@
 
 #include <executorch/runtime/core/named_data_map.h>
 
-#include <vector>
-
+#include "options.h"
 #include "program.h"
 #include "state.h"
 
@@ -22,12 +21,13 @@ void load_constants(const Program& program, const NamedDataMap* data, SharedData
 
 // Connects `state` to the mutable buffers and KV caches of the session, and creates those that no other method of
 // the session has created yet. Fills the slots of new buffers with their initial contents. If the program has an
-// init chain, fills the slots of all its buffers, because the init chain may use them.
+// init chain, fills the slots of all its buffers, because the init chain may use them. The buffers together have at
+// most `options.limits.operations` elements.
 void load_buffers(
     const Program& program,
     const NamedDataMap* data,
     Session& session,
-    const std::vector<int>& kv_windows,
+    const Options& options,
     State& state);
 
 } // namespace executorch_mlx

@@ -8,9 +8,9 @@ namespace executorch_mlx {
 
 namespace {
 
-// The limit on instructions that one call executes. No real call needs nearly as many, but a damaged program with
-// nested loops must end, too.
-constexpr uint64_t kMaxExecuted = 1 << 24;
+// The largest number of instructions without an evaluation, which bounds the memory of the graph that is not evaluated
+// yet. Only loops run so many instructions.
+constexpr int64_t kMaxUnevaluated = 1 << 16;
 
 } // namespace
 
@@ -19,14 +19,7 @@ void Context::run(uint32_t index) {
   size_t i = 0;
   try {
     for (; i < chain.instructions.size(); ++i) {
-      if (++executed_ > kMaxExecuted) [[unlikely]] {
-        fail(Error::InvalidProgram, "more than ", kMaxExecuted, " instructions in one call");
-      }
-      if (profiler_ != nullptr) [[unlikely]] {
-        profiler_->run(*this, index, i);
-      } else {
-        chain.instructions[i].handler(chain.instructions[i].node, *this);
-      }
+      run_instruction(index, i);
     }
   } catch (const LocatedFailure&) {
     throw;
@@ -38,6 +31,35 @@ void Context::run(uint32_t index) {
         str("chain ", index, ", instruction ", i, " (", find_row(size_t(instruction.op_type()))->name,
             "): ", error.what(), "; ", describe_operands(instruction)));
   }
+}
+
+void Context::run_instruction(uint32_t index, size_t i) {
+  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+  if (++executed_ > limits_.instructions) [[unlikely]] {
+    fail(Error::OutOfResources, "more than ", limits_.instructions, " instructions in one call");
+  }
+  operations_ += instruction.list_elements;
+  if (profiler_ != nullptr) [[unlikely]] {
+    profiler_->run(*this, index, i);
+  } else {
+    instruction.handler(instruction.node, *this);
+  }
+  if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
+    fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
+  }
+  if (executed_ % kMaxUnevaluated == 0) [[unlikely]] {
+    evaluate_slots();
+  }
+}
+
+void Context::evaluate_slots() {
+  std::vector<mx::array> arrays;
+  for (const auto& slot : state_.tensors) {
+    if (slot && !slot->is_available()) {
+      arrays.push_back(*slot);
+    }
+  }
+  state_.evaluate(std::move(arrays), stream);
 }
 
 int64_t Context::integer(const fb::Vid* vid) const {

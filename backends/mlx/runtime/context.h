@@ -3,6 +3,7 @@
 
 #include <mlx/mlx.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "dtype.h"
 #include "error.h"
 #include "memory_limit.h"
+#include "options.h"
 #include "program.h"
 #include "state.h"
 
@@ -22,26 +24,27 @@ class Profiler;
 class Context {
  public:
   // `profiler` may be null. Otherwise, the profiler runs each instruction, evaluates the results and measures the time.
-  Context(const Program& program, State& state, mx::Stream stream, Profiler* profiler = nullptr)
-      : stream(stream), program_(program), state_(state), profiler_(profiler) {}
+  Context(const Program& program, State& state, mx::Stream stream, const Limits& limits, Profiler* profiler = nullptr)
+      : stream(stream), program_(program), state_(state), limits_(limits), profiler_(profiler) {}
 
   const mx::Stream stream;
 
   // -- tensors ---------------------------------------------------------------
 
-  const mx::array& in(const fb::Tid* tid) const {
+  const mx::array& in(const fb::Tid* tid) {
     const auto& slot = state_.tensors[tid->idx()];
     if (!slot) [[unlikely]] {
       fail(Error::InvalidProgram, slot_name(tid->idx()), " is read before it is written");
     }
+    operations_ += slot->size();
     return *slot;
   }
 
-  std::optional<mx::array> optional(const fb::Tid* tid) const {
+  std::optional<mx::array> optional(const fb::Tid* tid) {
     return tid == nullptr ? std::nullopt : std::optional(in(tid));
   }
 
-  std::vector<mx::array> list(const flatbuffers::Vector<const fb::Tid*>& tids) const {
+  std::vector<mx::array> list(const flatbuffers::Vector<const fb::Tid*>& tids) {
     std::vector<mx::array> result;
     result.reserve(tids.size());
     for (const auto* tid : tids) {
@@ -61,9 +64,26 @@ class Context {
     return result;
   }
 
+  // An empty result takes no computation. Some of MLX's functions divide by zero for one.
   void set(const fb::Tid* tid, mx::array x) {
     check_size(x.shape(), x.dtype());
+    if (x.size() == 0 && x.has_primitive()) {
+      x = mx::zeros(x.shape(), x.dtype(), stream);
+    }
+    operations_ += x.size();
     state_.tensors[tid->idx()] = std::move(x);
+  }
+
+  // Sets a result of which each element sums up `depth` products.
+  void set_product(const fb::Tid* tid, mx::array x, int64_t depth) {
+    check_size(x.shape(), x.dtype());
+    count_operations(x.size(), depth);
+    set(tid, std::move(x));
+  }
+
+  // Counts `elements` times `depth` operations toward the limit. Both are less than 2^31.
+  void count_operations(uint64_t elements, uint64_t depth) {
+    operations_ += std::min(elements * depth, uint64_t{1} << 60);
   }
 
   KvLayer& cache(int layer) {
@@ -132,10 +152,15 @@ class Context {
   std::string describe_operands(const fb::Instruction& instruction) const;
 
  private:
+  void run_instruction(uint32_t chain, size_t i);
+  void evaluate_slots();
+
   const Program& program_;
   State& state_;
+  const Limits limits_;
   Profiler* profiler_;
-  uint64_t executed_ = 0;  // instructions so far
+  int64_t executed_ = 0;  // instructions so far
+  uint64_t operations_ = 0;  // operations so far, as max_operations counts them
 };
 
 } // namespace executorch_mlx

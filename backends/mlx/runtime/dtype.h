@@ -114,10 +114,24 @@ inline bool is_integral(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::integer);
 }
 
+// Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold
+// the value. So for integer dtypes, x is first converted to a 64-bit integer, which is unsigned if x is not
+// negative. MLX converts this integer to narrower dtypes and wraps around if it does not fit. `argument` is for messages.
+inline mx::array scalar(const char* argument, double x, mx::Dtype dtype) {
+  if (dtype == mx::bool_) {
+    return mx::array(x != 0);
+  }
+  if (is_integral(dtype)) {
+    check_argument(x >= -0x1p63 && x < 0x1p64, argument, ": ", x, " does not fit in 64 bits");
+    return x < 0 ? mx::array(static_cast<int64_t>(x), dtype) : mx::array(static_cast<uint64_t>(x), dtype);
+  }
+  return mx::array(x, dtype);
+}
+
 // A scalar array with the dtype of `like`. In MLX's C++ API, unlike in its Python API, a plain number becomes an array
 // with a dtype of its own, and an operation on it and `like` could have a result of that dtype.
 inline mx::array scalar_like(double x, const mx::array& like) {
-  return mx::array(x, like.dtype());
+  return scalar("factor", x, like.dtype());
 }
 
 // For messages such as `float32[2,3]`. dims() and describe() return objects that refer to their arguments and are

@@ -54,6 +54,17 @@ std::vector<int> parse_windows(const char* key, const et::OptionValue& value) {
   return result;
 }
 
+int64_t parse_limit(const char* key, const et::OptionValue& value, int64_t highest) {
+  const auto* small = std::get_if<int>(&value);
+  const std::string text = small ? std::to_string(*small) : parse_string(key, value);
+  int64_t limit = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), limit);
+  check_argument(
+      error == std::errc() && stop == text.data() + text.size() && limit > 0 && limit <= highest,
+      key, ": got \"", text, "\", expected a number in [1, ", highest, "]");
+  return limit;
+}
+
 // Longer strings are cut off.
 et::OptionValue to_value(const std::string& string) {
   StringValue value{};
@@ -91,6 +102,16 @@ constexpr OptionEntry kOptions[] = {
        }
        return to_value(list);
      }},
+    {"max_instructions",
+     [](Options& o, const char* key, const et::OptionValue& v) {
+       o.limits.instructions = parse_limit(key, v, Limits().instructions);
+     },
+     [](const Options& o) { return to_value(std::to_string(o.limits.instructions)); }},
+    {"max_operations",
+     [](Options& o, const char* key, const et::OptionValue& v) {
+       o.limits.operations = parse_limit(key, v, Limits().operations);
+     },
+     [](const Options& o) { return to_value(std::to_string(o.limits.operations)); }},
 };
 
 const OptionEntry& find_option(const char* key) {
@@ -99,7 +120,11 @@ const OptionEntry& find_option(const char* key) {
       return option;
     }
   }
-  fail(Error::InvalidArgument, "option: got \"", key, "\", expected device, metal_kernels or kv_windows");
+  std::string keys;
+  for (const OptionEntry& option : kOptions) {
+    keys += str(keys.empty() ? "" : ", ", option.key);
+  }
+  fail(Error::InvalidArgument, "option: got \"", key, "\", expected one of ", keys);
 }
 
 } // namespace

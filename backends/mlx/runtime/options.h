@@ -4,11 +4,22 @@
 
 #include <executorch/runtime/backend/options.h>
 
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
 
 namespace executorch_mlx {
+
+// What one call of a program may use. Both defaults are far above any real call.
+struct Limits {
+  // The option "max_instructions": instructions, counting each iteration of a loop.
+  int64_t instructions = int64_t{1} << 24;
+
+  // The option "max_operations": elements read and written, and multiplications in matrix products, attention and
+  // convolutions.
+  int64_t operations = int64_t{1} << 50;
+};
 
 // Every value may also be given as a string.
 struct Options {
@@ -24,6 +35,8 @@ struct Options {
   // `kv_windows[i % kv_windows.size()]` positions, or a linear cache if this number is 0. If the list is
   // empty, all caches are linear. The string "512,512,0" stands for the list of these three numbers.
   std::vector<int> kv_windows;
+
+  Limits limits;
 };
 
 // Sets the option `option.key`. Throws Failure for an unknown key or an invalid value.

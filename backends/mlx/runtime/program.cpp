@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
 constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
+constexpr uint64_t kMaxListElements = 1 << 24;  // of all lists; a file can store a list once and use it many times
 constexpr int kMaxChainDepth = 64;
 
 Layout read_layout(const fb::MLXGraph& graph) {
@@ -40,7 +41,11 @@ class SlotVerifier {
   SlotVerifier(const Layout& layout, uint32_t first_writable, const std::string& where)
       : layout_(layout), first_writable_(first_writable), where_(where) {}
 
-  void operator()(const Field& field) const {
+  uint32_t list_elements() const {
+    return list_elements_;
+  }
+
+  void operator()(const Field& field) {
     if (field.value == nullptr) {
       return;
     }
@@ -80,7 +85,7 @@ class SlotVerifier {
 
  private:
   template <typename T, typename Element, typename Visit>
-  void for_each_struct(const Field& field, Visit&& visit) const {
+  void for_each_struct(const Field& field, Visit&& visit) {
     if (!field.repeated) {
       visit(field.structure<T>());
       return;
@@ -93,7 +98,7 @@ class SlotVerifier {
   }
 
   template <typename T, typename Visit>
-  void for_each_table(const Field& field, Visit&& visit) const {
+  void for_each_table(const Field& field, Visit&& visit) {
     if (!field.repeated) {
       visit(field.table<T>());
       return;
@@ -105,9 +110,10 @@ class SlotVerifier {
     }
   }
 
-  void check_length(const Field& field, size_t size) const {
+  void check_length(const Field& field, size_t size) {
     check_program(
         size <= kMaxListLength, where_, field.name, ": got ", size, " elements, expected at most ", kMaxListLength);
+    list_elements_ += static_cast<uint32_t>(size);
   }
 
   void check_tensor(const Field& field, const fb::Tid* tid) const {
@@ -135,6 +141,7 @@ class SlotVerifier {
   const Layout& layout_;
   uint32_t first_writable_;
   const std::string& where_;
+  uint32_t list_elements_ = 0;
 };
 
 // The chains that an instruction runs.
@@ -213,10 +220,13 @@ class ChainVerifier {
           row != nullptr && instruction.op() != nullptr,
           "chain ", index, ", instruction ", i, ": node ", tag, " is unknown to this runtime");
       const std::string where = str("chain ", index, ", instruction ", i, " (", row->name, "): ");
+      SlotVerifier verifier(program_.layout, first_writable, where);
       for_each_field(
-          *static_cast<const flatbuffers::Table*>(instruction.op()),
-          type_of(instruction.op_type()),
-          SlotVerifier(program_.layout, first_writable, where));
+          *static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()), verifier);
+      num_list_elements_ += verifier.list_elements();
+      check_program(
+          num_list_elements_ <= kMaxListElements,
+          where, "got ", num_list_elements_, " list elements so far, expected at most ", kMaxListElements);
       check_supported(instruction, where, metal_requirement_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t called : called_chains(instruction)) {
@@ -225,7 +235,7 @@ class ChainVerifier {
             where, "chain ", called, " is out of range [0, ", program_.chains.size(), ")");
         calls_[index].push_back(static_cast<uint32_t>(called));
       }
-      chain.instructions.push_back({row->handler, instruction.op()});
+      chain.instructions.push_back({row->handler, instruction.op(), verifier.list_elements()});
     }
   }
 
@@ -254,6 +264,7 @@ class ChainVerifier {
   Program& program_;
   const char* metal_requirement_;
   uint64_t num_instructions_ = 0;
+  uint64_t num_list_elements_ = 0;
   std::vector<std::vector<uint32_t>> calls_;  // for each chain, the chains that it calls
   std::vector<int> depth_;                    // for each chain, the result of measure_depth() or a constant above
 };

@@ -46,6 +46,7 @@ struct Layout {
 struct DecodedInstruction {
   Handler handler;
   const void* node;
+  uint32_t list_elements;  // in all lists of the node
 };
 
 struct Chain {

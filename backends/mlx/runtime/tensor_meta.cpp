@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
+#include "checks.h"
 #include "dtype.h"
 
 namespace executorch_mlx {
 
 namespace {
-
-constexpr size_t kMaxRank = 16;
 
 bool is_permutation(const flatbuffers::Vector<uint8_t>& order) {
   uint32_t seen = 0;

@@ -2,6 +2,9 @@
 
 Fields that a later schema appended are skipped. Any other mismatch with the schema
 raises ValueError. The message starts with the path of the value in the program.
+
+Reading takes time and memory in proportion to the size of the bytes, also for a hostile
+file, which can store a table once and refer to it many times.
 """
 
 import struct
@@ -11,6 +14,10 @@ from typing import Any, Callable, NamedTuple
 
 from . import ir
 from .pack import HEADER, MAGIC, prepend_path
+
+
+SHARING = 8
+"""How many times larger a program may be than the bytes that store it. Writers share at most a few equal values."""
 
 
 def read_payload(payload: bytes) -> ir.MLXGraph:
@@ -41,6 +48,13 @@ class Buffer:
 
     def __init__(self, data: bytes):
         self.data = data
+        self.room = SHARING * len(data)  # bytes that can still be read, counting repetitions
+
+    def spend(self, size: int) -> None:
+        """Count bytes that become values of the program."""
+        self.room -= size
+        if self.room < 0:
+            raise ValueError(f": the program is more than {SHARING} times larger than its {len(self.data)} bytes")
 
     def get(self, format: struct.Struct, offset: int) -> Any:
         self.check(offset, format.size)
@@ -95,6 +109,7 @@ def _string(buffer: Buffer, offset: int) -> str:
     start = buffer.follow(offset)
     length = buffer.get(U32, start)
     buffer.check(start + 4, length)
+    buffer.spend(4 + length)
     try:
         return buffer.data[start + 4 : start + 4 + length].decode()
     except UnicodeDecodeError as error:
@@ -106,6 +121,7 @@ def _vector(element: Decoder) -> Decoder:
         start = buffer.follow(offset)
         length = buffer.get(U32, start)
         buffer.check(start + 4, length * element.size)
+        buffer.spend(4 + length * element.size)
         values = []
         for i in range(length):
             try:
@@ -130,6 +146,7 @@ class Table(NamedTuple):
         vtable = start - buffer.get(I32, start)
         size = buffer.get(U16, vtable)
         buffer.check(vtable, max(size, 4))
+        buffer.spend(4)
         return cls(buffer, start, vtable, size)
 
     def field(self, id: int) -> int:

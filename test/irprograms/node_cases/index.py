@@ -36,11 +36,19 @@ CASES = [
     slice_case(lambda x: x[:, 1:5].flip(1)[:, ::2], "step -2", axis=1, start=4, stop=0, step=-2),
     slice_case(lambda x: x[:, :0], "step -1, empty", axis=1, start=1, stop=3, step=-1),
     slice_case(lambda x: x[:, 3:4], "lowest step", axis=1, start=3, stop=0, step=-(2**31)),
+    slice_case(lambda x: x[:, 1:2], "highest step", axis=1, start=1, stop=5, step=2**31 - 1),
     NodeCase(
         ir.SliceUpdateNode,
         {"dst": X, "update": random(4, 3, 6)},
         slice_update,
         {"axis": lit(1), "start": lit(1), "stop": lit(4)},
+    ),
+    NodeCase(
+        ir.SliceUpdateNode,
+        {"dst": X, "update": random(4, 1, 6)},
+        lambda dst, update: torch.cat([dst[:, :1], update, dst[:, 2:]], 1),
+        {"axis": lit(1), "start": lit(1), "stop": lit(5), "step": 2**31 - 1},
+        note="highest step",
     ),
     NodeCase(ir.TakeNode, {"x": X}, lambda x: x[:, -2], {"axis": 1, "index": take_index(-2)}),
     NodeCase(

@@ -67,12 +67,16 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
   const auto& k = c.in(n.k());
   const auto& v = c.in(n.v());
   check_rank_4(q, k, v);
+  if (q.size() == 0 || k.size() == 0 || v.size() == 0) {  // MLX divides by the number of heads
+    return c.set(n.out(), mx::zeros({q.shape(0), q.shape(1), q.shape(2), v.shape(3)}, q.dtype(), c.stream));
+  }
   auto mask = c.optional(n.mask());
   check_program(!(mask && n.causal()), "mask: expected none if causal is true");
   if (mask && is_float(mask->dtype())) {
     mask = mx::astype(*mask, q.dtype(), c.stream);
   }
-  c.set(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c));
+  c.count_operations(q.size(), k.shape(2));
+  c.set_product(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c), k.shape(2));
 }
 
 // Checks that `position` [tokens, 1] contains consecutive integers and returns the first one. If the positions are
@@ -116,7 +120,10 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto attended = attend(
       q, mx::astype(history.keys, q.dtype(), c.stream), mx::astype(history.values, q.dtype(), c.stream), *n.scale(),
       history.mask_mode, history.mask, c);
-  c.set(n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended);
+  c.count_operations(q.size(), history.keys.shape(2));
+  c.set_product(
+      n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended,
+      history.keys.shape(2));
 }
 
 constexpr OpRow kAttentionRows[] = {

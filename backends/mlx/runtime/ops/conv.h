@@ -99,7 +99,7 @@ void conv(const Node& n, Context& c) {
       "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()), ", expected ", groups,
       " equal groups");
 
-  mx::Shape shape{x.shape(0)};
+  mx::Shape shape{x.shape(0)}, padded{x.shape(0)};
   std::vector<int> low, high, ones(N, 1);
   for (size_t i = 0; i < N; ++i) {
     check_axis(window, i);
@@ -120,21 +120,29 @@ void conv(const Node& n, Context& c) {
     }
     check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
     shape.push_back(c.size("result size", size));
+    const int64_t spread = kTransposed ? (length - 1) * window.stride[i] + 1 : length;
+    padded.push_back(c.size("padded size", spread + low.back() + high.back()));
   }
   shape.push_back(w.shape(0));
+  padded.push_back(x.shape(-1));
   check_size(shape, x.dtype());
+  check_size(padded, x.dtype());
+  if (x.size() == 0 || w.size() == 0) {  // MLX divides by the number of channels
+    return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
+  }
+  const int64_t depth = static_cast<int64_t>(w.size()) / w.shape(0);
 
   const auto stride = std::vector<int>(window.stride.begin(), window.stride.end());
   const auto dilation = std::vector<int>(window.dilation.begin(), window.dilation.end());
   if (!kTransposed) {
-    return c.set(n.out(), mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream));
+    const auto y = mx::conv_general(x, w, stride, low, high, dilation, ones, groups, /*flip=*/false, c.stream);
+    return c.set_product(n.out(), y, depth);
   }
   const bool as_plain = avoids_transposed(c.stream);
-  c.set(
-      n.out(),
-      mx::conv_general(
-          as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
-          dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream));
+  const auto y = mx::conv_general(
+      as_plain ? insert_zeros(x, stride, c.stream) : x, as_plain ? flip_spatial(w, c.stream) : w, ones, low, high,
+      dilation, as_plain ? ones : stride, groups, /*flip=*/!as_plain, c.stream);
+  c.set_product(n.out(), y, depth);
 }
 
 constexpr OpRow kConvRows[] = {

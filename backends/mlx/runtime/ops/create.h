@@ -27,31 +27,17 @@ inline void arange(const fb::ARangeParams& n, Context& c) {
   c.set(n.out(), mx::arange(double(start), double(stop), double(step), dtype, c.stream));
 }
 
-// Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold
-// the value. So for integer dtypes, x is first converted to a 64-bit integer, which is unsigned if x is not
-// negative. MLX converts this integer to narrower dtypes and wraps around if it does not fit.
-inline mx::array fill_value(double x, mx::Dtype dtype) {
-  if (dtype == mx::bool_) {
-    return mx::array(x != 0);
-  }
-  if (is_integral(dtype)) {
-    check_argument(x >= -0x1p63 && x < 0x1p64, "v: ", x, " does not fit in 64 bits");
-    return x < 0 ? mx::array(static_cast<int64_t>(x), dtype) : mx::array(static_cast<uint64_t>(x), dtype);
-  }
-  return mx::array(x, dtype);
-}
-
 inline void full(const fb::FullParams& n, Context& c) {
   const auto shape = c.sizes("shape", *n.shape());
   const auto dtype = dtype_of(n.scalar_type());
   check_size(shape, dtype);
-  c.set(n.out(), mx::full(shape, fill_value(c.real(n.v()), dtype), dtype, c.stream));
+  c.set(n.out(), mx::full(shape, scalar("v", c.real(n.v()), dtype), dtype, c.stream));
 }
 
 inline void full_like(const fb::FullLikeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto dtype = n.scalar_type() ? dtype_of(*n.scalar_type()) : x.dtype();
-  c.set(n.out(), mx::full(x.shape(), fill_value(c.real(n.v()), dtype), dtype, c.stream));
+  c.set(n.out(), mx::full(x.shape(), scalar("v", c.real(n.v()), dtype), dtype, c.stream));
 }
 
 inline void tri(const fb::TriParams& n, Context& c) {

@@ -61,13 +61,13 @@ Range checked_range(const Node& n, const mx::array& x, Context& c) {
 }
 
 // The arguments of mx::slice, which takes bounds for every axis: `range` on its axis, and the whole length of all other
-// axes.
+// axes. MLX adds the step to the length in 32 bits, so a step beyond the range becomes one to its end.
 struct Slices {
   Slices(const mx::array& x, const Range& range, int step = 1)
       : start(x.ndim(), 0), stop(x.shape()), steps(x.ndim(), 1) {
     start[range.axis] = range.start;
     stop[range.axis] = range.stop;
-    steps[range.axis] = step;
+    steps[range.axis] = std::min(step, std::max(1, range.stop - range.start));
   }
   mx::Shape start;
   mx::Shape stop;
@@ -107,7 +107,8 @@ inline void slice_update(const fb::SliceUpdateParams& n, Context& c) {
   const auto dst = c.in_for_update(n.dst(), n.out());
   const auto range = checked_range(n, dst, c);
   const Slices at(dst, range, n.step());
-  const int length = (range.stop - range.start + n.step() - 1) / n.step();
+  const int step = at.steps[range.axis];
+  const int length = (range.stop - range.start + step - 1) / step;
   const auto update_axis = static_cast<int>(update.ndim()) - static_cast<int>(dst.ndim()) + range.axis;
   const int size = update_axis < 0 ? 1 : update.shape(update_axis);
   check_argument(

@@ -50,13 +50,13 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   check_min_rank(b, "mat2", 1);
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
   if (computes_in_float32(a, c) && same_dtype) {
-    return c.set(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream));
+    return c.set_product(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream), a.shape(-1));
   }
   if (n.bias() != nullptr) {
-    return c.set(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream));
+    return c.set_product(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream), a.shape(-1));
   }
   auto y = mx::matmul(a, b, c.stream);
-  c.set(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream));
+  c.set_product(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream), a.shape(-1));
 }
 
 // Returns indices of matrices in the flattened batch axes of `batch`, as uint32 and within bounds, or nullopt if `tid`
@@ -88,13 +88,16 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
     a = to_float32(a, c);
   }
   if (const auto y = cpu::gather_matmul(a, b, lhs, rhs, c.stream)) {
-    return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+    return c.set_product(n.out(), mx::astype(*y, dtype, c.stream), a.shape(-1));
   }
   if (in_float32) {
     b = to_float32(b, c);
   }
-  const auto y = mx::gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
-  c.set(n.out(), mx::astype(y, dtype, c.stream));
+  auto y = mx::gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
+  if (a.shape(-1) == 0) {
+    y = mx::zeros(y.shape(), y.dtype(), c.stream);
+  }
+  c.set_product(n.out(), mx::astype(y, dtype, c.stream), a.shape(-1));
 }
 
 constexpr OpRow kLinalgRows[] = {

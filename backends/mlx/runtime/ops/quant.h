@@ -29,7 +29,7 @@ Quantized quantized(const Node& n, Context& c) {
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
   check_argument(
-      columns % n.group_size() == 0 && q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
+      columns > 0 && columns % n.group_size() == 0 && columns / n.group_size() == expected.back() && q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
       "scales: got ", describe(q.scales), ", expected shape ", dims(expected), ", also for biases");
   return q;
 }
@@ -67,7 +67,7 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     x = mx::expand_dims(x, 0, c.stream);
   }
   const auto set = [&](const mx::array& y) {
-    c.set(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream));
+    c.set_product(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream), x.shape(-1));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
     if (const auto y = cpu::quantized_matmul(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
@@ -94,7 +94,7 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
     if (const auto y = cpu::gather_quantized_matmul(
             x, q.w, q.scales, *q.biases, lhs, rhs, n.group_size(), n.bits(), c.stream)) {
-      return c.set(n.out(), mx::astype(*y, dtype, c.stream));
+      return c.set_product(n.out(), mx::astype(*y, dtype, c.stream), x.shape(-1));
     }
   }
   if (dtype != x.dtype()) {
@@ -103,7 +103,7 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   const auto y = mx::gather_qmm(
       x, q.w, q.scales, q.biases, lhs, rhs, n.transpose(), n.group_size(), n.bits(), n.mode()->str(),
       /*global_scale=*/std::nullopt, sorted_indices(n, c), c.stream);
-  c.set(n.out(), mx::astype(y, dtype, c.stream));
+  c.set_product(n.out(), mx::astype(y, dtype, c.stream), x.shape(-1));
 }
 
 constexpr OpRow kQuantRows[] = {

@@ -17,7 +17,8 @@ inline int64_t floor_divide(int64_t a, int64_t b) {
 
 inline int64_t modulo(int64_t a, int64_t b) {
   check_argument(b != 0, "integer division by zero");
-  return b == -1 ? 0 : a - floor_divide(a, b) * b;
+  const int64_t rest = b == -1 ? 0 : a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
 inline int64_t add(int64_t a, int64_t b) {

@@ -193,7 +193,7 @@ inline void pad(const fb::PadParams& n, Context& c) {
         "x: axis ", i, " is empty, expected an edge to pad with");
   }
   check_size(shape, x.dtype());
-  c.set(n.out(), mx::pad(x, pairs, mx::array(n.constant_value(), x.dtype()), mode, c.stream));
+  c.set(n.out(), mx::pad(x, pairs, scalar("constant_value", n.constant_value(), x.dtype()), mode, c.stream));
 }
 
 // Checks that the elements of the view lie within x. MLX does not check this.

@@ -14,9 +14,11 @@ int executorch_mlx_register();
 // Sets a default load option for all programs loaded from now on. The options of a single load have the same names
 // and take precedence.
 //
-//   "device"         "cpu" or "gpu"
-//   "metal_kernels"  "true" or "false"
-//   "kv_windows"     positions to keep per layer, such as "512,512,0"
+//   "device"            "cpu" or "gpu"
+//   "metal_kernels"     "true" or "false"
+//   "kv_windows"        positions to keep per layer, such as "512,512,0"
+//   "max_instructions"  instructions of a call, counting each iteration of a loop; at most 2^24, the default
+//   "max_operations"    elements and multiplications of a call; at most 2^50, the default
 //
 // Returns 0, or the number of an ExecuTorch Error; the log then has the details.
 int executorch_mlx_set_option(const char* key, const char* value);

@@ -1,0 +1,31 @@
+"""Limits on the programs that the inspector accepts. They bound its time and memory for hostile files.
+
+Those on slots, axes and nesting are the limits of the runtime.
+"""
+
+from __future__ import annotations
+
+from ..serialization import ir
+from .listing import tensor_ids
+
+MAX_SLOTS = 1 << 20
+MAX_RANK = 16
+MAX_NESTING = 64
+MAX_STEPS = 1 << 18
+"""Steps of type inference: instructions with their operands, once for each place that runs their chain."""
+
+MAX_INTEGER = (1 << 63) - 1
+
+
+def check_limits(graph: ir.MLXGraph) -> None:
+    """Raise ValueError if a program exceeds the limits on slots and axes."""
+    named = tensor_ids(graph)["temporary"].start
+    total = named + graph.num_temp_tensors
+    metas = graph.tensor_meta or []
+    if max(total, graph.num_values) > MAX_SLOTS:
+        raise ValueError(f"got {total} tensor slots and {graph.num_values} value slots, expected at most {MAX_SLOTS}")
+    if len(metas) < named:
+        raise ValueError(f"tensor_meta: got {len(metas)} entries, expected {named}")
+    for i, meta in enumerate(metas):
+        if len(meta.shape) > MAX_RANK:
+            raise ValueError(f"tensor_meta {i}: got {len(meta.shape)} dimensions, expected at most {MAX_RANK}")

@@ -1,0 +1,288 @@
+#include "call.h"
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/evalue.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtype.h"
+#include "error.h"
+#include "payload.h"
+#include "tensor_meta.h"
+
+namespace fuzz {
+
+namespace {
+
+namespace et = executorch::runtime;
+namespace fb = mlx_delegate;
+namespace mx = mlx::core;
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::aten::TensorImpl;
+using et::Error;
+
+constexpr int64_t kMaxElements = 1 << 12;  // of a tensor that is made up
+constexpr int kDefaultSize = 4;            // of a dynamic dimension
+constexpr size_t kMaxRank = 16;
+
+// Values that are valid operands of most nodes: small numbers, and sometimes extreme ones.
+class Values {
+ public:
+  explicit Values(std::string_view payload)
+      : random_(static_cast<std::mt19937::result_type>(std::hash<std::string_view>()(payload))) {}
+
+  void fill(void* memory, size_t count, ScalarType type) {
+    auto* bytes = static_cast<char*>(memory);
+    const size_t width = executorch::runtime::elementSize(type);
+    for (size_t i = 0; i < count; ++i) {
+      write(bytes + i * width, type, width);
+    }
+  }
+
+  uint32_t operator()() {
+    return random_();
+  }
+
+ private:
+  void write(char* to, ScalarType type, size_t width) {
+    const uint32_t bits = random_();
+    const bool is_extreme = bits % 64 == 0;
+    if (type == ScalarType::Float) {
+      const float value = is_extreme ? std::numeric_limits<float>::infinity() : static_cast<float>(bits % 9) / 4 - 1;
+      std::memcpy(to, &value, width);
+    } else if (type == ScalarType::Double) {
+      const double value = static_cast<double>(bits % 9) / 4 - 1;
+      std::memcpy(to, &value, width);
+    } else if (type == ScalarType::Bool) {
+      *to = static_cast<char>(bits >> 8 & 1);
+    } else if (is_extreme || type == ScalarType::Half || type == ScalarType::BFloat16) {
+      const uint64_t pattern = uint64_t{random_()} << 32 | bits;
+      std::memcpy(to, &pattern, width);
+    } else {
+      const int64_t value = static_cast<int64_t>(bits % 8) - (bits % 32 == 1);
+      std::memcpy(to, &value, width);
+    }
+  }
+
+  std::mt19937 random_;
+};
+
+struct MadeUp {
+  std::vector<TensorImpl::SizesType> sizes;
+  std::vector<TensorImpl::DimOrderType> order;
+  std::vector<TensorImpl::StridesType> strides;
+  ScalarType type;
+  bool is_dynamic;
+  int64_t elements = 1;
+};
+
+// The metadata of a slot, or null for a temporary: the runtime does not verify the metadata of those.
+const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
+  const uint64_t temps = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
+      graph.num_output_tensors() + graph.num_mutable_buffer_tensors();
+  const auto* metas = graph.tensor_meta();
+  return metas != nullptr && slot < temps && slot < metas->size() ? metas->Get(slot) : nullptr;
+}
+
+// Returns null if the tensor is too large or has a dtype that ExecuTorch rejects.
+std::unique_ptr<MadeUp> make_up(const fb::TensorMeta& meta) {
+  auto made = std::make_unique<MadeUp>();
+  made->type = static_cast<ScalarType>(meta.scalar_type());
+  const auto* shape = meta.shape();
+  if (shape == nullptr || shape->size() > kMaxRank || !executorch_mlx::find_dtype(made->type)) {
+    return nullptr;
+  }
+  made->is_dynamic = false;
+  for (const auto* dim : *shape) {
+    made->is_dynamic |= dim->value() < 0;
+    const int highest = dim->max_value() >= 0 ? dim->max_value() : std::max(kDefaultSize, dim->min_value());
+    const int64_t size = dim->value() >= 0 ? dim->value() : highest;
+    made->elements *= size;
+    if (made->elements > kMaxElements || size > kMaxElements) {
+      return nullptr;
+    }
+    made->sizes.push_back(static_cast<int>(size));
+  }
+  made->strides.resize(made->sizes.size());
+  const auto order = executorch_mlx::memory_order(meta);
+  int stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    made->strides[order[i]] = stride;
+    stride *= std::max(1, made->sizes[order[i]]);
+  }
+  made->order.assign(order.begin(), order.end());
+  return made;
+}
+
+// The named data that a payload asks for. Each value is an allocation of its own, so that ASan sees its ends.
+class Data final : public et::NamedDataMap {
+ public:
+  Data(const fb::MLXGraph& graph, Values& values) : values_(values) {
+    const auto* slots = graph.named_slots();
+    for (uint32_t i = 0; slots != nullptr && i < slots->size(); ++i) {
+      const auto& named = *slots->Get(i);
+      const uint32_t slot = named.slot()->idx();
+      const uint32_t constants = graph.num_constant_tensors();
+      const uint32_t buffers = constants + graph.num_input_tensors() + graph.num_output_tensors();
+      const bool has_data = slot < constants || (slot >= buffers && i % 2 == 0);
+      if (meta_of(graph, slot) != nullptr && has_data) {
+        entries_.push_back({named.name()->c_str(), meta_of(graph, slot)});
+      }
+    }
+  }
+
+  et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
+    for (const auto& entry : entries_) {
+      if (entry.name == key) {
+        const auto made = make_up(*entry.meta);
+        if (made == nullptr) {
+          return Error::NotFound;
+        }
+        const size_t bytes = made->elements * executorch::runtime::elementSize(made->type);
+        void* memory = std::malloc(bytes);
+        values_.fill(memory, made->elements, made->type);
+        return et::FreeableBuffer(memory, bytes, [](void*, void* data, size_t) { std::free(data); });
+      }
+    }
+    return Error::NotFound;
+  }
+
+  et::Result<uint32_t> get_num_keys() const override {
+    return static_cast<uint32_t>(entries_.size());
+  }
+  et::Result<const char*> get_key(uint32_t index) const override {
+    return entries_[index].name.c_str();
+  }
+  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override {
+    return Error::NotImplemented;
+  }
+  Error load_data_into(std::string_view, void*, size_t) const override {
+    return Error::NotImplemented;
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    const fb::TensorMeta* meta;
+  };
+  std::vector<Entry> entries_;
+  Values& values_;
+};
+
+// The arguments of a call: inputs with values, and outputs of the declared sizes.
+class Arguments {
+ public:
+  // Sets `complete` to false if an argument cannot be made up.
+  Arguments(const fb::MLXGraph& graph, Values& values) {
+    const auto add_all = [&](const auto* map, bool is_input) {
+      for (uint32_t i = 0; map != nullptr && i < map->size(); ++i) {
+        complete = complete && add(graph, *map->Get(i), is_input, values);
+      }
+    };
+    add_all(graph.input_map(), true);
+    add_all(graph.output_map(), false);
+    for (auto& value : values_) {
+      pointers_.push_back(&value);
+    }
+  }
+
+  bool complete = true;
+
+  et::Span<et::EValue*> span() {
+    return {pointers_.data(), pointers_.size()};
+  }
+
+ private:
+  bool add(const fb::MLXGraph& graph, const fb::SlotVariant& slot, bool is_input, Values& values) {
+    if (slot.slot_type() == fb::SlotType::IntValueSlot) {
+      values_.emplace_back(static_cast<int64_t>(values() % 5));
+    } else if (slot.slot_type() == fb::SlotType::FloatValueSlot) {
+      values_.emplace_back(static_cast<double>(values() % 5) / 2);
+    } else if (slot.slot_type() == fb::SlotType::BoolValueSlot) {
+      values_.emplace_back(values() % 2 == 0);
+    } else {
+      return add_tensor(graph, slot.idx(), is_input, values);
+    }
+    return true;
+  }
+
+  bool add_tensor(const fb::MLXGraph& graph, uint32_t slot, bool is_input, Values& values) {
+    const auto* meta = meta_of(graph, slot);
+    auto made = meta != nullptr ? make_up(*meta) : nullptr;
+    if (made == nullptr) {
+      return false;
+    }
+    memory_.emplace_back(std::malloc(made->elements * executorch::runtime::elementSize(made->type)), std::free);
+    if (is_input) {
+      values.fill(memory_.back().get(), made->elements, made->type);
+    }
+    const auto dynamism =
+        made->is_dynamic ? et::TensorShapeDynamism::DYNAMIC_BOUND : et::TensorShapeDynamism::STATIC;
+    tensors_.emplace_back(
+        made->type, static_cast<ssize_t>(made->sizes.size()), made->sizes.data(), memory_.back().get(),
+        made->order.data(), made->strides.data(), dynamism);
+    made_.push_back(std::move(made));
+    values_.emplace_back(Tensor(&tensors_.back()));
+    return true;
+  }
+
+  std::deque<et::EValue> values_;
+  std::deque<TensorImpl> tensors_;
+  std::vector<std::unique_ptr<MadeUp>> made_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
+  std::vector<et::EValue*> pointers_;
+};
+
+et::BackendOption text_option(const char* key, const char* text) {
+  et::BackendOption option;
+  std::strcpy(option.key, key);
+  std::array<char, et::kMaxOptionValueLength> value{};
+  std::strcpy(value.data(), text);
+  option.value = value;
+  return option;
+}
+
+const fb::MLXGraph* parse(const uint8_t* data, size_t size) {
+  try {
+    return executorch_mlx::open_payload(data, size);
+  } catch (const executorch_mlx::Failure&) {
+    return nullptr;
+  }
+}
+
+} // namespace
+
+void load_and_call(const uint8_t* data, size_t size) {
+  static auto* const backend = et::get_backend_class("MLXBackend");
+  static const et::BackendOption options[] = {
+      text_option("device", "cpu"), text_option("kv_windows", "0,6"), text_option("max_instructions", "4000"),
+      text_option("max_operations", "1000000")};
+
+  Values values({reinterpret_cast<const char*>(data), size});
+  const auto* graph = parse(data, size);
+  std::unique_ptr<Data> named_data = graph ? std::make_unique<Data>(*graph, values) : nullptr;
+  et::BackendInitContext init(nullptr, nullptr, "forward", named_data.get(), {options, std::size(options)});
+  et::FreeableBuffer processed(data, size, nullptr);
+  const auto handle = backend->init(init, &processed, {});
+  if (!handle.ok()) {
+    return;
+  }
+  Arguments arguments(*graph, values);
+  if (arguments.complete) {
+    for (int call = 0; call < 2; ++call) {
+      et::BackendExecutionContext context(nullptr, nullptr, "forward");
+      (void)backend->execute(context, *handle, arguments.span());
+    }
+  }
+  backend->destroy(*handle);
+}
+
+} // namespace fuzz

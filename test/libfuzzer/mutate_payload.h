@@ -1,0 +1,13 @@
+// Changes fields of a payload in place. The result is a valid FlatBuffer, so that most mutations reach the checks
+// behind its verification.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fuzz {
+
+// Changes a few fields of the payload at `data`, which may be anything. Returns false if it is not a valid payload.
+bool mutate_fields(uint8_t* data, size_t size, unsigned seed);
+
+} // namespace fuzz

@@ -1,0 +1,43 @@
+"""The seed corpus of the fuzz targets, and a short fixed run of their mutations without Clang."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "libfuzzer"))
+import corpus
+from fuzz_payloads import damage
+from irprograms import Model
+
+PROGRAMS = corpus.programs()
+
+
+def test_files_are_those_of_the_script():
+    files = corpus.files()
+    stored = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in corpus.CORPUS.glob("*/*")}
+    assert stored.keys() == files.keys() | {"pte/llm"}
+    different = [name for name in files if files[name] != stored[name]]
+    assert not different, f"{different}: run python test/libfuzzer/corpus.py"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_load(name):
+    Model(PROGRAMS[name].pte())
+
+
+@pytest.mark.parametrize("path", sorted(corpus.CORPUS.glob("pte/*")), ids=lambda path: path.name)
+def test_files_load(path):
+    Model(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_damaged_programs_load_or_are_refused(name):
+    generator, payload, refused = random.Random(name), PROGRAMS[name].payload(), 0
+    for _ in range(20):
+        try:
+            Model(PROGRAMS[name].pte(damage(payload, generator)))
+        except RuntimeError:
+            refused += 1
+    assert refused > 0
