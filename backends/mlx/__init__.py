@@ -35,7 +35,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
-        return import_module(".loader", __name__).import_runtime()
+        with quiet_imports():
+            return import_module(".loader", __name__).import_runtime()
     if name == "memory":
         return import_module(".memory", __name__)
     if name not in _MODULES:

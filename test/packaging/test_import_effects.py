@@ -73,9 +73,9 @@ def test_torch_is_imported_on_first_use():
     assert run(source) == "False True\n"
 
 
-@pytest.mark.parametrize("name", ["executorch_mlx.MLXPartitioner", "executorch_mlx.llm.export.export_llm"])
+@pytest.mark.parametrize("name", ["MLXPartitioner", "Runtime", "llm.export.export_llm"])
 def test_import_prints_nothing(name):
-    module, _, attribute = name.rpartition(".")
+    module, _, attribute = f"executorch_mlx.{name}".rpartition(".")
     done = subprocess.run([sys.executable, "-c", f"from {module} import {attribute}"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -13,6 +13,7 @@ import torch
 
 from ...loader import load_delegate
 from ...memory import out_of_memory
+from ...quiet import quiet_imports
 from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_word_count
 
 MODEL_METHODS = {"forward", "sample"}
@@ -36,7 +37,8 @@ class LLMProgram:
         if not self.path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         load_delegate()
-        from executorch.runtime import Runtime  # not at the top: the delegate must be registered first
+        with quiet_imports():
+            from executorch.runtime import Runtime  # not at the top: the delegate must be registered first
 
         # The program must outlive its methods.
         self._program = Runtime.get().load_program(self.path, enable_etdump=profile)
