@@ -64,6 +64,13 @@ CASES = [
         {"axis": 1},
     ),
     NodeCase(
+        ir.IndexCopyNode,
+        {"dst": random(2, 3000), "update": random(2, 1500), "indices": torch.arange(0, 3000, 2)},
+        lambda dst, update, indices: dst.index_copy(1, indices, update),
+        {"axis": 1},
+        note="many runs",
+    ),
+    NodeCase(
         ir.ScatterAddNode,
         {"x": X, "indices": random_indices(4, 7, 6, high=5), "updates": random(4, 7, 6)},
         lambda x, indices, updates: x.scatter_add(1, indices, updates),

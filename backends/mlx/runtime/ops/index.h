@@ -179,24 +179,37 @@ inline void gather(const fb::GatherParams& n, Context& c) {
   c.set(n.out(), mx::gather(x, indices, std::vector<int>(checked.begin(), checked.end()), sizes, c.stream));
 }
 
-// Returns `dst` after copying slice i of `update` to index indices[i] of `axis`, for every i. A run of consecutive
-// indices takes one slice update, which MLX can make in place. The indices must be on the host.
-inline mx::array copy_runs(mx::array dst, const mx::array& update, const mx::array& indices, int axis, Context& c) {
-  std::vector<int> targets;
+// Positions `first` to `last` - 1 of a list of indices, which hold the consecutive indices `target`, `target` + 1, ...
+struct Run {
+  int first;
+  int last;
+  int target;
+};
+
+// Splits `indices` into runs of consecutive indices. The indices must be on the host; `length` is that of the axis.
+inline std::vector<Run> find_runs(const mx::array& indices, int length) {
+  std::vector<Run> runs;
+  int i = 0;
   for_each_integer(indices, [&](int64_t index) {
-    targets.push_back(static_cast<int>(index < 0 ? index + dst.shape(axis) : index));
-  });
-  for (size_t first = 0; first < targets.size();) {
-    size_t last = first + 1;
-    while (last < targets.size() && targets[last] == targets[last - 1] + 1) {
-      ++last;
+    const auto target = static_cast<int>(index < 0 ? index + length : index);
+    if (runs.empty() || target != runs.back().target + i - runs.back().first) {
+      runs.push_back({i, i, target});
     }
-    const Slices from(update, {axis, static_cast<int>(first), static_cast<int>(last)});
-    const Slices to(dst, {axis, targets[first], targets[last - 1] + 1});
-    const bool whole = first == 0 && last == targets.size();
+    runs.back().last = ++i;
+  });
+  return runs;
+}
+
+// Returns `dst` after copying slices of `update` to the runs of indices of `axis`. Each run takes one slice update, which
+// MLX can make in place.
+inline mx::array copy_runs(
+    mx::array dst, const mx::array& update, const std::vector<Run>& runs, int axis, Context& c) {
+  for (const Run& run : runs) {
+    const Slices from(update, {axis, run.first, run.last});
+    const Slices to(dst, {axis, run.target, run.target + run.last - run.first});
     dst = mx::slice_update(
-        dst, whole ? update : mx::slice(update, from.start, from.stop, c.stream), to.start, to.stop, c.stream);
-    first = last;
+        dst, runs.size() == 1 ? update : mx::slice(update, from.start, from.stop, c.stream), to.start, to.stop,
+        c.stream);
   }
   return dst;
 }
@@ -215,8 +228,12 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   if (update.size() == 0) {
     return c.set(n.out(), std::move(dst));
   }
+  constexpr size_t kMaxRuns = 1024;  // bounds the size of the graph
   if (is_on_host(indices)) {
-    return c.set(n.out(), copy_runs(std::move(dst), update, indices, axis, c));
+    const auto runs = find_runs(indices, dst.shape(axis));
+    if (runs.size() <= kMaxRuns) {
+      return c.set(n.out(), copy_runs(std::move(dst), update, runs, axis, c));
+    }
   }
   // mx::scatter expects the axis of the indices first, followed by all axes of `dst`, with size 1 for the indexed axis.
   const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
