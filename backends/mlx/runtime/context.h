@@ -117,7 +117,8 @@ class Context {
     state_.evaluate({x}, stream);
   }
 
-  // Starts to compute arrays without waiting for them. With a memory limit, waits.
+  // Starts to compute arrays without waiting for them. With a memory limit, computes them and waits, because the limit
+  // is checked before each evaluation.
   void start(std::vector<mx::array> arrays) {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
@@ -135,7 +136,7 @@ class Context {
   const Program& program_;
   State& state_;
   Profiler* profiler_;
-  uint64_t executed_ = 0;  // instructions so far
+  uint64_t executed_ = 0;  // the number of instructions that have run so far
 };
 
 } // namespace executorch_mlx
