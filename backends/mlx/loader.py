@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _DELEGATE = "libmlx_delegate"
 _BLAS = "libmlx_blas.so"
 _SUFFIXES = (".so", ".dylib")
+# The libraries of the wheels that the delegate links, as (package, library).
 _LINKED = (("executorch", "libexecutorch"), ("executorch", "libexecutorch_threadpool"), ("mlx", "libmlx"))
 _OTHER_BACKEND_REGISTERED = 1  # a status of executorch_mlx_register, see delegate.h
 
@@ -38,9 +39,9 @@ def load_delegate(path: str | None = None) -> str:
     """Registers the MLX delegate with the ExecuTorch runtime of this process. Later calls only return the path.
 
     Call this function before `executorch.runtime` is imported. On macOS, that import registers ExecuTorch's own MLX
-    delegate, and the delegate that is registered first stays. `from executorch_mlx import Runtime` does both in the
-    right order. On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too early
-    for that.
+    delegate, and ExecuTorch uses the one that is registered first. `from executorch_mlx import Runtime` does both in
+    the right order. On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too
+    early for the replacement.
 
     Args:
         path: The path of the delegate library. By default, the library in the folder that the environment variable
@@ -79,7 +80,7 @@ def import_runtime() -> type[Runtime]:
     If another library has registered an MLXBackend, the first call warns: programs run on that one.
 
     Raises:
-        FileNotFoundError: As `load_delegate`.
+        FileNotFoundError: The same as for `load_delegate`.
         RuntimeError: ExecuTorch could not register the delegate.
     """
     try:

@@ -1,10 +1,11 @@
 """The memory of MLX arrays in this process, and its limit.
 
-The names are those of `mlx.core`. The numbers are bytes. They count everything that MLX has allocated, also for the
-arrays that you make with `mlx.core`, and the weights that programs use in place: on a CPU, the constants of a loaded
-program stay in the memory of its file. `mlx.core.get_active_memory()` does not count the latter.
+The functions have the names that they have in `mlx.core`. All sizes are in bytes. They count the memory that MLX has
+allocated, including that of arrays that you create with `mlx.core`, and the weights that programs use in place: on a
+CPU, the constants of a loaded program stay in the memory of its file. `mlx.core.get_active_memory()` does not count
+weights in place.
 
-All functions may be called from any thread. The first call loads the delegate, see `load_delegate`.
+All functions may be called from any thread. The first call of one of them loads the delegate, see `load_delegate`.
 """
 
 from __future__ import annotations
@@ -34,34 +35,34 @@ _ALLOCATION_FAILED = 0x21  # ExecuTorch's Error::MemoryAllocationFailed
 
 
 class OutOfMemoryError(RuntimeError):
-    """A load or a call that did not fit into the memory limit, or into the machine's memory."""
+    """Raised by `LLM` if a load or a call does not fit into the memory limit, or into the memory of the machine."""
 
 
 def get_active_memory() -> int:
-    """Return the bytes in use."""
+    """Return the number of bytes in use."""
     return _library().executorch_mlx_get_active_memory()
 
 
 def get_peak_memory() -> int:
-    """Return the most bytes in use since the start of the process, or since `reset_peak_memory`.
+    """Return the largest number of bytes in use since the start of the process, or since `reset_peak_memory`.
 
-    If programs were unloaded meanwhile, this is an upper bound.
+    If a program was unloaded in that time, the result may be higher than the true peak.
     """
     return _library().executorch_mlx_get_peak_memory()
 
 
 def reset_peak_memory() -> None:
-    """Start to measure the peak anew."""
+    """Set the peak to the number of bytes in use now."""
     _library().executorch_mlx_reset_peak_memory()
 
 
 def get_cache_memory() -> int:
-    """Return the bytes of freed memory that MLX keeps for later arrays. They are not active."""
+    """Return the number of freed bytes that MLX keeps for later arrays. They do not count as active memory."""
     return _library().executorch_mlx_get_cache_memory()
 
 
 def clear_cache() -> None:
-    """Return the freed memory that MLX keeps to the system."""
+    """Give the freed memory that MLX keeps for later arrays back to the system."""
     _library().executorch_mlx_clear_cache()
 
 
@@ -78,23 +79,25 @@ def set_cache_limit(limit: int) -> int:
 
 
 def get_memory_limit() -> int | None:
-    """Return the limit in bytes, or None."""
+    """Return the memory limit in bytes, or None if there is no limit."""
     return _limit(_library().executorch_mlx_get_memory_limit())
 
 
 def set_memory_limit(limit: int | None) -> int | None:
-    """Set how many bytes may be in use, and return the previous limit.
+    """Set the memory limit, which is the number of bytes that may be in use. Return the previous limit.
 
-    Unlike `mlx.core.set_memory_limit`, which is a guideline, this limit is kept. Loading a method, or executing one,
-    that would pass it fails with ExecuTorch's `MemoryAllocationFailed`, which is a RuntimeError in Python, and a line
-    in the log with the sizes; `LLM` raises `OutOfMemoryError`. The mutable buffers of the program, such as KV caches,
-    keep the values that they had before the call. Call it again after raising the limit, or with smaller inputs.
+    `mlx.core.set_memory_limit` only gives MLX a guideline. This limit is enforced: a load or a call that would exceed
+    it fails. ExecuTorch then returns `MemoryAllocationFailed`, which is a RuntimeError in Python, and the log has a
+    line with the sizes. `LLM` raises `OutOfMemoryError`. The mutable buffers of the program, such as KV caches, then
+    have the contents from before the call. The call can be repeated after the limit is raised, or with smaller inputs.
 
-    A call is checked before it computes anything. The check counts the results of all operations, but not the work
-    space inside an operation or what other code allocates with MLX meanwhile. A call that fits only if it frees results
-    on the way waits for the device several times.
+    The delegate compares the limit with an estimate before an evaluation starts. The estimate counts the results of all
+    operations. It counts neither the work space inside most operations nor what other code allocates with MLX at the
+    same time. If a call fits only when some results are freed before the others are computed, it runs in stages and waits
+    for the device after each of them.
 
-    MLX's own limit, which its cache heeds, follows this one until it is removed.
+    While this limit is set, MLX's own limit has the same value, so that MLX frees its cache in time. When this limit is
+    removed, MLX's own limit returns to its earlier value.
 
     Args:
         limit: Bytes, 1 or more. None removes the limit, which is the default.
@@ -109,7 +112,7 @@ def set_memory_limit(limit: int | None) -> int | None:
 def set_wired_limit(limit: int) -> int:
     """Set how many bytes stay resident for an Apple GPU, and return the previous number.
 
-    This takes macOS 15 or later. On other devices it has no effect and returns 0.
+    This requires macOS 15 or later. On other devices it has no effect and returns 0.
 
     Args:
         limit: Bytes, 0 or more.
@@ -125,7 +128,10 @@ def set_wired_limit(limit: int) -> int:
 
 
 def out_of_memory(error: RuntimeError) -> OutOfMemoryError | None:
-    """Return the error to raise for a failure of ExecuTorch on this thread, or None if it is of another kind."""
+    """Return an OutOfMemoryError if `error`, raised by ExecuTorch, says that memory ran out. Otherwise return None.
+
+    Call this on the thread on which ExecuTorch failed, because the delegate keeps the message for each thread.
+    """
     if not re.search(rf"\b0x:?{_ALLOCATION_FAILED:x}\b", str(error)):
         return None
     return OutOfMemoryError(_library().executorch_mlx_memory_error().decode() or str(error))

@@ -1,7 +1,7 @@
 """Keeps messages of dependencies that have no meaning for the user off the terminal.
 
-The messages are matched by their text, so that others still appear. The user's log levels, handlers and warning filters
-stay as they are.
+A message is recognized by how it begins, so that all others still appear. The user's log levels, handlers and warning
+filters stay as they are.
 """
 
 import logging
@@ -18,7 +18,7 @@ _TORCHAO_MESSAGES = {
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """A context manager for imports: what torchao logs when it is imported, it logs at debug level.
+    """A context manager for imports: reduces the warnings that the import of torchao logs to debug level.
 
     ExecuTorch and transformers import torchao. This package uses none of the kernels that torchao fails to load.
     """
@@ -46,7 +46,7 @@ def _to_debug_level(name: str, start: str) -> Callable[[logging.LogRecord], bool
 def quiet_lowering() -> Iterator[None]:
     """A context manager for lowering: ignores the warning that torch gives when ExecuTorch copies an exported program.
 
-    As `warnings.catch_warnings`, it is not thread-safe.
+    Like `warnings.catch_warnings`, it is not thread-safe.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)

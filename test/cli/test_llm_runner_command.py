@@ -1,4 +1,4 @@
-"""The console script `mlx_llm_runner`: finds the C++ program and becomes it."""
+"""The console script `mlx_llm_runner`: finds the C++ executable and replaces itself by it."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import executorch_mlx
 import pytest
-from executorch_mlx.cli.llm_runner import NAME, find_program
+from executorch_mlx.cli.llm_runner import NAME, find_executable
 
 PACKAGE = Path(executorch_mlx.__file__).resolve().parent
 MODULE = "executorch_mlx.cli.llm_runner"
@@ -16,7 +16,7 @@ MODULE = "executorch_mlx.cli.llm_runner"
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A folder with a package that has the script and no program."""
+    """A folder with a package that has the script but not the C++ executable."""
     copy = tmp_path / "site" / "executorch_mlx"
     for file in ("__init__.py", "quiet.py", "cli/__init__.py", "cli/llm_runner.py"):
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
@@ -30,23 +30,23 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=package.parent)
 
 
-def test_it_runs_the_program_of_this_checkout():
+def test_it_runs_the_executable_of_this_checkout():
     done = subprocess.run([sys.executable, "-m", MODULE, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: mlx_llm_runner MODEL.pte"), done.stderr
-    assert find_program().name == NAME
+    assert find_executable().name == NAME
 
 
-def test_arguments_and_exit_status_are_those_of_the_installed_program(package):
-    program = package / "bin" / NAME
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\nexit 130\n')
-    program.chmod(0o755)
+def test_arguments_and_exit_status_are_those_of_the_installed_executable(package):
+    executable = package / "bin" / NAME
+    executable.parent.mkdir()
+    executable.write_text('#!/bin/sh\nprintf "<%s>" "$@"\nexit 130\n')
+    executable.chmod(0o755)
     done = run(package, "a b", "--seed", "7", "")
     assert (done.returncode, done.stdout, done.stderr) == (130, "<a b><--seed><7><>", "")
 
 
-def test_a_missing_program_is_an_error(package):
+def test_a_missing_executable_is_an_error(package):
     done = run(package, "--help")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("mlx_llm_runner: the C++ program is not built (searched ")
+    assert done.stderr.startswith("mlx_llm_runner: the C++ executable is not built (searched ")
     assert str(package / "bin" / NAME) in done.stderr and done.stderr.endswith(": run make build\n")

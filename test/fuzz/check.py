@@ -1,4 +1,4 @@
-"""Compiles programs, runs them, and compares with eager torch."""
+"""Compiles programs, runs them, and compares the results with eager torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .route import CaptureRefused, NotDelegated, Route
 _EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EAGER_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _NOISY_RUNS = 4
-_SPREAD_FACTOR = 8  # tolerance, as a multiple of the spread among the runs with injected rounding errors
+_SPREAD_FACTOR = 8  # the tolerance is this multiple of the spread of the runs with injected rounding errors
 
 
 class WrongAnswer(AssertionError):
@@ -47,8 +47,8 @@ def check(
 ) -> None:
     """Compile and run programs, and compare them with eager torch.
 
-    A failure is narrowed down to one program, and its source is added to the message. `report` gets each failure;
-    without it, the first is raised.
+    Each failure is narrowed down to one program, whose source is added to the message. With `report`, this function is
+    called with each failure. Without it, the first failure is raised. The numbers of programs are added to `counts`.
     """
     counts = counts if counts is not None else Counts()
     programs = [p for p in programs if _runs(p)]
@@ -65,7 +65,7 @@ def check(
 
 
 def _runs(program: Program) -> bool:
-    """Whether eager torch accepts the program."""
+    """Whether eager torch accepts the program at the extent used for export."""
     try:
         program.run(program.arguments(EXTENTS[0]))
     except EAGER_REFUSALS:
@@ -136,7 +136,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
     noisy = [program.run(arguments, _noise(epsilon, seed)) for seed in range(_NOISY_RUNS)]
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):
         if a.shape != e.shape and extent == 1:
-            return  # torch.export assumes that a dynamic extent is not 1, and so does not broadcast
+            return  # torch.export assumes that a dynamic extent is not 1, so the program does not broadcast it
         if a.dtype != e.dtype or a.shape != e.shape:
             raise WrongAnswer(
                 f"output {index} at n = {extent}: got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
@@ -174,9 +174,9 @@ def _wrong(actual, expected, noisy, epsilon) -> torch.Tensor:
         return (actual != expected) & ~unstable
     a, e = actual.double(), expected.double()
     runs = torch.stack([run.double() for run in noisy])
-    stable_kind = (runs.isnan() == e.isnan()).all(0) & (runs.isinf() == e.isinf()).all(0)
+    is_determined = (runs.isnan() == e.isnan()).all(0) & (runs.isinf() == e.isinf()).all(0)
     spread = (runs - e).abs().nan_to_num(0, 0, 0).amax(0)
     scale = float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0
     tolerance = _SPREAD_FACTOR * spread + 4 * epsilon * e.abs().nan_to_num(0, 0, 0) + epsilon * min(scale, 1.0)
     same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= tolerance)
-    return ~same & stable_kind
+    return ~same & is_determined

@@ -114,16 +114,19 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
 
 
 def _writes(node: Node) -> bool:
+    """Whether a node modifies one of its arguments in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _symbol(environment: ShapeEnv) -> torch.SymInt:
+    """Returns a new symbol for the dynamic extent, from 2 to LARGEST_EXTENT."""
     symbol = environment.create_symbol(EXTENTS[0], ConstantSource(DYNAMIC), dynamic_dim=DimDynamic.DYNAMIC)
     environment.constrain_symbol_range(symbol, compiler_min=2, compiler_max=LARGEST_EXTENT)
     return environment.create_symintnode(symbol, hint=EXTENTS[0])
 
 
 def _has_whole_range(environment: ShapeEnv) -> bool:
+    """Whether tracing has not narrowed the range of the dynamic extent."""
     return all(v.lower <= 2 and v.upper >= LARGEST_EXTENT for v in environment.var_to_range.values())
 
 

@@ -59,9 +59,9 @@ def _lower(batch: Batch):
 
 
 class _Partitioner(MLXPartitioner):
-    """A partitioner that records the outputs of the graph that depend on a declined node.
+    """A partitioner that records which outputs of the graph depend on a declined node.
 
-    `declined` maps the index of such an output to the reason.
+    `declined` maps the index of such an output to the reason why the node was declined.
     """
 
     def __init__(self):

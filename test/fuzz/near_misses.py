@@ -1,9 +1,9 @@
 """Graphs that match a fusion, or almost do.
 
-Each strategy writes the subgraph of a fusion, with random changes: another axis, another order of
-operands, a missing `keepdim`, another constant, a second user of a value, a broadcast along another
-axis, a dynamic extent, another dtype. The check is the same whether the fusion matches or not: the
-program must give the same results as eager torch.
+Each strategy generates programs that contain the subgraph of one fusion, with random changes: another axis,
+another order of operands, a missing `keepdim`, another constant, a second user of a value, a broadcast along
+another axis, a dynamic extent, another dtype. Whether or not the fusion matches, the program must give the same
+results as eager torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Torch programs in the form of source code, which the fuzzer generates, runs and prints.
 
-A `Program` is a list of statements over named inputs. The source of a program is complete, so that a
-failing program can be pasted into a Python session.
+A `Program` is a list of statements over named inputs. Its source is complete, so that a failing program can be
+pasted into a Python session.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Statement:
 class Program:
     """A list of statements over `inputs`. `outputs` are the names of the variables that the program returns.
 
-    `constants` are pairs (name, expression), which become buffers of the module.
+    `constants` are pairs (name, expression). Each becomes a buffer of the module with the value of the expression.
     """
 
     inputs: tuple[Input, ...]
@@ -86,7 +86,7 @@ class Program:
     def source(self) -> str:
         """Returns complete torch code: a module, inputs, and one call of the module."""
         names = ", ".join(i.name for i in self.inputs)
-        buffers = [f"        self.register_buffer({name!r}, {text})" for name, text in self.constants]
+        buffers = [f"        self.register_buffer({name!r}, {expression})" for name, expression in self.constants]
         unpack = [f"{name} = self.{name}" for name, _ in self.constants]
         lines = ["import math", "import torch", "import torch.nn.functional as F", "", "", "class Model(torch.nn.Module):"]
         if buffers:
@@ -100,6 +100,7 @@ class Program:
         return "\n".join([*lines, f"print(Model()({names}))", ""])
 
     def arguments(self, extent: int) -> tuple[torch.Tensor, ...]:
+        """Returns a tensor for each input, with `extent` in place of the dynamic extent."""
         return tuple(i.make(extent) for i in self.inputs)
 
     def run(self, arguments: Sequence[torch.Tensor], noise=None) -> tuple[torch.Tensor, ...]:
@@ -113,7 +114,7 @@ class Program:
         return _compiled(self, noise)
 
     def constant_values(self) -> list[torch.Tensor]:
-        return [_evaluated(text) for _, text in self.constants]
+        return [_evaluated(expression) for _, expression in self.constants]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -127,8 +128,8 @@ def _compiled(program: Program, noise: bool):
 
 
 @functools.lru_cache(maxsize=4096)
-def _evaluated(text: str) -> torch.Tensor:
-    return eval(text, dict(SCOPE))
+def _evaluated(expression: str) -> torch.Tensor:
+    return eval(expression, dict(SCOPE))
 
 
 SCOPE = {"torch": torch, "F": torch.nn.functional, "math": math}
@@ -144,8 +145,8 @@ class Batch(torch.nn.Module):
         super().__init__()
         self.programs = list(programs)
         for index, program in enumerate(programs):
-            for name, text in program.constants:
-                self.register_buffer(f"{name}_{index}", _evaluated(text))
+            for name, expression in program.constants:
+                self.register_buffer(f"{name}_{index}", _evaluated(expression))
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results, rest = [], iter(arguments)

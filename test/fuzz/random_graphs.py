@@ -1,9 +1,9 @@
 """Random graphs of supported operators.
 
-A graph grows statement by statement. A template proposes a statement, which runs in eager torch at
-two values of the dynamic extent. A statement that raises an error, or whose result is too large, is
-dropped. The templates therefore need no rules for shapes: an extent is dynamic if it differs between
-the two runs.
+A graph grows statement by statement. A template is a function that proposes an expression. The expression runs in
+eager torch twice, at two values of the dynamic extent. It is dropped if it raises an error or if its result is too
+large, so the templates need no rules for shapes. The size of a dimension is dynamic if it differs between the two
+runs.
 """
 
 from __future__ import annotations
@@ -360,27 +360,27 @@ def attention(g: Graph):
 
 
 def write(g: Graph):
-    """Writes at computed places: scatter, index_put, index_add, masked_scatter."""
+    """Reads and writes at computed indices, such as scatter, index_put, index_add and gather."""
     x = g.value(lambda v: v.ndim > 0)
     axis = g.axis(x, static=True)
     limit = x.shape[axis]
-    places = "(torch.arange(" + str(limit) + ") * 3 + 1).remainder(" + str(limit) + ")"  # fixed and in range
-    values = f"{x.name}.index_select({axis}, {places})"
-    lined_up = f"{places}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
+    indices = "(torch.arange(" + str(limit) + ") * 3 + 1).remainder(" + str(limit) + ")"  # fixed values in range
+    values = f"{x.name}.index_select({axis}, {indices})"
+    lined_up = f"{indices}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
     before = ":, " * (axis % x.ndim)
     return g.choice([
         f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
-        f"torch.index_add({x.name}, {axis}, {places}, {x.name})",
-        f"torch.index_fill({x.name}, {axis}, {places}[:1], {g.number()})",
+        f"torch.index_add({x.name}, {axis}, {indices}, {x.name})",
+        f"torch.index_fill({x.name}, {axis}, {indices}[:1], {g.number()})",
         f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0).reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim})"
         f".expand({x.name}.shape), {x.name})",
         f"torch.scatter_add({x.name}, {axis}, {lined_up}, {x.name})",
         f"torch.scatter_reduce({x.name}, {axis}, {lined_up}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
         f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
         f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
-        f"torch.index_put({x.name}, ({places},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
+        f"torch.index_put({x.name}, ({indices},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
         f"torch.take_along_dim({x.name}, {lined_up}, {axis})",
-        f"{x.name}[{before}{places}]",
+        f"{x.name}[{before}{indices}]",
     ]), False
 
 
@@ -398,7 +398,7 @@ def three_operands(g: Graph):
 
 
 def layer(g: Graph):
-    """Composite functions of torch.nn."""
+    """Functions that torch expresses in several operators."""
     x = g.floating(2)
     forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})", f"F.hardshrink({x.name})",
              f"F.softshrink({x.name}, 0.25)", f"F.threshold({x.name}, 0.5, -1.0)", f"F.celu({x.name}, 0.5)", f"F.rrelu({x.name})",

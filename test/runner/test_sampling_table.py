@@ -14,12 +14,12 @@ FULL = HeadConfig(penalties=4, logit_bias=2, allowed_tokens=True)
 OPTIONS = {name: f"--{name.replace('_', '-')}" for name in PARAMETERS} | {"allowed_tokens": "--allow-ids"}
 OTHER_OPTIONS = {
     "--prompt-ids", "--max-new-tokens", "--stop", "--stop-ids", "--ignore-eos", "--ids", "--json", "--device",
-    "--repeat", "--profile", "--help",
+    "--memory-limit", "--repeat", "--profile", "--help",
 }  # fmt: skip
 
 
 class Probe(torch.nn.Module):
-    """Returns a token whose bit i is set if parameter i of the table is not off."""
+    """Returns a token whose bit i is set if parameter i of the table does not have its off value."""
 
     def __init__(self, head: HeadConfig):
         super().__init__()
@@ -59,7 +59,7 @@ def draw(run, tmp_path_factory):
 
 
 def value_of(name):
-    """A value that is not off, as an argument of the runner."""
+    """A value other than the off value, as an argument of the runner."""
     if name in SCALARS:
         return "5" if SCALARS[name].type is int else "0.5"
     return {"logit_bias": "3:0.5", "allowed_tokens": "3"}[name]

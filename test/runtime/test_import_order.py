@@ -1,7 +1,7 @@
-"""Our delegate beside another one named MLXBackend, in both orders. Each test runs a process of its own.
+"""Our delegate and another one named MLXBackend in one process, loaded in either order. Each test starts a process.
 
-The executorch wheel for macOS contains such a delegate. Here, a small library takes its place: in the processes of
-these tests, it is loaded with ExecuTorch's Python bindings.
+The executorch wheel for macOS contains such a delegate. Here, a small library stands in for it. In the processes of
+these tests, the import of ExecuTorch's Python bindings loads this library.
 """
 
 import os
@@ -40,7 +40,7 @@ print(Runtime.get().load_program(sys.argv[1]).load_method("forward").execute([to
 
 @pytest.fixture(scope="module")
 def other_delegate(tmp_path_factory) -> Path:
-    """The library of other_delegate.cpp."""
+    """The path of the library that other_delegate.cpp compiles to."""
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "this test needs a C++20 compiler"
     (wheel,) = find_spec("executorch").submodule_search_locations
@@ -57,7 +57,7 @@ def other_delegate(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(other_delegate, tmp_path_factory):
-    """Runs Python as on a Mac: the other delegate comes with ExecuTorch's bindings."""
+    """A function that runs Python source in a process where ExecuTorch's bindings load the other delegate, as on a Mac."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(SITE_CUSTOMIZE.format(library=str(other_delegate)))
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -72,7 +72,7 @@ def python(other_delegate, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
-    """A portable program that computes x + 1."""
+    """The path of a program without extensions that computes x + 1."""
 
     class AddOne(torch.nn.Module):
         def forward(self, x):
@@ -92,7 +92,7 @@ def test_loader_loads_every_library_of_the_wheels_that_the_delegate_links(delega
 
 
 def test_docs_and_examples_import_runtime_from_here():
-    """`executorch.runtime`, imported first, would register the other delegate."""
+    """If a file imported `executorch.runtime` first, that would register the other delegate."""
     without_our_delegate = ROOT / "benchmarks" / "llm" / "xnnpack.py"
     files = [ROOT / "README.md", *(file for name in USER_SOURCES for file in (ROOT / name).rglob("*.[mp][dy]"))]
     assert len(files) > 30

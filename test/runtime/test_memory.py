@@ -1,4 +1,4 @@
-"""`executorch_mlx.memory`: the numbers, and the limit that loads and calls keep."""
+"""`executorch_mlx.memory`: the sizes that it returns, and the limit that loads and calls must not exceed."""
 
 import pytest
 import torch
@@ -9,9 +9,9 @@ from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
 
 from executorch_mlx import MLXPartitioner, load_delegate, memory
 
-pytestmark = pytest.mark.usefixtures("delegate")  # before a test imports mlx.core
+pytestmark = pytest.mark.usefixtures("delegate")  # loads the delegate before a test imports mlx.core
 
-# -- numbers -----------------------------------------------------------------------
+# -- sizes -------------------------------------------------------------------------
 
 
 def test_arrays_of_mlx_core_are_active():
@@ -159,7 +159,7 @@ def test_large_step_fails_and_small_ones_work_before_and_after(limit, capfd):
     model = products(2048).load()
     small, large = torch.randn(16, 64) / 8, torch.randn(2048, 64) / 8
     expected = model(small)[0].clone(), model(large)[0].clone()
-    total = limit(8 * MEGABYTE)  # a product has 16 MB
+    total = limit(8 * MEGABYTE)  # the result of a product takes 16 MB
     before = memory.get_active_memory()
     for _ in range(3):
         assert torch.equal(model(small)[0], expected[0])
@@ -176,7 +176,7 @@ def test_large_step_fails_and_small_ones_work_before_and_after(limit, capfd):
 
 @pytest.mark.parametrize("megabytes", [200, 100, 50, 35, 20])
 def test_step_that_fits_only_if_it_frees_results_stays_within_the_limit(limit, megabytes):
-    """Its products take 160 MB together, and 33 MB at a time at most."""
+    """Its intermediate results take 160 MB together, but at most 33 MB have to exist at the same time."""
     model, x = products(2048, 5).load(), torch.randn(2048, 64) / 8
     expected = model(x)[0].clone()
     total = limit(megabytes * MEGABYTE)
@@ -229,12 +229,12 @@ def test_models_give_the_same_results_under_any_limit_that_admits_them(limit, mo
             admitted.append(True)
             assert torch.equal(result, expected)
         assert memory.get_peak_memory() <= total + 4 * SLACK, kilobytes
-    assert admitted == sorted(admitted, reverse=True)  # a higher limit never refuses what a lower one admits
+    assert admitted == sorted(admitted, reverse=True)  # the limits fall: once one refuses the call, so do all lower ones
     assert admitted[0] and admitted[3] and not admitted[-1]
 
 
 def test_while_loop_keeps_the_limit(limit):
-    """MLX starts to compute each iteration at once; with a limit the loop waits."""
+    """Without a limit, MLX computes iterations in the background. With one, the loop waits for each of them."""
     g = Graph()
     n, x, total = g.input((), torch.int64), g.new_temp(), g.new_temp()
     one, bound = g.constant(torch.tensor(1)), g.constant(torch.tensor(0))

@@ -1,4 +1,4 @@
-"""The memory limit and mutable buffers, threads, and memory that really is exhausted."""
+"""The memory limit: what it does to mutable buffers, threads that share it, and a system without free memory."""
 
 import os
 import subprocess
@@ -16,9 +16,10 @@ from executorch_mlx import memory
 
 
 def accumulator(update: str, waits: bool) -> Graph:
-    """Updates a buffer [8, 64] with row 2 or all of x, twice, and returns it.
+    """A program that adds x [8, 64] to a buffer twice, returns the buffer, and computes n² floats as well.
 
-    Then it computes n² floats. `waits` reads a value that depends on the first update before the second one.
+    `update` is "row", to add only row 2 of x, or "all". With `waits`, the host reads a value that depends on the first
+    update before the second update.
     """
     g = Graph()
     x, n, out = g.input((8, 64)), g.input(((1, 4096), 1)), g.output((8, 64))
@@ -55,7 +56,7 @@ def accumulator(update: str, waits: bool) -> Graph:
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("update", ["row", "all"])
 def test_failed_step_leaves_buffers_as_they_were(limit, update, waits, capfd):
-    """Also if parts of it were computed before it failed."""
+    """The step fails at its n² floats. With `waits`, the first update of the buffer has been computed by then."""
     model = accumulator(update, waits).load()
     x, small, large = torch.ones(8, 64), torch.ones(4, 1), torch.ones(2048, 1)
     expected = torch.zeros(8, 64)
@@ -73,7 +74,7 @@ def test_failed_step_leaves_buffers_as_they_were(limit, update, waits, capfd):
 
 
 def test_step_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
-    """A buffer of which a step replaces a row is not copied, also if the step waits for a value in between."""
+    """The step replaces two rows of a buffer. In between, the host reads a value. The buffer is never copied."""
     g = Graph()
     x, buffer, row, largest = g.input((1, 1024)), g.buffer((8192, 1024)), g.new_temp(), g.new_temp()  # 32 MB
     ends = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
@@ -91,7 +92,7 @@ def test_step_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
 
 
 def attention(heads=2, width=8) -> Graph:
-    """KV attention by the runtime's own cache, with a copy of the scores of all positions."""
+    """Attention with a KV cache of the runtime. The scores are computed a second time, which takes memory."""
     g = Graph()
     q, k, v = (g.input((1, heads, (1, 2048), width)) for _ in range(3))
     position = g.input(((1, 2048), 1), torch.int32)
@@ -124,11 +125,11 @@ def test_failed_step_leaves_kv_caches_as_they_were(limit):
         start += tokens
 
 
-# -- threads and real exhaustion ---------------------------------------------------
+# -- threads, and no free memory ---------------------------------------------------
 
 
 def test_threads_together_keep_the_limit(limit):
-    """Each step alone takes 32 MB, and two at a time would pass the limit."""
+    """A step takes 32 MB. Two steps at the same time would exceed the limit."""
     models = [products(2048).load() for _ in range(3)]
     x = torch.randn(2048, 64) / 8
     expected = models[0](x)[0].clone()

@@ -1,4 +1,4 @@
-"""`executorch_mlx.verify`: right programs pass, wrong ones are reported with the instruction that departs."""
+"""`executorch_mlx.verify`: correct programs pass; for wrong ones, the report names the first departure."""
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ class Convolutions(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 3, stride=2)
-        self.norm, self.head = torch.nn.BatchNorm2d(8), torch.nn.Linear(4, 5)
+        self.norm, self.classifier = torch.nn.BatchNorm2d(8), torch.nn.Linear(4, 5)
 
     def forward(self, x):
         x = torch.nn.functional.gelu(self.norm(self.first(x)))
-        return self.head(self.second(x).mean((2, 3))).softmax(-1)
+        return self.classifier(self.second(x).mean((2, 3))).softmax(-1)
 
 
 class Recurrent(torch.nn.Module):
@@ -81,7 +81,7 @@ def test_right_program_passes(make):
     assert str(report).startswith("the program agrees with eager torch")
 
 
-def test_state_is_compared_over_several_calls_and_left_as_it_was(tmp_path):
+def test_several_calls_share_buffers_and_leave_those_of_the_module_unchanged(tmp_path):
     module = Recurrent().eval()
     calls = [(torch.randn(2, 8),) for _ in range(4)]
     file = tmp_path / "model.pte"
@@ -109,13 +109,13 @@ def test_dynamic_shape():
 
 def test_departure_names_the_instruction_of_a_scaled_constant():
     module, inputs = Convolutions().eval(), (torch.randn(2, 3, 12, 12),)
-    with scaled_constant("head.bias"):
+    with scaled_constant("classifier.bias"):
         pte = compiled(module, inputs)
     report = verify(pte, module, inputs)
     departure = report.departure
-    assert not report.ok and departure.op == "AddmmNode" and "bias=head.bias" in departure.listing, report
+    assert not report.ok and departure.op == "AddmmNode" and "bias=classifier.bias" in departure.listing, report
     assert departure.target == "aten.linear.default"
-    assert "self.head(self.second(x)" in departure.source and "test_verify.py" in departure.source
+    assert "self.classifier(self.second(x)" in departure.source and "test_verify.py" in departure.source
     assert "DIFFERS" in str(report) and departure.listing.strip() in str(report)
 
 

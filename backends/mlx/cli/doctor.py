@@ -61,7 +61,7 @@ def _requirement_errors() -> Iterator[str]:
     except importlib.metadata.PackageNotFoundError:
         return  # the package runs from its sources, without metadata
     for requirement in map(Requirement, required):
-        if requirement.marker is not None:  # an extra
+        if requirement.marker is not None:  # a requirement of an extra
             continue
         version = _version(requirement.name)
         if version is None:
@@ -72,7 +72,7 @@ def _requirement_errors() -> Iterator[str]:
 
 def _backend_errors(backends: list[str]) -> Iterator[str]:
     if len(backends) > 1:
-        yield f"mlx backend: got {', '.join(backends)}, expected one; they install the same libmlx"
+        yield f"mlx backend: got {', '.join(backends)}, expected one: each installs its own libmlx at the same path"
     elif not backends and sys.platform != "darwin":
         yield "mlx backend: none is installed: pip install 'mlx[cpu]', 'mlx[cuda12]' or 'mlx[cuda13]'"
 

@@ -32,7 +32,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--no-verify", dest="verify", action="store_false",
-        help="write the file without running it beside the eager model",
+        help="write the file without comparing it with the eager model",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -125,7 +125,7 @@ def _print_summary(exported: ExportedLLM) -> None:
 
 
 class _Progress:
-    """Prints the current step to standard error, and then how long the step took."""
+    """Shows the current step on standard error while it runs, and prints how long it took when it ends."""
 
     def __init__(self):
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""The console script `mlx_llm_runner`: replaces itself by the C++ program of that name."""
+"""The console script `mlx_llm_runner`: replaces itself by the C++ executable of that name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 NAME = "mlx_llm_runner"
 
 
-def find_program() -> Path:
-    """Returns the program in the installed package, or else the one in the `build` folder of the repository.
+def find_executable() -> Path:
+    """Returns the executable in the installed package, or else the one in the `build` folder of the repository.
 
     Raises FileNotFoundError if neither exists.
     """
@@ -20,17 +20,17 @@ def find_program() -> Path:
         if candidate.exists():
             return candidate
     searched = ", ".join(map(str, candidates))
-    raise FileNotFoundError(f"{NAME}: the C++ program is not built (searched {searched}): run make build")
+    raise FileNotFoundError(f"{NAME}: the C++ executable is not built (searched {searched}): run make build")
 
 
 def console() -> int:
-    """The console script. Returns only if there is no program to run."""
+    """The console script. Returns only if there is no executable to run."""
     try:
-        program = find_program()
+        executable = find_executable()
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
-    os.execv(program, [NAME, *sys.argv[1:]])
+    os.execv(executable, [NAME, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
     )  # fmt: skip
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", type=size,
-        help="most memory that weights, KV caches and results may take, such as 2GiB (default: no limit)",
+        "--memory-limit", metavar="SIZE", type=parse_size,
+        help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )  # fmt: skip
 
 
-def size(text: str) -> int:
-    """The bytes of a size such as 2GiB, 512MiB, 1.5GB or 1000000."""
+def parse_size(text: str) -> int:
+    """Returns the number of bytes in a size such as 2GiB, 512MiB, 1.5GB or 1000000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(i?)B?|B?)", text, re.IGNORECASE)
     if match:
         number, prefix, binary = match.groups()

@@ -95,26 +95,26 @@ class SamplingParameters:
 
     temperature: float = _parameter(0.0, "divide the logits by this; 0 is greedy decoding", off_when="<=", low=0)
     top_p: float = _parameter(
-        1.0, "keep the most likely tokens up to this total probability; 1 is off", off_when=">=", low=0, high=1
+        1.0, "keep the most likely tokens up to this total probability; 1 keeps all", off_when=">=", low=0, high=1
     )
     seed: int | None = _parameter(
         None, "the same seed gives the same tokens", dtype="int64", metadata="sampling_seed"
     )
     top_k: int = _parameter(
-        0, "keep the N most likely tokens; 0 is off", off_when="<=", dtype="int64", metadata="sampling_top_k"
+        0, "keep the N most likely tokens; 0 keeps all", off_when="<=", dtype="int64", metadata="sampling_top_k"
     )
     min_p: float = _parameter(
-        0.0, "keep tokens with at least this fraction of the highest probability; 0 is off",
+        0.0, "keep tokens with at least this fraction of the highest probability; 0 keeps all",
         off_when="<=", metadata="sampling_min_p", low=0, high=1,
     )  # fmt: skip
     repetition_penalty: float = _parameter(
-        1.0, "values above 1 make tokens that occurred less likely; 1 is off", metadata="sampling_penalties"
+        1.0, "values above 1 make tokens that occurred less likely; 1 changes nothing", metadata="sampling_penalties"
     )
     presence_penalty: float = _parameter(
-        0.0, "subtract this from the logits of tokens that occurred; 0 is off", metadata="sampling_penalties"
+        0.0, "subtract this from the logits of tokens that occurred; 0 changes nothing", metadata="sampling_penalties"
     )
     frequency_penalty: float = _parameter(
-        0.0, "subtract this for each time that a token occurred; 0 is off", metadata="sampling_penalties"
+        0.0, "subtract this for each time that a token occurred; 0 changes nothing", metadata="sampling_penalties"
     )
     logit_bias: Mapping[int, float] = _parameter(
         {}, "add numbers to the logits of some tokens",

@@ -158,7 +158,7 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.temperature = parse_number(f, t, 0);
      }},
-    {"--top-p", "X", "keep the most likely tokens up to this total probability; 1 is off",
+    {"--top-p", "X", "keep the most likely tokens up to this total probability; 1 keeps all",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.top_p = parse_number(f, t, 0, 1);
      }},
@@ -166,23 +166,23 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.seed = parse_integer(f, t, kMinInt);
      }},
-    {"--top-k", "N", "keep the N most likely tokens; 0 is off",
+    {"--top-k", "N", "keep the N most likely tokens; 0 keeps all",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.top_k = parse_integer(f, t, 0);
      }},
-    {"--min-p", "X", "keep tokens with at least this fraction of the highest probability; 0 is off",
+    {"--min-p", "X", "keep tokens with at least this fraction of the highest probability; 0 keeps all",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.min_p = parse_number(f, t, 0, 1);
      }},
-    {"--repetition-penalty", "X", "values above 1 make tokens that occurred less likely; 1 is off",
+    {"--repetition-penalty", "X", "values above 1 make tokens that occurred less likely; 1 changes nothing",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.repetition_penalty = parse_number(f, t, 0);
      }},
-    {"--presence-penalty", "X", "subtract this from the logits of tokens that occurred; 0 is off",
+    {"--presence-penalty", "X", "subtract this from the logits of tokens that occurred; 0 changes nothing",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.presence_penalty = parse_number(f, t);
      }},
-    {"--frequency-penalty", "X", "subtract this for each time that a token occurred; 0 is off",
+    {"--frequency-penalty", "X", "subtract this for each time that a token occurred; 0 changes nothing",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
        o.config.sampling.frequency_penalty = parse_number(f, t);
      }},
@@ -211,7 +211,7 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view, const std::string&) { o.json = true; }},
     {"--device", "NAME", "cpu or gpu (default: $EXECUTORCH_MLX_DEVICE, or MLX's default)",
      [](RunnerOptions& o, std::string_view, const std::string& t) { o.device = t; }},
-    {"--memory-limit", "SIZE", "most memory for weights, KV caches and results, such as 2GiB (default: no limit)",
+    {"--memory-limit", "SIZE", "limit for weights, KV caches and results together, such as 2GiB (default: no limit)",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.memory_limit = parse_size(f, t); }},
     {"--repeat", "N", "generate N times, each from an empty context (default: 1)",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.repeat = parse_integer(f, t, 1); }},

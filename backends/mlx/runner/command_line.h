@@ -15,7 +15,7 @@ namespace executorch_mlx {
 struct RunnerOptions {
   bool help = false;
   std::string model; // path of the .pte file
-  std::string device; // as for LlmRunner
+  std::string device; // "cpu", "gpu" or "", with the same meaning as for LlmRunner
   std::optional<size_t> memory_limit; // in bytes
   std::vector<std::vector<int64_t>> prompts; // if there are several, they form a batch
   GenerateConfig config;
@@ -31,10 +31,11 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Also reads the file in `--prompt-ids @FILE`, and stdin for `--prompt-ids -`. Throws UsageError.
+// Returns the options that the command line sets. Reads FILE for `--prompt-ids @FILE`, and stdin for `--prompt-ids -`.
+// Throws UsageError if the command line is invalid.
 RunnerOptions parse_command_line(int argc, char** argv);
 
-// The text of --help.
+// Returns what --help prints.
 std::string usage();
 
 } // namespace executorch_mlx

@@ -31,8 +31,8 @@ namespace et = executorch::runtime;
 constexpr char kBackendName[] = "MLXBackend";
 constexpr char kVersion[] = "0.1.0";
 
-// Until one call of a method has succeeded, every call keeps a backup of the mutable buffers until the call ends, if
-// the buffers are not larger than this.
+// As long as no call of a method has succeeded, each call keeps a backup of the mutable buffers to its end, unless the
+// buffers are larger than this.
 constexpr size_t kMaxBackupBytes = 64 << 20;
 
 // A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
@@ -48,7 +48,7 @@ struct Handle {
   std::shared_ptr<void> membership = std::make_shared<char>();  // in the session: see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
-  bool has_succeeded = false;  // whether a call has succeeded
+  bool has_succeeded = false;  // whether any call of this delegate has succeeded
 };
 
 // Replaces characters that are not printable ASCII by question marks. Names in a message come from the program, and a
@@ -89,7 +89,7 @@ Error guarded(const char* what, Body&& body) {
   }
 }
 
-// Refuses a program whose constants and buffers would pass the memory limit, before it reads any of them.
+// Loads the constants and buffers. If they would exceed the memory limit, throws Failure before it reads any of them.
 void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options& options) {
   std::unique_lock<std::mutex> lock;
   if (has_memory_limit()) {
@@ -143,13 +143,14 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
   return wants_all ? tracer : nullptr;
 }
 
-// Builds the graph of one call, evaluates it, and writes the outputs. After a failure, restores the mutable buffers if
-// the backup still exists.
+// Builds the graph of one call, evaluates it, and writes the outputs. If the call fails, restores the mutable buffers
+// as far as State can: see State::begin().
 void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   auto& state = handle.state;
   check_argument(
       !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
-  // If MLX lacks a kernel that the program needs, the first call fails, and the backup saves the buffers.
+  // If MLX lacks a kernel that the program needs, the first call fails in its evaluation. The backup keeps the buffers
+  // from being lost. With a memory limit, there has to be room for the buffers a second time.
   const size_t bytes = state.buffer_bytes();
   const bool has_room = !has_memory_limit() || active_memory() + bytes <= memory_limit();
   state.begin(/*keep_backup=*/!handle.has_succeeded && bytes <= kMaxBackupBytes && has_room);

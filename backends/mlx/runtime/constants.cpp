@@ -36,7 +36,7 @@ std::optional<FreeableBuffer> find_data(const NamedDataMap* data, const char* na
   return std::nullopt;
 }
 
-// The size of a tensor without dynamic dimensions, at most 2^62 bytes.
+// Returns the size in bytes of a tensor without dynamic dimensions, or 2^62 if it is larger.
 size_t bytes_of(const fb::TensorMeta& meta) {
   constexpr __int128 kMax = __int128{1} << 62;
   __int128 bytes = mx::size_of(dtype_of(meta.scalar_type()));
@@ -97,6 +97,7 @@ std::string sharing_key(const Program& program, uint32_t slot) {
 size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session) {
   size_t bytes = 0;
   std::set<std::string> keys;
+  // Adds the size of a tensor, unless `pool` has the tensor or an equal one was added before. `always`: adds it anyway.
   const auto add = [&](uint32_t slot, const auto& pool, bool always) {
     const std::string key = sharing_key(program, slot);
     const bool is_new = pool.find(key) == nullptr && keys.insert(key).second;

@@ -11,7 +11,7 @@ namespace executorch_mlx {
 
 using executorch::runtime::NamedDataMap;
 
-// Returns the bytes of the constants and buffers that load_constants() and load_buffers() would create.
+// Returns the size in bytes of the constants and buffers that load_constants() and load_buffers() would create.
 size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session);
 
 // Fills the constant slots of `state`. A constant that another method of the program has loaded is taken from

@@ -137,7 +137,8 @@ class Context {
     state_.evaluate({x}, stream);
   }
 
-  // Starts to compute arrays without waiting for them. With a memory limit, waits.
+  // Starts to compute arrays without waiting for them. With a memory limit, computes them and waits, because the limit
+  // is checked before each evaluation.
   void start(std::vector<mx::array> arrays) {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
@@ -159,7 +160,7 @@ class Context {
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
-  int64_t executed_ = 0;  // instructions so far
+  int64_t executed_ = 0;  // the number of instructions that have run so far
   uint64_t operations_ = 0;  // operations so far, as max_operations counts them
 };
 

@@ -11,26 +11,28 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// One evaluation. Only one exists at a time: the constructor waits for the others.
+// One evaluation. Only one exists at a time in the process: the constructor waits until no other exists.
 class Evaluation {
  public:
-  // With a memory limit, throws Failure if the evaluation would pass it. Nothing has run then. `overwritable` are the
-  // ids of arrays that have their values and that the caller releases before run(): updates of these take no memory.
+  // With a memory limit, throws Failure if the evaluation would exceed it; nothing has run in this case. `overwritable`
+  // are the ids of arrays that are already evaluated and that the caller releases before run(): updates of these need
+  // no new memory.
   Evaluation(
       std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable = {});
 
-  // Computes the arrays. If MLX throws, first waits for the work that it has started, because the caller may free the
-  // memory of that work.
+  // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller
+  // may free the memory of that work.
   void run();
 
  private:
   std::lock_guard<std::mutex> lock_;
-  // With a memory limit there may be several. The arrays of one are computed before the next one starts, which frees
-  // what only they needed.
+  // One stage, or several to stay below a memory limit. The arrays of a stage are computed before the next stage
+  // starts; the memory that only they needed is then free.
   std::vector<std::vector<mx::array>> stages_;
   mx::Stream stream_;
 };
 
+// Evaluates arrays and waits for them. Throws as Evaluation does.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);
 
 } // namespace executorch_mlx

@@ -19,10 +19,11 @@ std::atomic<size_t> in_place_peak{0};
 
 thread_local std::string memory_error;
 
-// MLX's own limit while ours is set. Guarded by memory_mutex().
+// The value that MLX's own limit had before ours was set. Guarded by memory_mutex().
 size_t mlx_limit_before = 0;
 
-// MLX's limit, which it takes as a guideline, follows ours: MLX then frees its cache in time.
+// Updates MLX's own limit when ours changes. MLX takes it as a guideline for freeing its cache. When ours is removed,
+// restores the old value, unless other code has changed MLX's limit since.
 void follow_limit(size_t before, size_t now) {
   if (before == kNoMemoryLimit && now != kNoMemoryLimit) {
     mlx_limit_before = mx::set_memory_limit(now);
@@ -68,7 +69,7 @@ void fail_over_limit(const std::string& what, size_t bytes, size_t active, size_
 
 bool is_out_of_memory(const std::exception& error) {
   const std::string_view message = error.what();
-  // MLX passes some exceptions of its threads on as others with the same message.
+  // If one of its threads throws, MLX may throw an exception of another type with the same message.
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || message == std::bad_alloc().what() ||
       message.find("malloc]") != std::string_view::npos ||  // "[malloc] Unable to ...", "[metal::malloc] ..."
       message.find("nable to allocate") != std::string_view::npos;

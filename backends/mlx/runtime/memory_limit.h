@@ -1,4 +1,4 @@
-// The memory of MLX arrays in this process, and the limit that loads and calls keep.
+// The memory of MLX arrays in this process, and its limit, which loads and calls must not exceed.
 #pragma once
 
 #include <atomic>
@@ -15,17 +15,18 @@ namespace executorch_mlx {
 
 inline constexpr size_t kNoMemoryLimit = std::numeric_limits<size_t>::max();
 
-// kNoMemoryLimit if there is none.
+// Returns the limit in bytes, or kNoMemoryLimit if there is none.
 size_t memory_limit();
 
 inline bool has_memory_limit() {
   return memory_limit() != kNoMemoryLimit;
 }
 
-// Bytes that MLX has allocated for arrays, plus the weights that are used in place. MLX's own count lacks the latter.
+// Returns the bytes that MLX has allocated for arrays, plus those of the weights that are used in place. MLX itself
+// does not count weights in place.
 size_t active_memory();
 
-// Counts weights that are used in place for as long as it lives.
+// While it exists, active_memory() counts `bytes` of weights that are used in place.
 class InPlaceBytes {
  public:
   explicit InPlaceBytes(size_t bytes);
@@ -37,14 +38,14 @@ class InPlaceBytes {
   size_t bytes_;
 };
 
-// Held from a check against the limit until the memory is allocated, so that two threads cannot both take the rest.
-// Also serializes evaluations, which share a stream.
+// Held from a check against the limit until the memory is allocated, so that two threads cannot both count on
+// the same free bytes. Also serializes evaluations, which share a stream.
 std::mutex& memory_mutex();
 
-// Throws a Failure that names the sizes. `what` asks for the memory.
+// Throws a Failure whose message has the sizes. `what` names the operation or data that needs `bytes`.
 [[noreturn]] void fail_over_limit(const std::string& what, size_t bytes, size_t active, size_t limit);
 
-// Throws if `bytes` more would pass the limit.
+// Throws Failure if `bytes` more would exceed the limit. `what` is a function that returns the name of what needs them.
 template <typename What>
 void check_memory(const What& what, size_t bytes) {
   const size_t limit = memory_limit();
@@ -57,10 +58,11 @@ void check_memory(const What& what, size_t bytes) {
   }
 }
 
-// Whether an exception, possibly one of MLX, means that there is no memory left.
+// Whether an exception, possibly one that MLX threw, means that an allocation failed.
 bool is_out_of_memory(const std::exception& error);
 
-// Keeps the message of the last failure for want of memory on this thread, for executorch_mlx_memory_error().
+// Stores the message of a failure that was caused by lack of memory. executorch_mlx_memory_error() returns the last one
+// of the thread.
 void set_memory_error(std::string message);
 
 } // namespace executorch_mlx

@@ -19,10 +19,10 @@ namespace {
 
 // What a primitive does with the memory of its first input.
 enum class Effect {
-  kAllocates,     // its results have memory of their own
-  kView,          // its results share the memory, in another layout
-  kReshape,       // shares the memory of an input that is row-major, or else copies it
-  kUpdate,        // overwrites the memory of an input that nobody else uses, or else copies it
+  kAllocates,     // nothing: the results have memory of their own
+  kView,          // the results share it, in another layout
+  kReshape,       // the result shares it if the input is row-major, and copies it otherwise
+  kUpdate,        // overwrites it if nothing else uses the input, and copies it otherwise
 };
 
 Effect effect_of(std::string_view primitive) {
@@ -31,7 +31,7 @@ Effect effect_of(std::string_view primitive) {
       {"Broadcast", Effect::kView},
       {"BroadcastAxes", Effect::kView},
       {"Contiguous", Effect::kReshape},
-      {"Copy", Effect::kView},
+      {"Copy", Effect::kView},  // in MLX, a Copy shares the memory of its input
       {"DynamicSliceUpdate", Effect::kUpdate},
       {"ExpandDims", Effect::kView},
       {"Flatten", Effect::kReshape},
@@ -51,7 +51,7 @@ Effect effect_of(std::string_view primitive) {
   return found == effects.end() ? Effect::kAllocates : found->second;
 }
 
-// Names of primitives are those of their classes, some with a suffix, such as "Scatter Sum" or "SliceUpdate".
+// Returns the class name of the primitive. MLX adds more words to some names, as in "Scatter Sum".
 std::string_view name_of(const mx::array& x) {
   const std::string_view name = x.primitive().name();
   return name.substr(0, name.find(' '));
@@ -61,7 +61,9 @@ bool is_pending(const mx::array& x) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive();
 }
 
-// MLX's convolution on a CPU pads its input, and copies the window of each result. Both are float32.
+// Returns the bytes of work space that a primitive needs beside its results, as far as they are known: those of a
+// convolution on a CPU. MLX pads the input, and copies the window of input that each result depends on. Both are
+// float32.
 size_t work_space(const mx::array& out, std::string_view primitive) {
   if (primitive != "Convolution" || out.primitive().stream().device != mx::Device::cpu) {
     return 0;
@@ -75,8 +77,8 @@ size_t work_space(const mx::array& out, std::string_view primitive) {
 
 // Memory that one or several values share.
 struct Storage {
-  size_t bytes;  // 0 if it was there before the evaluation
-  uint32_t uses = 0;
+  size_t bytes;  // 0 if it was allocated before the evaluation
+  uint32_t uses = 0;  // of all values that share it, as far as they are still to come
 };
 
 // A pending array.
@@ -84,19 +86,19 @@ struct Value {
   const mx::array* array;
   uint32_t step;
   uint32_t storage = 0;
-  uint32_t uses = 0;  // by pending arrays and by the caller
-  bool is_wanted = false;  // by the caller
+  uint32_t uses = 0;  // by pending arrays, plus 1 if the caller wants it
+  bool is_wanted = false;  // the caller asks for this array
   bool is_row_major = true;
-  bool owns_memory = true;  // its memory begins and ends with it: it is not a view
+  bool owns_memory = true;  // false for a view
   uint32_t last_use = 0;  // the last step that reads it
 };
 
 // One primitive, with one or several results.
 struct Step {
   const mx::array* array;
-  uint32_t first_value;  // its results are consecutive
-  uint32_t values;
-  size_t bytes = 0;  // of its results
+  uint32_t first_value;  // the results are consecutive values
+  uint32_t values;  // the number of results
+  size_t bytes = 0;  // new memory for the results
   size_t work_space = 0;
 };
 
@@ -142,13 +144,13 @@ class Planner {
 
   std::unordered_set<std::uintptr_t> overwritable_;
   std::unordered_map<std::uintptr_t, uint32_t> indices_;  // of values, by id
-  std::unordered_map<std::uintptr_t, uint32_t> leaf_uses_;  // how many pending arrays read an evaluated one, by id
+  std::unordered_map<std::uintptr_t, uint32_t> leaf_uses_;  // of evaluated arrays by pending ones, by id
   std::vector<Value> values_;
-  std::vector<Step> steps_;  // inputs before the steps that read them
+  std::vector<Step> steps_;  // in an order in which they can run
   std::vector<Storage> storages_;
 };
 
-// Adds the steps that `root` depends on, and its own.
+// Adds the steps that `root` depends on, then the step that computes it.
 void Planner::visit(const mx::array& root) {
   std::vector<std::pair<const mx::array*, size_t>> path{{&root, 0}};
   while (!path.empty()) {
@@ -190,7 +192,8 @@ void Planner::count_uses(uint32_t step) {
   }
 }
 
-// The storage of the input that the results share, or nullopt if they need memory of their own.
+// Returns the storage that the results of a step share with its first input, or nullopt if they need memory of their
+// own.
 std::optional<uint32_t> Planner::shared_storage(const mx::array& input, Effect effect) {
   const Value* value = find(input);
   const bool is_last_use = value != nullptr ? value->uses == 1 && value->owns_memory
@@ -200,7 +203,7 @@ std::optional<uint32_t> Planner::shared_storage(const mx::array& input, Effect e
   if (!shares) {
     return std::nullopt;
   }
-  if (value == nullptr) {  // memory that was there before
+  if (value == nullptr) {  // memory from before the evaluation
     storages_.push_back({.bytes = 0});
     return static_cast<uint32_t>(storages_.size() - 1);
   }
@@ -235,7 +238,8 @@ void Planner::assign_storage(Step& step) {
   }
 }
 
-// Counts the inputs and unused results of a step as read. Returns the bytes that this frees.
+// Subtracts the uses of its inputs by a step. Returns the bytes of the inputs, and of the results, that have no use
+// left.
 size_t Planner::release_inputs(const Step& step) {
   size_t freed = 0;
   const auto free_if_unused = [&](Storage& storage) {
@@ -255,8 +259,8 @@ size_t Planner::release_inputs(const Step& step) {
 
 std::vector<std::vector<mx::array>> Planner::stages(size_t active, size_t limit) {
   std::vector<uint32_t> stage_of(steps_.size(), 0);
-  size_t live = active;  // what is in use after a step, if it is the last one of its stage
-  size_t total = active;  // what is in use in the present stage if nothing is freed before its end
+  size_t live = active;  // bytes in use after a step if the stage ends with this step
+  size_t total = active;  // bytes in use after a step if the stage goes on: nothing is freed before its end
   uint32_t stage = 0;
   for (uint32_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
@@ -277,7 +281,7 @@ std::vector<std::vector<mx::array>> Planner::stages(size_t active, size_t limit)
   return collect(stage_of);
 }
 
-// The arrays to ask for in each stage: those that the caller or a later stage reads.
+// Returns the arrays to evaluate in each stage: those that the caller asks for or that a later stage reads.
 std::vector<std::vector<mx::array>> Planner::collect(const std::vector<uint32_t>& stage_of) const {
   std::vector<std::vector<mx::array>> stages(stage_of.empty() ? 0 : stage_of.back() + 1);
   for (const Value& value : values_) {

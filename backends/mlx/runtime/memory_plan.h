@@ -10,11 +10,12 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Divides the evaluation of `arrays` into stages, so that `active` bytes and those of the evaluation never exceed
-// `limit`. There is one stage if everything fits at the same time. Throws Failure if a single result does not fit
-// beside those that are still needed.
+// Divides the evaluation of `arrays` into stages, so that its memory and the `active` bytes that are in use before it
+// together never exceed `limit`. Returns the arrays to evaluate in each stage. There is one stage if all results fit at
+// the same time. Throws Failure if a result does not fit even after all results that are no longer needed are freed.
 //
-// `overwritable` are the ids of evaluated arrays that nobody but the graph holds when it runs.
+// `overwritable` are the ids of arrays that are already evaluated and that only the graph holds when it runs, so that
+// MLX can update them in place.
 //
 // Counts the results of MLX primitives, except views and updates in place, and the work space of convolutions on a CPU.
 // Does not count the work space of other primitives.

@@ -72,7 +72,7 @@ void State::drop_backup() {
   caches_undo_.clear();
 }
 
-// Gives the backup the contents from the beginning of the call.
+// Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.
 void State::undo_updates(mx::Stream stream) {
   std::vector<mx::array> restored;
   const auto restore = [&](std::optional<mx::array>& backup, const Undo& undo) {
@@ -89,7 +89,7 @@ void State::undo_updates(mx::Stream stream) {
     restore(backup.values, undo.second);
   }
   if (!restored.empty()) {
-    std::lock_guard lock(memory_mutex());  // evaluates without regard to the limit
+    std::lock_guard lock(memory_mutex());  // the memory limit is not checked here
     mx::eval(std::move(restored));
   }
 }
@@ -204,7 +204,9 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
   run(evaluation, risks_buffers);
 }
 
-// Saves the slices that the evaluation overwrites. A buffer that changes in another way keeps its backup.
+// Evaluates arrays in the middle of a call so that rollback() can restore the buffers. For a buffer that is updated by
+// slices, saves the slices and lets go of the backup, so that MLX updates the buffer in place. Any other buffer keeps
+// its backup, and MLX writes the new contents to new memory.
 void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) {
   std::vector<mx::array> saved;
   std::vector<Tracked> updated;

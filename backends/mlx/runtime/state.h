@@ -52,18 +52,20 @@ class State {
 
   // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
   //
-  // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. Until the
-  // first evaluation of a call, rollback() restores the buffers from the backup. The first evaluation drops the
-  // backup, because MLX updates an array in place only if nobody else holds it. With `keep_backup`, the backup stays
-  // to the end of the call, and MLX writes the updated buffers to new memory. With a memory limit, every call can be
-  // undone until its last evaluation is known to fit: each evaluation before that one saves the slices that it
-  // overwrites.
+  // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. As long
+  // as the backup exists, rollback() restores the buffers from it. How long it exists depends:
+  //
+  // - Usually, the first evaluation of the call drops it, because MLX updates an array in place only if nobody else
+  //   holds the array.
+  // - With `keep_backup`, it stays to the end of the call, and MLX writes the updated buffers to new memory.
+  // - With a memory limit, it stays until the evaluation that ends the call is known to fit. If an earlier evaluation
+  //   overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
   void begin(bool keep_backup);
   void commit();
   void rollback(mx::Stream stream);
 
-  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. Drops the backup unless begin() was told
-  // to keep it. If the evaluation fails without a backup and has buffers to compute, these are lost: see is_lost().
+  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation has buffers to compute
+  // that have no backup, and fails after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
   // The arrays of buffers and caches that are not evaluated yet.
@@ -82,14 +84,15 @@ class State {
   size_t buffer_bytes() const;
 
  private:
-  // A buffer, or the keys or values of a cache.
+  // A buffer, or the keys or values of a cache, that the call has changed.
   struct Tracked {
     std::optional<mx::array>* backup;
     const std::optional<mx::array>* now;
-    Undo* undo;
+    Undo* undo;  // leads from the backup to the contents from before the call
   };
-  std::vector<Tracked> tracked();  // those that the call has changed
+  std::vector<Tracked> tracked();
   void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
+  // `risks_buffers`: whether the buffers are lost if the evaluation fails.
   void run(Evaluation& evaluation, bool risks_buffers);
   void undo_updates(mx::Stream stream);
   void drop_backup();
@@ -102,8 +105,8 @@ class State {
   std::shared_ptr<Caches> shared_caches_;  // null if the program has none
   std::vector<std::optional<mx::array>> buffers_backup_;
   std::optional<std::map<int, KvLayer>> caches_backup_;
-  std::vector<Undo> buffers_undo_;  // relative to the backup
-  std::map<int, std::pair<Undo, Undo>> caches_undo_;  // of keys and values, by layer
+  std::vector<Undo> buffers_undo_;  // what to undo in the backup, by buffer
+  std::map<int, std::pair<Undo, Undo>> caches_undo_;  // what to undo in the backups of keys and values, by layer
   bool keeps_backup_ = true;
   bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.

@@ -1,4 +1,4 @@
-// Restores arrays that an evaluation updates in place, without a copy of the whole array.
+// Undoes updates of arrays in place. Only the slices that are overwritten are saved, not the whole array.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -10,22 +10,23 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// The array that `x` updates, possibly in several pending steps: the last one that has its values. `x` itself if it is
-// not a pending update of slices.
+// If `x` is a pending update of slices of another array, returns that array. If that is a pending update itself, goes
+// on with the array that it updates, and so on. Otherwise returns `x`.
 const mx::array& updated_array(const mx::array& x);
 
-// The former contents of the slices that one array loses. The array itself is not held, so that MLX may overwrite it.
+// The old contents of the slices of one array that are overwritten. Does not hold the array itself, so that MLX can
+// update it in place.
 class Undo {
  public:
-  // Whether `now` is `before` with some slices replaced. If so, appends the contents of these slices to `saved`: they
-  // must be evaluated before `now` is.
+  // Returns whether `now` is `before` with pending updates of some slices. If so, stores the old contents of these
+  // slices, and appends them to `saved`, because the caller must evaluate them before it evaluates `now`.
   bool record(const mx::array& before, const mx::array& now, mx::Stream stream, std::vector<mx::array>& saved);
 
   bool is_empty() const {
     return slices_.empty();
   }
 
-  // An array with the contents before the first record().
+  // Returns an array with the contents from before the first record(). `now` is the array after the last update.
   mx::array apply(const mx::array& now, mx::Stream stream) const;
 
  private:
@@ -35,7 +36,7 @@ class Undo {
     mx::Shape stop;
     mx::Shape strides;
   };
-  std::vector<Slice> slices_;  // later ones have precedence: they are applied first
+  std::vector<Slice> slices_;  // applied from the last to the first, so that the oldest contents remain
 };
 
 } // namespace executorch_mlx

@@ -1,4 +1,4 @@
-"""Run a finished program beside eager torch and judge the differences."""
+"""Runs a finished program and eager torch on the same inputs, and compares their values."""
 
 from .report import CallCheck, Departure, VerificationReport
 from .verify import verify

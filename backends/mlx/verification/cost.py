@@ -1,4 +1,4 @@
-"""The time and memory of a check."""
+"""Measures the time and the memory that a verification takes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import time
 
 
 class Cost:
-    """Counts from its creation. `seconds` is the time so far."""
+    """Measures from its creation on. `peak_before` is the peak memory of the process at that moment, in bytes."""
 
     def __init__(self):
         self._started, self.peak_before = time.perf_counter(), peak_memory()
 
     @property
     def seconds(self) -> float:
+        """The time since the creation."""
         return time.perf_counter() - self._started
 
     @property
     def added_memory(self) -> int:
-        """The bytes by which the peak memory of the process rose."""
+        """The number of bytes by which the peak memory of the process has risen since the creation."""
         return peak_memory() - self.peak_before
 
 

@@ -1,4 +1,7 @@
-"""A program that returns intermediate values: the instructions of a payload, each exposed value copied to an output."""
+"""Builds a copy of an MLX program that also returns intermediate values.
+
+After the instruction that computes such a value, an additional instruction copies the value to an additional output.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from ..serialization import ir
 from ..serialization.pack import pack_payload
 
 _DTYPES = {number: dtype for dtype, number in SCALAR_TYPES.items()}
+# The EValue of an input that is a number. A call passes its own value instead of this one.
 _NUMBERS = {ir.SlotType.IntValueSlot: et.Int(0), ir.SlotType.BoolValueSlot: et.Bool(False),
             ir.SlotType.FloatValueSlot: et.Double(0.0)}  # fmt: skip
 _ALIGNMENT = 16  # bytes
@@ -27,9 +31,9 @@ _ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True)
 class Exposed:
-    """A value to return: that of tensor slot `tid` after instruction `index` of the main chain.
+    """A value to return: the contents of tensor slot `tid` after instruction `index` of the main chain.
 
-    `shape` is the largest shape of all calls, and `is_dynamic` says whether there are others.
+    `shape` has the largest size of each dimension in any call. `is_dynamic` tells whether the calls differ in shape.
     """
 
     index: int
@@ -40,7 +44,8 @@ class Exposed:
 
 
 def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
-    """`graph` with `values` as additional outputs, after its own."""
+    """Returns a copy of `graph` that returns `values` after its own outputs."""
+    # The slots of the additional outputs. The slots that had these numbers, and all later ones, move up.
     first = graph.num_constant_tensors + graph.num_input_tensors + graph.num_output_tensors
     copies: dict[int, list[ir.Instruction]] = {}
     for i, value in enumerate(values):
@@ -55,17 +60,18 @@ def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
     return dataclasses.replace(
         renumbered,
         num_output_tensors=graph.num_output_tensors + len(values),
-        output_map=[*renumbered.output_map, *(_variant(first + i) for i in range(len(values)))],
+        output_map=[*renumbered.output_map, *(_tensor_slot(first + i) for i in range(len(values)))],
         tensor_meta=[*metas[:first], *map(_meta, values), *metas[first:]],
     )
 
 
 def _shifted(tid: int, first: int, by: int) -> int:
+    """Returns the new number of a tensor slot: larger by `by` from `first` on."""
     return tid if tid < first else tid + by
 
 
 def _renumber(x: Any, first: int, by: int) -> Any:
-    """A copy of `x` in which the tensor slots from `first` on have numbers larger by `by`."""
+    """Returns a copy of `x` in which the numbers of the tensor slots from `first` on are larger by `by`."""
     if isinstance(x, list):
         return [_renumber(item, first, by) for item in x]
     if isinstance(x, ir.Tid):
@@ -79,7 +85,7 @@ def _renumber(x: Any, first: int, by: int) -> Any:
     return x
 
 
-def _variant(tid: int) -> ir.SlotVariant:
+def _tensor_slot(tid: int) -> ir.SlotVariant:
     return ir.SlotVariant(idx=tid, slot_type=ir.SlotType.TensorSlot)
 
 
@@ -91,10 +97,11 @@ def _meta(value: Exposed) -> ir.TensorMeta:
     return ir.TensorMeta(shape=dims, scalar_type=SCALAR_TYPES[value.dtype], dim_order=list(range(len(dims))))
 
 
-def program_of(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -> Cord:
-    """A program whose only method `forward` calls `graph` with all of its inputs, in their order.
+def serialize_program(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -> Cord:
+    """Returns the contents of a `.pte` file whose only method, `forward`, runs the MLX program `graph`.
 
-    It returns all outputs, in their order. `constants` has the data of the constants by key.
+    The method takes all inputs and returns all outputs of `graph`, in their order. `constants` maps the key of a
+    constant to its data.
     """
     slots = [*(graph.input_map or ()), *(graph.output_map or ())]
     values, memory = [], 0
@@ -130,8 +137,8 @@ def program_of(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -> Cord:
     return serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True)
 
 
-def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], memory: int) -> tuple[et.EValue, int]:
-    """An argument of the delegate call, at offset `memory`, and its size in bytes."""
+def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], offset: int) -> tuple[et.EValue, int]:
+    """Returns an argument of the delegate call, and its size in bytes. A tensor lies at `offset` in planned memory."""
     if slot.slot_type != ir.SlotType.TensorSlot:
         return et.EValue(_NUMBERS[slot.slot_type]), 0
     meta = metas[slot.idx]
@@ -148,16 +155,17 @@ def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], memory: int) -
         requires_grad=False,
         layout=0,
         data_buffer_idx=0,
-        allocation_info=et.AllocationDetails(1, memory & 0xFFFFFFFF, memory >> 32),
+        allocation_info=et.AllocationDetails(1, offset & 0xFFFFFFFF, offset >> 32),
         shape_dynamism=et.TensorShapeDynamism.DYNAMIC_BOUND if is_dynamic else et.TensorShapeDynamism.STATIC,
     )
     return et.EValue(tensor), max(size, 1)
 
 
-def bound_inputs(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXGraph:
-    """`graph` with finite bounds, those of `calls`, for the dynamic extents of its inputs and outputs.
+def bound_extents(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXGraph:
+    """Returns a copy of `graph` with an upper bound for each dynamic extent of its inputs and outputs.
 
-    `calls` has the inputs and then the outputs of each call. ExecuTorch allocates memory for the bounds.
+    The bound is the largest size in `calls`, which has the inputs and then the outputs of each call. ExecuTorch
+    allocates memory for tensors of these sizes.
     """
     metas = list(graph.tensor_meta)
     for slot, *values in zip([*(graph.input_map or ()), *(graph.output_map or ())], *calls, strict=True):
@@ -166,11 +174,11 @@ def bound_inputs(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXGr
                 dim if dim.value >= 0 else dataclasses.replace(dim, max_value=max(sizes))
                 for dim, *sizes in zip(metas[slot.idx].shape, *(v.shape for v in values), strict=True)
             ]
-            order = list(range(len(shape)))  # the values of the calls are contiguous
+            order = list(range(len(shape)))  # verification passes contiguous tensors
             metas[slot.idx] = dataclasses.replace(metas[slot.idx], shape=shape, dim_order=order)
     return dataclasses.replace(graph, tensor_meta=metas)
 
 
 def contiguous(values: Sequence[Any]) -> list[Any]:
-    """The values of a call, tensors row-major."""
+    """Returns the arguments of a call with every tensor made contiguous."""
     return [v.detach().contiguous() if isinstance(v, torch.Tensor) else v for v in values]

@@ -1,4 +1,4 @@
-"""The constants of a `.pte`, left in the file."""
+"""The constants of a `.pte` file, read from the file when they are used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..inspect.pte import Contents
 
 
 def file_constants(path: Path, contents: Contents) -> dict[str, FileBackedData]:
-    """The named data of a file, by key. It stays in the file."""
+    """Returns the named data of a file by key. The values hold no bytes: they read them from the file when asked."""
     offsets = contents.named_data_offsets
     return {key: _Region(path, offsets[key], size) for key, size in contents.named_data.items()}
 
 
 class _Region(FileBackedData):
-    """A part of a file."""
+    """A range of bytes in a file."""
 
     def __init__(self, path: Path, offset: int, size: int):
         super().__init__(str(path))

@@ -1,4 +1,4 @@
-"""Runs an edge-dialect program node by node in eager torch, with the values of the FX nodes of its MLX delegates."""
+"""Runs a lowered graph node by node in eager torch, and records the values of the FX nodes inside its MLX delegates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKEND = "MLXBackend"
 
 @dataclass
 class DelegateCall:
-    """One call of an MLX delegate: its arguments, its results, and the values of its FX nodes."""
+    """One call of an MLX delegate: its inputs, its outputs, and the recorded values of its FX nodes."""
 
     inputs: list[Any]
     outputs: list[Any] = field(default_factory=list)
@@ -26,9 +26,10 @@ class DelegateCall:
 
 
 class EagerProgram:
-    """An edge program with mutable buffers of its own, which begin as those of `program`.
+    """A lowered graph in eager torch.
 
-    `delegates` are its MLX delegates, in the order of the graph.
+    It has mutable buffers of its own, which start with the contents of those of `program`. `delegates` are its MLX
+    delegates, in the order of the graph.
     """
 
     def __init__(self, program: ExportedProgram):
@@ -41,7 +42,10 @@ class EagerProgram:
         self._states = {id(p): _State(p) for p in (program, *(d.original_module for d in self.delegates))}
 
     def call(self, inputs: Sequence[Any], keep: Callable[[Node], bool] = lambda node: True) -> list[DelegateCall]:
-        """Run once. Returns a call for each of `delegates`, with the values of the nodes that `keep` accepts."""
+        """Run the graph once. The mutable buffers keep their new contents for the next call.
+
+        Returns one DelegateCall for each of `delegates`, with the values of the FX nodes that `keep` accepts.
+        """
         calls = []
 
         def run_delegate(module: LoweredBackendModule, *arguments: Any) -> list[Any]:
@@ -66,7 +70,7 @@ def _attribute(program: ExportedProgram, node: Node) -> Any:
 
 
 class _State:
-    """The tensors of a program: its parameters, and copies of the buffers that it changes."""
+    """The tensors of a graph: its parameters and constants, and copies of the buffers that it changes."""
 
     def __init__(self, program: ExportedProgram):
         self.signature = program.graph_signature
@@ -75,7 +79,7 @@ class _State:
             self.tensors[name] = self.tensors[name].detach().clone()
 
     def run(self, interpreter: Interpreter, inputs: Sequence[Any]) -> list[Any]:
-        """The user outputs. Keeps the new values of the buffers."""
+        """Run the graph with `interpreter`. Stores the new contents of the buffers and returns the other outputs."""
         rest = iter(inputs)
         arguments = [
             next(rest) if spec.kind == InputKind.USER_INPUT else self.tensors.get(spec.target)
@@ -91,6 +95,8 @@ class _State:
 
 
 class _Run(Interpreter):
+    """Interprets a graph. Stores in `values` what `keep` accepts, and calls `run_delegate` for a call of a delegate."""
+
     def __init__(self, program: ExportedProgram, values: dict[Node, Any], keep: Callable, run_delegate: Callable):
         super().__init__(program.graph_module)
         self.extra_traceback = False

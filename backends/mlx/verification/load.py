@@ -1,4 +1,4 @@
-"""Loads a program into the real runtime."""
+"""Loads a method of a `.pte` into ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from ..loader import load_delegate
 
 
 def load(pte: bytes | Path, method: str = "forward") -> Callable[[list[Any]], list[Any]]:
-    """A method of a program, as a function from its inputs to its outputs. State lasts from call to call."""
+    """Load a method and return it as a function, which takes the list of inputs and returns the list of outputs.
+
+    Mutable buffers keep their contents from call to call.
+    """
     load_delegate()
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(pte)
     loaded = program.load_method(method)
 
-    def run(inputs: list[Any], program: Any = program) -> list[Any]:  # a program has to outlive its methods
+    # A program has to outlive its methods. The default argument keeps it alive.
+    def run(inputs: list[Any], program: Any = program) -> list[Any]:
         return [v.clone() if isinstance(v, torch.Tensor) else v for v in loaded.execute(inputs)]
 
     return run

@@ -1,4 +1,4 @@
-"""Finds the first instruction whose value departs from eager torch."""
+"""Finds the first departure: the first instruction whose value differs from eager torch by more than rounding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..inspect.infer_types import infer_types
 from ..inspect.pte import Delegate, read_pte
 from ..inspect.render_text import format_instruction
 from ..inspect.report import describe
-from .debug_program import Exposed, bound_inputs, contiguous, expose, program_of
+from .debug_program import Exposed, bound_extents, contiguous, expose, serialize_program
 from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
 from .load import load
-from .origins import NotTheSame, Origin, trace_origins
+from .origins import ProgramMismatch, Origin, trace_origins
 from .report import Departure
 from .rounding import RoundingNoise, compare
 
@@ -29,7 +29,7 @@ _BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in SCALAR_TYPES}
 
 
 class CannotLocate(Exception):
-    """The intermediate values cannot be compared. The message says why."""
+    """The first departure cannot be found. The message says why."""
 
 
 def locate(
@@ -40,14 +40,17 @@ def locate(
     *,
     noisy_runs: int,
 ) -> Departure:
-    """The first departure of a method.
+    """Find the first departure of a method in the first call that has one, and return it.
 
-    - `edge`: the lowered graph of the method, `delegates`: the MLX programs of its `.pte`.
+    - `edge`: the lowered graph of the method.
+    - `delegates`: the MLX programs that the `.pte` holds for the method, in order.
     - `constants`: the constants in the `.pte`, by key.
     - `calls`: the inputs of each call, in order.
+    - `noisy_runs`: the number of eager runs with rounding noise, from which the tolerances come.
 
-    Every MLX program runs with its intermediate values as outputs, on the inputs that it gets in eager torch. Raises
-    CannotLocate if the programs are not those of `edge`, or if none of their values departs.
+    A copy of each MLX program returns the intermediate values. It gets the inputs that eager torch computes for this
+    part of the graph. Raises CannotLocate if `edge` does not compile to the same MLX programs, or if none of their
+    values departs.
     """
     eager = EagerProgram(edge)
     if len(eager.delegates) != len(delegates):
@@ -72,15 +75,15 @@ def locate(
             if departure is not None:
                 return departure
     raise CannotLocate(
-        "no value of the MLX programs departs on the inputs that eager torch gives them: the difference arises outside "
-        "of MLX, or adds up from differences within rounding"
+        "no value of an MLX program departs if the MLX program gets its inputs from eager torch: either the difference "
+        "arises outside of MLX, or several differences within rounding add up to it"
     )
 
 
 def locate_in_file(
     path: Path, method: str, edge: ExportedProgram, calls: Sequence[Sequence[Any]], *, noisy_runs: int = 2
 ) -> Departure:
-    """As `locate`, for a method of the file `path`."""
+    """The same as `locate`, for a method of the file `path`."""
     contents = read_pte(path)
     delegates = [d for d in contents.delegates if d.method == method]
     return locate(edge, delegates, file_constants(path, contents), calls, noisy_runs=noisy_runs)
@@ -89,13 +92,13 @@ def locate_in_file(
 def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:
     try:
         return trace_origins(program, delegate.graph)
-    except NotTheSame as difference:
+    except ProgramMismatch as difference:
         message = f"MLX program {delegate.index} was not compiled from this graph: {difference}"
         raise CannotLocate(message) from difference
 
 
 class _DelegateCheck:
-    """Runs one MLX program with its intermediate values, call after call."""
+    """Runs a copy of one MLX program that returns the intermediate values, call after call, and compares these."""
 
     def __init__(
         self, delegate: Delegate, origins: list[Origin], constants: Mapping[str, CordBuffer], calls: list[DelegateCall]
@@ -109,34 +112,35 @@ class _DelegateCheck:
         self.exposed: list[tuple[Origin, Exposed]] = []
         for origin in origins:
             type_ = results.get(origin.index, {}).get(origin.tid)
-            value = _exposed(origin, type_.dtype if type_ else None, [_part(c, origin) for c in calls])
+            value = _exposed(origin, type_.dtype if type_ else None, [_eager_value(c, origin) for c in calls])
             self.exposed.append((origin, value))
-        bounded = bound_inputs(delegate.graph, [[*c.inputs, *c.outputs] for c in calls])
+        bounded = bound_extents(delegate.graph, [[*c.inputs, *c.outputs] for c in calls])
         graph = expose(bounded, [value for _, value in self.exposed])
         try:
-            self.run = load(bytes(program_of(graph, constants)))
+            self.run = load(bytes(serialize_program(graph, constants)))
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _refusal(error) from error
 
     def departure(self, number: int, noisy: list[DelegateCall]) -> Departure | None:
-        """Run call `number`. Returns the first departure in it."""
+        """Run call `number` and return the first departure in it, or None. The calls have to run in their order."""
         call = self.calls[number]
         try:
             values = self.run(contiguous(call.inputs))[len(call.outputs) :]
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _refusal(error) from error
         for (origin, _), actual in zip(self.exposed, values, strict=True):
-            comparison = compare(actual, _part(call, origin), [_part(run, origin) for run in noisy])
+            comparison = compare(actual, _eager_value(call, origin), [_eager_value(run, origin) for run in noisy])
             if not comparison.ok:
                 return _departure(self.delegate, origin, number, comparison)
         return None
 
 
-def _refused(error: RuntimeError) -> CannotLocate:
+def _refusal(error: RuntimeError) -> CannotLocate:
     return CannotLocate(f"the runtime refuses the program with intermediate values as outputs: {error}")
 
 
-def _part(call: DelegateCall, origin: Origin) -> torch.Tensor:
+def _eager_value(call: DelegateCall, origin: Origin) -> torch.Tensor:
+    """Returns what eager torch computed for the tensor of `origin`."""
     value = call.values[origin.node]
     return value if origin.part is None else value[origin.part]
 
@@ -168,7 +172,10 @@ def _departure(delegate: Delegate, origin: Origin, call: int, comparison) -> Dep
 
 
 def _source(node: torch.fx.Node) -> str:
-    """The innermost frame outside of torch that the stack trace of an FX node has, or the innermost of all."""
+    """Returns the line of the model's source that an FX node comes from.
+
+    This is the innermost stack frame outside of torch, or the innermost of all if every frame is in torch.
+    """
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', node.meta.get("stack_trace") or "")
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
     if not own:

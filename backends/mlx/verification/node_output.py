@@ -1,4 +1,4 @@
-"""A method of a `.pte` with one of its intermediate values as an additional output, without holding its constants."""
+"""Runs a method of a `.pte` with an intermediate value as an additional output. The constants stay in files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch.fx import Node
 
 from ..builder.registry import aten_target
 from ..inspect.pte import read_pte
-from .debug_program import Exposed, expose, program_of
+from .debug_program import Exposed, expose, serialize_program
 from .file_constants import file_constants
 from .interpret import EagerProgram
 from .load import load
 from .locate import CannotLocate
-from .origins import NotTheSame, trace_origins
+from .origins import ProgramMismatch, trace_origins
 
 
 class NodeOutput:
-    """Runs a method of the file `path` and also returns the first operand of its only call of the operator `target`.
+    """A method of the file `path` that also returns an intermediate value.
 
-    `edge` is the lowered graph of the method. `copy` is a file to write: the program with the additional output. Raises
-    CannotLocate if the method is not one MLX program, or if the operand is not a value of it.
+    The value is the first operand of the operator `target`, which the method calls exactly once. `edge` is the lowered
+    graph of the method. The constructor writes a program with the additional output to the file `copy`, which the
+    caller deletes in the end. Raises CannotLocate if the method does not consist of exactly one MLX program, or if no
+    instruction computes the operand.
     """
 
     def __init__(self, path: Path, method: str, edge: ExportedProgram, target: str, copy: Path):
@@ -33,23 +35,23 @@ class NodeOutput:
         delegates = [d for d in contents.delegates if d.method == method]
         lowered = EagerProgram(edge).delegates
         if len(delegates) != 1 or len(lowered) != 1 or contents.calls_outside_mlx[method]:
-            raise CannotLocate(f"method {method} has more parts than one MLX program")
+            raise CannotLocate(f"method {method} does not consist of exactly one MLX program")
         graph, program = delegates[0].graph, lowered[0].original_module
         node = _first_operand(program, target)
         try:
             origin = next((o for o in reversed(trace_origins(program, graph)) if o.node is node), None)
-        except NotTheSame as difference:
+        except ProgramMismatch as difference:
             raise CannotLocate(f"method {method} was not compiled from this graph: {difference}") from difference
         if origin is None:
             raise CannotLocate(f"no instruction computes the operand of {target}")
         val = node.meta["val"]
         exposed = Exposed(origin.index, origin.tid, val.dtype, tuple(val.shape), is_dynamic=False)
         with open(copy, "wb") as file:
-            program_of(expose(graph, [exposed]), file_constants(path, contents)).write_to_file(file)
+            serialize_program(expose(graph, [exposed]), file_constants(path, contents)).write_to_file(file)
         self._run, self._order = load(copy), _argument_order(edge)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of the MLX program in a call with the inputs of the method, and the operand."""
+        """Call the method. Returns the outputs of its MLX program, followed by the operand."""
         return self._run([inputs[i] for i in self._order])
 
 
@@ -61,7 +63,7 @@ def _first_operand(program: ExportedProgram, target: str) -> Node:
 
 
 def _argument_order(edge: ExportedProgram) -> list[int]:
-    """For each argument of the delegate call, its place among the inputs of the method."""
+    """Returns, for each argument of the delegate call, its index among the inputs of the method."""
     (call,) = (n for n in edge.graph.nodes if n.target is executorch_call_delegate)
     names = list(edge.graph_signature.user_inputs)
     return [names.index(argument.name) for argument in call.args[1:]]

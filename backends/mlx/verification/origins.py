@@ -1,7 +1,7 @@
-"""Which FX node each instruction of a payload computes.
+"""Finds the FX node that each instruction of an MLX program computes.
 
-A payload does not name the FX nodes that it was compiled from. `trace_origins` compiles the same graph again, keeps
-that map, and proves that the result has the instructions of the payload.
+An MLX program does not name the FX nodes that it was compiled from. `trace_origins` compiles the same graph again,
+records which instructions lower each FX node, and checks that the result has the instructions of the MLX program.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from ..inspect.listing import unwrap_operand
 from ..serialization import ir
 
 
-class NotTheSame(Exception):
-    """The graph compiles to other instructions than those of the payload. The message names the first difference."""
+class ProgramMismatch(Exception):
+    """The graph does not compile to the instructions of the MLX program. The message names the first difference."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Instruction `index` of the main chain computes FX node `node`, or the tensor `part` of its list of results.
+    """Where the value of FX node `node` is: instruction `index` of the main chain writes it to tensor slot `tid`.
 
-    `tid` is the tensor slot. `first_index` is the first of the instructions that lower the node.
+    If the node returns a list of tensors, `part` is the index of this tensor in the list; otherwise it is None.
+    `first_index` is the index of the first instruction that lowers the node.
     """
 
     index: int
@@ -41,9 +42,9 @@ class Origin:
 
 
 def trace_origins(program: ExportedProgram, graph: ir.MLXGraph) -> list[Origin]:
-    """The origins of the tensors that the main chain of `graph` computes, in the order of the instructions.
+    """Returns the origins of the tensors that the main chain of `graph` computes, in the order of the instructions.
 
-    `program` is the delegated graph. Raises NotTheSame if it does not compile to `graph`.
+    `program` is the delegated graph. Raises ProgramMismatch if it does not compile to `graph`.
     """
     builder = _Recorder(program, allow_extensions=_has_extensions(graph))
     builder.build()
@@ -65,13 +66,16 @@ def _has_extensions(graph: ir.MLXGraph) -> bool:
 
 
 class _Recorder(ProgramBuilder):
-    """Records, for every FX node of the graph itself, the instruction that computes it and those that lower it."""
+    """A builder that records, for every FX node, the instruction that computes its value and all that lower the node.
+
+    It records the nodes of the delegated graph, but not those of inner graphs, such as the trace of a composite.
+    """
 
     def __init__(self, program: ExportedProgram, *, allow_extensions: bool):
         super().__init__(program, allow_extensions=allow_extensions)
         self.records: list[tuple[Node, int | None, TensorSlot, Emitted, list[Emitted]]] = []
         self._writers: dict[Slot, Emitted] = {}  # by slot, the last instruction so far that wrote it
-        self._seen = 0  # number of instructions in `_writers`
+        self._seen = 0  # number of instructions that `_writers` covers
         self._start = 0  # number of instructions before the node being lowered
 
     def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
@@ -95,28 +99,33 @@ class _Recorder(ProgramBuilder):
 
 
 def _match(builder: ProgramBuilder, graph: ir.MLXGraph) -> dict[Slot, int]:
-    """The number of each slot. Raises NotTheSame if the instructions differ by more than the numbers of slots."""
+    """Returns the number that each slot of `builder` has in `graph`.
+
+    Raises ProgramMismatch if the instructions differ in more than the numbers of their slots.
+    """
     numbers: dict[Slot, int] = {}
     chains = [[i.op for i in chain.instructions] for chain in graph.instruction_chains]
     if len(chains) != len(builder.chains):
-        raise NotTheSame(
+        raise ProgramMismatch(
             f"the program has {len(chains)} chains, the graph of the module compiles to {len(builder.chains)}"
         )
     for c, (emitted_chain, ops) in enumerate(zip(builder.chains, chains)):
         for index, (emitted, op) in enumerate(zip(emitted_chain, ops)):
             if emitted.op is not type(op) or not _same_fields(emitted, op, numbers):
-                raise NotTheSame(
-                    f"instruction {index} of chain {c} is {op.NAME}, the graph of the module compiles to another "
-                    f"{emitted.op.NAME} there"
+                fields = " with other fields" if emitted.op is type(op) else ""
+                raise ProgramMismatch(
+                    f"instruction {index} of chain {c} is {op.NAME}, the graph of the module compiles to "
+                    f"{emitted.op.NAME}{fields}"
                 )
         if len(emitted_chain) != len(ops):
-            raise NotTheSame(
+            raise ProgramMismatch(
                 f"chain {c} has {len(ops)} instructions, the graph of the module compiles to {len(emitted_chain)}"
             )
     return numbers
 
 
 def _same_fields(emitted: Emitted, op: ir.Op, numbers: dict[Slot, int]) -> bool:
+    """Whether every field that `emitted` sets has the same value in `op`."""
     return all(
         emitted.fields.get(f.name) is None or _same(emitted.fields[f.name], getattr(op, f.name), numbers)
         for f in op.FIELDS
@@ -124,7 +133,10 @@ def _same_fields(emitted: Emitted, op: ir.Op, numbers: dict[Slot, int]) -> bool:
 
 
 def _same(value: Any, stored: Any, numbers: dict[Slot, int]) -> bool:
-    """Whether `stored` is `value`. A slot has one number throughout."""
+    """Whether the field `stored` of an MLX program equals `value`.
+
+    `numbers` has the numbers of the slots. A slot that is not in it yet gets the number in `stored`.
+    """
     if isinstance(value, (list, tuple)):
         return isinstance(stored, list) and len(value) == len(stored) and all(
             _same(v, s, numbers) for v, s in zip(value, stored)

@@ -1,4 +1,4 @@
-"""What `verify` reports."""
+"""The report of `verify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .rounding import Comparison
 
 @dataclass(frozen=True)
 class CallCheck:
-    """One output of one call. `comparison` has the largest difference and the tolerance."""
+    """Output number `output` of call number `call`, both counted from 0, compared with eager torch."""
 
     call: int
     output: int
@@ -28,15 +28,15 @@ class CallCheck:
 
 @dataclass(frozen=True)
 class Departure:
-    """The first instruction whose value departs from eager torch.
+    """The first instruction whose value departs, that is, differs from eager torch by more than rounding.
 
     - `call`, `method`, `delegate`: the number of the call, the method, and the number of its MLX program.
     - `index`, `op`, `listing`: the number of the instruction in the main chain, its IR node, and its line as
       `executorch-mlx inspect` lists it.
-    - `first_index`: the first of the instructions that lower the FX node. If it is less than `index`, the values of
-      the instructions between them have no counterpart in the graph.
+    - `first_index`: the number of the first instruction that lowers the FX node. The instructions from there to
+      `index` compute values that no FX node has, so only the last value is compared.
     - `node`, `target`, `source`: the FX node whose value the instruction computes, the operator that it calls, and
-      the line of the model's source. For a fusion, this is its last FX node.
+      the line of the model's source. For a fusion, `node` is its last FX node.
     - `comparison`: the difference and the tolerance.
     """
 
@@ -57,7 +57,7 @@ class Departure:
         where = f"call {self.call}, {self.method}, MLX program {self.delegate}, chain 0"
         lines = [f"first departure: {self.op} at instruction {self.index} ({where})", f"  {self.listing.strip()}"]
         if self.first_index < self.index:
-            lines.append(f"  instructions {self.first_index} to {self.index} lower its FX node")
+            lines.append(f"  instructions {self.first_index} to {self.index} together compute its FX node")
         lines.append(f"  FX node {self.node} = {self.target}")
         lines += [f"  {line.strip()}" for line in self.source.splitlines()]
         lines.append(f"  {c.mismatch or f'largest difference {c.difference:.2g}, tolerance {c.tolerance:.2g}'}")
@@ -68,9 +68,10 @@ class Departure:
 class VerificationReport:
     """The result of `verify`.
 
-    `outputs` has every output of every call. If one of them departs from eager torch, `departure` is the first
-    instruction whose value does, or `note` says why none is named. `seconds` is the time of the check, and
-    `added_memory` the number of bytes by which it raised the peak memory of the process.
+    `outputs` has a CallCheck for every output of every call. If an output differs from eager torch by more than
+    rounding, `departure` is the first instruction whose value does; if `departure` is None, `note` says why no
+    instruction is named. `seconds` is the time that `verify` took, and `added_memory` the number of bytes by which it
+    raised the peak memory of the process.
     """
 
     outputs: tuple[CallCheck, ...]
@@ -89,5 +90,5 @@ class VerificationReport:
         verdict = "agrees with eager torch" if self.ok else f"differs from eager torch in {wrong} outputs"
         lines = [f"the program {verdict}", *(f"  {check}" for check in self.outputs)]
         lines += [str(part) for part in (self.departure, self.note) if part is not None]
-        lines.append(f"{self.seconds:.1f} s, {self.added_memory / 1e6:.0f} MB above the earlier peak memory")
+        lines.append(f"verify took {self.seconds:.1f} s and raised the peak memory by {self.added_memory / 1e6:.0f} MB")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The tolerance of a comparison, from eager runs in which every intermediate value is off by a rounding error."""
+"""Compares values, with a tolerance from eager runs in which every intermediate value has a random rounding error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-# The relative rounding error of one operation, by dtype: two units in the last place of float32, one of the others.
+# The relative rounding error of one operation, by dtype: two units in the last place of float32
+# and float64, one of the others.
 EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float64: 2**-51}
-SPREAD_FACTOR = 8  # how far beyond the spread of the noisy runs a result may lie
+SPREAD_FACTOR = 8  # a result may lie this many times as far from eager torch as the noisy runs do
 
 # Operators that move, select, compare or convert values without a rounding error of their own.
 _EXACT = frozenset(
@@ -27,7 +28,11 @@ _EXACT = frozenset(
 
 
 class RoundingNoise(TorchDispatchMode):
-    """While active, every floating-point result of an operator is off by a rounding error of random sign."""
+    """While active, eager torch multiplies each floating-point element that it computes by 1 + epsilon or 1 - epsilon.
+
+    The sign is random. `EPSILON` has epsilon for each dtype. Operators without rounding, and those that write to an
+    argument or return a view, keep their results.
+    """
 
     supports_higher_order_operators = True
 
@@ -51,7 +56,7 @@ class RoundingNoise(TorchDispatchMode):
 
 
 def _is_exact(func: torch._ops.OpOverload) -> bool:
-    """Whether `func` computes no new value, or writes to or returns one of its arguments."""
+    """Whether `func` computes without rounding, writes to an argument, or returns an argument or a view of one."""
     schema = func._schema
     aliases = any(v.alias_info is not None for v in (*schema.arguments, *schema.returns))
     return aliases or schema.name.partition("::")[2] in _EXACT
@@ -59,11 +64,14 @@ def _is_exact(func: torch._ops.OpOverload) -> bool:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one tensor or number.
+    """The comparison of one tensor or number with that of eager torch.
 
-    `difference` is the largest absolute difference. `tolerance` is that of the element which exceeds its own tolerance
-    the most, or comes closest to it. `excess` is the ratio of difference to tolerance of that element: at most 1 is
-    within rounding. `mismatch` says what differs if the values cannot be compared, such as their shapes.
+    - `difference`: the largest absolute difference of an element.
+    - `excess`: the largest ratio, over all elements, of the difference of an element to its tolerance. The values agree
+      within rounding if it is at most 1.
+    - `tolerance`: the tolerance of the element with that ratio. This may be another element than that with the largest
+      difference.
+    - `mismatch`: what differs if the values cannot be compared, such as their shapes; otherwise None.
     """
 
     difference: float
@@ -77,18 +85,18 @@ class Comparison:
 
 
 def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
-    """Compare a value with that of eager torch.
+    """Compare a value with that of eager torch, `expected`.
 
-    `noisy` are the values of eager runs under `RoundingNoise`. The tolerance of an element is `SPREAD_FACTOR` times
-    how far these lie from `expected`, there or in the root mean square of the last dimension, plus a few rounding
-    errors of the element itself. An integer or boolean may differ only where the noisy runs differ too, and so may
-    the places of infinities and NaNs.
+    `noisy` are the values of eager runs under `RoundingNoise`. The spread of an element is how far these lie from
+    `expected`, or the root mean square of that along the last dimension if this is larger. The tolerance of an element
+    is `SPREAD_FACTOR` times its spread, plus a few rounding errors of the element itself. An integer or boolean may
+    differ only where a noisy run differs from `expected`. The same holds for being infinite or NaN.
     """
     actual, expected, *noisy = (torch.as_tensor(v) for v in (actual, expected, *noisy))
     if actual.shape != expected.shape:
         return _mismatch(f"got shape {list(actual.shape)}, expected {list(expected.shape)}")
     if actual.is_floating_point() != expected.is_floating_point():
-        return _mismatch(f"got {_name(actual.dtype)}, expected {_name(expected.dtype)}")
+        return _mismatch(f"got {_dtype_name(actual.dtype)}, expected {_dtype_name(expected.dtype)}")
     if expected.numel() == 0:
         return Comparison(0.0, 0.0, 0.0)
     tolerance = tolerance_of(expected, [run for run in noisy if run.shape == expected.shape])
@@ -102,16 +110,19 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
     return Comparison(float(difference.max()), float(tolerance.reshape(-1)[worst]), float(excess.reshape(-1)[worst]))
 
 
-def _mismatch(text: str) -> Comparison:
-    return Comparison(float("inf"), 0.0, float("inf"), text)
+def _mismatch(message: str) -> Comparison:
+    return Comparison(float("inf"), 0.0, float("inf"), message)
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def tolerance_of(expected: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tolerance of each element, float64. Infinite where the noisy runs show that it is undetermined."""
+    """Returns the tolerance of each element, float64.
+
+    It is infinite where rounding noise changes an integer or boolean, or changes whether a float is infinite or NaN.
+    """
     e = expected.double()
     runs = torch.stack([e, *(run.double() for run in noisy)])
     if not expected.is_floating_point():

@@ -1,4 +1,4 @@
-"""`verify`: runs a finished program beside eager torch."""
+"""`verify`: compares a finished program with eager torch."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ def verify(
     *,
     dynamic_shapes: Any = None,
 ) -> VerificationReport:
-    """Run the method `forward` of a finished program beside eager torch, and compare all outputs.
+    """Run the method `forward` of a finished program and eager torch on the same inputs, and compare all outputs.
 
     - `pte`: a path, or the bytes of the program.
-    - `module`: the model in eager torch, or the exported program that was lowered. Its buffers are left as they were.
-    - `inputs`: the positional arguments of one call, a tuple; or those of several calls in order, a list of tuples,
-      for a module with mutable buffers.
-    - `kwargs`: keyword arguments of every call, in the order in which the program takes them.
-    - `dynamic_shapes`: those of the export. Needed to name an instruction of a program with dynamic shapes if `module`
-      is not an exported program.
+    - `module`: the model in eager torch, or the exported program that was lowered. Its buffers
+      have the same contents afterwards as before.
+    - `inputs`: the positional arguments of a call, as a tuple; or a list with such a tuple for each of several calls,
+      which run in order. Use several calls for a module with mutable buffers.
+    - `kwargs`: the keyword arguments of every call, in the order in which the program takes them.
+    - `dynamic_shapes`: the argument of `torch.export.export` with which the program was exported. It is needed to name
+      an instruction of a program with dynamic shapes, unless `module` is an exported program.
 
-    The tolerance is rounding as `module` amplifies it: how far eager runs spread in which every intermediate value is
-    off by a rounding error of its dtype. If an output departs by more, the module is exported and lowered again, with
-    the default options of `MLXPartitioner`, and the report names the first instruction whose value departs. That needs
-    a program with the same instructions; otherwise the note of the report says why none is named.
+    The tolerance follows how much `module` amplifies rounding errors. It comes from eager runs in which every
+    intermediate value has a random rounding error of its dtype: the further their outputs lie from those of a plain
+    eager run, the larger is the tolerance. If an output differs by more than the tolerance, the module is exported and
+    lowered again, with the default options of `MLXPartitioner`, and the report names the first instruction whose value
+    differs. This requires that lowering gives the same instructions again; if it does not, no instruction is named,
+    and the note of the report says why.
 
     Raises TypeError or ValueError that names the argument, FileNotFoundError if the file is missing, and RuntimeError
     if ExecuTorch rejects the program or its inputs.
@@ -91,7 +94,7 @@ def _checked_bytes(pte: Any) -> bytes:
 
 
 def _flat(call: tuple[tuple, dict]) -> list[Any]:
-    """The inputs of the program in a call."""
+    """Returns the inputs of the program in a call: copies of its arguments, without those that are None."""
     return [_copied(leaf) for leaf in tree_leaves(call) if leaf is not None]
 
 
@@ -100,7 +103,7 @@ def _copied(value: Any) -> Any:
 
 
 class _Eager:
-    """The model in eager torch. Each run begins with the buffers that it has now, and leaves them as they are."""
+    """The model in eager torch. Every run starts with the same contents of the buffers and restores them at its end."""
 
     def __init__(self, module: Any):
         if isinstance(module, ExportedProgram):
@@ -113,14 +116,14 @@ class _Eager:
             raise ValueError("verify: module: it is in training mode, expected module.eval()")
         self.module = module
 
-    def run(self, calls: Sequence[tuple[tuple, dict]], noise: int | None = None) -> list[list[Any]]:
-        """The outputs of each call, with rounding noise of seed `noise` if it is given."""
+    def run(self, calls: Sequence[tuple[tuple, dict]], noise_seed: int | None = None) -> list[list[Any]]:
+        """Returns the outputs of each call. With a `noise_seed`, the run has rounding noise of this seed."""
         buffers = [(b, b._version, b.clone()) for b in self.module.buffers()]
         try:
             with torch.no_grad():
-                if noise is None:
+                if noise_seed is None:
                     return [self._call(*call) for call in calls]
-                with RoundingNoise(noise):
+                with RoundingNoise(noise_seed):
                     return [self._call(*call) for call in calls]
         finally:
             with torch.no_grad():
@@ -144,11 +147,11 @@ def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
 
 
 def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple[Departure | None, str | None]:
-    """The first departure, or a note that says why there is none."""
+    """Returns the first departure and None, or None and a note that says why no departure is named."""
     contents = read_payloads(data)
     delegates = [d for d in contents.delegates if d.method == "forward"]
     if not delegates:
-        return None, "the program has no MLX program: no instruction can be named"
+        return None, "the method has no MLX program, so there is no instruction to name"
     try:
         edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=_has_extensions(contents))
         offsets = contents.named_data_offsets
@@ -160,6 +163,7 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
 
 
 def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, *, allow_extensions: bool) -> ExportedProgram:
+    """Returns the lowered graph of the module. `call` has the example inputs for its export."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The self-check of an export: the finished file beside the eager model on a short prompt."""
+"""The self-check of an export: runs the finished file and the eager model on a short prompt and compares them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from .head_config import HeadConfig
 
 _SEED = 20
 _STEPS = 3  # decode steps
-_NOISY = 1  # the call that shows the effect of rounding: the second chunk
-_REST = 8  # tokens of the prompt beyond the first chunk
-_SHORT = (8, 4, 1)  # tokens of the calls that locate a departure, which keep all intermediate values
+_NOISY_CALL = 1  # the number of the call that also runs with rounding noise: it has the second chunk
+_SECOND_CHUNK = 8  # tokens of the prompt in the second chunk
+# The number of tokens of each call that locates a departure: few, because these calls keep all intermediate values.
+_SHORT_CALLS = (8, 4, 1)
 
 
 class VerificationError(RuntimeError):
@@ -37,13 +38,18 @@ class VerificationError(RuntimeError):
 class ProgramCheck:
     """The result of the check of an exported language model.
 
-    - `tokens`: the number of greedy tokens that were compared: one for each call and sequence. `agreeing` of them are
-      those of the eager model, or within rounding of its largest logit.
-    - `difference`, `tolerance`: the largest absolute difference of the logits and the tolerance there. None if the
-      program does not return logits and they could not be read from it; `note` then says why.
-    - `departure`: if the program differs, the first instruction whose value departs, as text.
-    - `seconds`, `added_memory`: the time of the check, and by how many bytes it raised the peak memory of the process,
-      `peak_before`.
+    - `tokens`: the number of greedy tokens that were compared, one for each call and sequence.
+    - `agreeing`: the number of those tokens that agree: in the eager model, the token has the largest logit, or a logit
+      that is as large within rounding.
+    - `difference`, `tolerance`: the largest absolute difference of the logits, and the tolerance, in the call where the
+      logits exceed their tolerance the most or come closest to it. None if the logits were not compared; `note` then
+      says why.
+    - `logits_ok`: whether the logits agree within rounding, or were not compared.
+    - `departure`: if the program differs, the first instruction whose value differs from eager torch by more than
+      rounding, as text, or the reason why none is named. Otherwise None.
+    - `seconds`: the time of the check.
+    - `peak_before`, `added_memory`: the peak memory of the process before the check, and by how much the check raised
+      it, in bytes.
     """
 
     tokens: int
@@ -70,18 +76,19 @@ class ProgramCheck:
         return "; ".join(parts) + (f"\n{self.departure}" if self.departure else "")
 
     def cost(self) -> str:
-        """Time and memory, as text."""
+        """Returns the time of the check and the peak memory, as a line for the user."""
         before, after = (size / 1e9 for size in (self.peak_before, self.peak_before + self.added_memory))
-        return f"verify: {self.seconds:.1f} s, peak memory {after:.2f} GB after {before:.2f} GB in the export"
+        return f"verify: {self.seconds:.1f} s, peak memory {after:.2f} GB, before that {before:.2f} GB"
 
 
 def check_program(
     path: Path, program: ExecutorchProgramManager, decoder: CachedDecoder, methods: dict[str, bool], head: HeadConfig
 ) -> ProgramCheck:
-    """Run the file `path` beside `decoder`, the module that was exported, and compare logits and greedy tokens.
+    """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
-    The prompt is longer than one chunk if the context permits it; a few decode steps follow. Both sides get the
-    greedy tokens of `decoder`. `methods` tells for each method whether it returns tokens.
+    The prompt is longer than one chunk if the context permits it; a few decode steps follow. In these, both the file
+    and `decoder` get the token that is greedy in `decoder`. `methods` maps the name of each method to whether the
+    method returns tokens.
     """
     cost = Cost()
     calls = _eager_calls(decoder, _lengths(decoder))
@@ -100,7 +107,7 @@ def check_program(
         tolerance=None if worst is None else worst.tolerance,
         logits_ok=worst is None or worst.ok,
         note=note,
-        departure=None if ok else runtime.departure(_eager_calls(decoder, _fitting(_SHORT, decoder))),
+        departure=None if ok else runtime.departure(_eager_calls(decoder, _fitting(_SHORT_CALLS, decoder))),
         seconds=cost.seconds,
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
@@ -109,7 +116,7 @@ def check_program(
 
 @dataclass
 class _Call:
-    """A call and the logits `[B, V]` of the eager model. `noisy` has logits that rounding may turn them into."""
+    """The inputs of a call, and the logits `[B, V]` of the eager model. `noisy` are the logits with rounding noise."""
 
     tokens: torch.Tensor
     position: int
@@ -119,15 +126,15 @@ class _Call:
 
 
 def _lengths(decoder: CachedDecoder) -> list[int]:
-    """The number of tokens of each call: the prompt in two chunks, then decode steps."""
+    """Returns the number of tokens of each call: the prompt in two chunks, then decode steps."""
     steps = min(_STEPS, decoder.max_context_len - 2)
-    prompt = min(decoder.chunk + _REST, decoder.max_context_len - steps)
-    first = min(decoder.chunk, max(1, prompt - _REST))
+    prompt = min(decoder.chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
+    first = min(decoder.chunk, max(1, prompt - _SECOND_CHUNK))
     return [length for length in (first, prompt - first) if length] + [1] * steps
 
 
 def _fitting(lengths: Sequence[int], decoder: CachedDecoder) -> list[int]:
-    """`lengths`, each at most a chunk and together at most the context."""
+    """Returns `lengths`, shortened so that each fits into a chunk and all together fit into the context."""
     fitting: list[int] = []
     for length in lengths:
         length = min(length, decoder.chunk, decoder.max_context_len - sum(fitting))
@@ -136,10 +143,12 @@ def _fitting(lengths: Sequence[int], decoder: CachedDecoder) -> list[int]:
 
 
 def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
-    """Run the eager model. A call of one token takes the greedy token of the call before.
+    """Run the eager model in calls with `lengths` tokens, and return the calls.
 
-    One call runs once more with rounding noise, which shows how far rounding moves logits. The later calls do not see
-    it, because the call without noise overwrites the same positions of the caches.
+    The tokens are random, except that a later call of one token takes the greedy token of the call before. One call
+    also runs with rounding noise, which shows how much rounding changes the logits; this change is added to the logits
+    of every call to get `noisy`. The noise does not affect later calls, because the same call without noise overwrites
+    the same positions of the caches.
     """
     generator = torch.Generator().manual_seed(_SEED)
     eager = _small_decoder(decoder, sum(lengths))
@@ -153,35 +162,35 @@ def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
             tokens = calls[-1].logits.argmax(-1, keepdim=True)
         position = sum(lengths[:number])
         noisy = None
-        if number == min(_NOISY, len(lengths) - 1):
+        if number == min(_NOISY_CALL, len(lengths) - 1):
             with RoundingNoise(number):
                 noisy = _logits(eager, tokens, position, start)
         logits = _logits(eager, tokens, position, start)
         if noisy is not None:
             delta = noisy - logits
         calls.append(_Call(tokens, position, start, logits, []))
-    use_cached_attention(decoder.model, decoder.cache)  # frees the small caches
+    use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches, which are freed
     for call in calls:
         call.noisy = [call.logits + delta]
     return calls
 
 
 def _small_decoder(decoder: CachedDecoder, num_positions: int) -> CachedDecoder:
-    """The exported decoder with caches for `num_positions` only, which saves memory."""
+    """Returns a decoder with the same model, but with caches for `num_positions` only, which saves memory."""
     return CachedDecoder(
         decoder.model, batch=decoder.batch, max_context_len=num_positions, chunk=decoder.chunk, window=decoder.window
     ).eval()
 
 
 def _logits(decoder: CachedDecoder, tokens: torch.Tensor, position: int, start: list[int]) -> torch.Tensor:
-    """The logits `[B, V]` of the last position, float32."""
+    """Returns the logits `[B, V]` of the last position, float32."""
     first = torch.tensor(start) if decoder.batch > 1 else None
     with torch.no_grad():
         return decoder(tokens, torch.tensor([position]), first)[:, -1].float()
 
 
 def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
-    """Whether each token `[B]` has the largest logit of the eager model, up to rounding."""
+    """Whether each token `[B]` has the largest logit of the eager model, or one that is as large within rounding."""
     tolerance = tolerance_of(call.logits, call.noisy)
     best = call.logits.argmax(-1, keepdim=True)
     chosen = tokens.reshape(-1, 1)
@@ -192,7 +201,7 @@ def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
 
 
 def _from_the_start(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls after the first, or the only one, moved to the positions from 0 on."""
+    """Returns the calls after the first, or the only call if there is one, moved to the positions from 0 on."""
     rest = calls[1:] or calls
     return [replace(call, position=call.position - rest[0].position, start=[0] * len(call.start)) for call in rest]
 
@@ -207,7 +216,10 @@ class _Runtime:
         self.head = head
 
     def run(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, str | None]:
-        """The greedy tokens `[B]` and the logits `[B, V]` of each call; or no logits, and why they cannot be had."""
+        """Returns the greedy tokens `[B]` of each call, the logits `[B, V]` of each call, and None.
+
+        If the logits cannot be read, returns the tokens, None and the reason.
+        """
         if self.logits_method is None:
             return self._run_with_logits(calls)
         method = load(self.path, self.logits_method)
@@ -222,7 +234,7 @@ class _Runtime:
         return [method(self._inputs(call, self.head_method))[0] for call in calls]
 
     def _run_with_logits(self, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
-        """For a program that returns tokens only: read its logits from a copy that also returns them."""
+        """The same as `run`, for a program that returns only tokens. A copy of the program also returns the logits."""
         copy = self.path.with_suffix(".logits")
         try:
             edge = self.program.exported_program(self.head_method)
@@ -236,12 +248,13 @@ class _Runtime:
             copy.unlink(missing_ok=True)
         del method
         tokens = [tokens for tokens, _ in results]
-        # The short calls suffice to see that the file itself draws the tokens of its copy.
+        # A few calls suffice to see that the file itself draws the same tokens as its copy. If it does not, -1 in place
+        # of every token makes the check fail.
         same = all(torch.equal(a, b) for a, b in zip(self._tokens(again), expected, strict=True))
         return tokens if same else [t.fill_(-1) for t in tokens], [values.float() for _, values in results], None
 
     def departure(self, calls: Sequence[_Call]) -> str:
-        """The first instruction whose value departs, or why none is named."""
+        """Returns the first departure as text, or the reason why none is named."""
         method = self.logits_method or self.head_method
         inputs = [self._inputs(call, method) for call in calls]
         try:
@@ -253,7 +266,7 @@ class _Runtime:
         inputs = [call.tokens, torch.tensor([call.position])]
         if self.decoder.batch > 1:
             inputs.append(torch.tensor(call.start))
-        if method == self.head_method:  # each sampling parameter is off, which makes the draw greedy
+        if method == self.head_method:  # every sampling parameter has its off value, so the draw is greedy
             vocab_size = self.decoder.model.config.get_text_config().vocab_size
             inputs += self.head.inputs(self.decoder.batch, vocab_size).values()
         return inputs

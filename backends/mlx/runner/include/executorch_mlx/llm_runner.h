@@ -41,7 +41,8 @@ class LlmArgumentError : public LlmError {
   using LlmError::LlmError;
 };
 
-// The program, or a step, does not fit into memory: see executorch_mlx/memory.h for the limit. The message has the sizes.
+// Thrown if the program or a step does not fit into the memory limit (see executorch_mlx/memory.h) or into the memory
+// of the machine. The message has the sizes if the limit is the reason.
 class LlmMemoryError : public LlmError {
  public:
   using LlmError::LlmError;

@@ -1,7 +1,7 @@
 // The memory of MLX arrays in this process. Part of the C API of libmlx_delegate; thread-safe.
 //
-// The numbers count everything that MLX has allocated, also for arrays that the application made with MLX itself, and
-// the weights that programs use in place. A process that uses mlx.core shares them.
+// All sizes count the memory that MLX has allocated, including that of arrays that the application creates with MLX,
+// and the weights that programs use in place. Python's mlx.core uses the same MLX if it is in the same process.
 #pragma once
 
 #include <stddef.h>
@@ -13,28 +13,33 @@
 extern "C" {
 #endif
 
-// Bytes in use now.
+// Returns the number of bytes in use: the active memory.
 size_t executorch_mlx_get_active_memory(void);
 
-// The most bytes in use since the start of the process or the last reset.
+// Returns the largest number of bytes in use since the start of the process or the last reset. If a program was
+// unloaded in that time, the result may be higher than the true peak.
 size_t executorch_mlx_get_peak_memory(void);
+
+// Sets the peak to the number of bytes in use now.
 void executorch_mlx_reset_peak_memory(void);
 
-// Bytes of freed memory that MLX keeps for later arrays.
+// Returns the number of freed bytes that MLX keeps for later arrays. They do not count as active memory.
 size_t executorch_mlx_get_cache_memory(void);
+
+// Gives these bytes back to the system.
 void executorch_mlx_clear_cache(void);
 
 // Sets how many freed bytes MLX may keep, and returns the previous number.
 size_t executorch_mlx_set_cache_limit(size_t bytes);
 
-// The limit of the active memory, or EXECUTORCH_MLX_NO_MEMORY_LIMIT, which is the default.
+// Returns the limit of the active memory, or EXECUTORCH_MLX_NO_MEMORY_LIMIT, which is the default.
 size_t executorch_mlx_get_memory_limit(void);
 
-// Sets the limit and returns the previous one.
+// Sets the limit of the active memory and returns the previous one.
 //
-// Loading a method, or executing one, that would pass the limit fails with ExecuTorch's Error::MemoryAllocationFailed
-// and a line in the log with the sizes. The mutable buffers of the program, such as KV caches, then have their values of
-// before the call: execute it again after raising the limit, or with smaller inputs. docs/cpp-api.md says what the limit
+// A load or a call that would exceed the limit fails with ExecuTorch's Error::MemoryAllocationFailed, and the log has a
+// line with the sizes. The mutable buffers of the program, such as KV caches, then have the contents from before the
+// call. The call can be repeated after the limit is raised, or with smaller inputs. docs/cpp-api.md says what the limit
 // does not cover.
 size_t executorch_mlx_set_memory_limit(size_t bytes);
 
@@ -43,8 +48,8 @@ size_t executorch_mlx_set_memory_limit(size_t bytes);
 // more than the system permits.
 int executorch_mlx_set_wired_limit(size_t bytes, size_t* previous);
 
-// The log line of the last load or call on this thread that failed with Error::MemoryAllocationFailed, or "". Valid
-// until the next such failure.
+// Returns the log line of the last load or call on this thread that failed with Error::MemoryAllocationFailed, or "" if
+// there was none. The string is valid until the next such failure on this thread.
 const char* executorch_mlx_memory_error(void);
 
 #ifdef __cplusplus
