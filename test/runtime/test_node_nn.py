@@ -49,7 +49,7 @@ def test_rope_matches_torch(variant, dtype):
     [
         (ir.Conv2DNode, {"x": (1, 4, 4, 3), "w": (2, 3, 3, 3)}, {"stride_h": 0}, "axis 0: got stride 0"),
         (ir.Conv2DNode, {"x": (1, 2, 2, 3), "w": (2, 3, 3, 3)}, {}, "axis 0: got a result of size 0"),
-        (ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2}, "expected 2 equal groups"),
+        (ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2}, "expected channels = w.shape[-1] * groups"),
         (ir.RMSNormNode, {"x": (2, 4), "weight": (3,)}, {"eps": 1e-5}, "weight: got float32[3], expected shape [4]"),
         (ir.SdpaNode, {"q": (2, 4), "k": (2, 4), "v": (2, 4)}, {"scale": 1.0}, "expected 4 axes each"),
         (ir.SoftmaxNode, {"x": (2, 4)}, {"axis": 2}, "axis 2 is out of range [-2, 2)"),
