@@ -129,7 +129,7 @@ class Microscaled:
                 f"{self.elements.name}.packed", lambda: bytes_of(self.elements).view(torch.uint32), shape, torch.uint32
             ),
             "scales": P.constant(
-                f"{self.scale.name}.octets", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
+                f"{self.scale.name}.bytes", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
             ),
             "biases": None,
             "group_size": group_size,
@@ -176,12 +176,12 @@ def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine |
     groups = (rows, columns // group_size)
 
     def transposed(t: TensorSlot) -> TensorSlot:
-        return P.constant(f"{t.name}.turned", lambda: t.data().detach().t(), groups, t.dtype)
+        return P.constant(f"{t.name}.transposed", lambda: t.data().detach().t(), groups, t.dtype)
 
     def unpacked() -> torch.Tensor:
         return unpack(qdata.data().detach(), 4)
 
-    q = P.constant(f"{qdata.name}.numbers", unpacked, (rows, columns), torch.uint8)
+    q = P.constant(f"{qdata.name}.unpacked", unpacked, (rows, columns), torch.uint8)
     block = (1, group_size)
     return Affine(q, transposed(scale), transposed(zero_point), block, 0, 15, result_dtype(output_dtype))
 

@@ -88,7 +88,7 @@ Error guarded(const char* what, Body&& body) {
   }
 }
 
-// Refuses a program whose constants and buffers would pass the memory limit, before it reads any of them.
+// Loads the constants and buffers of a program. If they would exceed the memory limit, throws before it reads any.
 void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options& options) {
   std::unique_lock<std::mutex> lock;
   if (has_memory_limit()) {

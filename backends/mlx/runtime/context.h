@@ -51,7 +51,7 @@ class Context {
   }
 
   // Reads the slot `tid`, whose updated contents the op will write to the slot `out`. If both are the same slot,
-  // empties it, because MLX updates an array in place only if nobody else holds it.
+  // empties it, because MLX updates an array in place only if there is no other reference to it.
   mx::array in_for_update(const fb::Tid* tid, const fb::Tid* out) {
     if (tid->idx() != out->idx()) {
       return in(tid);
