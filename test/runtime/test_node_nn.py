@@ -83,7 +83,10 @@ def test_quantized_product_without_rows_is_empty():
     [
         (ir.Conv2DNode, {"x": (1, 4, 4, 3), "w": (2, 3, 3, 3)}, {"stride_h": 0}, "axis 0: got stride 0"),
         (ir.Conv2DNode, {"x": (1, 2, 2, 3), "w": (2, 3, 3, 3)}, {}, "axis 0: got a result of size 0"),
-        (ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2}, "expected 2 equal groups"),
+        (
+            ir.Conv1DNode, {"x": (1, 4, 4), "w": (2, 3, 3)}, {"groups": 2},
+            "got x with 4 channels and w with shape [2,3,3], expected channels = w.shape[-1] * groups",
+        ),
         (
             ir.Conv3DNode,  # 1 result from 2^60 padded elements
             {"x": (1, 1, 1, 1, 1), "w": (1, 2, 2, 2, 1)},

@@ -48,12 +48,12 @@ class Emitter:
         them. Otherwise the result is a new slot. A new tensor slot has `dtype`, by default the dtype of the first
         tensor operand.
 
-        Appends nothing if the result is already in a slot: the result of an equal earlier instruction or, for an
-        instruction that simplifies away, an operand. `emit` then returns that slot. Returns None for an instruction
-        without a result.
+        Appends nothing, and returns an existing slot, in two cases: an equal instruction was emitted earlier (its
+        result is returned), or the instruction simplifies away (an operand is returned). Returns None for an
+        instruction without a result.
 
-        Raises `Unsupported` if `op` is an extension and the program may not use extensions, and TypeError if `op` has
-        no field of a name in `fields`.
+        Raises `Unsupported` if `op` is an extension and the program may not use extensions, and TypeError if `fields`
+        contains a name that is not a field of `op`.
         """
         self._check(op, fields)
         types = {f.name: f.type for f in op.FIELDS}

@@ -107,7 +107,8 @@ def recycle(lives: dict[TensorSlot, tuple[int, int]]) -> dict[TensorSlot, int]:
     """Returns a number for each temporary. Temporaries whose lifetimes are disjoint may get the same number.
 
     A result never has the number of an operand of the same instruction, for two reasons. An instruction may write one
-    result before it reads all operands. And an update instruction whose `out` and `dst` are one slot works in place.
+    result before it reads all operands. And the runtime overwrites the operand `dst` of an update instruction if `out`
+    is the same slot.
     """
     numbers: dict[TensorSlot, int] = {}
     free: list[int] = []

@@ -71,15 +71,15 @@ class Matcher:
         a, b = self.arguments(node, targets, "self", "other")
         return (a, b), (b, a)
 
-    def before_casts(self, node: Any, keeps: Callable[[torch.dtype, torch.dtype], bool]) -> Any:
+    def before_casts(self, node: Any, can_skip: Callable[[torch.dtype, torch.dtype], bool]) -> Any:
         """Skip the casts that end in `node`: add them to the match and return the operand of the first cast.
 
-        Returns `node` itself if it is not a cast. `keeps(source, target)` says whether the pattern may ignore a cast
-        from dtype `source` to dtype `target`. Raises `NoMatch` for a cast that the pattern may not ignore.
+        Returns `node` itself if it is not a cast. `can_skip(source, target)` says whether the pattern may skip a
+        cast from dtype `source` to dtype `target`. Raises `NoMatch` for a cast that it may not skip.
         """
         while is_call(node, *CASTS):
             source = node.args[0]
-            if not keeps(tensor(source).dtype, tensor(node).dtype):
+            if not can_skip(tensor(source).dtype, tensor(node).dtype):
                 raise NoMatch
             node = self.call(node, *CASTS).args[0]
         return node

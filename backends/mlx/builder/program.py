@@ -209,7 +209,8 @@ class ProgramBuilder(Emitter):
     def in_place(self, x: TensorSlot) -> TensorSlot | None:
         """Returns `x` if the FX node that is being lowered may overwrite it, else None.
 
-        The node may overwrite `x` if `x` is a buffer whose old value is not read later.
+        The node may overwrite `x` if `x` is a buffer whose old value is not read later. The result is always None in
+        branches, loop bodies and traced functions.
         """
         if x.space != Space.BUFFER or self._chain is not self.chains[0] or len(self._lowering) > 1:
             return None

@@ -65,12 +65,12 @@ def quantize(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize floats [..., K] in affine mode.
 
-    Returns `w`, and `scales` and `biases` of `dtype`, by default the dtype of the input. Raises ValueError unless K is
-    a multiple of `group_size` and of 32.
+    Returns (packed, scales, biases). `packed` is the packed `w`; `scales` and `biases` have `dtype`, by default the
+    dtype of `w`. Raises ValueError unless K is a multiple of `group_size` and of 32.
 
-    The quantized values of a group are evenly spaced from its minimum to its maximum. They start at the minimum or at
-    the maximum, whichever has the larger magnitude, which is represented exactly. The step between them is adjusted so
-    that 0 is represented exactly too.
+    The quantized values of a group are evenly spaced from its minimum to its maximum. They start at the edge, which is
+    the minimum or the maximum, whichever has the larger magnitude. The edge is represented exactly. The step between
+    the values is adjusted so that 0 is represented exactly too.
     """
     if w.shape[-1] % max(group_size, 32):
         raise ValueError(

@@ -17,7 +17,7 @@ _PACKED = "Tensor w, Tensor scales, Tensor? biases, int group_size, int bits, st
 # One matrix ----------------------------------------------------------------------------
 
 
-_ROWS = 8192  # of the matrix that eager mode has dequantized at a time
+_ROWS = 8192  # how many rows of the matrix eager mode dequantizes at a time
 
 
 def _quantized_matmul(x, w, scales, biases, *format):

@@ -73,7 +73,7 @@ def fill(P, self, value):
 def arange(P, end, start=0, step=1, dtype=None):
     numbers = (start, end, step)
     if any(isinstance(v, float) and not v.is_integer() for v in numbers):
-        return _affine_arange(P, start, step)
+        return _constant_arange(P, start, step)
     if any(isinstance(v, ValueSlot) and v.kind is float for v in numbers):
         raise Unsupported("a float that is known only at run time is unsupported; use integers and scale the result")
     out = P.out.dtype
@@ -84,7 +84,7 @@ def arange(P, end, start=0, step=1, dtype=None):
     )
 
 
-def _affine_arange(P, start, step):
+def _constant_arange(P, start, step):
     """Computes start + i * step as a constant, which requires a static number of elements."""
     count, out = P.out.shape[0], P.out.dtype
     if not isinstance(count, int):

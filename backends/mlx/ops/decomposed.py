@@ -53,7 +53,7 @@ def _copysign(x, sign):
 
 
 def _ignoring_nan(extremum):
-    """Makes fmin of minimum, or fmax of maximum: if one operand is NaN, the result is the other operand."""
+    """Turns minimum into fmin, or maximum into fmax: if one operand is NaN, the result is the other operand."""
 
     def function(x, y):
         dtype = torch.result_type(x, y)

@@ -197,7 +197,7 @@ def _floor_divide(P, a, b):
 def _floored_quotient(a, b):
     """Floor division as Python and torch define it: by way of the remainder.
 
-    The floor of the rounded quotient would differ: inf // 1 is NaN, and 1 // 0.1 is 9.
+    floor(a / b) would differ: inf // 1 is NaN, but floor(inf / 1) is inf; 1 // 0.1 is 9, but floor(1 / 0.1) is 10.
     """
     x, y = a.float(), b.float()
     remainder = torch.fmod(x, y)
@@ -211,18 +211,19 @@ def _floored_quotient(a, b):
 
 
 def _truncated_quotient(a, b):
-    """Divides integers and rounds towards zero: the floored quotient of the magnitudes, with the sign of the exact one."""
+    """Divides integers, rounding towards zero: |a| // |b|, with the sign of a / b."""
     return torch.sign(a) * torch.sign(b) * torch.floor_divide(torch.abs(a), torch.abs(b))
 
 
 # Exponents for which torch computes the power by other functions than pow, and the nodes that compute the same.
-_EXACT_POWERS = {
+_SPECIAL_POWERS = {
     2: [ir.SquareNode],
     -1: [ir.ReciprocalNode],
     -2: [ir.SquareNode, ir.ReciprocalNode],
 }
 
-# Exponents for which torch computes a root, except in float16. At -inf and -0 the root differs from the power.
+# Exponents for which torch computes a root, but not in float16. The handler must do the same, because root and power
+# differ at -inf and -0.
 _ROOTS = {0.5: [ir.SqrtNode], -0.5: [ir.RsqrtNode]}
 
 
@@ -232,9 +233,9 @@ def pow(P, self, exponent):
     is_number = isinstance(exponent, (int, float)) and a.dtype.is_floating_point
     if is_number and exponent == 3:
         return P.emit(ir.MultiplyNode, a=P.emit(ir.SquareNode, x=a), b=a)
-    exact = _EXACT_POWERS | (_ROOTS if a.dtype != torch.float16 else {})
-    if is_number and exponent in exact:
-        for op in exact[exponent]:
+    special = _SPECIAL_POWERS | (_ROOTS if a.dtype != torch.float16 else {})
+    if is_number and exponent in special:
+        for op in special[exponent]:
             a = P.emit(op, x=a)
         return a
     return P.emit(ir.PowerNode, a=a, b=b)

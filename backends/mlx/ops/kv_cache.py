@@ -46,7 +46,7 @@ def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
     The mask is [S, num_held], or [B, 1, S, num_held] with `first_positions`. The queries have the positions
     [begin, end). The mask covers the first `num_held` entries of the cache. With a `window`, the cache is a ring
     buffer, and a query attends to the last `window` positions, including the position of the query. `first_positions`
-    [B] has the first position of each sequence that is not padding, or is None.
+    [B] has the first position of each sequence; earlier positions are padding. It is None if there is no padding.
     """
 
     def compare(op, a, b):

@@ -1,6 +1,6 @@
-"""Lowers the torch operators of ExecuTorch's own MLX delegate, and `kvcache::update_and_attend`.
+"""Lowers the torch operators that ExecuTorch's own MLX delegate defines, and `kvcache::update_and_attend`.
 
-Models written for that delegate call these operators: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`,
+"Official" in names stands for that delegate. Models written for it call these operators: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`,
 `mlx::gather_mm`, `mlx::gather_qmm`, and the two operators of mixture-of-experts layers, `mlx::moe_gather_inputs` and
 `mlx::moe_scatter_outputs`. `custom_ops/official.py` defines them.
 """
@@ -72,6 +72,7 @@ def gather_qmm(
     P, x, w, scales, biases, rhs_indices, lhs_indices, transpose, group_size, bits, mode,
     sorted_indices,
 ):
+    # `biases` may be biases or, with an integer dtype, zero points. The program always stores biases.
     weights = [t for t in (w, scales, biases) if t is not None]
     if any(t.space != Space.CONSTANT for t in weights):
         raise Unsupported("weights computed at run time are unsupported; make them parameters or buffers")
@@ -81,8 +82,8 @@ def gather_qmm(
         return official.pack_experts(w.data(), bits)
 
     def packed_biases():
-        zero_points = None if biases is None else biases.data()
-        return official.packed_biases(scales.data(), zero_points, bits).to(x.dtype)
+        given = None if biases is None else biases.data()
+        return official.packed_biases(scales.data(), given, bits).to(x.dtype)
 
     return P.emit(
         ir.GatherQmmNode,

@@ -112,7 +112,7 @@ def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, co
     options = (_one_per_axis(values, rank) for values in (kernel_size, stride or kernel_size, padding, dilation))
     axes = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]
     for axis, extent in zip(axes, x.shape[-rank:]):
-        # torch drops a last window that starts in the padding after the axis. Under this condition there may be one.
+        # torch drops a last window that starts in the padding after the axis. Only under this condition is there one.
         if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.span + 1:
             raise Unsupported(
                 "ceil_mode over a dynamic dimension is unsupported if stride + padding exceeds the window; "

@@ -40,8 +40,8 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
         None if t is None else P.emit(ir.TakeNode, x=t, index=index, axis=0)
         for t in _operands(P, w, scales, biases)
     )
-    # MLX dequantizes to the dtype of the scales. If the scales are bytes (the MX formats), MLX dequantizes to bfloat16,
-    # which holds every such value exactly.
+    # MLX dequantizes to the dtype of the scales. If the scales are bytes (mxfp4, mxfp8 and nvfp4), MLX dequantizes to
+    # bfloat16, which holds every such value exactly.
     if scales.dtype.is_floating_point:
         # With half-precision scales, MLX would round q * scale before it adds the bias. The scales and biases are cast
         # after the rows are looked up, so that a tied output projection can use the same constants.
@@ -101,7 +101,8 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **i
 def _dequantize_constant(read):
     """Returns a handler that dequantizes a constant weight.
 
-    `read` describes the weight (values, scales, blocks) from the operator's arguments, or returns None if it cannot.
+    `read` takes the operator's arguments and returns a description of the weight: its values, scales and blocks. It
+    returns None if the arguments do not fit this description.
     """
 
     def lower(P, **arguments):

@@ -31,8 +31,10 @@ def axes_of(dim) -> list[int]:
 
 def _reduce(op):
     def lower(P, self, dim=None, keepdim=False, dtype=None):
-        # torch computes in the dtype of the result, which is int64 for sums of integers and bools. `any` and `all`,
-        # whose result is bool, take operands of every dtype.
+        if P.out.dtype == torch.bool and op not in (ir.MaxNode, ir.MinNode):
+            raise Unsupported("a result of dtype bool is unsupported; use torch.any or torch.all")
+        # torch computes in the dtype of the result, which is int64 for sums of integers and bools. An extremum of bools
+        # is bool.
         x = self if P.out.dtype == torch.bool else P.cast(self, P.out.dtype)
         axes = axes_of(dim) if x.ndim else []
         return P.emit(op, x=x, axes=axes, keepdims=keepdim, dtype=P.out.dtype)

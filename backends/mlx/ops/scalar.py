@@ -53,7 +53,7 @@ def sym_numel(P, self):
 @REGISTRY.lower(aten._local_scalar_dense.default, aten.item.default)
 def local_scalar_dense(P, self):
     if self.dtype.is_floating_point:
-        raise Unsupported("the value of a floating-point tensor is unsupported; keep it as a 0-d tensor")
+        raise Unsupported("item() of a floating-point tensor is unsupported; keep the value as a 0-d tensor")
     return P.item(self)
 
 

@@ -81,7 +81,7 @@ def _is_weight(weight, node) -> bool:
 
 
 def _rounds_to(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
-    """Returns a function `keeps` for `Matcher.before_casts` that accepts the casts after a norm.
+    """Returns a function `can_skip` for `Matcher.before_casts` that accepts the casts after a norm.
 
     The accepted casts are those to `out`, and to a float dtype that holds every value of `out`.
     """

@@ -38,15 +38,15 @@ _MUL = ("aten.mul.Tensor",)
 _CAT = ("aten.cat.default",)
 _NEG = ("aten.neg.default",)
 _ARANGE = ("aten.arange.start_step", "aten.arange.default", "aten.arange.start")
-_UNSQUEEZE_OR_CAST = (*UNSQUEEZES, *CASTS)
 
 
-class _Table(NamedTuple):
+class _AngleAxes(NamedTuple):
     """Describes a tensor that depends on positions, on frequencies, or on both.
 
     `offset` is the first position, and `position_axis` the axis of the positions. `inv_freq` holds the frequencies, and
     `frequency_axis` is their axis. Axes are counted from the right: 0 is the last axis. All other axes have extent 1.
-    If the tensor does not depend on the positions, or on the frequencies, the two fields for them are None.
+    `offset` and `position_axis` are None if the tensor does not depend on positions. `inv_freq` and `frequency_axis`
+    are None if it does not depend on frequencies.
     """
 
     offset: Node | None = None
@@ -54,15 +54,15 @@ class _Table(NamedTuple):
     inv_freq: Node | None = None
     frequency_axis: int | None = None
 
-    def unsqueezed(self, axis: int) -> _Table:
-        """Returns the table with a new axis of extent 1: axis `axis` of the result, counted from the right."""
+    def unsqueezed(self, axis: int) -> _AngleAxes:
+        """Returns the axes after an unsqueeze, whose new axis is axis `axis` of the result, counted from the right."""
         shifted = (None if a is None else a + (a >= axis) for a in (self.position_axis, self.frequency_axis))
         position_axis, frequency_axis = shifted
         return self._replace(position_axis=position_axis, frequency_axis=frequency_axis)
 
 
 class _Follower:
-    """Computes the `_Table` of a node from its operands.
+    """Computes the `_AngleAxes` of a node from its operands.
 
     The nodes that it visits do not join the match, because they may have other users.
     """
@@ -70,22 +70,25 @@ class _Follower:
     def __init__(self, P):
         self.P = P
 
-    def table(self, node) -> _Table:
-        """Returns the table of positions, of frequencies or of their product, cast and unsqueezed in any order."""
+    def axes(self, node) -> _AngleAxes:
+        """Returns the positions and frequencies on which `node` depends, and their axes.
+
+        `node` may be positions, frequencies or their product, with casts and unsqueezes at any point.
+        """
         m = Matcher(self.P)  # the nodes that this matcher collects are not used
         value = tensor(node)
         if is_call(node, *UNSQUEEZES):
             x, axis = m.arguments(node, UNSQUEEZES, "self", "dim")
-            return self.table(x).unsqueezed(value.ndim - 1 - axis % value.ndim)
+            return self.axes(x).unsqueezed(value.ndim - 1 - axis % value.ndim)
         if is_call(node, *CASTS):
-            return self.table(_before_cast(node))
+            return self.axes(_before_cast(node))
         if is_call(node, *_MUL):
-            return self._product(*map(self.table, m.arguments(node, _MUL, "self", "other")))
+            return self._product(*map(self.axes, m.arguments(node, _MUL, "self", "other")))
         if self.P.is_constant(node) and value.ndim == 1:
-            return _Table(inv_freq=node, frequency_axis=0)
-        return _Table(offset=self._offset(m, node), position_axis=0)
+            return _AngleAxes(inv_freq=node, frequency_axis=0)
+        return _AngleAxes(offset=self._offset(m, node), position_axis=0)
 
-    def _product(self, a: _Table, b: _Table) -> _Table:
+    def _product(self, a: _AngleAxes, b: _AngleAxes) -> _AngleAxes:
         if (a.offset is None) == (b.offset is None) or (a.inv_freq is None) == (b.inv_freq is None):
             raise NoMatch
         positions, frequencies = (a, b) if b.offset is None else (b, a)
@@ -101,9 +104,10 @@ class _Follower:
                     return offset
         raise NoMatch
 
-    def angles(self, node, function: str) -> _Table:
-        """Returns the table of f, for a `node` that is function(cat(f, f)), unsqueezed or cast.
+    def angles(self, node, function: str) -> _AngleAxes:
+        """Returns the positions and frequencies on which `node` depends, and their axes in `node`.
 
+        `node` must be cos(cat(f, f)) or sin(cat(f, f)), where f = positions ⊗ inv_freq, possibly unsqueezed or cast.
         `function` is "cos" or "sin".
         """
         m = Matcher(self.P)
@@ -123,10 +127,10 @@ class _Follower:
         parts, axis = m.arguments(angles, _CAT, "tensors", "dim")
         if len(parts) != 2 or parts[0] is not parts[1] or tensor(angles).dtype != torch.float32:
             raise NoMatch
-        table = self.table(parts[0])
-        if table.inv_freq is None or not is_last_axis(axis, angles) or table.frequency_axis != 0:
+        axes = self.axes(parts[0])
+        if axes.inv_freq is None or not is_last_axis(axis, angles) or axes.frequency_axis != 0:
             raise NoMatch
-        return table
+        return axes
 
 
 def _before_cast(node: Node) -> Node:
@@ -152,11 +156,11 @@ def _counts_from_zero(m: Matcher, node: Node) -> bool:
 
 
 class _Rotation(NamedTuple):
-    """A matched rotation of `x`: `axis` is the axis of the positions in `x`, and `angles` the table of the angles."""
+    """A matched rotation of `x`. `axis` is the axis of the positions in `x`. `angles` describes the angles."""
 
     x: Node
     axis: int
-    angles: _Table
+    angles: _AngleAxes
 
 
 def _rotation(m: Matcher, node) -> _Rotation:
@@ -186,7 +190,7 @@ def _rotation(m: Matcher, node) -> _Rotation:
 
 def _rope(P, node: Node) -> Match:
     m = Matcher(P)
-    return m.finish(node, _rotate(_rotation(m, node)))
+    return m.finish(node, _rotation_handler(_rotation(m, node)))
 
 
 def _partial_rope(P, node: Node) -> Match:
@@ -202,10 +206,10 @@ def _partial_rope(P, node: Node) -> Match:
         raise NoMatch
     if tensor(node).dtype != tensor(x).dtype or extents(node) != extents(x):
         raise NoMatch
-    return m.finish(node, _rotate(rotation._replace(x=x)))
+    return m.finish(node, _rotation_handler(rotation._replace(x=x)))
 
 
-def _rotate(rotation: _Rotation):
+def _rotation_handler(rotation: _Rotation):
     """Returns the handler of the fusion."""
     x, axis, angles = rotation
 

@@ -21,8 +21,8 @@ void AnswerBuilder::take_text(std::string_view text, std::string& out) {
   }
 }
 
-// Ends the answer with `reason`, or with kStop if a stop string has occurred or the text that was held back completes
-// one.
+// Flushes the text that was held back, then ends the answer. The finish reason is `reason`, or kStop if the answer now
+// contains a stop string.
 void AnswerBuilder::end(FinishReason reason) {
   is_over_ = true;
   if (!result.stop_string) { // text after a stop string is not part of the answer
@@ -47,7 +47,7 @@ void AnswerBuilder::take(int64_t token, bool has_room, const TokenCallback& on_t
   }
   result.tokens.push_back(token);
   std::string text;
-  if (program_.metadata().has_tokens) {
+  if (program_.metadata().has_token_bytes) {
     std::string characters;
     utf8_.feed(program_.token_bytes(token), characters);
     take_text(characters, text);

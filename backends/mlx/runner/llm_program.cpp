@@ -87,7 +87,7 @@ LlmProgram::LlmProgram(
   check_has_forward(reader, path);
   metadata_ = read_metadata(reader, path);
   token_table_ = read_token_table(reader, metadata_.vocab_size, path);
-  metadata_.has_tokens = !token_table_.offsets.empty();
+  metadata_.has_token_bytes = !token_table_.offsets.empty();
   logits_method_ = metadata_.has_logits ? "forward" : "";
   draw_method_ = !metadata_.has_head ? "" : metadata_.has_logits ? "sample" : "forward";
 
@@ -184,7 +184,7 @@ void LlmProgram::add_tensors(const std::vector<MethodInput>& inputs, std::vector
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
-  check_argument(metadata_.has_tokens, path_, ": the program has no token bytes");
+  check_argument(metadata_.has_token_bytes, path_, ": the program has no token bytes");
   check_argument(
       0 <= token && token < metadata_.vocab_size,
       "token_bytes: id ", token, " is out of range [0, ", metadata_.vocab_size, ")");
@@ -243,7 +243,7 @@ EValue LlmProgram::execute(const std::string& method, const Chunk& chunk, const 
   const Error error = executorch::runtime::resize_tensor(*tensors_[0], {sizes.data(), sizes.size()});
   check(error == Error::Ok, method, ": ", count, " tokens: ", describe(error));
   std::copy(chunk.tokens.begin(), chunk.tokens.end(), values_.tokens.begin());
-  std::copy(chunk.start.begin(), chunk.start.end(), values_.start.begin());
+  std::copy(chunk.padding.begin(), chunk.padding.end(), values_.start.begin());
   values_.position = chunk.position;
 
   const auto outputs = module_->execute(method, arguments);

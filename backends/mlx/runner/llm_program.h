@@ -22,7 +22,7 @@ namespace executorch_mlx {
 struct Chunk {
   std::span<const int64_t> tokens; // [B, S], row-major
   int64_t position; // of the first token of each sequence
-  std::span<const int64_t> start; // [B]; the first position of each sequence that is not padding
+  std::span<const int64_t> padding; // [B]; the number of padding positions at the left of each sequence
 };
 
 class LlmProgram {

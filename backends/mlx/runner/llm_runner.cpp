@@ -76,7 +76,7 @@ using Sequences = std::vector<std::vector<int64_t>>;
 
 struct LlmRunner::Impl {
   Impl(const std::string& path, const std::string& device, executorch::runtime::EventTracer* tracer)
-      : program(path, device, tracer), context(program.metadata().batch_size), start(context.size()) {}
+      : program(path, device, tracer), context(program.metadata().batch_size), padding(context.size()) {}
 
   std::optional<int64_t> begin_answer(const SamplingParameters& parameters);
   void truncate(int64_t length);
@@ -91,7 +91,7 @@ struct LlmRunner::Impl {
 
   int64_t position = 0; // number of positions in use in the KV cache
   Sequences context; // the tokens in the KV cache, padding included
-  std::vector<int64_t> start; // first position of each sequence that is not padding
+  std::vector<int64_t> padding; // the number of padding positions at the left of each sequence
 
   // The running answer.
   const SamplingParameters* sampling = nullptr;
@@ -130,7 +130,7 @@ void LlmRunner::Impl::truncate(int64_t length) {
     tokens.resize(std::min<size_t>(tokens.size(), length));
   }
   if (length == 0) {
-    std::fill(start.begin(), start.end(), 0);
+    std::fill(padding.begin(), padding.end(), 0);
   }
 }
 
@@ -172,7 +172,7 @@ std::vector<int64_t> LlmRunner::Impl::draw_from_logits(const Chunk& chunk, std::
   std::vector<int64_t> tokens;
   for (size_t i = 0; i < context.size(); ++i) {
     std::span<const int64_t> history = context[i];
-    history = history.subspan(start[i]);
+    history = history.subspan(padding[i]);
     if (meta.history > 0 && static_cast<int64_t>(history.size()) > meta.history) {
       history = history.last(meta.history);
     }
@@ -205,7 +205,7 @@ std::optional<std::vector<int64_t>> LlmRunner::Impl::feed(
       tokens.insert(tokens.end(), first, first + count);
       context[i].insert(context[i].end(), first, first + count);
     }
-    const Chunk chunk = {tokens, position, start};
+    const Chunk chunk = {tokens, position, padding};
     if (begin + count == length) {
       auto drawn = draw(chunk, answer);
       position += count;
@@ -237,8 +237,8 @@ void LlmRunner::Impl::run(
       }
       Timings& timings = answer.result.timings;
       if (is_prefill) {
-        const int64_t padding = drawn && position_before == 0 ? start[i] : 0;
-        timings.prompt_tokens = position - position_before - padding;
+        const int64_t padded = drawn && position_before == 0 ? padding[i] : 0;
+        timings.prompt_tokens = position - position_before - padded;
         timings.prefill = timings.time_to_first_token = seconds;
       } else if (drawn) {
         ++timings.decoded_tokens;
@@ -341,8 +341,8 @@ std::vector<GenerateResult> LlmRunner::generate_batch(
   Sequences sequences;
   for (size_t i = 0; i < batch; ++i) {
     const auto& prompt = prompts[i < prompts.size() ? i : 0];
-    state.start[i] = static_cast<int64_t>(longest - prompt.size());
-    sequences.emplace_back(state.start[i], 0);
+    state.padding[i] = static_cast<int64_t>(longest - prompt.size());
+    sequences.emplace_back(state.padding[i], 0);
     sequences.back().insert(sequences.back().end(), prompt.begin(), prompt.end());
   }
   state.run(std::move(sequences), answers, on_token);

@@ -11,8 +11,8 @@
 
 namespace executorch_mlx {
 
-// The functions below has() run the metadata method `name` and return its value. They throw LlmError if the value has
-// another type. A function without the parameter `default_value` also throws if the method is missing.
+// boolean(), integer(), integers() and array() run the metadata method `name` and return its value. They throw LlmError
+// if the value has another type. A function without the parameter `default_value` also throws if the method is missing.
 class MetadataReader {
  public:
   // `path` is the name of the file in error messages. `module` must outlive the spans that array() returns.

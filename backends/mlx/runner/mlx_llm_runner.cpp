@@ -144,7 +144,7 @@ int run(RunnerOptions options) {
   }
   LlmRunner runner(options.model, options.device, tracer ? &*tracer : nullptr);
   const LlmMetadata& meta = runner.metadata();
-  if (!options.ids && !options.json && !meta.has_tokens) {
+  if (!options.ids && !options.json && !meta.has_token_bytes) {
     throw LlmArgumentError(options.model + ": the program has no token bytes, use --ids");
   }
   auto& seed = options.config.sampling.seed;

@@ -20,7 +20,7 @@ void check_stop_conditions(const LlmMetadata& meta, const GenerateConfig& config
     check_token("stop_ids", id, meta.vocab_size);
   }
   check_argument(
-      config.stop.empty() || meta.has_tokens,
+      config.stop.empty() || meta.has_token_bytes,
       "stop: the program has no token bytes, which stop strings need");
   for (const std::string& stop : config.stop) {
     check_argument(!stop.empty(), "stop: got an empty string, expected at least one character");

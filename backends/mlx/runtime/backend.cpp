@@ -160,11 +160,11 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   }
   std::vector<mx::array> outputs;
   try {
-    bind_inputs(handle.program, args, state, handle.stream);
+    read_inputs(handle.program, args, state, handle.stream);
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state, handle.stream);
-    write_values(handle.program, args, state);
+    write_value_outputs(handle.program, args, state);
     // Buffers are evaluated even if no output depends on them. Otherwise, their unevaluated graph would grow with
     // every call. Temporaries are released first, because MLX cannot update a buffer in place while a temporary
     // holds the same array.
@@ -178,7 +178,7 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   }
   state.commit();
   handle.has_succeeded = true;
-  write_outputs(handle.program, args, outputs);
+  write_tensor_outputs(handle.program, args, outputs);
 }
 
 class Backend final : public et::BackendInterface {

@@ -118,9 +118,9 @@ const Tensor& tensor_of(const EValue& value, const Label& label) {
   return value.toTensor();
 }
 
-// Copies elements of the strided array x to `to`, where they lie without gaps, with the axes in `order`, outermost
-// first. A call copies the axes order[level], order[level + 1], ... at one index of the axes further out; `from`
-// points to the first of these elements. Advances `to` past the copied elements.
+// Packs the strided array x into `to`, without gaps, in the axis order `order`, outermost first. Recursive: a call at
+// `level` fixes the indices of the axes order[0], ..., order[level - 1], and copies the sub-array over the remaining
+// axes, whose first element is at `from`. Advances `to` past the copied elements.
 void copy_strided(const mx::array& x, const std::vector<int>& order, size_t level, const char* from, char*& to) {
   const size_t width = x.itemsize();
   if (level == order.size()) {
@@ -172,7 +172,7 @@ void resize_output(Tensor tensor, const mx::array& array, const Label& label) {
 
 } // namespace
 
-void bind_inputs(const Program& program, Arguments args, State& state, mx::Stream stream) {
+void read_inputs(const Program& program, Arguments args, State& state, mx::Stream stream) {
   const auto* inputs = program.graph->input_map();
   const uint32_t expected = num_slots(inputs) + num_slots(program.graph->output_map());
   check_argument(
@@ -218,7 +218,7 @@ std::vector<mx::array> collect_outputs(
   return arrays;
 }
 
-void write_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays) {
+void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays) {
   const auto* outputs = program.graph->output_map();
   const uint32_t first = num_slots(program.graph->input_map());
   auto array = arrays.begin();
@@ -242,7 +242,7 @@ void write_outputs(const Program& program, Arguments args, const std::vector<mx:
   }
 }
 
-void write_values(const Program& program, Arguments args, const State& state) {
+void write_value_outputs(const Program& program, Arguments args, const State& state) {
   const auto* outputs = program.graph->output_map();
   const uint32_t first = num_slots(program.graph->input_map());
   for (uint32_t i = 0; i < num_slots(outputs); ++i) {

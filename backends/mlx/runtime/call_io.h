@@ -18,7 +18,7 @@ using Arguments = executorch::runtime::Span<EValue*>;
 
 // Checks the number of arguments, and the dtype, shape and memory order of every input tensor. Then copies the
 // inputs into their slots in `state`. Throws Failure if an input is invalid.
-void bind_inputs(const Program& program, Arguments args, State& state, mx::Stream stream);
+void read_inputs(const Program& program, Arguments args, State& state, mx::Stream stream);
 
 // Returns the arrays of the output tensors, in the order of the outputs, without evaluating them. Checks each
 // array against the ExecuTorch tensor of its output, casts the array to the dtype of this tensor where cast_output()
@@ -31,9 +31,9 @@ std::vector<mx::array> collect_outputs(
 
 // Copies `arrays` into the ExecuTorch tensors of the outputs. `arrays` are what collect_outputs() returned, and
 // must have been evaluated.
-void write_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
+void write_tensor_outputs(const Program& program, Arguments args, const std::vector<mx::array>& arrays);
 
 // Copies value slots to the outputs that are integers, floats or bools instead of tensors.
-void write_values(const Program& program, Arguments args, const State& state);
+void write_value_outputs(const Program& program, Arguments args, const State& state);
 
 } // namespace executorch_mlx

@@ -54,7 +54,7 @@ class Context {
   }
 
   // Reads the slot `tid`, whose updated contents the op will write to the slot `out`. If both are the same slot,
-  // empties it, because MLX updates an array in place only if nobody else holds it.
+  // empties it, because MLX updates an array in place only if there is no other reference to it.
   mx::array in_for_update(const fb::Tid* tid, const fb::Tid* out) {
     if (tid->idx() != out->idx()) {
       return in(tid);
@@ -102,15 +102,16 @@ class Context {
     state_.values[vid->idx()] = x;
   }
 
-  // Checks that x fits in 32 bits, as the sizes of MLX arrays must, and returns it. `argument` is for messages.
-  int size(const char* argument, int64_t x) const {
+  // Returns x as an int, because MLX's sizes, axes and offsets are ints. Throws Failure if x does not fit in 32 bits;
+  // `argument` names x in the message.
+  int checked_int(const char* argument, int64_t x) const {
     check_argument(
         x >= std::numeric_limits<int>::min() && x <= std::numeric_limits<int>::max(),
         argument, " ", x, " does not fit in 32 bits");
     return static_cast<int>(x);
   }
-  int size(const char* argument, const fb::IntOrVid* x) const {
-    return size(argument, integer(x));
+  int checked_int(const char* argument, const fb::IntOrVid* x) const {
+    return checked_int(argument, integer(x));
   }
 
   // Reads a list of sizes and checks that each is at least `lowest`.
@@ -120,7 +121,7 @@ class Context {
       int lowest = 0) const {
     mx::Shape result;
     for (const auto* x : list) {
-      result.push_back(size(argument, x));
+      result.push_back(checked_int(argument, x));
       check_argument(
           result.back() >= lowest, argument, ": got ", result.back(), ", expected at least ", lowest);
     }

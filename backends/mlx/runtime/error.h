@@ -44,8 +44,8 @@ template <typename... Parts>
   throw Failure(code, str(parts...));
 }
 
-// For faults of the program itself, which no inputs could avoid. Throws a Failure with the code InvalidProgram unless
-// `ok`. The other arguments are the parts of its message.
+// For faults of the program itself, with which a call fails whatever its inputs are. Throws a Failure with the code
+// InvalidProgram unless `ok`. The other arguments are the parts of its message.
 template <typename... Parts>
 void check_program(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {
@@ -53,8 +53,8 @@ void check_program(bool ok, const Parts&... parts) {
   }
 }
 
-// For faults of the arguments of this call. Throws a Failure with the code InvalidArgument unless `ok`. The other
-// arguments are the parts of its message.
+// For faults that depend on the inputs of the call. Throws a Failure with the code InvalidArgument unless `ok`. The
+// other arguments are the parts of its message.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {

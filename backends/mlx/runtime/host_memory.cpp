@@ -20,9 +20,9 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
-// MLX's CPU allocator lays out a block as a size_t with the size of the data, followed by the data. An Adopted
-// imitates the first part. Its data lies elsewhere, so the array stores the offset from the place where MLX expects
-// the data to the place where the data is.
+// MLX's CPU allocator lays out a block as a size_t with the size of the data, followed by the data. An Adopted begins
+// with the same size_t, but its data lies elsewhere. The array therefore stores the offset from the place where MLX
+// expects the data to the place where the data is.
 struct Adopted {
   explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)), counted(size) {}
 

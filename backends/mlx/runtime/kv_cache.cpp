@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMinCapacity = 64;
 constexpr int kPositionAxis = 2;
 
-// Whether `cache` is not empty and has the dtype of x and, except for the number of positions, its shape.
+// Whether `cache` has a value, and its dtype and shape equal those of x, apart from the number of positions.
 bool matches(const std::optional<mx::array>& cache, const mx::array& x) {
   if (!cache || cache->dtype() != x.dtype()) {
     return false;
@@ -52,8 +52,8 @@ void grow(std::optional<mx::array>& cache, const mx::array& like, int kept, int 
   cache = mx::slice_update(zeros, slice_positions(*cache, 0, kept, stream), mx::Shape(4, 0), stop, stream);
 }
 
-// Writes x to the indices of the cache from `start` on. `cache` is emptied before the update, because MLX updates an
-// array in place only if nobody else holds it.
+// Writes x to the indices of the cache from `start` on. The array is moved out of `cache` first: MLX updates an array
+// in place only if there is no other reference to it.
 void write(std::optional<mx::array>& cache, const mx::array& x, int start, mx::Stream stream) {
   mx::Shape from(4, 0);
   from[kPositionAxis] = start;
@@ -89,7 +89,7 @@ mx::array unroll(const mx::array& ring, int stop, int count, const mx::array& x,
   return mx::concatenate(std::move(parts), kPositionAxis, stream);
 }
 
-// Returns a bool mask [tokens, offset + tokens]. The token of query i has the key at index `offset + i`. The query
+// Returns a bool mask [tokens, offset + tokens]. Query i and key `offset + i` belong to the same token. The query
 // attends to this key and to the `window - 1` keys before it.
 mx::array sliding_window_mask(int tokens, int offset, int window, mx::Stream stream) {
   const auto query = mx::arange(offset, offset + tokens, mx::int32, stream);
@@ -118,20 +118,20 @@ void KvLayer::check(const mx::array& k, const mx::array& v, int start) const {
       "position: ", start, " exceeds the limit of a cache");
 }
 
-History KvLayer::append(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
+AttentionInputs KvLayer::append(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
   check(k, v, start);
   if (!matches(keys, k) || !matches(values, v)) {
     *this = KvLayer(window_);
   }
   const int end = start + k.shape(kPositionAxis);
-  History history = window_ == 0 || end <= window_ ? append_linear(k, v, start, stream)
-                                                   : append_to_ring(k, v, start, stream);
+  AttentionInputs inputs = window_ == 0 || end <= window_ ? append_linear(k, v, start, stream)
+                                                           : append_to_ring(k, v, start, stream);
   length_ = end;
-  return history;
+  return inputs;
 }
 
 // For a linear cache, and for a ring buffer that has not wrapped around.
-History KvLayer::append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
+AttentionInputs KvLayer::append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
   const int tokens = k.shape(kPositionAxis);
   const int end = start + tokens;
   const int limit = window_ == 0 ? std::numeric_limits<int>::max() : window_;
@@ -147,7 +147,7 @@ History KvLayer::append_linear(const mx::array& k, const mx::array& v, int start
 }
 
 // For a ring buffer that has wrapped around, or wraps around with this append.
-History KvLayer::append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
+AttentionInputs KvLayer::append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream) {
   const int tokens = k.shape(kPositionAxis);
   const int kept = std::min(start, window_);
   for (auto* cache : {&keys, &values}) {
@@ -161,14 +161,14 @@ History KvLayer::append_to_ring(const mx::array& k, const mx::array& v, int star
     return {*keys, *values, "", std::nullopt};
   }
   const int past = std::min(start, window_ - 1);  // cached positions that the first query attends to
-  History history = {
+  AttentionInputs inputs = {
       unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream), "",
       sliding_window_mask(tokens, past, window_, stream)};
   const int stored = std::min(tokens, window_);  // the last ones: earlier tokens would be overwritten at once
   const int first = start + tokens - stored;
   write_to_ring(keys, slice_positions(k, tokens - stored, tokens, stream), first % window_, stream);
   write_to_ring(values, slice_positions(v, tokens - stored, tokens, stream), first % window_, stream);
-  return history;
+  return inputs;
 }
 
 } // namespace executorch_mlx

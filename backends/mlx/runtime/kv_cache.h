@@ -7,10 +7,10 @@
 // - A ring buffer keeps the last `window` positions. Position p is at index p % window. A query
 //   attends to at most `window` positions: its own and those before it.
 //
-// Appending at a position that the cache already holds first drops that position and all later ones.
-// Appending at position 0 drops everything; the batch size, the number of heads and the dtype may then
-// change. Once a ring buffer has wrapped around, tokens can be appended only after the last position,
-// at the last position, or at position 0.
+// If the cache already holds the position at which tokens are appended, append() first drops that position and all
+// later ones. Appending at position 0 drops everything; the batch size, the number of heads and the dtype may then
+// change. Once a ring buffer has wrapped around, tokens can be appended only after the last position, at the last
+// position, or at position 0.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -23,7 +23,7 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 
 // What the queries of the appended tokens attend to, as arguments of MLX's attention.
-struct History {
+struct AttentionInputs {
   mx::array keys;  // [batch, heads, positions, head_dim]
   mx::array values;
   std::string mask_mode;  // "causal" or ""
@@ -38,7 +38,7 @@ class KvLayer {
   // Writes k and v [batch, heads, tokens, head_dim] at the positions from `start` on, and returns what
   // the queries of these tokens attend to. Throws Failure if earlier positions that they attend to are
   // missing, or if the shape or dtype does not match the cache.
-  History append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
+  AttentionInputs append(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
   // [batch, heads, capacity, head_dim], both with the same capacity. Empty before the first append().
   std::optional<mx::array> keys;
@@ -46,11 +46,11 @@ class KvLayer {
 
  private:
   void check(const mx::array& k, const mx::array& v, int start) const;
-  History append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
-  History append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
+  AttentionInputs append_linear(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
+  AttentionInputs append_to_ring(const mx::array& k, const mx::array& v, int start, mx::Stream stream);
 
   int window_;  // 0: linear
-  int length_ = 0;  // the next position to append at; a ring buffer holds only the last of the positions before it
+  int length_ = 0;  // the next position to append at; a ring buffer holds at most the `window_` positions before it
 };
 
 } // namespace executorch_mlx

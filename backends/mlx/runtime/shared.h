@@ -25,7 +25,7 @@
 namespace executorch_mlx {
 
 // A mutable buffer. A call moves the contents into its slot and moves them back at its end, because MLX
-// updates an array in place only if nobody else holds it.
+// updates an array in place only if there is no other reference to it.
 struct Buffer {
   std::optional<mx::array> contents;  // empty between calls if a failed call lost them
 };

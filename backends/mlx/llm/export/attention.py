@@ -40,7 +40,7 @@ def attend_over_cache(
         value,
         cache.position,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
-        cache.first,
+        cache.padding,
         cache.layers[module.layer_idx].window,
         softcap,
     )

@@ -34,12 +34,12 @@ class KVCache(Cache):
     `capacity` positions. In a sliding-window layer, the buffers are ring buffers, whose length is enough
     for the window and the `chunk` tokens of one call.
 
-    `position` is the position of the first token of the current call, int64 `[1]`. `first` is the first
-    position of each sequence that is not padding, int64 `[batch]`, or None without padding.
+    `position` is the position of the first token of the current call, int64 `[1]`. `padding[b]` is the
+    number of padding positions at the left of sequence b, int64 `[batch]`; None stands for no padding.
     """
 
     position: torch.Tensor
-    first: torch.Tensor | None
+    padding: torch.Tensor | None
     attended: set[int]  # indices of the layers that attended over this cache in the current call
 
     @classmethod
@@ -68,9 +68,9 @@ class KVCache(Cache):
             layers.append(_Layer(owner, names, layer_window))
         return cls(layers=layers)
 
-    def begin_call(self, position: torch.Tensor, first: torch.Tensor | None = None) -> KVCache:
+    def begin_call(self, position: torch.Tensor, padding: torch.Tensor | None = None) -> KVCache:
         """Prepare this cache for a call whose tokens begin at `position`, and return it."""
-        self.position, self.first, self.attended = position, first, set()
+        self.position, self.padding, self.attended = position, padding, set()
         for layer in self.layers:
             layer.position = position
         return self

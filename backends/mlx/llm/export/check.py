@@ -184,9 +184,9 @@ def _small_decoder(decoder: CachedDecoder, num_positions: int) -> CachedDecoder:
 
 def _logits(decoder: CachedDecoder, tokens: torch.Tensor, position: int, start: list[int]) -> torch.Tensor:
     """Returns the logits `[B, V]` of the last position, float32."""
-    first = torch.tensor(start) if decoder.batch > 1 else None
+    padding = torch.tensor(start) if decoder.batch > 1 else None
     with torch.no_grad():
-        return decoder(tokens, torch.tensor([position]), first)[:, -1].float()
+        return decoder(tokens, torch.tensor([position]), padding)[:, -1].float()
 
 
 def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:

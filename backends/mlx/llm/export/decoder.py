@@ -13,8 +13,8 @@ from .rope import use_stateless_rotary
 class CachedDecoder(torch.nn.Module):
     """`(tokens [B, S], input_pos [1], start [B] or None) -> logits [B, 1, V]` of the last position.
 
-    `input_pos` is the position of the first of the tokens. `start` is the first position of each
-    sequence that is not padding.
+    `input_pos` is the position of the first of the tokens. `start[b]` is the number of padding positions
+    at the left of sequence b.
 
     The constructor changes `model` in place, so that its layers attend over the caches of this module.
     `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the

@@ -28,9 +28,10 @@ class TokenHistory(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `tokens` `[B, S]` at position `input_pos` `[1]`, and return the history up to the last of them.
 
-        Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of
-        those that count: the positions from 0 on, or from `start` `[B]` int64 on if it is given. Prompt
-        tokens count too. Positions beyond `context` are an error, as in the KV caches.
+        Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that count.
+        Prompt tokens count, but padding does not. `start[b]` is the number of padding positions at the left of
+        sequence b, int64 `[B]`; None stands for no padding. Positions beyond `context` are an error, as in the KV
+        caches.
         """
         batch = self.tokens.shape[0]
         updated = torch.ops.mlx.cache_update(self.tokens, tokens.reshape(batch, 1, -1, 1), input_pos)
@@ -38,5 +39,5 @@ class TokenHistory(torch.nn.Module):
         last = input_pos + (tokens.shape[1] - 1)
         positions = last - self.window + 1 + torch.arange(self.window, device=tokens.device)
         ids = updated.reshape(batch, -1).index_select(1, positions.clamp(min=0))
-        first = torch.zeros_like(ids[:, :1]) if start is None else start.clamp(min=0).unsqueeze(1)
-        return ids, positions.unsqueeze(0) >= first
+        padding = torch.zeros_like(ids[:, :1]) if start is None else start.clamp(min=0).unsqueeze(1)
+        return ids, positions.unsqueeze(0) >= padding

@@ -41,7 +41,7 @@ class StatelessRotary(torch.nn.Module):
 
 
 def use_stateless_rotary(model: torch.nn.Module) -> None:
-    """Replace, in place, the rotary embeddings of `model` that keep state by `StatelessRotary`."""
+    """Replace each rotary embedding of `model` that keeps state with a `StatelessRotary`, in place."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if getattr(module, "rope_type", None) in StatelessRotary.KINDS:

@@ -30,7 +30,7 @@ mx::array lazy_array(
 // Whether the kernels accept x as an operand: x is float32, not empty and not a scalar, and `stream` is a CPU stream.
 bool is_supported_operand(const mx::array& x, mx::Stream stream);
 
-// Returns the name that the kernels have for a dtype, or nullopt if they do not support the dtype.
+// Returns the FloatType of a dtype, or nullopt if the kernels do not support the dtype.
 std::optional<FloatType> float_type(mx::Dtype dtype);
 
 // Returns x in contiguous memory: x itself if it is evaluated and contiguous, or else a lazy copy.

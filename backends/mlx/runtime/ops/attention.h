@@ -19,7 +19,7 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   if (x.size() == 0) {
     return c.set(n.out(), x);
   }
-  const auto offset = n.offset()->is_vid() ? mx::array(c.size("offset", c.integer(n.offset()->vid())))
+  const auto offset = n.offset()->is_vid() ? mx::array(c.checked_int("offset", c.integer(n.offset()->vid())))
                                            : c.in(n.offset()->tid());
   check_argument(
       is_integral(offset.dtype()) && offset.ndim() <= 1 &&
@@ -99,7 +99,7 @@ inline int first_position(const mx::array& position, int tokens, Context& c) {
         "position: got ", p, " at index ", count, ", expected consecutive integers of 0 or more");
     ++count;
   });
-  return c.size("position", first);
+  return c.checked_int("position", first);
 }
 
 // Appends k and v to the KV cache of the layer. Each query then attends to the cached positions up to its own. The
@@ -116,14 +116,14 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
           q.shape(1) % k.shape(1) == 0,
       "got q ", describe(q), ", k ", describe(k), " and v ", describe(v),
       ", expected matching batch, heads, tokens and head_dim");
-  const auto history = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
+  const auto inputs = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
   const auto attended = attend(
-      q, mx::astype(history.keys, q.dtype(), c.stream), mx::astype(history.values, q.dtype(), c.stream), *n.scale(),
-      history.mask_mode, history.mask, c);
-  c.count_operations(q.size(), history.keys.shape(2));
+      q, mx::astype(inputs.keys, q.dtype(), c.stream), mx::astype(inputs.values, q.dtype(), c.stream), *n.scale(),
+      inputs.mask_mode, inputs.mask, c);
+  c.count_operations(q.size(), inputs.keys.shape(2));
   c.set_product(
       n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended,
-      history.keys.shape(2));
+      inputs.keys.shape(2));
 }
 
 constexpr OpRow kAttentionRows[] = {

@@ -56,7 +56,8 @@ void check_axis(const ConvWindow<N>& window, size_t i) {
       stride > 0 && stride < kMax && dilation > 0 && dilation < kMax && padding >= 0 && padding < kMax &&
           output_padding >= 0 && output_padding < kMax,
       "axis ", i, ": got stride ", stride, ", padding ", padding, ", dilation ", dilation, " and output padding ",
-      output_padding, ", expected at least 1, 0, 1 and 0 and less than ", kMax);
+      output_padding,
+      ", expected stride and dilation of at least 1, padding and output padding of at least 0, all below ", kMax);
 }
 
 // Inserts stride - 1 zeros between adjacent elements on the spatial axes of x [B, ..., C].
@@ -96,8 +97,8 @@ void conv(const Node& n, Context& c) {
   check_program(groups > 0, "groups: got ", groups, ", expected 1 or more");
   check_argument(
       x.shape(-1) == int64_t{w.shape(-1)} * groups && w.shape(0) % groups == 0,
-      "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()), ", expected ", groups,
-      " equal groups");
+      "got x with ", x.shape(-1), " channels and w with shape ", dims(w.shape()),
+      ", expected channels = w.shape[-1] * groups and w.shape[0] divisible by groups, with groups = ", groups);
 
   mx::Shape shape{x.shape(0)}, padded{x.shape(0)};
   std::vector<int> low, high, ones(N, 1);
@@ -110,8 +111,8 @@ void conv(const Node& n, Context& c) {
     int64_t size = 0;
     if (kTransposed) {
       size = (length - 1) * window.stride[i] - 2 * window.padding[i] + reach + 1 + window.output_padding[i];
-      low.push_back(c.size("padding", reach - window.padding[i]));
-      high.push_back(c.size("padding", reach - window.padding[i] + window.output_padding[i]));
+      low.push_back(c.checked_int("padding", reach - window.padding[i]));
+      high.push_back(c.checked_int("padding", reach - window.padding[i] + window.output_padding[i]));
     } else {
       const int64_t room = length + 2 * window.padding[i] - reach - 1;  // the last position where the kernel fits
       size = room < 0 ? 0 : room / window.stride[i] + 1;
@@ -119,9 +120,9 @@ void conv(const Node& n, Context& c) {
       high.push_back(window.padding[i]);
     }
     check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
-    shape.push_back(c.size("result size", size));
+    shape.push_back(c.checked_int("result size", size));
     const int64_t spread = kTransposed ? (length - 1) * window.stride[i] + 1 : length;
-    padded.push_back(c.size("padded size", spread + low.back() + high.back()));
+    padded.push_back(c.checked_int("padded size", spread + low.back() + high.back()));
   }
   shape.push_back(w.shape(0));
   padded.push_back(x.shape(-1));

@@ -41,7 +41,7 @@ inline void full_like(const fb::FullLikeParams& n, Context& c) {
 }
 
 inline void tri(const fb::TriParams& n, Context& c) {
-  const mx::Shape shape{c.size("n", n.n()), c.size("m", n.m())};
+  const mx::Shape shape{c.checked_int("n", n.n()), c.checked_int("m", n.m())};
   check_argument(shape[0] >= 0 && shape[1] >= 0, "got n and m ", dims(shape), ", expected 0 or more");
   const auto dtype = dtype_of(n.scalar_type());
   check_size(shape, dtype);

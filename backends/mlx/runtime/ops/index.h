@@ -50,7 +50,7 @@ struct Range {
 // bounds that are too large or too small stand for the ends of the axis.
 template <typename Node>
 Range checked_range(const Node& n, const mx::array& x, Context& c) {
-  const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
+  const int axis = checked_axis(c.checked_int("axis", n.axis()), static_cast<int>(x.ndim()));
   const int64_t length = x.shape(axis);
   const auto bound = [&](int64_t position) {
     return static_cast<int>(std::clamp<int64_t>(position < 0 ? position + length : position, 0, length));
@@ -78,7 +78,7 @@ struct Slices {
 // MLX this place is -length - 1, because MLX counts a negative stop from the end: -1 is the last element.
 inline void slice_backwards(const fb::SliceParams& n, Context& c) {
   const auto& x = c.in(n.x());
-  const int axis = checked_axis(c.size("axis", n.axis()), static_cast<int>(x.ndim()));
+  const int axis = checked_axis(c.checked_int("axis", n.axis()), static_cast<int>(x.ndim()));
   const int length = x.shape(axis);
   const auto bound = [&](int64_t position) {
     return static_cast<int>(std::clamp<int64_t>(position < 0 ? position + length : position, -1, length - 1));

@@ -64,7 +64,7 @@ template <PartitionOp Op>
 void partition(const fb::KthNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
-  const int kth = c.size("kth", n.kth());
+  const int kth = c.checked_int("kth", n.kth());
   const int length = x.shape(axis);
   check_argument(kth >= -length && kth < length, "kth ", kth, " is out of range [", -length, ", ", length, ")");
   c.set(n.out(), x.size() == 0 ? x : Op(x, kth, axis, c.stream));

@@ -50,7 +50,7 @@ inline void reshape(const fb::ShapeNode& n, Context& c) {
   const auto total = static_cast<int64_t>(x.size());
   if (unknown != nullptr) {
     check_argument(known != 0 && total % known == 0, "shape: got ", dims(shape), ", expected ", total, " elements");
-    *unknown = c.size("shape", total / known);
+    *unknown = c.checked_int("shape", total / known);
     known = total;
   }
   check_argument(known == total, "shape: got ", dims(shape), ", expected ", total, " elements");
@@ -97,7 +97,7 @@ inline void tile(const fb::TileParams& n, Context& c) {
   for (size_t i = 0; i < shape.size(); ++i) {
     const int64_t size = i < x.ndim() ? x.shape(-1 - static_cast<int>(i)) : 1;
     const int64_t rep = i < reps.size() ? reps[reps.size() - 1 - i] : 1;
-    shape[shape.size() - 1 - i] = c.size("result size", size * rep);
+    shape[shape.size() - 1 - i] = c.checked_int("result size", size * rep);
   }
   check_size(shape, x.dtype());
   c.set(n.out(), mx::tile(x, std::vector<int>(reps.begin(), reps.end()), c.stream));
@@ -106,10 +106,10 @@ inline void tile(const fb::TileParams& n, Context& c) {
 inline void repeat(const fb::RepeatParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
-  const int repeats = c.size("repeats", n.repeats());
+  const int repeats = c.checked_int("repeats", n.repeats());
   check_argument(repeats >= 0, "repeats: got ", repeats, ", expected 0 or more");
   auto shape = x.shape();
-  shape[axis] = c.size("result size", int64_t{shape[axis]} * repeats);
+  shape[axis] = c.checked_int("result size", int64_t{shape[axis]} * repeats);
   check_size(shape, x.dtype());
   c.set(n.out(), mx::repeat(x, repeats, axis, c.stream));
 }
@@ -160,7 +160,7 @@ inline void split(const fb::SplitParams& n, Context& c) {
   int64_t end = 0;
   for (const int size : sizes) {
     end += size;
-    ends.push_back(c.size("sum of sizes", end));
+    ends.push_back(c.checked_int("sum of sizes", end));
   }
   check_argument(
       end == x.shape(axis), "sizes: got a sum of ", end, ", expected ", x.shape(axis), ", the size of axis ", axis);
@@ -187,7 +187,7 @@ inline void pad(const fb::PadParams& n, Context& c) {
   auto shape = x.shape();
   for (size_t i = 0; i < x.ndim(); ++i) {
     pairs.emplace_back(widths[2 * i], widths[2 * i + 1]);
-    shape[i] = c.size("result size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
+    shape[i] = c.checked_int("result size", int64_t{shape[i]} + widths[2 * i] + widths[2 * i + 1]);
     check_argument(
         mode == "constant" || x.shape(static_cast<int>(i)) > 0 || shape[i] == 0,
         "x: axis ", i, " is empty, expected an edge to pad with");

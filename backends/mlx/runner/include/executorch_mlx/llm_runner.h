@@ -71,7 +71,7 @@ struct LlmMetadata {
   // the program does not give a number; the host then considers all tokens.
   int64_t history = 0;
 
-  bool has_tokens = false; // the program contains the bytes of each token, so answers have text
+  bool has_token_bytes = false; // the program contains the bytes of each token, so answers have text
 };
 
 // Selects the tokens that may be drawn next, by clearing the bits of all other tokens in `mask`. Bit v % 32 of
@@ -105,7 +105,7 @@ struct GenerateConfig {
   SamplingParameters sampling;
   int64_t max_new_tokens = 128; // maximum length of the answer; at least 1
   std::vector<int64_t> stop_ids; // tokens that end the answer, in addition to LlmMetadata::eos_ids
-  // Strings that end the answer. Each has at least one character. Only for programs with LlmMetadata::has_tokens.
+  // Strings that end the answer. Each has at least one character. Only for programs with LlmMetadata::has_token_bytes.
   std::vector<std::string> stop;
   bool ignore_eos = false; // do not stop at LlmMetadata::eos_ids
 };

@@ -61,7 +61,7 @@ float softmax_weights(const Attention& a, int64_t batch, int64_t head, int64_t q
     return static_cast<float>(keys);
   }
   std::fill(scores + visible, scores + keys, 0.0f);
-  return kernels().replace_by_exp(scores, visible);
+  return kernels().softmax_numerators(scores, visible);
 }
 
 // Computes the output of queries [first, last) of one attention head.

@@ -18,7 +18,7 @@ inline void pause_briefly() {
 #endif
 }
 
-// How often a waiting thread checks whether it can go on before it sleeps. The kernels of a decode step follow each
+// How often a waiting thread checks, before it sleeps, whether it can go on. The kernels of a decode step follow each
 // other within microseconds, and waking a thread takes longer.
 constexpr int kSpins = 2000;
 

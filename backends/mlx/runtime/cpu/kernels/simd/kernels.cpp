@@ -19,7 +19,7 @@ extern const Kernels kernels = {
     .dequantize_rows = dequantize_rows,
     .widen = widen,
     .silu = silu,
-    .replace_by_exp = replace_by_exp,
+    .softmax_numerators = softmax_numerators,
     .rms_norm = rms_norm,
     .rotate = rotate};
 

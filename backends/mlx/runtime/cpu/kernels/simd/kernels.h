@@ -50,7 +50,7 @@ struct Kernels {
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values.
-  float (*replace_by_exp)(float* x, ptrdiff_t count);
+  float (*softmax_numerators)(float* x, ptrdiff_t count);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.

@@ -47,7 +47,7 @@ void silu(const float* x, float* y, ptrdiff_t count) {
   }
 }
 
-float replace_by_exp(float* x, ptrdiff_t count) {
+float softmax_numerators(float* x, ptrdiff_t count) {
   const ptrdiff_t whole = count / kLanes * kLanes;
   Floats highest = Floats{} - __builtin_inff();
   for (ptrdiff_t i = 0; i < whole; i += kLanes) {
