@@ -16,7 +16,7 @@ from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
 CONSTANT_ALIGNMENT = 16  # bytes
-ALLOW_EXTENSIONS = "allow_extensions"  # the key of a compile spec, which permits extensions whatever its value is
+ALLOW_EXTENSIONS = "allow_extensions"  # a compile spec with this key permits extensions; its value is ignored
 
 
 class MLXBackend(BackendDetails):
@@ -68,7 +68,7 @@ def _compile(
     program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build())
     store = NamedDataStore()
     for key in list(program.constants):
-        tensor = program.constants.pop(key)  # frees a computed tensor as soon as it is stored
+        tensor = program.constants.pop(key)  # frees a tensor that the builder computed once its bytes are stored
         if key not in stored:
             stored[key] = bytes(raw_bytes(tensor))
         store.add_named_data(key, stored[key], alignment=CONSTANT_ALIGNMENT)

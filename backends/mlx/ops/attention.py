@@ -55,7 +55,7 @@ def _upper_left_mask(P, query, key):
 
 
 def _zero_masked_queries(P, out, mask):
-    """Sets the result of each query whose keys are all masked to zero, as torch does.
+    """Sets to zero the result of each query whose keys are all masked, as torch does.
 
     MLX's result for such a query is the mean of the values, or NaN.
     """

@@ -25,7 +25,7 @@ _POW = ("aten.pow.Tensor_Scalar",)
 
 def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
     """Matches x * rsqrt(mean(x * x, -1) + eps), possibly cast to `out`. Returns (x, eps)."""
-    node = m.before_casts(node, _rounds_to(out))
+    node = m.before_casts(node, _skippable_after_norm(out))
     for x, scale in m.commuted(node, *_MUL):
         if is_call(scale, "aten.rsqrt.default"):
             break
@@ -37,11 +37,11 @@ def _normalized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
             break
     else:
         raise NoMatch
-    _square_of(m, _mean_of(m, mean), x)
+    _require_square(m, _operand_of_mean(m, mean), x)
     return x, m.number(eps)
 
 
-def _square_of(m: Matcher, node, x) -> None:
+def _require_square(m: Matcher, node, x) -> None:
     """Raises NoMatch unless `node` computes x² in the dtype of `x`. Adds `node` to the match."""
     if is_call(node, *_POW):
         base, exponent = m.arguments(node, _POW, "self", "exponent")
@@ -80,10 +80,10 @@ def _is_weight(weight, node) -> bool:
     return isinstance(value, torch.Tensor) and extents(weight) == extents(node)[-1:]
 
 
-def _rounds_to(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
-    """Returns a function `can_skip` for `Matcher.before_casts` that accepts the casts after a norm.
+def _skippable_after_norm(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
+    """Returns the predicate for `Matcher.before_casts` that tells which casts after a norm may be skipped.
 
-    The accepted casts are those to `out`, and to a float dtype that holds every value of `out`.
+    These are casts to `out`, and casts to wider float dtypes, which lose nothing before the last cast to `out`.
     """
     return lambda source, target: source.is_floating_point and target.is_floating_point and can_represent(target, out)
 
@@ -121,7 +121,7 @@ def _check_result(node: Node, x: Node, *weights: Node | None) -> None:
             raise NoMatch
 
 
-def _mean_of(m: Matcher, node) -> Node:
+def _operand_of_mean(m: Matcher, node) -> Node:
     """Matches mean(y, -1, keepdim=True). Returns y."""
     y, dim, keepdim = m.arguments(node, ["aten.mean.dim"], "self", "dim", "keepdim")
     if not keepdim or not is_last_axis(dim, y):
@@ -132,7 +132,7 @@ def _mean_of(m: Matcher, node) -> Node:
 def _centered(m: Matcher, node) -> Node:
     """Matches x - mean(x). Returns x."""
     x, mean = m.arguments(node, ["aten.sub.Tensor"], "self", "other")
-    if _mean_of(m, mean) is not x:
+    if _operand_of_mean(m, mean) is not x:
         raise NoMatch
     return x
 
@@ -148,16 +148,16 @@ def _variance(m: Matcher, node, x: Node) -> None:
         if source is not x or dim is None or not is_last_axis(dim, x) or correction != 0 or not keepdim:
             raise NoMatch
         return
-    square = _mean_of(m, node)
+    square = _operand_of_mean(m, node)
     centered = square.args[0] if isinstance(square, Node) and square.args else None
-    _square_of(m, square, centered)
+    _require_square(m, square, centered)
     if _centered(m, centered) is not x:
         raise NoMatch
 
 
 def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
     """Matches (x - mean) / sqrt(variance + eps), or the same with rsqrt, possibly cast to `out`. Returns (x, eps)."""
-    node = m.before_casts(node, _rounds_to(out))
+    node = m.before_casts(node, _skippable_after_norm(out))
     if is_call(node, "aten.div.Tensor"):
         centered, root = m.arguments(node, ["aten.div.Tensor"], "self", "other")
         (total,) = m.arguments(root, ["aten.sqrt.default"], "self")
@@ -193,13 +193,13 @@ def _layer_norm(P, node: Node) -> Match:
     return m.finish(node, lower)
 
 
-def _split_weight(m: Matcher, node, last: Node, *targets: str) -> tuple[Node, Node]:
-    """Matches a commutative call one of whose operands is a weight for the last axis of `last`.
+def _split_weight(m: Matcher, node, result: Node, *targets: str) -> tuple[Node, Node]:
+    """Matches a commutative call in which one operand is a weight. Returns the weight and the other operand.
 
-    Returns the weight and the other operand.
+    A weight is a vector with the length of the last axis of `result`, the last node of the pattern.
     """
     for weight, rest in m.commuted(node, *targets):
-        if _is_weight(weight, last):
+        if _is_weight(weight, result):
             return weight, rest
     raise NoMatch
 

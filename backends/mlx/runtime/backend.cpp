@@ -126,9 +126,9 @@ std::string delegate_name(const et::BackendInitContext& context, const et::Freea
   return str(method ? method : "", " ", std::hash<std::string_view>()(payload));
 }
 
-// Returns the argument `metal_requirement` of load_program(): what is missing to run Metal source, or null if nothing
+// Returns the argument `missing_for_metal` of load_program(): what is missing to run Metal source, or null if nothing
 // is missing.
-const char* metal_requirement(const Options& options, mx::Device device) {
+const char* missing_for_metal(const Options& options, mx::Device device) {
   if (!options.metal_kernels) {
     return "a build with EXECUTORCH_MLX_METAL_KERNELS and the load option metal_kernels=true";
   }
@@ -240,7 +240,7 @@ class Backend final : public et::BackendInterface {
       std::memcpy(copy.data(), data, processed.size());
       data = copy.data();
     }
-    auto program = load_program(data, processed.size(), metal_requirement(options, device));
+    auto program = load_program(data, processed.size(), missing_for_metal(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     handle->limits = options.limits;
     const auto* named_data = context.get_named_data_map();

@@ -53,8 +53,8 @@ class Context {
     return result;
   }
 
-  // Reads the slot `tid`, whose updated contents the op will write to the slot `out`. If both are the same slot,
-  // empties it, because MLX updates an array in place only if there is no other reference to it.
+  // Reads the slot `tid` for an op that updates the array and writes the result to the slot `out`. If `tid` and `out`
+  // are the same slot, the slot is emptied: MLX updates an array in place only if nothing else refers to it.
   mx::array in_for_update(const fb::Tid* tid, const fb::Tid* out) {
     if (tid->idx() != out->idx()) {
       return in(tid);
@@ -64,7 +64,8 @@ class Context {
     return result;
   }
 
-  // An empty result takes no computation. Some of MLX's functions divide by zero for one.
+  // Writes a result to the slot `tid`. Replaces an empty result by zeros, so that MLX does not compute it: some of
+  // MLX's functions divide by zero if the result is empty.
   void set(const fb::Tid* tid, mx::array x) {
     check_size(x.shape(), x.dtype());
     if (x.size() == 0 && x.has_primitive()) {
@@ -81,7 +82,8 @@ class Context {
     set(tid, std::move(x));
   }
 
-  // Counts `elements` times `depth` operations toward the limit. Both are less than 2^31.
+  // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds. Both factors are less
+  // than 2^31.
   void count_operations(uint64_t elements, uint64_t depth) {
     operations_ += std::min(elements * depth, uint64_t{1} << 60);
   }
@@ -138,8 +140,8 @@ class Context {
     state_.evaluate({x}, stream);
   }
 
-  // Starts to compute arrays without waiting for them. With a memory limit, computes them and waits, because the limit
-  // is checked before each evaluation.
+  // Starts to compute arrays without waiting for them. With a memory limit, computes them and waits: State::evaluate()
+  // checks the limit, and the check needs the memory that earlier evaluations have left.
   void start(std::vector<mx::array> arrays) {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
@@ -162,7 +164,7 @@ class Context {
   const Limits limits_;
   Profiler* profiler_;
   int64_t executed_ = 0;  // the number of instructions that have run so far
-  uint64_t operations_ = 0;  // operations so far, as max_operations counts them
+  uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
 };
 
 } // namespace executorch_mlx

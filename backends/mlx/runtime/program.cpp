@@ -159,10 +159,10 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
 }
 
 // Refuses Metal source that may not run, and an UpdateAndAttendNode without the fields that it needs.
-// `metal_requirement` is the parameter of load_program(), and `where` names the instruction in messages.
-void check_supported(const fb::Instruction& instruction, const std::string& where, const char* metal_requirement) {
-  if (instruction.op_type() == fb::OpNode::MetalKernelNode && metal_requirement != nullptr) {
-    fail(Error::NotSupported, where, "Metal source needs ", metal_requirement);
+// `missing_for_metal` is the parameter of load_program(), and `where` names the instruction in messages.
+void check_supported(const fb::Instruction& instruction, const std::string& where, const char* missing_for_metal) {
+  if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
+    fail(Error::NotSupported, where, "Metal source needs ", missing_for_metal);
   }
   if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
     check_program(node->layer_id() && *node->layer_id() >= 0, where, "layer_id: expected an integer of 0 or more");
@@ -173,8 +173,8 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
 // Verifies the instructions of all chains, decodes them into `program`, and refuses chains that call themselves.
 class ChainVerifier {
  public:
-  ChainVerifier(Program& program, const char* metal_requirement)
-      : program_(program), metal_requirement_(metal_requirement) {}
+  ChainVerifier(Program& program, const char* missing_for_metal)
+      : program_(program), missing_for_metal_(missing_for_metal) {}
 
   void run() {
     const auto& chains = *program_.graph->instruction_chains();
@@ -227,7 +227,7 @@ class ChainVerifier {
       check_program(
           num_list_elements_ <= kMaxListElements,
           where, "got ", num_list_elements_, " list elements so far, expected at most ", kMaxListElements);
-      check_supported(instruction, where, metal_requirement_);
+      check_supported(instruction, where, missing_for_metal_);
       program_.has_caches |= instruction.op_type() == fb::OpNode::UpdateAndAttendNode;
       for (const int64_t called : called_chains(instruction)) {
         check_program(
@@ -262,7 +262,7 @@ class ChainVerifier {
   }
 
   Program& program_;
-  const char* metal_requirement_;
+  const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
   uint64_t num_list_elements_ = 0;
   std::vector<std::vector<uint32_t>> calls_;  // for each chain, the chains that it calls
@@ -313,13 +313,13 @@ void check_maps(const Program& program) {
 
 } // namespace
 
-Program load_program(const void* data, size_t size, const char* metal_requirement) {
+Program load_program(const void* data, size_t size, const char* missing_for_metal) {
   Program program;
   program.graph = open_payload(data, size);
   program.layout = read_layout(*program.graph);
   check_maps(program);
   check_tensor_meta(*program.graph, program.layout);
-  ChainVerifier(program, metal_requirement).run();
+  ChainVerifier(program, missing_for_metal).run();
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

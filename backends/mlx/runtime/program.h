@@ -46,7 +46,7 @@ struct Layout {
 struct DecodedInstruction {
   Handler handler;
   const void* node;
-  uint32_t list_elements;  // in all lists of the node
+  uint32_t list_elements;  // the total number of elements in the node's lists
 };
 
 struct Chain {
@@ -67,8 +67,9 @@ struct Program {
 };
 
 // Reads a program from a payload and verifies everything that does not depend on the inputs. `data` must be aligned
-// to 8 bytes and outlive the program. `metal_requirement` is null if the program may contain Metal source. Otherwise
-// it is the part of the error message that names what is missing to run Metal source. Throws Failure.
-Program load_program(const void* data, size_t size, const char* metal_requirement);
+// to 8 bytes and outlive the program. If Metal source cannot run here, `missing_for_metal` says what is missing, and a
+// program that contains Metal source is rejected with this text. Null if the program may contain Metal source. Throws
+// Failure.
+Program load_program(const void* data, size_t size, const char* missing_for_metal);
 
 } // namespace executorch_mlx

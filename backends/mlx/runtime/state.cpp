@@ -226,7 +226,7 @@ void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) 
   }
   run(evaluation, !updated.empty());
   for (const auto& array : updated) {
-    *array.backup = updated_array(**array.now);
+    *array.backup = array_before_updates(**array.now);
   }
 }
 

@@ -15,7 +15,7 @@ bool is_pending_update(const mx::array& x) {
 
 } // namespace
 
-const mx::array& updated_array(const mx::array& x) {
+const mx::array& array_before_updates(const mx::array& x) {
   const mx::array* base = &x;
   while (is_pending_update(*base)) {
     base = &base->inputs()[0];
@@ -25,7 +25,7 @@ const mx::array& updated_array(const mx::array& x) {
 
 bool Undo::record(
     const mx::array& before, const mx::array& now, mx::Stream stream, std::vector<mx::array>& saved) {
-  if (now.id() == before.id() || updated_array(now).id() != before.id()) {
+  if (now.id() == before.id() || array_before_updates(now).id() != before.id()) {
     return false;
   }
   for (const mx::array* x = &now; is_pending_update(*x); x = &x->inputs()[0]) {

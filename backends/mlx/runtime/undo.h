@@ -1,4 +1,4 @@
-// Undoes updates of arrays in place. Only the slices that are overwritten are saved, not the whole array.
+// Undoes in-place updates of arrays. Only the slices that are overwritten are saved, not the whole array.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -12,14 +12,15 @@ namespace mx = mlx::core;
 
 // If `x` is a pending update of slices of another array, returns that array. If that is a pending update itself, goes
 // on with the array that it updates, and so on. Otherwise returns `x`.
-const mx::array& updated_array(const mx::array& x);
+const mx::array& array_before_updates(const mx::array& x);
 
 // The old contents of the slices of one array that are overwritten. Does not hold the array itself, so that MLX can
 // update it in place.
 class Undo {
  public:
-  // Returns whether `now` is `before` with pending updates of some slices. If so, stores the old contents of these
-  // slices, and appends them to `saved`, because the caller must evaluate them before it evaluates `now`.
+  // If `now` consists of `before` and pending updates of some slices, stores the old contents of these slices and
+  // returns true. Returns false otherwise. Also appends the stored arrays to `saved`: the caller must evaluate them
+  // before `now`.
   bool record(const mx::array& before, const mx::array& now, mx::Stream stream, std::vector<mx::array>& saved);
 
   bool is_empty() const {

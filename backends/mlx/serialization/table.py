@@ -13,7 +13,7 @@ int8 = int16 = int32 = int64 = uint8 = uint16 = uint32 = uint64 = int
 double = float
 string = str
 
-# The marks of the fields that an instruction writes, as annotations: `out: Output[Tid]`. An instruction also reads the
+# Annotations that mark the fields that an instruction writes, as in `out: Output[Tid]`. An instruction also reads the
 # slots of an `InOut` field.
 T = TypeVar("T")
 Output = Annotated[T, "output"]
@@ -61,7 +61,7 @@ class Table:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         annotations = inspect.get_annotations(cls)
-        if annotations:  # a member of the union has no annotations: it inherits the FIELDS of its table
+        if annotations:  # the class of an IR node, see Op, has none: it inherits FIELDS from its table
             cls.FIELDS = tuple(_fields(cls, annotations))
 
 

@@ -1,6 +1,6 @@
 """Runs a finished program and eager torch on the same inputs, and compares their values."""
 
-from .report import CallCheck, Departure, VerificationReport
+from .report import OutputCheck, Departure, VerificationReport
 from .verify import verify
 
-__all__ = ["CallCheck", "Departure", "VerificationReport", "verify"]
+__all__ = ["OutputCheck", "Departure", "VerificationReport", "verify"]

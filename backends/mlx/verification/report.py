@@ -8,7 +8,7 @@ from .rounding import Comparison
 
 
 @dataclass(frozen=True)
-class CallCheck:
+class OutputCheck:
     """Output number `output` of call number `call`, both counted from 0, compared with eager torch."""
 
     call: int
@@ -68,13 +68,13 @@ class Departure:
 class VerificationReport:
     """The result of `verify`.
 
-    `outputs` has a CallCheck for every output of every call. If an output differs from eager torch by more than
+    `outputs` has a OutputCheck for every output of every call. If an output differs from eager torch by more than
     rounding, `departure` is the first instruction whose value does; if `departure` is None, `note` says why no
     instruction is named. `seconds` is the time that `verify` took, and `added_memory` the number of bytes by which it
     raised the peak memory of the process.
     """
 
-    outputs: tuple[CallCheck, ...]
+    outputs: tuple[OutputCheck, ...]
     departure: Departure | None
     note: str | None
     seconds: float

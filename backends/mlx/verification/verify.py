@@ -19,18 +19,18 @@ from ..serialization import ir
 from .cost import Cost
 from .load import load
 from .locate import CannotLocate, locate
-from .report import CallCheck, Departure, VerificationReport
+from .report import OutputCheck, Departure, VerificationReport
 from .rounding import RoundingNoise, compare
 
 _NOISY_RUNS = 4
 
-Call = tuple[Any, ...]
+Args = tuple[Any, ...]
 
 
 def verify(
     pte: str | Path | bytes,
     module: torch.nn.Module | ExportedProgram,
-    inputs: Call | list[Call],
+    inputs: Args | list[Args],
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -43,8 +43,9 @@ def verify(
     - `inputs`: the positional arguments of a call, as a tuple; or a list with such a tuple for each of several calls,
       which run in order. Use several calls for a module with mutable buffers.
     - `kwargs`: the keyword arguments of every call, in the order in which the program takes them.
-    - `dynamic_shapes`: the argument of `torch.export.export` with which the program was exported. It is needed to name
-      an instruction of a program with dynamic shapes, unless `module` is an exported program.
+    - `dynamic_shapes`: the argument of `torch.export.export` with which the program was exported. Without it,
+      the report cannot name the first departing instruction of a program with dynamic shapes. Not needed if `module`
+      is an exported program.
 
     The tolerance follows how much `module` amplifies rounding errors. It comes from eager runs in which every
     intermediate value has a random rounding error of its dtype: the further their outputs lie from those of a plain
@@ -143,7 +144,7 @@ def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
                 f"verify: pte: got {len(got)} outputs in call {call}, expected {len(wanted)} as in the module"
             )
         for output, (a, e) in enumerate(zip(got, wanted)):
-            yield CallCheck(call, output, compare(a, e, [run[call][output] for run in noisy]))
+            yield OutputCheck(call, output, compare(a, e, [run[call][output] for run in noisy]))
 
 
 def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple[Departure | None, str | None]:

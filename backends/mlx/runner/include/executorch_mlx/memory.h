@@ -1,7 +1,8 @@
 // The memory of MLX arrays in this process. Part of the C API of libmlx_delegate; thread-safe.
 //
 // All sizes count the memory that MLX has allocated, including that of arrays that the application creates with MLX,
-// and the weights that programs use in place. Python's mlx.core uses the same MLX if it is in the same process.
+// and the weights that programs use in place. If Python's mlx.core is loaded in the same
+// process, it shares this MLX: its arrays are counted, and these limits apply to them.
 #pragma once
 
 #include <stddef.h>

@@ -120,7 +120,7 @@ void cblas_sgemm(
   calls.fetch_add(1, std::memory_order_relaxed);
   const int64_t work = int64_t{m} * n * k;
   if (suits_dot_rows(order, trans_a, trans_b, m) && m > 0 && k > 0) {
-    // Such a product waits for memory most of the time, so that more threads help already with a quarter of the work.
+    // Such a product is bound by memory, so more threads help from a quarter of kMinParallelWork on: hence 4 * work.
     const int parts = count_parts(4 * work, n);
     return parallel(parts, [&](int i) {
       const auto [begin, end] = part_of(n, parts, i);
