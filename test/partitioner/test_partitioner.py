@@ -187,20 +187,35 @@ def test_decomposed_operators_pass_the_verifier(delegate):
     lowered.assert_matches_eager((x,), (x * 2,))
 
 
-def test_decomposition_that_specializes_a_dynamic_dimension_is_refused(delegate):
-    """The decomposition of cumprod needs the size of its axis. The other axis may be dynamic."""
+def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
+    """The decomposition of unfold holds for 3 rows or more only. The other axis may be dynamic."""
     rows = torch.export.Dim("rows", min=2, max=8)
     exported = torch.export.export(
-        Function(lambda x: x.cumprod(0)), (torch.randn(3, 4),), dynamic_shapes=(({0: rows},),)
+        Function(lambda x: x.unfold(0, 2, 1)), (torch.randn(4, 4),), dynamic_shapes=(({0: rows},),)
     )
     partitioner = MLXPartitioner()
     config = EdgeCompileConfig(_check_ir_validity=False)
     to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
     (refused,) = partitioner.explain().refused
-    assert refused.target == "aten.cumprod.default" and "dynamic dimension" in refused.reason
-    lowered = lower(lambda x: x.cumprod(1), torch.randn(3, 4), dynamic_shapes=(({0: rows},),))
+    assert refused.target == "aten.unfold_copy.default"
+    assert "restrict the dynamic dimension" in refused.reason and "[0, 8] to [3, 8]" in refused.reason
+    lowered = lower(lambda x: x.unfold(1, 2, 1), torch.randn(3, 4), dynamic_shapes=(({0: rows},),))
     assert not lowered.refused
     lowered.assert_matches_eager((torch.randn(5, 4),))
+
+
+@pytest.mark.parametrize("function", ["cumprod", "cummax", "logcumsumexp"])
+def test_cumulative_operator_over_a_dynamic_dimension(delegate, function):
+    rows = torch.export.Dim("rows", min=1, max=64)
+
+    def cumulate(x):
+        y = getattr(torch, function)(x, 0)
+        return y if isinstance(y, torch.Tensor) else tuple(y)
+
+    lowered = lower(cumulate, torch.randn(7, 4), dynamic_shapes=(({0: rows},),))
+    assert not lowered.refused
+    for count in (1, 2, 8, 33, 64):
+        lowered.assert_matches_eager((torch.randn(count, 4),))
 
 
 # Outputs and dynamic shapes --------------------------------------------------------------

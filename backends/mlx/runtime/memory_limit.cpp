@@ -70,7 +70,7 @@ void fail_over_limit(const std::string& what, size_t bytes, size_t active, size_
 bool is_out_of_memory(const std::exception& error) {
   const std::string_view message = error.what();
   // If one of its threads throws, MLX may throw an exception of another type with the same message.
-  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || message == std::bad_alloc().what() ||
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || message == "std::bad_alloc" ||
       message.find("malloc]") != std::string_view::npos ||  // "[malloc] Unable to ...", "[metal::malloc] ..."
       message.find("nable to allocate") != std::string_view::npos;
 }
