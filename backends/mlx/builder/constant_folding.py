@@ -66,5 +66,6 @@ def _num_bytes(shape: tuple, dtype: torch.dtype) -> float:
 
 def _compute(node: Node, operands: dict[Node, TensorSlot]) -> torch.Tensor:
     with torch.no_grad():
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: operands[n].data().detach())
+        # Contiguous, because a view of the ATen dialect accepts only some strides. Computed data may have any.
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: operands[n].data().detach().contiguous())
         return node.target(*args, **kwargs)
