@@ -24,7 +24,7 @@ RULES = {
     "preprocess": BELOW_OPS | {"ops"},
     "partitioner": BELOW_OPS | {"ops", "preprocess", "return_types"},
     "inspect": {"serialization"},
-    "verification": {"builder", "inspect", "loader", "partitioner", "serialization"},
+    "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization"},
     # never builder or ops
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},

@@ -204,18 +204,29 @@ def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
     lowered.assert_matches_eager((torch.randn(5, 4),))
 
 
+def _cumulative(name):
+    """Returns the torch function `name` along axis 0, with its results as a tensor or a tuple."""
+
+    def cumulate(x):
+        y = getattr(torch, name)(x, 0)
+        return y if isinstance(y, torch.Tensor) else tuple(y)
+
+    return cumulate
+
+
 @pytest.mark.parametrize("function", ["cumprod", "cummax", "logcumsumexp"])
 def test_cumulative_operator_over_a_dynamic_dimension(delegate, function):
     rows = torch.export.Dim("rows", min=1, max=64)
-
-    def cumulate(x):
-        y = getattr(torch, function)(x, 0)
-        return y if isinstance(y, torch.Tensor) else tuple(y)
-
-    lowered = lower(cumulate, torch.randn(7, 4), dynamic_shapes=(({0: rows},),))
+    lowered = lower(_cumulative(function), torch.randn(7, 4), dynamic_shapes=(({0: rows},),))
     assert not lowered.refused
     for count in (1, 2, 8, 33, 64):
         lowered.assert_matches_eager((torch.randn(count, 4),))
+
+
+@pytest.mark.parametrize("function", ["cumprod", "cummax", "logcumsumexp"])
+def test_cumulative_operator_of_an_empty_tensor(delegate, function):
+    lowered = lower(_cumulative(function), torch.randn(0, 4))
+    lowered.assert_matches_eager((torch.randn(0, 4),))
 
 
 # Outputs and dynamic shapes --------------------------------------------------------------

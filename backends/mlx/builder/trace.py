@@ -25,7 +25,7 @@ def trace(
 
     `function` gets a fake tensor of the same shape and dtype in place of each tensor slot, also of those in lists. It
     gets all other arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing
-    would specialize a dynamic dimension.
+    would specialize or restrict a dynamic dimension.
     """
     leaves, spec = tree_flatten((list(args), kwargs))
     slots = [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]

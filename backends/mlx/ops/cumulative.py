@@ -22,8 +22,10 @@ def _inclusive_scan(combine, dim, *parts):
     extent = parts[0].shape[dim]
     step = _static_step if isinstance(extent, int) else _dynamic_step
     _, largest = bounds(extent)
+    if largest is None:
+        largest = 2**31 - 1
     covered = 1
-    while covered < (largest or 2**31):
+    while covered < largest:
         parts = step(combine, dim, covered, parts)
         covered *= 2
     return parts
@@ -38,12 +40,17 @@ def _static_step(combine, dim, covered, parts):
 
 
 def _dynamic_step(combine, dim, covered, parts):
-    """Valid for each extent: a comparison of the extent with `covered` would restrict it."""
+    """The same as `_static_step`, without a comparison of the extent with `covered`, which would restrict the extent."""
     x = parts[0]
     positions = torch.arange(x.shape[dim])
     earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in parts]
-    has_earlier = (positions >= covered).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
+    has_earlier = _along(positions >= covered, x, dim)
     return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, parts), parts)]
+
+
+def _along(values, x, dim):
+    """Returns the 1-d tensor `values` in a shape that broadcasts along axis `dim` of `x`."""
+    return values.reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
 
 
 def _cumprod(x, dim, dtype=None):
@@ -76,7 +83,7 @@ def _cumulative_extremum(replaces):
     def scan(x, dim):
         if x.ndim == 0:
             return x.clone(), torch.zeros((), dtype=torch.int64)
-        indices = torch.arange(x.shape[dim]).reshape([-1] + [1] * (x.ndim - 1 - dim % x.ndim))
+        indices = _along(torch.arange(x.shape[dim]), x, dim)
         return _inclusive_scan(combine, dim, x, indices.expand(x.shape))
 
     return scan

@@ -21,7 +21,7 @@ from .debug_program import Exposed, bound_extents, contiguous, expose, serialize
 from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
 from .load import load
-from .origins import ProgramMismatch, Origin, trace_origins
+from .origins import Origin, ProgramMismatch, trace_origins
 from .report import Departure
 from .rounding import RoundingNoise, compare
 

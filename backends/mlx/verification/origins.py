@@ -46,7 +46,7 @@ def trace_origins(program: ExportedProgram, graph: ir.MLXGraph) -> list[Origin]:
 
     `program` is the delegated graph. Raises ProgramMismatch if it does not compile to `graph`.
     """
-    builder = _Recorder(program, allow_extensions=_has_extensions(graph))
+    builder = _Recorder(program, allow_extensions=has_extensions(graph))
     builder.build()
     drop_dead(builder)
     ids = _match(builder, graph)
@@ -60,7 +60,8 @@ def trace_origins(program: ExportedProgram, graph: ir.MLXGraph) -> list[Origin]:
     return sorted(origins, key=lambda origin: origin.index)
 
 
-def _has_extensions(graph: ir.MLXGraph) -> bool:
+def has_extensions(graph: ir.MLXGraph) -> bool:
+    """Whether an MLX program contains an instruction that ExecuTorch's own MLX delegate lacks."""
     chains = graph.instruction_chains
     return any(i.op.OP_TYPE >= ir.FIRST_EXTENSION for chain in chains for i in chain.instructions)
 

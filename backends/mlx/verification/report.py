@@ -68,7 +68,7 @@ class Departure:
 class VerificationReport:
     """The result of `verify`.
 
-    `outputs` has a OutputCheck for every output of every call. If an output differs from eager torch by more than
+    `outputs` has an OutputCheck for every output of every call. If an output differs from eager torch by more than
     rounding, `departure` is the first instruction whose value does; if `departure` is None, `note` says why no
     instruction is named. `seconds` is the time that `verify` took, and `added_memory` the number of bytes by which it
     raised the peak memory of the process.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,14 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..inspect.pte import Contents, read_payloads
+from ..inspect.pte import read_payloads
 from ..partitioner import MLXPartitioner
-from ..serialization import ir
+from ..quiet import quiet_lowering
 from .cost import Cost
 from .load import load
 from .locate import CannotLocate, locate
-from .report import OutputCheck, Departure, VerificationReport
+from .origins import has_extensions
+from .report import Departure, OutputCheck, VerificationReport
 from .rounding import RoundingNoise, compare
 
 _NOISY_RUNS = 4
@@ -154,7 +153,8 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
     if not delegates:
         return None, "the method has no MLX program, so there is no instruction to name"
     try:
-        edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=_has_extensions(contents))
+        allow_extensions = any(has_extensions(delegate.graph) for delegate in contents.delegates)
+        edge = _lower(module, calls[0], dynamic_shapes, allow_extensions=allow_extensions)
         offsets = contents.named_data_offsets
         constants = {key: data[offsets[key] : offsets[key] + size] for key, size in contents.named_data.items()}
         inputs = [_flat(call) for call in calls]
@@ -165,24 +165,11 @@ def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple
 
 def _lower(module: Any, call: tuple[tuple, dict], dynamic_shapes: Any, *, allow_extensions: bool) -> ExportedProgram:
     """Returns the lowered graph of the module. `call` has the example inputs for its export."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            exported = module
-            if not isinstance(module, ExportedProgram):
-                exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
-            partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-            config = EdgeCompileConfig(_check_ir_validity=False)
-            return to_edge_transform_and_lower(
-                exported, partitioner=[partitioner], compile_config=config
-            ).exported_program()
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-def _has_extensions(contents: Contents) -> bool:
-    graphs = (delegate.graph for delegate in contents.delegates)
-    return any(
-        i.op.OP_TYPE >= ir.FIRST_EXTENSION for g in graphs for chain in g.instruction_chains for i in chain.instructions
-    )
+    with quiet_lowering(), torch.no_grad():
+        exported = module
+        if not isinstance(module, ExportedProgram):
+            exported = torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
+        partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+        return lowered.exported_program()
