@@ -10,21 +10,21 @@ SDPA = ("SdpaNode",)
 
 
 class CachedAttention(torch.nn.Module):
-    """Writes keys and values from position `start` on, then attends."""
+    """Writes keys and values from position `start` on, then attends. With `rows`, takes the rows as well."""
 
-    def __init__(self, kv_heads, capacity=16, batch=1, **options):
+    def __init__(self, kv_heads, capacity=16, rows=1, **options):
         super().__init__()
-        self.options = options
+        self.rows, self.options = rows, options
         for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(batch, kv_heads, capacity, 8))
+            self.register_buffer(name, torch.zeros(1, kv_heads, rows * capacity, 8))
 
-    def forward(self, query, key, value, start, *first):
+    def forward(self, query, key, value, start, row=None):
         ring = "window" in self.options
         for name, update in (("keys", key), ("values", value)):
             cache = getattr(self, name)
-            cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring))
+            cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring, row, self.rows))
         return torch.ops.mlx.cached_attention(
-            query, self.keys, self.values, start, 8**-0.5, *first, **self.options
+            query, self.keys, self.values, start, 8**-0.5, **self.options, row=row, rows=self.rows
         )
 
 
@@ -33,23 +33,29 @@ def cached(variant, module, *inputs, **options):
                **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options})
 
 
-def qkv(length, query=4, kv=2, batch=1):
+def qkv(length, query=4, kv=2):
     """Query, key and value for `length` positions."""
-    return floats(batch, query, length, 8), floats(batch, kv, length, 8), floats(batch, kv, length, 8)
+    return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, 8)
 
 
 CAP = {"softcap": 2.0}
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
+ROW = ints(1, low=0, high=3)
+# A position and a row for each of four tokens. Rows repeat.
+EACH, ROWS_OF_EACH = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
     cached("", CachedAttention(4), *qkv(3, kv=4), ints(low=0, high=13), calls=3),
     cached("/grouped, dynamic", CachedAttention(2), *qkv(N), ints(low=0, high=9)),
     cached("/softcap", CachedAttention(2, **CAP), *qkv(N), ints(low=0, high=9), nodes=()),
-    cached("/padding", CachedAttention(2, batch=2), *qkv(N, batch=2), ints(low=0, high=9), ints(2, low=0, high=7)),
     cached("/ring", CachedAttention(2, **RING), *qkv(M), ints(low=0, high=100), calls=4),
     cached("/ring, one", CachedAttention(2, **RING), *qkv(1), ints(low=0, high=100), calls=4),
-    cached("/ring, softcap, padding", CachedAttention(2, batch=2, **RING, **CAP), *qkv(M, batch=2),
-           ints(low=0, high=100), ints(2, low=0, high=7), calls=4, nodes=()),
+    cached("/row", CachedAttention(2, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
+    cached("/row, ring", CachedAttention(2, rows=3, **RING), *qkv(M), ints(1, low=0, high=100), ROW, calls=4),
+    cached("/rows", CachedAttention(2, rows=3), *qkv(4), EACH, ROWS_OF_EACH, calls=4),
+    cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), EACH, ROWS_OF_EACH, calls=4, nodes=()),
+    cached("/rows, ring, softcap", CachedAttention(2, rows=3, **RING, **CAP), *qkv(4),
+           ints(4, low=0, high=100), ROWS_OF_EACH, calls=4, nodes=()),
 ]
 
 test_op_row = pytest_function(ROWS)
