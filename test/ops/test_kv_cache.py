@@ -87,3 +87,74 @@ def test_ring_buffer_smaller_than_the_window_raises():
     update = torch.zeros(1, 2, 6, 8)
     with pytest.raises(ValueError, match="got a capacity of 10 positions, expected at least"):
         ring(torch.zeros(1, 4, 6, 8), update, update, torch.tensor([20]))
+
+
+# Rows ------------------------------------------------------------------------------------
+
+
+def row_inputs(positions, rows):
+    torch.manual_seed(len(positions))
+    count = len(positions)
+    tensors = [torch.randn(1, heads, count, 8) for heads in (4, 2, 2)]
+    return [*tensors, torch.tensor(positions), torch.tensor(rows)]
+
+
+@pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
+def test_positions_of_several_rows_equal_calls_for_one_row_each(options):
+    positions, rows = [3, 0, 3, 7, 4], [1, 2, 0, 1, 0]
+    together, alone = CachedAttention(2, rows=3, **options), CachedAttention(2, rows=3, **options)
+    for step in range(3):
+        inputs = row_inputs([p + 4 * step for p in positions], rows)
+        given = [[x[:, :, i : i + 1] for x in inputs[:3]] + [x[i : i + 1] for x in inputs[3:]] for i in range(5)]
+        expected = torch.cat([alone(*one) for one in given], 2)
+        assert together(*inputs).equal(expected)
+        assert together.keys.equal(alone.keys)
+
+
+@pytest.mark.parametrize(
+    "start, row, message",
+    [
+        ([14], [0], "got a capacity of 16 positions, expected at least 17"),
+        ([0], [3], r"row: got \[3\], expected rows in \[0, 3\)"),
+        ([0, 1, 2], [0, -1, 1], "expected rows in"),
+        ([0, 1, 2], [0], r"row: got torch.int64 of shape \[1\]"),
+        ([0, 1], [0, 1], r"start of shape \[1\] or \[3\]"),
+        ([0, 16, 1], [0, 1, 2], "got a capacity of 16 positions, expected at least 17"),
+    ],
+)
+def test_eager_operators_check_rows(start, row, message):
+    inputs = row_inputs([0, 0, 0], [0, 0, 0])[:3]
+    with pytest.raises(ValueError, match=message):
+        CachedAttention(2, rows=3)(*inputs, torch.tensor(start), torch.tensor(row))
+
+
+@pytest.fixture(scope="module")
+def row_method():
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch_mlx import MLXPartitioner, Runtime
+
+    inputs = row_inputs([0, 0], [0, 0])
+    inputs[3:] = torch.tensor([0]), torch.tensor([0])
+    length = torch.export.Dim("length", min=1, max=16)
+    shapes = tuple({2: length} for _ in range(3)) + (None, None)
+    program = torch.export.export(CachedAttention(2, rows=3), tuple(inputs), dynamic_shapes=shapes)
+    lowered = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()]).to_executorch()
+    loaded = Runtime.get().load_program(lowered.buffer)
+    return lambda *inputs, loaded=loaded: loaded.load_method("forward").execute(list(inputs))[0].clone()
+
+
+@pytest.mark.parametrize("start, row, length", [(16, 0, 1), (14, 1, 3), (0, 3, 1), (0, 7, 2)])
+def test_positions_beyond_a_row_are_refused_and_change_no_row(row_method, start, row, length):
+    """Position 16 of row 0 would be position 0 of row 1."""
+    eager = CachedAttention(2, rows=3)
+    for r in range(3):
+        inputs = [torch.full((1, heads, 2, 8), float(r + 1)) for heads in (4, 2, 2)]
+        inputs += [torch.tensor([0]), torch.tensor([r])]
+        assert row_method(*inputs).allclose(eager(*inputs))
+    bad = [torch.ones(1, heads, length, 8) for heads in (4, 2, 2)]
+    with pytest.raises(RuntimeError):
+        row_method(*bad, torch.tensor([start]), torch.tensor([row]))
+    for r in range(3):
+        inputs = [torch.full((1, heads, 1, 8), 0.5 + r) for heads in (4, 2, 2)]
+        inputs += [torch.tensor([2]), torch.tensor([r])]
+        assert row_method(*inputs).allclose(eager(*inputs))
