@@ -94,7 +94,8 @@ def test_one_parameter_for_all_rows(vocabulary, shared):
 def test_parameters_of_one_element_draw_for_the_batch():
     """As before there were parameters by row: sequence b uses the words [b, v] of one seed."""
     logits = logits_of("text", 300)
-    one, many = (sample(logits, *(torch.full(shape, x) for x in (1.0, 1.0)), torch.full(shape, 3)) for shape in ((), (1,)))
+    ones = [torch.full(shape, 1.0) for shape in ((), (1,))]
+    one, many = (sample(logits, x, x, torch.full(x.shape, 3)) for x in ones)
     assert one.equal(many)
     noise = torch.ops.mlx.random_bits([ROWS, 300], torch.tensor(3)).float() / 2**32
     assert one.equal((logits - torch.log(-torch.log(noise.clamp(max=1 - 2**-24)))).argmax(-1))

@@ -1,4 +1,4 @@
-"""Calls the methods of a program with rows, and the same methods in eager torch. docs/llm-program.md has the interface."""
+"""Calls the methods of a program. docs/llm-program.md has their interface."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class RowProgram:
         values = self.head.inputs(batch, self.vocab_size, per_row=per_row)
         unknown = set(given) - set(values)
         assert not unknown, unknown
-        return [torch.as_tensor(given.get(name, off), dtype=off.dtype).reshape(off.shape) for name, off in values.items()]
+        given = {name: torch.as_tensor(given.get(name, off), dtype=off.dtype) for name, off in values.items()}
+        return [given[name].reshape(off.shape) for name, off in values.items()]
 
     def prefill(self, tokens: Sequence[int], position: int, row: int = 0, name: str | None = None, **parameters):
         """The outputs of one call of `prefill`, or of `forward` if there is one row. `allowed_tokens` is [W]."""
@@ -55,7 +56,7 @@ class RowProgram:
         return self.call(name, inputs)[0][0, 0]
 
     def decode(self, slots: Sequence[tuple], **parameters):
-        """The outputs of one call of `decode`. A slot is (token, position, row); parameters are lists, one for each slot.
+        """The outputs of one call of `decode`. A slot is (token, position, row), and a parameter has a value for each slot.
 
         If there are fewer slots than rows, the others repeat the first one.
         """
@@ -74,7 +75,7 @@ class RowProgram:
             inputs.append(torch.tensor([targets or [0] * len(tokens)]))
         return self.call("verify", inputs)
 
-    def answer(self, prompt: Sequence[int], steps: int, row: int = 0, chunk: int | None = None, **parameters) -> list[int]:
+    def answer(self, prompt: Sequence[int], steps: int, row=0, chunk: int | None = None, **parameters) -> list[int]:
         """The tokens of a request that runs alone, by calls of `prefill`. The seed advances with each token."""
         chunk, drawn, position = chunk or self.chunk, [], 0
         pending, seed = list(prompt), parameters.pop("seed", None)

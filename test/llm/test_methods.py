@@ -99,7 +99,7 @@ def by_slot(program, parameters):
 
 
 def test_decode_draws_what_each_request_draws_alone(program, alone):
-    """The requests join one after the other, in the order of the steps 0, 4 and 8, and slots without a request repeat one."""
+    """The requests join at the steps 0, 4 and 8. Slots without a request repeat one."""
     requests, joins, row_of = requests_of(program), [0, 4, 8], [2, 0, 1]
     drawn = [[] for _ in requests]
     for now in range(STEPS + joins[-1]):

@@ -18,7 +18,10 @@ BLOCK = 64  # tokens
 
 
 def token_logprobs_reference(logits, tokens, enabled):
-    """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`. -inf for a token outside V."""
+    """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`.
+
+    It is -inf for a token outside of the vocabulary.
+    """
 
     def compute(logits, tokens, enabled):
         logits = clean(logits.to(torch.float32))

@@ -31,8 +31,9 @@ def penalize_reference(logits, history, valid=None, repetition=None, presence=No
         logit / repetition - presence - n * frequency    if logit > 0
         logit * repetition - presence - n * frequency    otherwise
 
-    Each penalty is a tensor of one element, a tensor `[B]` with a value for each sequence, or None. For a penalty that is None, no instruction is emitted. The off
-    values of repetition, presence and frequency are 1, 0 and 0. A `repetition` of 0 or less, or NaN, counts as 1.
+    Each penalty is a tensor of one element, a tensor `[B]` with a value for each sequence, or None. For a penalty that
+    is None, no instruction is emitted. The off values of repetition, presence and frequency are 1, 0 and 0. A
+    `repetition` of 0 or less, or NaN, counts as 1.
     """
     logits = logits.to(torch.float32)
     counts = (history >= 0) & (history < logits.shape[1])

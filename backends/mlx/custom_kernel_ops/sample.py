@@ -82,7 +82,7 @@ def _sample(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _sample_rows(logits, *parameters):
-    """Draws one sequence after the other. `_greedy` needs no such loop: it is exact, whatever the other sequences are."""
+    """Draws one sequence after the other. `_greedy` needs no such loop, because its result is exact."""
     rows = [logits, *(p for p in parameters if is_per_row(p))]
     shared = [p for p in parameters if p is not None and not is_per_row(p)]
 
@@ -96,8 +96,10 @@ def _sample_rows(logits, *parameters):
 
 
 def is_per_row(parameter):
-    """Whether `parameter` has a value for each sequence, and not a single one. A dynamic dimension is one of sequences."""
-    return parameter is not None and parameter.dim() > 0 and not (isinstance(n := parameter.shape[0], int) and n == 1)
+    """Whether `parameter` has a value for each sequence. A dynamic dimension counts the sequences, even if it is 1."""
+    if parameter is None or parameter.dim() == 0:
+        return False
+    return not isinstance(parameter.shape[0], int) or parameter.shape[0] != 1
 
 
 def _cond(predicate, true_fn, false_fn, *operands):

@@ -114,8 +114,8 @@ def _cells(name, cache, start, row, rows, length, ring):
             )
     if (row is None) != (rows == 1) or cache.shape[2] % rows or start.numel() not in (1, length):
         raise ValueError(
-            f"mlx::{name}: got start {list(start.shape)}, {'no row' if row is None else 'row'}, {rows} rows and a cache "
-            f"{list(cache.shape)}, expected start of shape [1] or [{length}], and row if there are several rows"
+            f"mlx::{name}: got start {list(start.shape)}, {'no row' if row is None else 'row'}, {rows} rows and a "
+            f"cache {list(cache.shape)}, expected start of shape [1] or [{length}], and row if there are several rows"
         )
     positions = start.reshape(-1) + torch.arange(length if single else 1)
     if int(positions.min()) < 0:
@@ -150,8 +150,8 @@ def _cache_update(cache, update, start, ring=False, row=None, rows=1):
 # - `start` [S], `row` [S]: writes one position of each of S rows. If two of them name the same position of the same
 #   row, the later one counts.
 #
-# `row` is None if there is one row. If `cache` is a buffer to which the model copies the result, the MLX program updates
-# the buffer in place.
+# `row` is None if there is one row. If `cache` is a buffer to which the model copies the result, the MLX program
+# updates the buffer in place.
 cache_update = define(
     "cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False, Tensor? row=None, int rows=1) -> Tensor",
     _cache_update,
@@ -173,7 +173,10 @@ def _cached_attention(query, keys, values, start, scale, window=None, softcap=No
 
 
 def _attend(query, keys, values, begin, scale, window, softcap):
-    """The attention of `query` [1, H, S, D] at the positions from `begin` on over a row `keys`, `values` [1, G, L, D]."""
+    """Returns the attention of `query` [1, H, S, D] over a row `keys` and `values` [1, G, L, D].
+
+    The queries are at the positions from `begin` on.
+    """
     length, capacity = query.shape[2], keys.shape[2]
     end = begin + length
     # The window of the first query must still be in the ring buffer.
@@ -198,14 +201,14 @@ def _attend(query, keys, values, begin, scale, window, softcap):
     return scores.masked_fill(~mask, -torch.inf).float().softmax(-1).to(query.dtype) @ v
 
 
-# Causal attention of `query` [1, H, S, D] over the caches `keys` and `values` [1, G, rows * L, D], which already hold the
-# positions of the queries. G divides H. `start` and `row` are as in `cache_update`: the queries are at the positions
+# Causal attention of `query` [1, H, S, D] over the caches `keys` and `values` [1, G, rows * L, D], which already hold
+# the positions of the queries. G divides H. `start` and `row` are as in `cache_update`: the queries are at the positions
 # `start` to `start + S` of one row, or each is at a position of a row of its own. A query attends only to its row.
 # Returns [1, H, S, D].
 #
 # With `window`, a query attends to the last `window` positions, including the position of the query, and the rows are
-# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `softcap`, the scores become
-# softcap * tanh(scores / softcap).
+# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `softcap`, the scores
+# become softcap * tanh(scores / softcap).
 cached_attention = define(
     "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
     "int? window=None, float? softcap=None, Tensor? row=None, int rows=1) -> Tensor",

@@ -84,7 +84,11 @@ class ProgramCheck:
 
 
 def check_program(
-    path: Path, program: ExecutorchProgramManager, decoder: CachedDecoder, kinds: dict[str, MethodKind], head: HeadConfig
+    path: Path,
+    program: ExecutorchProgramManager,
+    decoder: CachedDecoder,
+    kinds: dict[str, MethodKind],
+    head: HeadConfig,
 ) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
@@ -124,9 +128,9 @@ def check_program(
 
 @dataclass(frozen=True)
 class _Step:
-    """What one call does: `length` tokens of the row `row` for the forms chunk and verify, a token of `rows` for decode.
+    """What one call does: `length` tokens of one row, or a token of each of `rows` if the form is decode.
 
-    See `MethodKind` for `form`.
+    `MethodKind` explains `form`.
     """
 
     form: str

@@ -32,9 +32,9 @@ class TokenHistory(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `tokens` `[1, S]`, and return the histories up to the positions `last` `[B]`.
 
-        `input_pos` and `row` are as in `CachedDecoder`. By default, `last` is the position of the last token of each row.
-        Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that exist.
-        Positions beyond `context` are an error, as in the KV caches.
+        `input_pos` and `row` are as in `CachedDecoder`. By default, `last` has the position of the last token of each
+        row. Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that
+        exist. Positions beyond `context` are an error, as in the KV caches.
         """
         length = tokens.shape[1]
         updated = torch.ops.mlx.cache_update(

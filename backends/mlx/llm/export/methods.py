@@ -121,7 +121,8 @@ def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
         sequence = torch.export.Dim("sequence", min=1, max=decoder.chunk)
         shapes["tokens"] = {1: sequence}
         if kind.form == "verify":
-            shapes |= {name: {axis: sequence} for name, axis in (("allowed_tokens", 0), ("targets", 1)) if name in inputs}
+            axes = {"allowed_tokens": 0, "targets": 1}
+            shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     with torch.no_grad():
         return torch.export.export(method, args, inputs, dynamic_shapes=shapes)
