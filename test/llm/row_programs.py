@@ -58,7 +58,8 @@ class RowProgram:
     def decode(self, slots: Sequence[tuple], **parameters):
         """The outputs of one call of `decode`. A slot is (token, position, row).
 
-        A parameter is a list with a value for each slot. If there are fewer slots than rows, the others repeat the first one.
+        A parameter is a list with a value for each slot. If there are fewer slots than rows, the others repeat the first
+        one.
         """
         count = len(slots)
         picked = [i if i < count else 0 for i in range(self.rows)]
