@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +122,8 @@ def _convert(folder: Path) -> Tokenizer:
     """Load a tokenizer of an older format with transformers."""
     if not any(folder.glob("tokenizer*")):
         raise ValueError(f"tokenizer: {folder} has no tokenizer.json")
+    import tempfile
+
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:

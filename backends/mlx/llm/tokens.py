@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +21,20 @@ def token_table(tokenizer: Any, vocab_size: int) -> tuple[torch.Tensor, torch.Te
     table = token_bytes(tokenizer.backend_tokenizer, set(tokenizer.all_special_ids), vocab_size)
     offsets = torch.tensor([0] + [len(entry) for entry in table], dtype=torch.int64).cumsum(0)
     return torch.frombuffer(bytearray(b"".join(table)), dtype=torch.uint8), offsets
+
+
+class TokenTable:
+    """The bytes of every token: `table[token]`. Those of token `i` are from `offsets[i]` to `offsets[i + 1]` of `data`."""
+
+    def __init__(self, data: bytes, offsets: Sequence[int]):
+        self._data, self._offsets = data, offsets
+
+    def __getitem__(self, token: int) -> bytes:
+        return self._data[self._offsets[token] : self._offsets[token + 1]]
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """Return the text of `tokens`. Invalid UTF-8 becomes U+FFFD."""
+        return b"".join(self[token] for token in tokens).decode(errors="replace")
 
 
 def token_bytes(backend: tokenizers.Tokenizer, special: Collection[int], vocab_size: int) -> list[bytes]:

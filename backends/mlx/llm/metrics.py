@@ -6,14 +6,19 @@ import resource
 import sys
 from dataclasses import asdict, dataclass
 
+from .. import memory
 
-@dataclass
+
+@dataclass(frozen=True)
 class Metrics:
-    """Numbers of tokens, and times in seconds. The times exclude the caller's own work between tokens.
+    """Numbers of tokens, and times in seconds.
 
     - `prompt_tokens`: the number of tokens in the prompt.
     - `cached_tokens`: the number of tokens of the prompt that were in the KV cache already.
     - `generated_tokens`: the number of generated tokens, including a stop id.
+    - `drafted_tokens`, `accepted_tokens`: the number of tokens that speculation guessed, and how many of them were the
+      drawn ones.
+    - `queue_seconds`: the time from the request to its first chunk.
     - `prompt_seconds`: the time of the prefill, which also draws the first token.
     - `generation_seconds`: the time of all steps after the first token.
     """
@@ -21,20 +26,16 @@ class Metrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
 
-    def count_token(self, seconds: float) -> None:
-        """Count a generated token. `seconds` is the time of the step that drew it; for the first, of the prefill."""
-        if self.generated_tokens == 0:
-            self.prompt_seconds = seconds
-        else:
-            self.generation_seconds += seconds
-        self.generated_tokens += 1
-
     @property
     def time_to_first_token(self) -> float:
-        return self.prompt_seconds
+        """The time from the request to the first token."""
+        return self.queue_seconds + self.prompt_seconds
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -53,18 +54,19 @@ class Metrics:
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "generation_tokens_per_second": self.generation_tokens_per_second,
             "peak_resident_bytes": peak_resident(),
-            "peak_mlx_bytes": peak_mlx(),
+            "peak_mlx_bytes": memory.get_peak_memory(),
         }
 
     def __str__(self) -> str:
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        accepted = f" ({self.accepted_tokens} of {self.drafted_tokens} drafts accepted)" if self.drafted_tokens else ""
         return (
             f"prompt: {self.prompt_tokens} tokens{cached}, "
             f"{self.prompt_tokens_per_second:.1f} tokens/s; "
-            f"answer: {self.generated_tokens} tokens, "
+            f"answer: {self.generated_tokens} tokens{accepted}, "
             f"{self.generation_tokens_per_second:.1f} tokens/s; "
             f"first token after {self.time_to_first_token:.3f} s; peak memory: "
-            f"{peak_resident() / 1e6:.0f} MB resident, {peak_mlx() / 1e6:.0f} MB in MLX arrays"
+            f"{peak_resident() / 1e6:.0f} MB resident, {memory.get_peak_memory() / 1e6:.0f} MB in MLX arrays"
         )
 
 
@@ -72,13 +74,6 @@ def peak_resident() -> int:
     """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
-
-
-def peak_mlx() -> int:
-    """Return the peak memory of MLX arrays in this process, in bytes."""
-    import mlx.core as mx  # imported here, because the delegate must be loaded before mlx
-
-    return mx.get_peak_memory()
 
 
 def _rate(count: int, seconds: float) -> float:
