@@ -5,32 +5,36 @@ from __future__ import annotations
 from ..serialization import ir
 
 
-def write_cache(P, cache, update, begin, capacity=None):
+def write_cache(P, cache, update, begin, ring=None, offset=None):
     """Emit a write of `update` [B, H, S, D] into `cache` [B, H, C, D] and return the slot of the written cache.
 
-    The write starts at position `begin`. With `capacity`, the cache is a ring buffer: position `p` is stored at index
-    `p % capacity`. The cache is overwritten in place if `P.in_place` permits it.
+    The write starts at position `begin`. With `ring`, the cache is a ring buffer of `ring` positions: position `p` is
+    stored at index `p % ring`. `offset` is the index of position 0, by default 0. The cache is overwritten in place if
+    `P.in_place` permits it.
     """
     length = P.size(update, 2)
     update = P.cast(update, cache.dtype)
-    if capacity is None:
-        return _write(P, cache, P.in_place(cache), update, begin, add(P, begin, length))
-    start = P.emit(ir.ModIntNode, a=begin, b=capacity)
+    target = P.in_place(cache)
+    if ring is None:
+        return _write(P, cache, target, update, begin, add(P, begin, length), offset)
+    start = P.emit(ir.ModIntNode, a=begin, b=ring)
     end = add(P, start, length)
-    # The number of positions beyond the end of the ring buffer, which are written at its start. `end // capacity` is 0
-    # or 1, so `wrapped` is 0 or `end - capacity`.
-    wrapped = P.emit(ir.MultiplyIntNode, a=P.emit(ir.FloorDivideIntNode, a=end, b=capacity),
-                     b=subtract(P, end, capacity))
+    if length == 1:
+        return _write(P, cache, target, update, start, end, offset)
+    # The number of positions beyond the end of the ring buffer, which are written at its start. `end // ring` is 0 or
+    # 1, so `wrapped` is 0 or `end - ring`.
+    wrapped = P.emit(ir.MultiplyIntNode, a=P.emit(ir.FloorDivideIntNode, a=end, b=ring), b=subtract(P, end, ring))
     unwrapped = subtract(P, length, wrapped)
     head = P.emit(ir.SliceNode, x=update, axis=2, start=0, stop=unwrapped)
     tail = P.emit(ir.SliceNode, x=update, axis=2, start=unwrapped, stop=length)
-    target = P.in_place(cache)
-    written = _write(P, cache, target, head, start, add(P, start, unwrapped))
-    return _write(P, written, target, tail, 0, wrapped)
+    written = _write(P, cache, target, head, start, add(P, start, unwrapped), offset)
+    return _write(P, written, target, tail, 0, wrapped, offset)
 
 
-def _write(P, cache, target, update, start, stop):
+def _write(P, cache, target, update, start, stop, offset):
     out = {} if target is None else {"out": target}
+    if offset is not None:
+        start, stop = add(P, offset, start), add(P, offset, stop)
     return P.emit(ir.SliceUpdateNode, dst=cache, update=update, axis=2, start=start, stop=stop, **out)
 
 

@@ -4,6 +4,6 @@ None of them has a kernel. The folder has the name that ExecuTorch gives to such
 operator to its torch function, which takes the operator's arguments.
 """
 
-from . import penalties, sample
+from . import logprobs, penalties, sample
 
-COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES}
+COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES, **logprobs.COMPOSITES}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
+from .sample import is_per_row
 
 WORD = 32  # the number of tokens for which one integer of the mask has a bit
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -30,7 +31,7 @@ def penalize_reference(logits, history, valid=None, repetition=None, presence=No
         logit / repetition - presence - n * frequency    if logit > 0
         logit * repetition - presence - n * frequency    otherwise
 
-    Each penalty is a tensor of one element, or None. For a penalty that is None, no instruction is emitted. The off
+    Each penalty is a tensor of one element, a tensor `[B]` with a value for each sequence, or None. For a penalty that is None, no instruction is emitted. The off
     values of repetition, presence and frequency are 1, 0 and 0. A `repetition` of 0 or less, or NaN, counts as 1.
     """
     logits = logits.to(torch.float32)
@@ -55,6 +56,9 @@ def penalize_reference(logits, history, valid=None, repetition=None, presence=No
 
 
 def _number(x):
+    """Returns `x` as float32, 0-d or `[B, 1]`."""
+    if is_per_row(x):
+        return x.to(torch.float32).unsqueeze(1)
     return (x.reshape(()) if x.dim() else x).to(torch.float32)
 
 
@@ -71,9 +75,13 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
         )
     penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
     for name, value in penalties.items():
-        if value is not None and (value.numel() != 1 or not value.is_floating_point()):
+        if value is None:
+            continue
+        has_shape = value.shape == logits.shape[:1] if is_per_row(value) else value.numel() == 1
+        if not has_shape or not value.is_floating_point():
             raise ValueError(
-                f"mlx::penalize_logits: {name}: got {_kind(value)}, expected a floating-point tensor of one element"
+                f"mlx::penalize_logits: {name}: got {_kind(value)}, expected a floating-point tensor of one element "
+                f"or of shape [{logits.shape[0]}]"
             )
 
 
@@ -83,20 +91,27 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
 def bias_reference(logits, tokens, values):
     """Adds `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
 
+    If both are `[B, K]`, each sequence has tokens and values of its own.
     Repeated tokens get the sum of their values. Ids outside of the vocabulary are ignored. The off value is 0.
     """
     logits = logits.to(torch.float32)
     known = (tokens >= 0) & (tokens < logits.shape[1])
     values = torch.where(known, values.to(torch.float32), 0.0)
     tokens = torch.where(known, tokens, 0)
-    shape = (logits.shape[0], tokens.shape[0])
-    return logits.scatter_add(1, tokens.unsqueeze(0).expand(shape), values.unsqueeze(0).expand(shape))
+    if tokens.dim() == 1:
+        shape = (logits.shape[0], tokens.shape[0])
+        tokens, values = (x.unsqueeze(0).expand(shape) for x in (tokens, values))
+    return logits.scatter_add(1, tokens, values)
 
 
 def _check_bias(logits, tokens, values):
     _check_logits("bias_logits", logits)
-    if tokens.dim() != 1 or tokens.dtype != torch.int64:
-        raise ValueError(f"mlx::bias_logits: tokens: got {_kind(tokens)}, expected torch.int64 of shape [K]")
+    has_shape = tokens.dim() == 1 or tokens.dim() == 2 and tokens.shape[0] == logits.shape[0]
+    if not has_shape or tokens.dtype != torch.int64:
+        raise ValueError(
+            f"mlx::bias_logits: tokens: got {_kind(tokens)}, expected torch.int64 of shape [K] or "
+            f"[{logits.shape[0]}, K]"
+        )
     if values.shape != tokens.shape or values.dtype not in FLOATS:
         raise ValueError(
             f"mlx::bias_logits: values: got {_kind(values)}, expected float32, float16 or bfloat16 of shape "

@@ -63,12 +63,41 @@ BEYOND_ALL_RANKS = 1 << 62
 def sample_reference(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
     """Returns the token of each sequence, int64 `[B]`.
 
-    Each parameter is a tensor of one element. The parameters with a default may be None.
+    Each parameter is a tensor of one element, or of shape `[B]` with a value for each sequence. The parameters with a
+    default may be None. If a parameter has shape `[B]`, each sequence draws what it draws alone, in a batch of one.
     """
     logits = logits.to(torch.float32)
-    temperature, top_p, min_p = (_scalar(p, torch.float32) for p in (temperature, top_p, min_p))
-    seed, top_k = (_scalar(p, torch.int64) for p in (seed, top_k))
+    temperature, top_p, min_p = (_number(p, torch.float32) for p in (temperature, top_p, min_p))
+    seed, top_k = (_number(p, torch.int64) for p in (seed, top_k))
+    parameters = (temperature, top_p, seed, top_k, min_p)
+    if not any(map(is_per_row, parameters)):
+        return _sample(logits, *parameters)
+    if not is_per_row(temperature):
+        return _cond(temperature > 0, _sample_rows, _greedy, logits, *parameters)
+    return _cond((temperature > 0).any(), _sample_rows, _greedy, logits, *parameters)
+
+
+def _sample(logits, temperature, top_p, seed, top_k, min_p):
     return _cond(temperature > 0, _draw, _greedy, logits, temperature, top_p, seed, top_k, min_p)
+
+
+def _sample_rows(logits, *parameters):
+    """Draws one sequence after the other. `_greedy` needs no such loop: it is exact, whatever the other sequences are."""
+    rows = [logits, *(p for p in parameters if is_per_row(p))]
+    shared = [p for p in parameters if p is not None and not is_per_row(p)]
+
+    def step(done, row, *rest):
+        own, others = iter(rest[: len(rows) - 1]), iter(rest[len(rows) - 1 :])
+        values = [p if p is None else next(own if is_per_row(p) else others) for p in parameters]
+        return done + 1, _sample(row.unsqueeze(0), *values).squeeze(0)
+
+    count = torch.zeros((), dtype=torch.int64)
+    return torch.ops.higher_order.scan(step, [count], rows, tuple(shared))[1]
+
+
+def is_per_row(parameter):
+    """Whether `parameter` has a value for each sequence, and not a single one. A dynamic dimension is one of sequences."""
+    return parameter is not None and parameter.dim() > 0 and not (isinstance(n := parameter.shape[0], int) and n == 1)
 
 
 def _cond(predicate, true_fn, false_fn, *operands):
@@ -85,10 +114,10 @@ def _cond(predicate, true_fn, false_fn, *operands):
     return torch.ops.higher_order.cond(predicate, branch(true_fn), branch(false_fn), given)[0]
 
 
-def _scalar(x, dtype):
+def _number(x, dtype):
     if x is None:
         return None
-    return (x.reshape(()) if x.dim() else x).to(dtype)
+    return (x if is_per_row(x) or not x.dim() else x.reshape(())).to(dtype)
 
 
 def _or_else(next_version, tokens, *operands):
@@ -122,16 +151,16 @@ def _greedy(logits, temperature, top_p, seed, top_k, min_p):
 
 def _greedy_with_ties(logits):
     """Searches the first block with the largest maximum. The result is sure if there is no NaN."""
-    blocks = _blocks(logits, 64)
+    blocks = split_blocks(logits, 64)
     maxima = blocks.amax(-1)
     best = maxima.argmax(-1)
     block = blocks.gather(1, best.reshape(-1, 1, 1).expand(-1, 1, blocks.shape[2])).squeeze(1)
     tokens = best * blocks.shape[2] + block.argmax(-1)
     tokens = torch.where((maxima == maxima).all(-1), tokens, UNSURE)
-    return _or_else(lambda logits: _clean(logits).argmax(-1), tokens, logits)
+    return _or_else(lambda logits: clean(logits).argmax(-1), tokens, logits)
 
 
-def _blocks(x, size):
+def split_blocks(x, size):
     """Returns `[B, V]` as `[B, blocks, n]` with n near `size`, padded with -inf. A block holds consecutive tokens."""
     vocabulary = x.shape[1]
     count = next((vocabulary // n for n in _near(size) if vocabulary % n == 0), None)
@@ -159,7 +188,7 @@ def _near(size):
     return sorted(range(size // 2, 2 * size + 1), key=lambda n: abs(n - size))
 
 
-def _clean(logits):
+def clean(logits):
     """Replaces NaN by -inf, which never wins, and +inf by the largest float32.
 
     With +inf, differences from the largest logit would be NaN.
@@ -198,8 +227,8 @@ def _unfiltered(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _unfiltered_all(logits, temperature, words):
-    logits = _clean(logits)
-    return ((_row_max(logits) - logits) / temperature + _minus_gumbel(words)).argmin(-1)
+    logits = clean(logits)
+    return ((row_max(logits) - logits) / temperature + _minus_gumbel(words)).argmin(-1)
 
 
 def _unfiltered_columns(logits, temperature, words):
@@ -249,7 +278,7 @@ def _filtered(logits, temperature, top_p, seed, top_k, min_p):
 def _nucleus_weight(logits, temperature, top_p):
     """Returns the total weight that the tokens of the nucleus must reach, `[B, 1]`: `top_p` times the weight of all."""
     logits = _columns(logits, 64)
-    weight = _weight(_row_max(logits.amax(1)).unsqueeze(1) - logits, temperature)
+    weight = _weight(row_max(logits.amax(1)).unsqueeze(1) - logits, temperature)
     return top_p * weight.sum(1).sum(-1, keepdim=True)
 
 
@@ -289,8 +318,8 @@ def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top
 
 
 def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
-    logits = _clean(logits)
-    drop = _row_max(logits) - logits
+    logits = clean(logits)
+    drop = row_max(logits) - logits
     weight = _weight(drop, temperature).sum(-1, keepdim=True)
     nucleus_weight = torch.where(top_p < 1, top_p * weight, torch.inf)
     drop, token = torch.sort(drop, dim=-1, stable=True)
@@ -363,7 +392,7 @@ def _weight(drop, temperature):
 # Shared -----------------------------------------------------------------------------------
 
 
-def _row_max(logits):
+def row_max(logits):
     """Returns the largest logit of each sequence, `[B, 1]`. It is finite even if all logits are -inf."""
     return torch.clamp(logits.amax(-1, keepdim=True), min=-LARGEST)
 
@@ -412,10 +441,11 @@ def _check(logits, temperature, top_p, seed, top_k, min_p):
             expected, has_dtype = "an int64", value.dtype == torch.int64
         else:
             has_dtype = value.dtype.is_floating_point == (name in floating)
-        if value.numel() != 1 or not has_dtype or value.dtype == torch.bool:
+        has_shape = value.shape == logits.shape[:1] if is_per_row(value) else value.numel() == 1
+        if not (has_shape and has_dtype) or value.dtype == torch.bool:
             raise ValueError(
                 f"mlx::sample: {name}: got {value.dtype} of shape {list(value.shape)}, "
-                f"expected {expected} tensor of one element"
+                f"expected {expected} tensor of one element or of shape [{logits.shape[0]}]"
             )
 
 

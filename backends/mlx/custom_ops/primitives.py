@@ -99,14 +99,33 @@ argpartition = define(
 # Key-value cache ------------------------------------------------------------------------
 
 
-def _position(name, start):
-    if start.numel() != 1 or start.dtype != torch.int64:
+def _cells(name, cache, start, row, rows, length, ring):
+    """Returns the positions, and the indices in `cache` of their rows' first entries. Both are int64 `[S]`.
+
+    S is `length`. Raises ValueError if a position or a row is out of range.
+    """
+    capacity = cache.shape[2] // rows
+    single = start.numel() == 1
+    for argument, values in {"start": start, "row": row}.items():
+        if values is not None and (values.dtype != torch.int64 or values.dim() > 1 or values.numel() != start.numel()):
+            raise ValueError(
+                f"mlx::{name}: {argument}: got {values.dtype} of shape {list(values.shape)}, expected int64 of shape "
+                f"[1] or [{length}], the same for start and row"
+            )
+    if (row is None) != (rows == 1) or cache.shape[2] % rows or start.numel() not in (1, length):
         raise ValueError(
-            f"mlx::{name}: start: got {start.dtype} of shape {list(start.shape)}, expected one int64"
+            f"mlx::{name}: got start {list(start.shape)}, {'no row' if row is None else 'row'}, {rows} rows and a cache "
+            f"{list(cache.shape)}, expected start of shape [1] or [{length}], and row if there are several rows"
         )
-    if int(start) < 0:
-        raise ValueError(f"mlx::{name}: start: got {int(start)}, expected a position from 0")
-    return int(start)
+    positions = start.reshape(-1) + torch.arange(length if single else 1)
+    if int(positions.min()) < 0:
+        raise ValueError(f"mlx::{name}: start: got {int(positions.min())}, expected a position from 0")
+    if not ring:
+        _check_capacity(name, int(positions.max()) + 1, capacity)
+    chosen = torch.zeros(1, dtype=torch.int64) if row is None else row.reshape(-1)
+    if not 0 <= int(chosen.min()) <= int(chosen.max()) < rows:
+        raise ValueError(f"mlx::{name}: row: got {chosen.tolist()}, expected rows in [0, {rows})")
+    return positions, (chosen * capacity).expand(length)
 
 
 def _check_capacity(name, needed, capacity):
@@ -114,26 +133,48 @@ def _check_capacity(name, needed, capacity):
         raise ValueError(f"mlx::{name}: cache: got a capacity of {capacity} positions, expected at least {needed}")
 
 
-def _cache_update(cache, update, start, ring=False):
-    begin, length, capacity = _position("cache_update", start), update.shape[2], cache.shape[2]
-    _check_capacity("cache_update", length if ring else begin + length, capacity)
+def _cache_update(cache, update, start, ring=False, row=None, rows=1):
+    length, capacity = update.shape[2], cache.shape[2] // rows
+    positions, offsets = _cells("cache_update", cache, start, row, rows, length, ring)
+    if start.numel() == 1:
+        _check_capacity("cache_update", length, capacity)
     updated = cache.clone()
-    updated[:, :, torch.arange(begin, begin + length) % capacity] = update
+    updated[:, :, offsets + positions % capacity] = update
     return updated
 
 
-# Returns a copy of `cache` [B, H, C, D] with `update` [B, H, S, D] written at the positions `start` to `start + S`.
-# With `ring`, position p is written at index p % C, and S is at most C. If `cache` is a buffer to which the model
-# copies the result, the MLX program updates the buffer in place.
+# Returns a copy of `cache` [1, G, rows * L, D] with `update` [1, G, S, D] written to it. A row holds L positions:
+# position p of row r is at index r * L + p, or at r * L + p % L with `ring`. There are two forms:
+#
+# - `start` [1], `row` [1]: writes the positions `start` to `start + S` of a row. S is at most L.
+# - `start` [S], `row` [S]: writes one position of each of S rows. If two of them name the same position of the same
+#   row, the later one counts.
+#
+# `row` is None if there is one row. If `cache` is a buffer to which the model copies the result, the MLX program updates
+# the buffer in place.
 cache_update = define(
-    "cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False) -> Tensor",
+    "cache_update(Tensor cache, Tensor update, Tensor start, bool ring=False, Tensor? row=None, int rows=1) -> Tensor",
     _cache_update,
-    lambda cache, update, start, ring=False: torch.empty_like(cache),
+    lambda cache, update, start, ring=False, row=None, rows=1: torch.empty_like(cache),
 )
 
 
-def _cached_attention(query, keys, values, start, scale, first=None, window=None, softcap=None):
-    begin, length, capacity = _position("cached_attention", start), query.shape[2], keys.shape[2]
+def _cached_attention(query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1):
+    length = query.shape[2]
+    _cells("cached_attention", keys, start, row, rows, length, window is not None)
+    single = start.numel() == 1
+    results = []
+    for index in range(start.numel()):
+        queries = query if single else query[:, :, index : index + 1]
+        chosen = 0 if row is None else int(row.reshape(-1)[index])
+        k, v = (c.unflatten(2, (rows, -1))[:, :, chosen] for c in (keys, values))
+        results.append(_attend(queries, k, v, int(start.reshape(-1)[index]), scale, window, softcap))
+    return torch.cat(results, 2)
+
+
+def _attend(query, keys, values, begin, scale, window, softcap):
+    """The attention of `query` [1, H, S, D] at the positions from `begin` on over a row `keys`, `values` [1, G, L, D]."""
+    length, capacity = query.shape[2], keys.shape[2]
     end = begin + length
     # The window of the first query must still be in the ring buffer.
     oldest = 0 if window is None else max(0, begin - window + 1)
@@ -145,9 +186,6 @@ def _cached_attention(query, keys, values, start, scale, first=None, window=None
     mask = positions <= queries
     if window is not None:
         mask = mask & (positions > queries - window)
-    if first is not None:
-        # A query in the padding attends to itself, because the result of a query that attends to nothing is NaN.
-        mask = mask & (positions >= first[:, None, None, None]) | (positions == queries)
     groups = query.shape[1] // keys.shape[1]
     k, v = (
         c[:, :, :filled].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values)
@@ -160,16 +198,18 @@ def _cached_attention(query, keys, values, start, scale, first=None, window=None
     return scores.masked_fill(~mask, -torch.inf).float().softmax(-1).to(query.dtype) @ v
 
 
-# Causal attention of `query` [B, H, S, D] at positions `start` to `start + S` over the caches `keys` and `values`
-# [B, G, C, D], which already hold these positions. G divides H. Returns [B, H, S, D].
-# `first` [B] int64 is the first position of each sequence; earlier positions are padding.
-# With `window`, a query attends to the last `window` positions, including the position of the query, and the caches are
-# ring buffers with C >= min(window + S - 1, start + S). With `softcap`, the scores become
+# Causal attention of `query` [1, H, S, D] over the caches `keys` and `values` [1, G, rows * L, D], which already hold the
+# positions of the queries. G divides H. `start` and `row` are as in `cache_update`: the queries are at the positions
+# `start` to `start + S` of one row, or each is at a position of a row of its own. A query attends only to its row.
+# Returns [1, H, S, D].
+#
+# With `window`, a query attends to the last `window` positions, including the position of the query, and the rows are
+# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `softcap`, the scores become
 # softcap * tanh(scores / softcap).
 cached_attention = define(
     "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
-    "Tensor? first=None, int? window=None, float? softcap=None) -> Tensor",
+    "int? window=None, float? softcap=None, Tensor? row=None, int rows=1) -> Tensor",
     _cached_attention,
-    lambda query, keys, values, start, scale, first=None, window=None, softcap=None:
+    lambda query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1:
         torch.empty_like(query, memory_format=torch.contiguous_format),
 )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from ..custom_kernel_ops.penalties import bias_logits, mask_logits, penalize_logits
-from ..custom_kernel_ops.sample import sample
+from ..custom_kernel_ops.sample import is_per_row, sample
 from .sampling_parameters import INPUTS, SCALARS
 
 HEAD_ARGUMENTS = (*INPUTS, "history", "history_valid")
@@ -48,7 +48,8 @@ def sample_logits(
 ) -> torch.Tensor:
     """Draw tokens `[B]` int64 from logits `[B, V]`: `adjust_logits`, then `mlx::sample`.
 
-    Each parameter is a number or a tensor of one element. `temperature` <= 0 is greedy decoding.
+    Each parameter is a number, a tensor of one element, or a tensor `[B]` with a value for each sequence. If one of them
+    has shape `[B]`, each sequence draws what it draws alone. `temperature` <= 0 is greedy decoding.
     These values have no effect: `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0. The same `seed`
     draws the same tokens, so the caller passes another seed in every step. Without a seed, every call
     draws differently. `adjustments` are the arguments of `adjust_logits`.
@@ -57,11 +58,11 @@ def sample_logits(
     """
     return sample(
         adjust_logits(logits, **adjustments),
-        _scalar("temperature", temperature),
-        _scalar("top_p", top_p),
-        _optional("seed", seed),
-        _optional("top_k", top_k),
-        _optional("min_p", min_p),
+        _parameter("temperature", temperature, logits),
+        _parameter("top_p", top_p, logits),
+        _optional("seed", seed, logits),
+        _optional("top_k", top_k, logits),
+        _optional("min_p", min_p, logits),
     )
 
 
@@ -73,13 +74,13 @@ def adjust_logits(
 
     Returns float32, or `logits` unchanged if every parameter is None.
 
-    - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: numbers or tensors of one
-      element. They apply to the tokens in `history` `[B, N]` int64. If `history_valid` `[B, N]` bool
+    - `repetition_penalty`, `presence_penalty`, `frequency_penalty`: numbers, tensors of one
+      element, or tensors `[B]`. They apply to the tokens in `history` `[B, N]` int64. If `history_valid` `[B, N]` bool
       is given, only the entries count for which it is True. A repetition penalty r turns a logit x
       into x / r if x > 0, and into x * r otherwise; r = 1 has no effect. The presence penalty is
       subtracted once from the logit of each token in the history, and the frequency penalty once for
       each occurrence of the token; 0 has no effect.
-    - `bias_tokens` `[K]` int64, `bias_values` `[K]`: token ids, and the numbers that are added to
+    - `bias_tokens` int64 and `bias_values`, `[K]` or `[B, K]`: token ids, and the numbers that are added to
       their logits. The values of a repeated token add up. Ids outside the vocabulary are ignored.
     - `allowed_tokens` `[B, ceil(V / 32)]` int32: the mask of the tokens that may be drawn. Bit
       v % 32 of the integer at v // 32 belongs to token v, as in `xgrammar`. If no allowed token of a
@@ -96,7 +97,7 @@ def adjust_logits(
     _require_both(given[0] if given else "a penalty", bool(given), "history", history is not None)
     _require_both("bias_tokens", bias_tokens is not None, "bias_values", bias_values is not None)
     if given:
-        values = [_optional(name, value) for name, value in penalties.items()]
+        values = [_optional(name, value, logits) for name, value in penalties.items()]
         logits = penalize_logits(logits, history, history_valid, *values)
     elif history_valid is not None:
         raise TypeError("SamplingHead: history_valid: expected history as well")
@@ -134,23 +135,26 @@ def _last_logits(output) -> torch.Tensor:
     return logits[:, -1] if logits.dim() == 3 else logits
 
 
-def _optional(name: str, value) -> torch.Tensor | None:
-    return None if value is None else _scalar(name, value)
+def _optional(name: str, value, logits: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else _parameter(name, value, logits)
 
 
-def _scalar(name: str, value) -> torch.Tensor:
-    """Returns `value` as a 0-d tensor of the parameter's dtype.
+def _parameter(name: str, value, logits: torch.Tensor) -> torch.Tensor:
+    """Returns `value` as a tensor of the parameter's dtype, 0-d or `[B]`, where `logits` are `[B, V]`.
 
     Raises TypeError for a float that is given for an integer parameter, or for anything but a real number.
     """
     dtype = getattr(torch, SCALARS[name].dtype)
     is_integer = not dtype.is_floating_point
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"SamplingHead: {name}: got shape {list(value.shape)}, expected one element")
+        per_row = is_per_row(value)
+        if value.shape != logits.shape[:1] if per_row else value.numel() != 1:
+            raise ValueError(
+                f"SamplingHead: {name}: got shape {list(value.shape)}, expected one element or {list(logits.shape[:1])}"
+            )
         is_real = not value.is_complex() and value.dtype != torch.bool
         if is_real and not (is_integer and value.is_floating_point()):
-            return (value.reshape(()) if value.dim() else value).to(dtype)
+            return (value if per_row or not value.dim() else value.reshape(())).to(dtype)
         received = value.dtype
     else:
         types = (int, torch.SymInt) if is_integer else (int, float, torch.SymInt, torch.SymFloat)

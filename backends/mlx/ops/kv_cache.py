@@ -1,11 +1,14 @@
 """Lowers `mlx::cache_update` and `mlx::cached_attention`: KV caches in mutable buffers.
 
-An update of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The update is
-done in place where possible. Attention is an `SdpaNode` over the positions that the cache holds, or a sequence of
-matrix products and a softmax if the scores are soft-capped.
+An update of a row of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The
+update is done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds, or
+a sequence of matrix products and a softmax if the scores are soft-capped. If the operands belong to several rows, each
+row gets instructions of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
@@ -18,35 +21,96 @@ _POSITION_LIMIT = 1 << 40  # larger than any position
 
 
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
-def cache_update(P, cache, update, start, ring=False):
-    return write_cache(P, cache, update, P.item(start), cache.shape[2] if ring else None)
+def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
+    capacity = cache.shape[2] // rows
+    for part, begin, offset in _parts(P, update, start, row, rows, capacity, ring):
+        cache = write_cache(P, cache, part, begin, capacity if ring else None, offset)
+    return cache
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
-def cached_attention(
-    P, query, keys, values, start, scale, first=None, window=None, softcap=None
-):
-    begin = P.item(start)
+def cached_attention(P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1):
+    capacity = keys.shape[2] // rows
+    parts = _parts(P, query, start, row, rows, capacity, window is not None)
+    out = [
+        _attention(P, part, (keys, values), begin, offset, capacity, scale, window, softcap)
+        for part, begin, offset in parts
+    ]
+    return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+
+
+# -- rows -----------------------------------------------------------------------
+
+
+def _parts(P, x, start, row, rows, capacity, ring) -> Iterator[tuple]:
+    """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and the row's offset.
+
+    The offset is the index in the cache of the row's first entry, or None for a cache with one row.
+    """
+    if row is None:
+        yield x, P.item(start), None
+        return
+    offsets = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
+    begins = [P.item(s) for s in _elements(P, start)] if ring else _checked(P, start, capacity)
+    if len(offsets) == 1:
+        begin = begins[0] if ring else _checked_end(P, begins[0], P.size(x, 2), capacity)
+        yield x, begin, offsets[0]
+        return
+    for index, (begin, offset) in enumerate(zip(begins, offsets, strict=True)):
+        part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
+        part.shape = (*x.shape[:2], 1, x.shape[3])
+        yield part, begin, offset
+
+
+def _elements(P, x):
+    """Returns the elements of `x` [N], as tensors of one element."""
+    count = x.shape[0]
+    return [x] if count == 1 else [P.emit(ir.TakeNode, x=x, index=index, axis=0) for index in range(count)]
+
+
+def _checked(P, numbers, bound):
+    """Returns the elements of `numbers` [N] as host integers. At run time, one outside of [0, bound) is an error.
+
+    Without the check, a position beyond the end of a row would be a position of the next row.
+    """
+    found = P.emit(ir.GatherNode, x=_range(P, 0, bound), indices=[numbers], axes=[0], slice_sizes=[1])
+    found.shape = (numbers.shape[0], 1)
+    return [P.item(number) for number in _elements(P, found)]
+
+
+def _checked_end(P, begin, length, capacity):
+    """Returns `begin`. At run time, a `begin + length` beyond `capacity` is an error."""
+    if length == 1:
+        return begin
+    distance = subtract(P, length, 1)
+    last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
+    return subtract(P, P.item(last), distance)
+
+
+# -- attention ------------------------------------------------------------------
+
+
+def _attention(P, query, caches, begin, offset, capacity, scale, window, softcap):
+    """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `offset`."""
     end = add(P, begin, P.size(query, 2))
-    capacity = keys.shape[2]
     num_held = end if window is None else _minimum(P, end, capacity)
-    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=0, stop=num_held) for c in (keys, values))
+    first, stop = (0, num_held) if offset is None else (offset, add(P, offset, num_held))
+    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in caches)
     k, v = (P.cast(c, query.dtype) for c in (k, v))
-    if first is None and window is None and softcap is None:
+    if window is None and softcap is None:
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, causal=True)
-    mask = _attention_mask(P, begin, end, num_held, capacity, first, window)
+    mask = _attention_mask(P, begin, end, num_held, capacity, window)
     if softcap is None:
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, mask=mask)
-    return _softcapped_attention(P, query, k, v, keys.shape[1], num_held, mask, scale, softcap)
+    return _softcapped_attention(P, query, k, v, caches[0].shape[1], num_held, mask, scale, softcap)
 
 
-def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
-    """Returns a bool mask with the cache entries to which each query attends.
+def _attention_mask(P, begin, end, num_held, capacity, window):
+    """Returns a bool mask [S, num_held] with the cache entries to which each query attends.
 
-    The mask is [S, num_held], or [B, 1, S, num_held] with `first_positions`. The queries have the positions
-    [begin, end). The mask covers the first `num_held` entries of the cache. With a `window`, the cache is a ring
-    buffer, and a query attends to the last `window` positions, including the position of the query. `first_positions`
-    [B] has the first position of each sequence; earlier positions are padding. It is None if there is no padding.
+    The queries have the positions [begin, end). The mask covers the first `num_held` entries of the row. With a
+    `window`, the row is a ring buffer of `capacity` positions, and a query attends to the last `window` positions,
+    including the position of the query.
     """
 
     def compare(op, a, b):
@@ -69,12 +133,6 @@ def _attention_mask(P, begin, end, num_held, capacity, first_positions, window):
     if window is not None:
         before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
         mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
-    if first_positions is not None:
-        shape = [first_positions.shape[0], 1, 1, 1]
-        first_at = P.emit(ir.ReshapeNode, x=P.cast(first_positions, torch.int32), shape=shape)
-        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterEqualNode, key_at, first_at))
-        # A query in the padding attends to itself, so that its softmax is defined.
-        mask = compare(ir.LogicalOrNode, mask, compare(ir.EqualNode, key_at, query_at))
     return mask
 
 

@@ -2,12 +2,13 @@
 
     x * cos(angles) + cat(-x[half:], x[:half]) * sin(angles),   angles = cat(f, f),   f = positions ⊗ inv_freq
 
-The pattern matches only consecutive positions: `arange(S) + offset`. A model may rotate only the first elements of the
-last axis (partial RoPE).
+The positions may be consecutive, `arange(S) + offset`, or any integers, if x holds one sequence. A model may rotate
+only the first elements of the last axis (partial RoPE).
 
 `RopeNode` expects the positions along axis -2 of x. Models also use other layouts, such as [B, S, H, D]. The pattern
 therefore follows the axis of the positions and the axis of the frequencies through the graph, up to the product with x.
-If the axis of the positions is not axis -2 of x, the fusion transposes x.
+If the axis of the positions is not axis -2 of x, the fusion transposes x. Positions that are not consecutive become the
+axis of the sequences, because `RopeNode` takes one offset for each sequence.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ _ARANGE = ("aten.arange.start_step", "aten.arange.default", "aten.arange.start")
 class _AngleAxes(NamedTuple):
     """Describes a tensor that depends on positions, on frequencies, or on both.
 
-    `offset` is the first position, and `position_axis` the axis of the positions. `inv_freq` holds the frequencies, and
-    `frequency_axis` is their axis. Axes are counted from the right: 0 is the last axis. All other axes have extent 1.
-    `offset` and `position_axis` are None if the tensor does not depend on positions. `inv_freq` and `frequency_axis`
-    are None if it does not depend on frequencies.
+    `offset` is the first position, or all positions if they are not `consecutive`. `position_axis` is the axis of the
+    positions. `inv_freq` holds the frequencies, and `frequency_axis` is their axis. Axes are counted from the right: 0
+    is the last axis. All other axes have extent 1. `offset` and `position_axis` are None if the tensor does not depend
+    on positions. `inv_freq` and `frequency_axis` are None if it does not depend on frequencies.
     """
 
     offset: Node | None = None
+    consecutive: bool = True
     position_axis: int | None = None
     inv_freq: Node | None = None
     frequency_axis: int | None = None
@@ -86,7 +88,8 @@ class _Follower:
             return self._product(*map(self.axes, m.arguments(node, _MUL, "self", "other")))
         if self.P.is_constant(node) and value.ndim == 1:
             return _AngleAxes(inv_freq=node, frequency_axis=0)
-        return _AngleAxes(offset=self._offset(m, node), position_axis=0)
+        offset = self._offset(m, node)
+        return _AngleAxes(offset=offset, consecutive=offset is not node, position_axis=0)
 
     def _product(self, a: _AngleAxes, b: _AngleAxes) -> _AngleAxes:
         if (a.offset is None) == (b.offset is None) or (a.inv_freq is None) == (b.inv_freq is None):
@@ -97,12 +100,19 @@ class _Follower:
         return positions._replace(inv_freq=frequencies.inv_freq, frequency_axis=frequencies.frequency_axis)
 
     def _offset(self, m: Matcher, positions) -> Node:
-        """Returns the offset of `positions`, which must be `arange(S) + offset` with an integer offset."""
-        for steps, offset in m.commuted(positions, *_ADD):
-            if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
-                if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
-                    return offset
-        raise NoMatch
+        """Returns the offset of `positions` if they are `arange(S) + offset` with an integer offset.
+
+        Otherwise returns `positions`, which must be integers, and must have extent 1 on all axes but the last.
+        """
+        if is_call(positions, *_ADD):
+            for steps, offset in m.commuted(positions, *_ADD):
+                if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
+                    if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
+                        return offset
+        shape = extents(positions)
+        if tensor(positions).dtype not in (torch.int32, torch.int64) or not shape or shape[:-1] != [1] * len(shape[1:]):
+            raise NoMatch
+        return positions
 
     def angles(self, node, function: str) -> _AngleAxes:
         """Returns the positions and frequencies on which `node` depends, and their axes in `node`.
@@ -185,6 +195,8 @@ def _rotation(m: Matcher, node) -> _Rotation:
         raise NoMatch
     if extents(x)[-1] != 2 * tensor(angles.inv_freq).numel() or tensor(node).dtype != tensor(x).dtype:
         raise NoMatch
+    if not angles.consecutive and (axis == 0 or extents(x)[0] != 1):
+        raise NoMatch
     return _Rotation(x, axis, angles)
 
 
@@ -222,12 +234,16 @@ def _rotation_handler(rotation: _Rotation):
             (count,),
             torch.float32,
         )
-        start = P.cast(P.emit(ir.ReshapeNode, x=P.value(angles.offset), shape=[]), torch.int32)
+        start = P.emit(ir.ReshapeNode, x=P.value(angles.offset), shape=[] if angles.consecutive else [-1])
+        start = P.cast(start, torch.int32)
         order = list(range(tensor(x).ndim))
-        order[axis], order[-2] = order[-2], order[axis]
+        if angles.consecutive:
+            order[axis], order[-2] = order[-2], order[axis]
+        else:  # axis 0, of extent 1, becomes axis -2
+            order = [axis, *(a for a in order[1:-1] if a != axis), 0, order[-1]]
         moved = P.emit(ir.TransposeNode, x=P.value(x), perm=order)
         rotated = P.emit(ir.RopeNode, x=moved, dims=2 * count, offset=start, freqs=freqs)
-        return P.emit(ir.TransposeNode, x=rotated, perm=order)
+        return P.emit(ir.TransposeNode, x=rotated, perm=[order.index(a) for a in range(len(order))])
 
     return lower
 

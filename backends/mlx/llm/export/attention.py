@@ -24,8 +24,8 @@ def attend_over_cache(
 ) -> tuple[torch.Tensor, None]:
     """An attention function for the attention interface of `transformers`.
 
-    Takes `query` `[B, H, S, D]`, and as `key` and `value` the whole cache `[B, G, C, D]`. Returns the
-    result `[B, S, H, D]`, and None in place of the attention weights. The cache determines to which keys
+    Takes `query` `[1, H, S, D]`, and as `key` and `value` the whole cache `[1, G, C, D]`. Returns the
+    result `[1, S, H, D]`, and None in place of the attention weights. The cache determines to which keys
     a query attends, so `attention_mask` is not used.
     """
     if s_aux is not None:
@@ -40,9 +40,10 @@ def attend_over_cache(
         value,
         cache.position,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
-        cache.padding,
         cache.layers[module.layer_idx].window,
         softcap,
+        cache.row,
+        cache.rows,
     )
     return out.transpose(1, 2), None
 

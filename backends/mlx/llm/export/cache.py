@@ -29,17 +29,18 @@ def layer_windows(config, window: str | int = "auto") -> list[int | None]:
 class KVCache(Cache):
     """The cache of a Hugging Face decoder, in buffers of fixed size.
 
-    Each layer has two buffers `[batch, key heads, length, head size]`, one for keys and one for values.
-    They are registered on the module `owner`, so that export treats them as mutable buffers. The length is
-    `capacity` positions. In a sliding-window layer, the buffers are ring buffers, whose length is enough
-    for the window and the `chunk` tokens of one call.
+    Each layer has two buffers `[1, key heads, rows * length, head size]`, one for keys and one for values. They are
+    registered on the module `owner`, so that export treats them as mutable buffers. A row holds the cache of one
+    sequence; position p of row r is at index `r * length + p`. The length is `capacity` positions. In a sliding-window
+    layer, each row is a ring buffer, whose length is enough for the window and the `chunk` tokens of one call.
 
-    `position` is the position of the first token of the current call, int64 `[1]`. `padding[b]` is the
-    number of padding positions at the left of sequence b, int64 `[batch]`; None stands for no padding.
+    `position` and `row` say where the tokens of the current call are, int64: `[1]` for the position of the first token
+    and the row of all, or `[S]` for a position and a row for each token. `row` is None if there is one row.
     """
 
+    rows: int
     position: torch.Tensor
-    padding: torch.Tensor | None
+    row: torch.Tensor | None
     attended: set[int]  # indices of the layers that attended over this cache in the current call
 
     @classmethod
@@ -48,7 +49,7 @@ class KVCache(Cache):
         owner: torch.nn.Module,
         config,
         *,
-        batch: int,
+        rows: int,
         capacity: int,
         chunk: int,
         dtype: torch.dtype,
@@ -64,15 +65,17 @@ class KVCache(Cache):
             length = capacity if layer_window is None else min(capacity, layer_window + chunk - 1)
             names = (f"key_cache_{index}", f"value_cache_{index}")
             for name in names:
-                owner.register_buffer(name, torch.zeros(batch, heads, length, size, dtype=dtype))
+                owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=dtype))
             layers.append(_Layer(owner, names, layer_window))
-        return cls(layers=layers)
+        cache = cls(layers=layers)
+        cache.rows = rows
+        return cache
 
-    def begin_call(self, position: torch.Tensor, padding: torch.Tensor | None = None) -> KVCache:
-        """Prepare this cache for a call whose tokens begin at `position`, and return it."""
-        self.position, self.padding, self.attended = position, padding, set()
+    def begin_call(self, position: torch.Tensor, row: torch.Tensor | None = None) -> KVCache:
+        """Prepare this cache for a call whose tokens are at `position` and `row`, and return it."""
+        self.position, self.row, self.attended = position, row, set()
         for layer in self.layers:
-            layer.position = position
+            layer.cache = self
         return self
 
     @property
@@ -93,7 +96,7 @@ class _Layer(CacheLayerMixin):
     def __init__(self, owner: torch.nn.Module, names: tuple[str, str], window: int | None):
         super().__init__()
         self.owner, self.names, self.window = owner, names, window
-        self.position: torch.Tensor | None = None
+        self.cache: KVCache | None = None
         self.is_initialized = True
 
     def buffers(self) -> list[torch.Tensor]:
@@ -103,7 +106,7 @@ class _Layer(CacheLayerMixin):
         pass
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new keys and values `[B, G, S, D]` to the buffers, and return the whole buffers."""
+        """Write the new keys and values `[1, G, S, D]` to the buffers, and return the whole buffers."""
         results = []
         for buffer, states in zip(self.buffers(), (key_states, value_states)):
             if states.shape[1::2] != buffer.shape[1::2]:
@@ -113,7 +116,8 @@ class _Layer(CacheLayerMixin):
                     f"{expected_heads} of {expected_size} by the config, for keys and values alike"
                 )
             updated = torch.ops.mlx.cache_update(
-                buffer, states.to(buffer.dtype), self.position, self.window is not None
+                buffer, states.to(buffer.dtype), self.cache.position, self.window is not None, self.cache.row,
+                self.cache.rows,
             )
             buffer.copy_(updated)
             results.append(updated)

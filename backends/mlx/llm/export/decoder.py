@@ -11,10 +11,11 @@ from .rope import use_stateless_rotary
 
 
 class CachedDecoder(torch.nn.Module):
-    """`(tokens [B, S], input_pos [1], start [B] or None) -> logits [B, 1, V]` of the last position.
+    """`(tokens [1, S], input_pos, row or None) -> logits [1, 1 or S, V]` of the last position or of all.
 
-    `input_pos` is the position of the first of the tokens. `start[b]` is the number of padding positions
-    at the left of sequence b.
+    The caches have `rows` rows, each for one sequence. `input_pos` and `row` are int64. If their shape is `[1]`, the
+    tokens are consecutive: `input_pos` is the position of the first of them, and `row` is their row. If the shape is
+    `[S]`, each token has a position and a row of its own. `row` is None if there is one row.
 
     The constructor changes `model` in place, so that its layers attend over the caches of this module.
     `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
@@ -25,19 +26,19 @@ class CachedDecoder(torch.nn.Module):
         self,
         model: PreTrainedModel,
         *,
-        batch: int = 1,
+        rows: int = 1,
         max_context_len: int,
         chunk: int | None = None,
         window: str | int = "auto",
     ):
         super().__init__()
         self.model = model
-        self.batch, self.max_context_len, self.window = batch, max_context_len, window
+        self.rows, self.max_context_len, self.window = rows, max_context_len, window
         self.chunk = min(chunk or max_context_len, max_context_len)
         self.cache = KVCache.register_on(
             self,
             model.config.get_text_config(),
-            batch=batch,
+            rows=rows,
             capacity=max_context_len,
             chunk=self.chunk,
             dtype=model.dtype,
@@ -47,17 +48,21 @@ class CachedDecoder(torch.nn.Module):
         use_stateless_rotary(model)
 
     def forward(
-        self, tokens: torch.Tensor, input_pos: torch.Tensor, start: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        input_pos: torch.Tensor,
+        row: torch.Tensor | None = None,
+        *,
+        all_positions: bool = False,
     ) -> torch.Tensor:
-        positions = (torch.arange(tokens.shape[1], device=tokens.device) + input_pos).unsqueeze(0)
-        if start is not None:
-            positions = (positions - start.unsqueeze(1)).clamp(min=0)
+        consecutive = input_pos.shape[0] == 1
+        positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
         logits = self.model(
             input_ids=tokens,
-            position_ids=positions,
-            past_key_values=self.cache.begin_call(input_pos, start),
+            position_ids=positions.unsqueeze(0),
+            past_key_values=self.cache.begin_call(input_pos, row),
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=0 if all_positions else 1,
         ).logits
         bypassed = sorted(set(range(len(self.cache.layers))) - self.cache.attended)
         if bypassed:

@@ -23,7 +23,7 @@ from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
 from .metadata import metadata
-from .methods import OUTPUTS, export_methods
+from .methods import OUTPUTS, export_methods, method_kinds
 from .quantize import GROUP_SIZES, is_microscaled, quantize_model
 from .weights import cast_parameters, find_folder, load_causal_lm
 
@@ -88,6 +88,7 @@ def export_llm(
     sliding_window: str | int = "auto",
     batch: int = 1,
     outputs: str = "tokens",
+    speculation: bool = True,
     head: HeadConfig = HeadConfig(),
     allow_extensions: bool = False,
     verify: bool = True,
@@ -110,8 +111,9 @@ def export_llm(
     - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
-    - `batch`: number of sequences that run side by side.
-    - `outputs`: `tokens`; `logits`; or `both`, as two methods.
+    - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
+    - `outputs`: `tokens`; `logits`; or `both`, as several methods.
+    - `speculation`: whether a program that returns tokens has the method `verify`, which checks draft tokens.
     - `head`: the sampling parameters that the program takes as inputs.
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
@@ -129,11 +131,12 @@ def export_llm(
     unquantized = _convert_weights(model, quantize, group_size, dtype, progress)
     max_context_len = _context_len(model, max_context_len, head)
     use_gathered_experts(model)
-    decoder = CachedDecoder(model, batch=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
+    decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
-    methods = export_methods(decoder, outputs, head)
+    kinds = method_kinds(outputs, batch, speculation)
+    methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
@@ -149,7 +152,7 @@ def export_llm(
     checker = None
     if verify:
         checker = functools.partial(
-            check_program, program=program, decoder=decoder, methods=OUTPUTS[outputs], head=head
+            check_program, program=program, decoder=decoder, kinds=kinds, head=head
         )
     return ExportedLLM(
         program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized),
@@ -164,7 +167,7 @@ def _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs
     for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
         if value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
-    if outputs == "logits" and (processors := head.logits_processors()):
+    if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):
         raise ValueError(
             f"export_llm: head.{processors[0]}: got {getattr(head, processors[0])} with outputs 'logits', expected "
             "outputs 'tokens' or 'both'; a program that returns logits supports it on the host"

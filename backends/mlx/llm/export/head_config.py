@@ -14,8 +14,9 @@ class HeadConfig:
     """The optional inputs of a program's sampling head. An input that is left out costs nothing.
 
     `temperature` and `top_p` are always inputs. `penalties` is a window: the number of last tokens that
-    the penalties count. `logit_bias` is the largest number of tokens with a bias. A value of 0 leaves
-    the inputs of the penalties, or of the bias, out.
+    the penalties count. `logit_bias` is the largest number of tokens with a bias. `logprobs` is the number
+    of most likely tokens whose log probabilities the program can return. A value of 0 leaves the inputs of
+    the penalties, of the bias, or of the log probabilities, out.
 
     Raises ValueError for a negative number.
     """
@@ -26,9 +27,10 @@ class HeadConfig:
     penalties: int = 0
     logit_bias: int = 0
     allowed_tokens: bool = False
+    logprobs: int = 0
 
     def __post_init__(self):
-        for name in ("penalties", "logit_bias"):
+        for name in ("penalties", "logit_bias", "logprobs"):
             if getattr(self, name) < 0:
                 raise ValueError(f"HeadConfig: {name}: got {getattr(self, name)}, expected at least 0")
 
@@ -41,16 +43,25 @@ class HeadConfig:
         """The names of the enabled logits processors: the fields above that change the logits before the filters."""
         return [name for name in ("penalties", "logit_bias", "allowed_tokens") if getattr(self, name)]
 
-    def inputs(self, batch: int, vocab_size: int) -> dict[str, torch.Tensor]:
-        """Return example inputs of the head by name, in the order in which the method takes them."""
+    def inputs(self, batch: int, vocab_size: int, *, per_row: bool = False) -> dict[str, torch.Tensor]:
+        """Return example inputs of the head by name, in the order in which the method takes them.
+
+        All have their off values. `batch` is the number of draws in a call. With `per_row`, each draw has values of its
+        own: every input has a first dimension of size `batch`. Otherwise only `allowed_tokens` has it.
+        """
         metadata = self.metadata()
         inputs = {n: s.tensor() for n, s in SCALARS.items() if s.metadata is None or metadata[s.metadata]}
         if self.logit_bias:
             inputs["bias_tokens"] = torch.zeros(self.logit_bias, dtype=torch.int64)
             inputs["bias_values"] = torch.zeros(self.logit_bias)
+        if self.logprobs:
+            inputs["logprobs"] = torch.tensor(0)
+        if per_row:
+            inputs = {name: value.expand(batch, *value.shape).clone() for name, value in inputs.items()}
         if self.allowed_tokens:
             inputs["allowed_tokens"] = torch.full((batch, mask_word_count(vocab_size)), -1, dtype=torch.int32)
-        return inputs
+        # `logprobs` is the last input.
+        return {name: inputs[name] for name in sorted(inputs, key=lambda name: name == "logprobs")}
 
     def metadata(self) -> dict[str, bool | int]:
         """Return the metadata methods that describe the head, name → value."""
@@ -62,4 +73,5 @@ class HeadConfig:
             "sampling_history": self.penalties,
             "sampling_logit_bias": self.logit_bias,
             "sampling_allowed_tokens": self.allowed_tokens,
+            "sampling_logprobs": self.logprobs,
         }

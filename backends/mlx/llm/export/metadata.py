@@ -26,7 +26,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
     constants = {
         "get_max_seq_len": decoder.chunk,
         "get_max_context_len": decoder.max_context_len,
-        "get_max_batch_size": decoder.batch,
+        "get_max_batch_size": decoder.rows,
         "get_max_rewind": decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len,
         "get_vocab_size": config.vocab_size,
         "get_bos_id": -1 if bos is None else bos,

@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 
+from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from ..sampling_head import sample_logits
 from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .history import TokenHistory
 
-# The argument `outputs` of `export_llm` → the methods of the program, and for each whether it returns tokens. The
-# others return logits.
-OUTPUTS = {
-    "tokens": {"forward": True},
-    "logits": {"forward": False},
-    "both": {"forward": False, "sample": True},
-}
+OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
+
+
+@dataclass(frozen=True)
+class MethodKind:
+    """What a method computes.
+
+    - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one, `verify` the results
+      for all of them, and `decode` takes one token of each of several rows and returns the results for all rows.
+    - `returns_tokens`: whether the method returns tokens. The others return logits.
+    """
+
+    form: str
+    returns_tokens: bool
+
+
+def method_kinds(outputs: str, rows: int, speculation: bool) -> dict[str, MethodKind]:
+    """Return the methods of a program by name. `outputs` is one of `OUTPUTS`."""
+    draws, verify = outputs != "logits", {}
+    if draws and speculation:
+        verify["verify"] = MethodKind("verify", True)
+    if rows > 1:
+        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | verify
+        return kinds | ({"logits": MethodKind("chunk", False)} if outputs == "both" else {})
+    kinds = {"forward": MethodKind("chunk", outputs == "tokens")}
+    return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | verify
 
 
 def export_methods(
-    decoder: CachedDecoder, outputs: str, head: HeadConfig
+    decoder: CachedDecoder, kinds: dict[str, MethodKind], head: HeadConfig
 ) -> dict[str, torch.export.ExportedProgram]:
-    """Export the methods for `outputs`, a key of `OUTPUTS`. Returns the exported programs by name of the method."""
-    history = TokenHistory(decoder.batch, decoder.max_context_len, head.penalties) if head.penalties else None
-    vocab_size = decoder.model.config.get_text_config().vocab_size
-    methods = {}
-    for name, returns_tokens in OUTPUTS[outputs].items():
-        method = _Method(decoder, history, returns_tokens)
-        methods[name] = _export(method, head.inputs(decoder.batch, vocab_size) if returns_tokens else {})
-    return methods
+    """Export the methods `kinds`. Returns the exported programs by name of the method."""
+    history = TokenHistory(decoder.rows, decoder.max_context_len, head.penalties) if head.penalties else None
+    return {name: _export(_Method(decoder, history, kind, head.logprobs), head) for name, kind in kinds.items()}
+
+
+def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
+    """Return inputs of a method by name, in their order, with `length` tokens. All parameters have their off values."""
+    rows = decoder.rows if kind.form == "decode" else 1
+    inputs = {"tokens": torch.zeros(rows, length, dtype=torch.int64), "input_pos": torch.zeros(rows, dtype=torch.int64)}
+    if decoder.rows > 1:
+        inputs["row"] = torch.arange(rows)
+    if kind.returns_tokens:
+        vocab_size = decoder.model.config.get_text_config().vocab_size
+        inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
+        if kind.form == "verify" and head.logprobs:
+            inputs["targets"] = torch.zeros(1, length, dtype=torch.int64)
+    return inputs
 
 
 class _Method(torch.nn.Module):
@@ -41,31 +71,63 @@ class _Method(torch.nn.Module):
     between methods by the names of the parameters and buffers.
     """
 
-    def __init__(self, decoder: CachedDecoder, history: TokenHistory | None, returns_tokens: bool):
+    def __init__(self, decoder: CachedDecoder, history: TokenHistory | None, kind: MethodKind, num_logprobs: int):
         super().__init__()
-        self.decoder, self.history, self.returns_tokens = decoder, history, returns_tokens
+        self.decoder, self.history, self.kind, self.num_logprobs = decoder, history, kind, num_logprobs
 
-    def forward(self, tokens, input_pos, start=None, **parameters):
-        logits = self.decoder(tokens, input_pos, start)
+    def forward(self, tokens, input_pos, row=None, logprobs=None, targets=None, **parameters):
+        form = self.kind.form
+        if form == "decode":
+            tokens = tokens.reshape(1, -1)
+        logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         if self.history is not None:
-            parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, start)
-        return sample_logits(logits[:, -1], **parameters) if self.returns_tokens else logits
+            last = self._last_positions(tokens, input_pos)
+            parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, row, last)
+        if not self.kind.returns_tokens:
+            return logits.transpose(0, 1) if form == "decode" else logits
+        logits = logits[:, -1] if form == "chunk" else logits[0]
+        if form == "verify" and parameters.get("seed") is not None:
+            parameters["seed"] = parameters["seed"] + torch.arange(tokens.shape[1])
+        drawn = sample_logits(logits, **parameters)
+        if form == "verify":
+            results = [drawn.unsqueeze(0)]
+            if self.num_logprobs:
+                results.append(token_logprobs(logits, targets[0], logprobs).unsqueeze(0))
+        else:
+            results = [drawn]
+            if self.num_logprobs:
+                results.append(token_logprobs(logits, drawn, logprobs))
+                results += top_logprobs(logits, logprobs, self.num_logprobs)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _last_positions(self, tokens, input_pos):
+        """The position up to which the history of each result goes."""
+        if self.kind.form == "chunk":
+            return input_pos + (tokens.shape[1] - 1)
+        return input_pos if self.kind.form == "decode" else input_pos + torch.arange(tokens.shape[1])
 
 
 # torch.export looks up the names in dynamic_shapes in the signature of `forward`. It would not find the names of
 # sampling parameters, which are passed in **parameters. The signature is therefore set explicitly.
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
-_ARGUMENTS += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("start", *INPUTS)]
+_ARGUMENTS += [
+    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("row", *INPUTS, "logprobs", "targets")
+]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)
 
 
-def _export(method: _Method, head_inputs: dict[str, torch.Tensor]) -> torch.export.ExportedProgram:
-    batch, chunk = method.decoder.batch, method.decoder.chunk
-    args = torch.zeros(batch, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    kwargs = {"start": torch.zeros(batch, dtype=torch.int64)} if batch > 1 else {}
-    kwargs |= head_inputs
-    shapes = {"tokens": {1: torch.export.Dim("sequence", min=1, max=chunk)}, "input_pos": None}
+def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
+    decoder, kind = method.decoder, method.kind
+    is_decode = kind.form == "decode"
+    inputs = example_inputs(kind, decoder, head, 1 if is_decode else 2)
+    shapes = dict.fromkeys(inputs)
+    if not is_decode:
+        sequence = torch.export.Dim("sequence", min=1, max=decoder.chunk)
+        shapes["tokens"] = {1: sequence}
+        if kind.form == "verify":
+            shapes |= {name: {axis: sequence} for name, axis in (("allowed_tokens", 0), ("targets", 1)) if name in inputs}
+    args = inputs.pop("tokens"), inputs.pop("input_pos")
     with torch.no_grad():
-        return torch.export.export(method, args, kwargs, dynamic_shapes=shapes | dict.fromkeys(kwargs))
+        return torch.export.export(method, args, inputs, dynamic_shapes=shapes)

@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies depend on the largest position of a call."""
+"""Rotary embeddings whose frequencies depend on the position."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 class StatelessRotary(torch.nn.Module):
     """A rotary embedding of kind `dynamic` or `longrope`, computed from the positions alone.
 
-    The modules of `transformers` for these kinds keep the frequencies of the last call in a Python
-    attribute, and an exported program has no such state. `forward(x, position_ids [B, S])` returns the
-    cosines and sines `[B, S, D]` in the dtype of `x`. `rotary` is the module of `transformers`.
+    The modules of `transformers` for these kinds take the frequencies for the largest position of the call, and keep
+    them in a Python attribute. An exported program has no such state, and its results must not depend on the other
+    tokens of a call. This module therefore takes the frequencies of each token for the position of the token, as
+    `transformers` does if it gets one token in each call. `forward(x, position_ids [B, S])` returns the cosines and
+    sines `[B, S, D]` in the dtype of `x`. `rotary` is the module of `transformers`.
     """
 
     KINDS = ("dynamic", "longrope")
@@ -26,11 +28,11 @@ class StatelessRotary(torch.nn.Module):
                 self.register_buffer(name, self._frequencies(length), persistent=False)
 
     def _frequencies(self, length) -> torch.Tensor:
-        """Return the frequencies for a context of `length` positions, `[D / 2]`."""
+        """Return the frequencies for a context of `length` positions. A tensor `[B, S, 1]` gives `[B, S, D / 2]`."""
         return ROPE_INIT_FUNCTIONS[self.kind](self.config, torch.device("cpu"), seq_len=length)[0]
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor):
-        length = position_ids.max() + 1
+        length = position_ids[:, :, None] + 1
         if self.kind == "longrope":
             frequencies = torch.where(length > self.original, self.long, self.short)
         else:

@@ -1,0 +1,145 @@
+"""Log probabilities of tokens under the model's own distribution, `log_softmax(logits)` in float32:
+
+    mlx::token_logprobs    of one token of each sequence
+    mlx::top_logprobs      of the most likely tokens of each sequence
+
+Both take `enabled`, int64, of one element or `[B]`. Where it is 0, the results are 0, and if it is 0 for all sequences,
+the results cost nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..custom_ops.library import define
+from .sample import clean, is_per_row, row_max, split_blocks
+
+BLOCK = 64  # tokens
+
+
+def token_logprobs_reference(logits, tokens, enabled):
+    """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`. -inf for a token outside V."""
+
+    def compute(logits, tokens, enabled):
+        logits = logits.to(torch.float32)
+        known = (tokens >= 0) & (tokens < logits.shape[1])
+        chosen = clean(logits).gather(1, torch.where(known, tokens, 0).unsqueeze(1))
+        logprobs = torch.where(known, (chosen - _log_sum(logits)).squeeze(1), -torch.inf)
+        return [torch.where(_rows(enabled, logits), logprobs, 0.0)]
+
+    def zeros(logits, tokens, enabled):
+        return [torch.zeros_like(tokens, dtype=torch.float32)]
+
+    return _if_enabled(compute, zeros, logits, tokens, enabled)[0]
+
+
+def top_logprobs_reference(logits, enabled, count):
+    """Returns the `count` most likely tokens, int64 `[B, count]`, and their log probabilities, float32 `[B, count]`.
+
+    The tokens are in descending order of their probability. Tokens with equal logits are in ascending order.
+    """
+
+    def compute(logits, enabled):
+        logits = logits.to(torch.float32)
+        tokens, values = _largest(clean(logits), count)
+        on = _rows(enabled, logits).unsqueeze(1)
+        return [torch.where(on, tokens, 0), torch.where(on, values - _log_sum(logits), 0.0)]
+
+    def zeros(logits, enabled):
+        none = torch.zeros_like(logits[:, :count], dtype=torch.float32)
+        return [none.to(torch.int64), none]
+
+    return _if_enabled(compute, zeros, logits, enabled)
+
+
+def _if_enabled(compute, zeros, *operands):
+    return torch.ops.higher_order.cond((operands[-1] != 0).any(), compute, zeros, operands)
+
+
+def _rows(enabled, logits):
+    return (enabled if is_per_row(enabled) else enabled.reshape(1)).expand(logits.shape[:1]) != 0
+
+
+def _log_sum(logits):
+    """Returns the logarithm of the sum of exp(logits), `[B, 1]`."""
+    logits = clean(logits)
+    top = row_max(logits)
+    return top + torch.log(torch.exp(logits - top).sum(-1, keepdim=True))
+
+
+def _largest(logits, count):
+    """Returns the `count` largest logits and their tokens, as (tokens, logits).
+
+    They are in the `count` blocks with the largest maxima. If maxima are equal, the blocks with lower ids come first.
+    """
+    parts = split_blocks(logits, BLOCK)
+    chosen = torch.sort(-parts.amax(-1), dim=-1, stable=True).indices[:, :count]
+    chosen = torch.sort(chosen, -1).values
+    size = parts.shape[2]
+    values = parts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, size)).flatten(1)
+    tokens = (chosen.unsqueeze(-1) * size + torch.arange(size)).flatten(1)
+    negated, order = torch.sort(-values, dim=-1, stable=True)
+    return tokens.gather(1, order)[:, :count], -negated[:, :count]
+
+
+# The operators -------------------------------------------------------------------------
+
+
+def _check(name, logits, enabled):
+    if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.float16, torch.bfloat16) or logits.shape[1] == 0:
+        raise ValueError(
+            f"mlx::{name}: logits: got {logits.dtype} of shape {list(logits.shape)}, expected float32, float16 or "
+            "bfloat16 of shape [B, V]"
+        )
+    has_shape = enabled.shape == logits.shape[:1] if is_per_row(enabled) else enabled.numel() == 1
+    if enabled.dtype != torch.int64 or not has_shape:
+        raise ValueError(
+            f"mlx::{name}: enabled: got {enabled.dtype} of shape {list(enabled.shape)}, expected int64 of one element "
+            f"or of shape [{logits.shape[0]}]"
+        )
+
+
+def _token_eager(logits, tokens, enabled):
+    _check_token(logits, tokens, enabled)
+    return token_logprobs_reference(logits, tokens, enabled)
+
+
+def _token_fake(logits, tokens, enabled):
+    _check_token(logits, tokens, enabled)
+    return logits.new_empty(logits.shape[:1], dtype=torch.float32)
+
+
+def _check_token(logits, tokens, enabled):
+    _check("token_logprobs", logits, enabled)
+    if tokens.shape != logits.shape[:1] or tokens.dtype != torch.int64:
+        raise ValueError(
+            f"mlx::token_logprobs: tokens: got {tokens.dtype} of shape {list(tokens.shape)}, expected int64 of shape "
+            f"[{logits.shape[0]}]"
+        )
+
+
+def _top_eager(logits, enabled, count):
+    _check_top(logits, enabled, count)
+    return tuple(top_logprobs_reference(logits, enabled, count))
+
+
+def _top_fake(logits, enabled, count):
+    _check_top(logits, enabled, count)
+    shape = (logits.shape[0], count)
+    return logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32)
+
+
+def _check_top(logits, enabled, count):
+    _check("top_logprobs", logits, enabled)
+    if not 1 <= count <= logits.shape[1]:
+        raise ValueError(f"mlx::top_logprobs: count: got {count}, expected 1 to {logits.shape[1]}")
+
+
+token_logprobs = define(
+    "token_logprobs(Tensor logits, Tensor tokens, Tensor enabled) -> Tensor", _token_eager, _token_fake
+)
+top_logprobs = define(
+    "top_logprobs(Tensor logits, Tensor enabled, int count) -> (Tensor, Tensor)", _top_eager, _top_fake
+)
+
+COMPOSITES = {token_logprobs: token_logprobs_reference, top_logprobs: top_logprobs_reference}
