@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,23 @@ def load(pte: bytes | Path, method: str = "forward") -> Callable[[list[Any]], li
 
     Mutable buffers keep their contents from call to call.
     """
+    return load_methods(pte, [method])[method]
+
+
+def load_methods(pte: bytes | Path, names: Iterable[str]) -> dict[str, Callable[[list[Any]], list[Any]]]:
+    """Load several methods of one program, which share their mutable buffers, and return them as `load` does."""
     load_delegate()
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(pte)
-    loaded = program.load_method(method)
 
-    # A program has to outlive its methods. The default argument keeps it alive.
-    def run(inputs: list[Any], program: Any = program) -> list[Any]:
-        return [v.clone() if isinstance(v, torch.Tensor) else v for v in loaded.execute(inputs)]
+    def function(name: str) -> Callable[[list[Any]], list[Any]]:
+        method = program.load_method(name)
 
-    return run
+        # A program has to outlive its methods. The default argument keeps it alive.
+        def run(inputs: list[Any], program: Any = program) -> list[Any]:
+            return [v.clone() if isinstance(v, torch.Tensor) else v for v in method.execute(inputs)]
+
+        return run
+
+    return {name: function(name) for name in names}

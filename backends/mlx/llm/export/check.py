@@ -10,18 +10,20 @@ import torch
 from executorch.exir import ExecutorchProgramManager
 
 from ...verification.cost import Cost
-from ...verification.load import load
+from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
 from ...verification.node_output import NodeOutput
 from ...verification.rounding import RoundingNoise, compare, tolerance_of
 from .attention import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
+from .methods import MethodKind, example_inputs
 
 _SEED = 20
 _STEPS = 3  # decode steps
 _NOISY_CALL = 1  # the number of the call that also runs with rounding noise: it has the second chunk
 _SECOND_CHUNK = 8  # tokens of the prompt in the second chunk
+_DRAFT = 4  # tokens of a call of the method verify
 # The number of tokens of each call that locates a departure: few, because these calls keep all intermediate values.
 _SHORT_CALLS = (8, 4, 1)
 
@@ -38,7 +40,7 @@ class VerificationError(RuntimeError):
 class ProgramCheck:
     """The result of the check of an exported language model.
 
-    - `tokens`: the number of greedy tokens that were compared, one for each call and sequence.
+    - `tokens`: the number of greedy tokens that were compared.
     - `agreeing`: the number of those tokens that agree: in the eager model, the token has the largest logit, or a logit
       that is as large within rounding.
     - `difference`, `tolerance`: the largest absolute difference of the logits, and the tolerance, in the call where the
@@ -82,111 +84,154 @@ class ProgramCheck:
 
 
 def check_program(
-    path: Path, program: ExecutorchProgramManager, decoder: CachedDecoder, methods: dict[str, bool], head: HeadConfig
+    path: Path, program: ExecutorchProgramManager, decoder: CachedDecoder, kinds: dict[str, MethodKind], head: HeadConfig
 ) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
-    The prompt is longer than one chunk if the context permits it; a few decode steps follow. In these, both the file
-    and `decoder` get the token that is greedy in `decoder`. `methods` maps the name of each method to whether the
-    method returns tokens.
+    There are two runs. In the first, the method that takes chunks gets a prompt longer than one chunk if the context
+    permits it, and a few decode steps. Its logits are compared. In the second, all methods that return tokens continue
+    short prompts in several rows. The file always gets the token that is greedy in `decoder`.
     """
     cost = Cost()
-    calls = _eager_calls(decoder, _lengths(decoder))
-    runtime = _Runtime(path, program, decoder, methods, head)
+    calls = _eager_calls(decoder, _long_run(decoder), noisy_call=_NOISY_CALL)
+    noise = calls[0].noisy[0] - calls[0].logits
+    others = [
+        replace(call, noisy=[call.logits + noise]) for call in _eager_calls(decoder, _short_run(decoder, kinds))
+    ]
+    runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
-    agreeing = sum(int(_agree(t, call).sum()) for t, call in zip(tokens, calls, strict=True))
-    worst = None
-    if logits is not None:
-        comparisons = [compare(a, call.logits, call.noisy) for a, call in zip(logits, calls, strict=True)]
-        worst = max(comparisons, key=lambda comparison: comparison.excess)
-    ok = agreeing == len(calls) * decoder.batch and (worst is None or worst.ok)
+    other_tokens, other_logits = runtime.run_all_methods(others)
+    agree = [_agree(t, call) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
+    pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
+    comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
+    worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
+    wrong = next((call.form for a, call in zip(agree, calls + others) if not a.all()), None)
+    if wrong is None and worst is not None and not worst.ok:
+        wrong = pairs[comparisons.index(worst)][1].form
     return ProgramCheck(
-        tokens=len(calls) * decoder.batch,
-        agreeing=agreeing,
+        tokens=sum(a.numel() for a in agree),
+        agreeing=sum(int(a.sum()) for a in agree),
         difference=None if worst is None else worst.difference,
         tolerance=None if worst is None else worst.tolerance,
         logits_ok=worst is None or worst.ok,
         note=note,
-        departure=None if ok else runtime.departure(_eager_calls(decoder, _fitting(_SHORT_CALLS, decoder))),
+        departure=None if wrong is None else runtime.departure(wrong),
         seconds=cost.seconds,
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
     )
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What one call does: `length` tokens of the row `row` for the forms chunk and verify, a token of `rows` for decode.
+
+    See `MethodKind` for `form`.
+    """
+
+    form: str
+    length: int
+    rows: tuple[int, ...]
+
+
 @dataclass
 class _Call:
     """The inputs of a call, and the logits `[B, V]` of the eager model. `noisy` are the logits with rounding noise."""
 
-    tokens: torch.Tensor
-    position: int
-    start: list[int]
+    form: str
+    inputs: list[torch.Tensor]  # tokens, input_pos and, if there are several rows, row
     logits: torch.Tensor
     noisy: list[torch.Tensor]
 
 
-def _lengths(decoder: CachedDecoder) -> list[int]:
-    """Returns the number of tokens of each call: the prompt in two chunks, then decode steps."""
+def _long_run(decoder: CachedDecoder) -> list[_Step]:
+    """Returns the steps of a prompt in two chunks and of decode steps, all in the last row."""
     steps = min(_STEPS, decoder.max_context_len - 2)
     prompt = min(decoder.chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
     first = min(decoder.chunk, max(1, prompt - _SECOND_CHUNK))
-    return [length for length in (first, prompt - first) if length] + [1] * steps
+    lengths = [length for length in (first, prompt - first) if length] + [1] * steps
+    return [_Step("chunk", length, (decoder.rows - 1,)) for length in lengths]
 
 
-def _fitting(lengths: Sequence[int], decoder: CachedDecoder) -> list[int]:
-    """Returns `lengths`, shortened so that each fits into a chunk and all together fit into the context."""
-    fitting: list[int] = []
-    for length in lengths:
-        length = min(length, decoder.chunk, decoder.max_context_len - sum(fitting))
-        fitting += [length] if length else []
+def _short_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_Step]:
+    """Returns the steps of short prompts in the last and the first row, which use all methods that return tokens."""
+    last, forms = decoder.rows - 1, {kind.form for kind in kinds.values()}
+    if not any(kind.returns_tokens for kind in kinds.values()) and "decode" not in forms:
+        return []
+    steps = [_Step("chunk", length, (last,)) for length in (5, 1)]
+    if "decode" in forms:
+        slots = (last, 0, *[last] * (decoder.rows - 2))
+        steps += [_Step("chunk", 3, (0,)), *[_Step("decode", 1, slots)] * _STEPS]
+    if "verify" in forms:
+        steps.append(_Step("verify", _DRAFT, (last,)))
+    return _fitting(steps, decoder)
+
+
+def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
+    """Returns `steps`, shortened so that each fits into a chunk and all together fit into the context."""
+    fitting: list[_Step] = []
+    held = dict.fromkeys(range(decoder.rows), 0)
+    for step in steps:
+        length = min(step.length, decoder.chunk, decoder.max_context_len - max(held[row] for row in step.rows))
+        if length:
+            fitting.append(replace(step, length=length))
+            held |= {row: held[row] + length for row in step.rows}
     return fitting
 
 
-def _eager_calls(decoder: CachedDecoder, lengths: Sequence[int]) -> list[_Call]:
-    """Run the eager model in calls with `lengths` tokens, and return the calls.
+def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int | None = None) -> list[_Call]:
+    """Run the eager model in calls for `steps`, and return the calls.
 
-    The tokens are random, except that a later call of one token takes the greedy token of the call before. One call
-    also runs with rounding noise, which shows how much rounding changes the logits; this change is added to the logits
-    of every call to get `noisy`. The noise does not affect later calls, because the same call without noise overwrites
-    the same positions of the caches.
+    The tokens are random, except that a later call of one token takes the greedy token of the call before. The call
+    with the number `noisy_call` also runs with rounding noise, which shows how much rounding changes the logits; this
+    change is added to the logits of every call to get `noisy`. The noise does not affect later calls, because the same
+    call without noise overwrites the same positions of the caches.
     """
+    if not steps:
+        return []
     generator = torch.Generator().manual_seed(_SEED)
-    eager = _small_decoder(decoder, sum(lengths))
+    eager = _small_decoder(decoder, steps)
     vocab_size = decoder.model.config.get_text_config().vocab_size
-    start = [index % lengths[0] for index in range(decoder.batch)]
+    held, greedy = dict.fromkeys(range(decoder.rows), 0), {}
     calls: list[_Call] = []
     delta = None
-    for number, length in enumerate(lengths):
-        tokens = torch.randint(vocab_size, (decoder.batch, length), generator=generator)
-        if calls and length == 1:
-            tokens = calls[-1].logits.argmax(-1, keepdim=True)
-        position = sum(lengths[:number])
+    for number, step in enumerate(steps):
+        tokens = torch.randint(vocab_size, (len(step.rows), step.length), generator=generator)
+        if step.length == 1 and step.form != "verify" and set(step.rows) <= set(greedy):
+            tokens = torch.tensor([[greedy[row]] for row in step.rows])
+        inputs = [tokens, torch.tensor([held[row] for row in step.rows])]
+        if decoder.rows > 1:
+            inputs.append(torch.tensor(step.rows))
         noisy = None
-        if number == min(_NOISY_CALL, len(lengths) - 1):
+        if noisy_call is not None and number == min(noisy_call, len(steps) - 1):
             with RoundingNoise(number):
-                noisy = _logits(eager, tokens, position, start)
-        logits = _logits(eager, tokens, position, start)
+                noisy = _logits(eager, step.form, inputs)
+        logits = _logits(eager, step.form, inputs)
         if noisy is not None:
             delta = noisy - logits
-        calls.append(_Call(tokens, position, start, logits, []))
+        calls.append(_Call(step.form, inputs, logits, []))
+        held |= {row: held[row] + step.length for row in step.rows}
+        best = logits.argmax(-1).tolist()
+        greedy |= dict(zip(step.rows, best)) if step.form == "decode" else {step.rows[0]: best[-1]}
     use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches, which are freed
     for call in calls:
-        call.noisy = [call.logits + delta]
+        call.noisy = [] if delta is None else [call.logits + delta]
     return calls
 
 
-def _small_decoder(decoder: CachedDecoder, num_positions: int) -> CachedDecoder:
-    """Returns a decoder with the same model, but with caches for `num_positions` only, which saves memory."""
+def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step]) -> CachedDecoder:
+    """Returns a decoder with the same model, but with caches for the positions of `steps` only, which saves memory."""
+    count = sum(step.length for step in steps)
     return CachedDecoder(
-        decoder.model, batch=decoder.batch, max_context_len=num_positions, chunk=decoder.chunk, window=decoder.window
+        decoder.model, rows=decoder.rows, max_context_len=count, chunk=decoder.chunk, window=decoder.window
     ).eval()
 
 
-def _logits(decoder: CachedDecoder, tokens: torch.Tensor, position: int, start: list[int]) -> torch.Tensor:
-    """Returns the logits `[B, V]` of the last position, float32."""
-    padding = torch.tensor(start) if decoder.batch > 1 else None
+def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the logits `[B, V]` of a call, float32."""
+    tokens, *places = inputs
     with torch.no_grad():
-        return decoder(tokens, torch.tensor([position]), padding)[:, -1].float()
+        return decoder(tokens.reshape(1, -1), *places, all_positions=form != "chunk")[0].float()
 
 
 def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
@@ -200,73 +245,72 @@ def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
     return (is_valid & (gap <= tolerance.gather(1, best) + tolerance.gather(1, chosen))).reshape(-1)
 
 
-def _from_the_start(calls: Sequence[_Call]) -> list[_Call]:
-    """Returns the calls after the first, or the only call if there is one, moved to the positions from 0 on."""
-    rest = calls[1:] or calls
-    return [replace(call, position=call.position - rest[0].position, start=[0] * len(call.start)) for call in rest]
-
-
 class _Runtime:
     """The finished file in the runtime."""
 
-    def __init__(self, path, program, decoder, methods: dict[str, bool], head: HeadConfig):
-        self.path, self.program, self.decoder = path, program, decoder
-        self.logits_method = next((name for name, has_head in methods.items() if not has_head), None)
-        self.head_method = next((name for name, has_head in methods.items() if has_head), None)
-        self.head = head
+    def __init__(self, path, program, decoder, kinds: dict[str, MethodKind], head: HeadConfig):
+        self.path, self.program, self.decoder, self.kinds, self.head = path, program, decoder, kinds, head
 
     def run(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, str | None]:
-        """Returns the greedy tokens `[B]` of each call, the logits `[B, V]` of each call, and None.
+        """Run `calls` of the method for chunks. Returns their greedy tokens `[B]`, their logits `[B, V]`, and None.
 
         If the logits cannot be read, returns the tokens, None and the reason.
         """
-        if self.logits_method is None:
-            return self._run_with_logits(calls)
-        method = load(self.path, self.logits_method)
-        logits = [method(self._inputs(call, self.logits_method))[0][:, -1].float() for call in calls]
-        del method
-        if self.head_method is None:
-            return [values.argmax(-1) for values in logits], logits, None
-        return self._tokens(calls), logits, None
+        name = self._method("chunk", returns_tokens=False)
+        if name is None:
+            return self._run_with_logits(self._method("chunk", returns_tokens=True), calls)
+        method = load(self.path, name)
+        logits = [method(self._inputs(call, name))[0][:, -1].float() for call in calls]
+        return [values.argmax(-1) for values in logits], logits, None
 
-    def _tokens(self, calls: Sequence[_Call]) -> list[torch.Tensor]:
-        method = load(self.path, self.head_method)
-        return [method(self._inputs(call, self.head_method))[0] for call in calls]
-
-    def _run_with_logits(self, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
-        """The same as `run`, for a program that returns only tokens. A copy of the program also returns the logits."""
+    def _run_with_logits(self, name: str, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
+        """The same as `run`, for a method that returns only tokens. A copy of it also returns the logits."""
         copy = self.path.with_suffix(".logits")
         try:
-            edge = self.program.exported_program(self.head_method)
-            method = NodeOutput(self.path, self.head_method, edge, "mlx.sample.default", copy)
-            results = [method(self._inputs(call, self.head_method)) for call in calls]
-            again = _from_the_start(calls)
-            expected = [method(self._inputs(call, self.head_method))[0] for call in again]
+            edge = self.program.exported_program(name)
+            method = NodeOutput(self.path, name, edge, "mlx.sample.default", copy)
+            results = [method(self._inputs(call, name)) for call in calls]
         except CannotLocate as reason:
-            return self._tokens(calls), None, str(reason)
+            method = load(self.path, name)
+            return [method(self._inputs(call, name))[0] for call in calls], None, str(reason)
         finally:
             copy.unlink(missing_ok=True)
-        del method
-        tokens = [tokens for tokens, _ in results]
-        # A few calls suffice to see that the file itself draws the same tokens as its copy. If it does not, -1 in place
-        # of every token makes the check fail.
-        same = all(torch.equal(a, b) for a, b in zip(self._tokens(again), expected, strict=True))
-        return tokens if same else [t.fill_(-1) for t in tokens], [values.float() for _, values in results], None
+        return [values[0] for values in results], [values[-1].float() for values in results], None
 
-    def departure(self, calls: Sequence[_Call]) -> str:
-        """Returns the first departure as text, or the reason why none is named."""
-        method = self.logits_method or self.head_method
-        inputs = [self._inputs(call, method) for call in calls]
+    def run_all_methods(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Run `calls` of several methods, which share the caches. Returns their tokens `[B]` and their logits `[B, V]`.
+
+        The methods return tokens if the program has any such method. The logits of these methods are None.
+        """
+        if not calls:
+            return [], []
+        returns_tokens = any(kind.returns_tokens for kind in self.kinds.values())
+        names = {form: self._method(form, returns_tokens) for form in {call.form for call in calls}}
+        methods = load_methods(self.path, names.values())
+        results = [methods[names[call.form]](self._inputs(call, names[call.form]))[0] for call in calls]
+        if returns_tokens:
+            return [tokens.reshape(-1) for tokens in results], [None] * len(calls)
+        logits = [values[:, -1].float() for values in results]
+        return [values.argmax(-1) for values in logits], logits
+
+    def _method(self, form: str, returns_tokens: bool) -> str | None:
+        """The name of the first method of that kind, or None."""
+        return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens)), None)
+
+    def departure(self, form: str) -> str:
+        """Returns the first departure in the method of that form as text, or the reason why none is named."""
+        name = self._method(form, returns_tokens=False) or self._method(form, returns_tokens=True)
+        rows = tuple(range(self.decoder.rows)) if form == "decode" else (self.decoder.rows - 1,)
+        lengths = [1] * len(_SHORT_CALLS) if form == "decode" else _SHORT_CALLS
+        steps = _fitting([_Step(form, length, rows) for length in lengths], self.decoder)
+        inputs = [self._inputs(call, name) for call in _eager_calls(self.decoder, steps)]
         try:
-            return str(locate_in_file(self.path, method, self.program.exported_program(method), inputs))
+            return str(locate_in_file(self.path, name, self.program.exported_program(name), inputs))
         except CannotLocate as reason:
             return f"the intermediate values cannot be compared: {reason}"
 
-    def _inputs(self, call: _Call, method: str) -> list[torch.Tensor]:
-        inputs = [call.tokens, torch.tensor([call.position])]
-        if self.decoder.batch > 1:
-            inputs.append(torch.tensor(call.start))
-        if method == self.head_method:  # every sampling parameter has its off value, so the draw is greedy
-            vocab_size = self.decoder.model.config.get_text_config().vocab_size
-            inputs += self.head.inputs(self.decoder.batch, vocab_size).values()
-        return inputs
+    def _inputs(self, call: _Call, name: str) -> list[torch.Tensor]:
+        """Returns the inputs of method `name`. Every sampling parameter has its off value, so the draw is greedy."""
+        length = call.inputs[0].shape[1]
+        inputs = example_inputs(self.kinds[name], self.decoder, self.head, length)
+        return [*call.inputs, *list(inputs.values())[len(call.inputs) :]]
