@@ -64,7 +64,7 @@ std::vector<MethodInput> Method::inputs() {
   if (kind_ != Kind::kLogits) {
     add_head_inputs(all);
   }
-  if (kind_ == Kind::kVerify) {
+  if (kind_ == Kind::kVerify && metadata_.logprobs > 0) {
     values_.targets.resize(max_tokens_);
     all.push_back({"targets", ScalarType::Long, {1, tokens}, values_.targets.data(), 1});
   }
@@ -112,7 +112,7 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
     inputs.back().dynamic_axis = verifies ? 0 : -1;
   }
   if (metadata_.logprobs > 0) {
-    add("logprobs", ScalarType::Long, {}, values_.logprobs);
+    add("logprobs", ScalarType::Long, scalar, values_.logprobs);
   }
 }
 
@@ -158,9 +158,7 @@ void Method::fill(size_t slot, const Slot& source) {
       std::copy_n(source.allowed_tokens.begin(), words, begin);
     }
   }
-  if (!v.logprobs.empty() && source.wants_logprobs) {
-    v.logprobs[0] = 1;
-  }
+  set(v.logprobs, int64_t{source.wants_logprobs});
   if (!v.targets.empty()) {
     std::fill_n(v.targets.begin(), count, 0);
     std::copy(source.targets.begin(), source.targets.end(), v.targets.begin());
@@ -184,7 +182,6 @@ std::vector<EValue> Method::run(std::span<const Slot> slots) {
   load();
   const size_t count = slots[0].tokens.size();
   resize(count);
-  std::fill(values_.logprobs.begin(), values_.logprobs.end(), 0);
   for (int64_t i = 0; i < slots_; ++i) {
     fill(i, slots[i < static_cast<int64_t>(slots.size()) ? i : 0]);
   }
