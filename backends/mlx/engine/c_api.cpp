@@ -14,6 +14,7 @@
 #include "llm_program.h"
 #include "option_checks.h"
 #include "request.h"
+#include "row_state.h"
 #include "scheduler.h"
 
 using namespace executorch_mlx;
@@ -181,6 +182,19 @@ executorch_mlx_status executorch_mlx_model_get_data(
   });
 }
 
+executorch_mlx_status executorch_mlx_model_set_token_bytes(
+    executorch_mlx_model* model, const void* bytes, const int64_t* offsets, size_t count) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(offsets, "offsets");
+    check_argument(!model->has_engine, "model: it has an engine already");
+    check_argument(bytes != nullptr || offsets[count] == 0, "bytes: got null");
+    check_argument(offsets[count] >= 0, "offsets: expected ascending values from 0 on");
+    const auto size = static_cast<size_t>(offsets[count]);
+    model->program->set_token_bytes({static_cast<const uint8_t*>(bytes), size}, {offsets, count + 1});
+  });
+}
+
 executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path) {
   return guarded([&] {
     check_not_null(model, "model");
@@ -221,6 +235,82 @@ executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* eng
     check_not_null(engine, "engine");
     check_not_null(stats, "stats");
     write_struct(stats, engine->scheduler->stats());
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_save_prefix(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(path, "path");
+    const LlmProgram& program = *engine->model->program;
+    auto ids = read_array(prompt, length, "prompt");
+    check_prompt(program.metadata(), ids);
+    engine->scheduler->run(std::move(ids), [&](Row& row) {
+      save_row(program, row, path);
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_load_prefix(
+    executorch_mlx_engine* engine, const char* path, int64_t* length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(path, "path");
+    engine->scheduler->run({}, [&](Row& row) {
+      load_row(*engine->model->program, row, path);
+      if (length != nullptr) {
+        *length = static_cast<int64_t>(row.ids.size());
+      }
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_score(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, float* logprobs, bool* is_greedy) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(logprobs, "logprobs");
+    LlmProgram& program = *engine->model->program;
+    auto ids = read_array(prompt, prompt_length, "prompt");
+    const auto expected = read_array(targets, target_count, "targets");
+    check_prompt(program.metadata(), ids);
+    check_prompt(program.metadata(), expected, "targets");
+    check_argument(
+        program.max_verify() > 0 && program.metadata().logprobs > 0,
+        "score: the program was exported without the method verify or without logprobs");
+    // The last token of the prompt predicts the first target, and each target but the last the next one.
+    std::vector<int64_t> inputs = {ids.back()};
+    inputs.insert(inputs.end(), expected.begin(), expected.end() - 1);
+    ids.pop_back();
+    const auto total = static_cast<int64_t>(ids.size() + inputs.size());
+    check_argument(
+        total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", target_count,
+        " targets, expected at most ", program.metadata().max_context_len + 1, " together");
+    size_t done = 0;
+    engine->scheduler->run(std::move(ids), [&](Row& row) {
+      const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
+      const Slot slot = {
+          .tokens = std::span(inputs).subspan(done, count),
+          .position = static_cast<int64_t>(row.ids.size()),
+          .row = row.index,
+          .wants_logprobs = true,
+          .targets = std::span(expected).subspan(done, count)};
+      std::vector<float> values;
+      const auto drawn = program.verify(slot, &values);
+      row.append(slot.tokens);
+      for (size_t i = 0; i < count; ++i) {
+        logprobs[done + i] = values[i];
+        if (is_greedy != nullptr) {
+          is_greedy[done + i] = drawn[i] == expected[done + i];
+        }
+      }
+      done += count;
+      return done < inputs.size();
+    });
   });
 }
 

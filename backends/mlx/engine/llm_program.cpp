@@ -3,6 +3,7 @@
 #include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/platform/runtime.h>
 #include <executorch_mlx/delegate.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <fstream>
@@ -45,6 +46,13 @@ std::unique_ptr<Module> open(const std::string& path, const std::string& device)
   return module;
 }
 
+// Changes if another file takes the place of this one, or if it is written to.
+std::string version_of(const std::string& path) {
+  struct stat status = {};
+  check(stat(path.c_str(), &status) == 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
+  return str(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtime);
+}
+
 void check_has_method(const MetadataReader& reader, const std::string& path, const char* name) {
   if (!reader.has_method(name)) {
     std::string list;
@@ -75,6 +83,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     tracer_ = std::make_unique<executorch::etdump::ETDumpGen>();
   }
   module_ = open(path, device);
+  version_ = version_of(path);
   reader_.emplace(*module_, path);
   const int64_t rows = reader_->integer("get_max_batch_size", 1);
   check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
@@ -106,10 +115,31 @@ std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, 
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
+  if (token + 1 >= static_cast<int64_t>(token_table_.offsets.size())) {
+    return {};
+  }
   const int64_t begin = token_table_.offsets[token];
   return {
       reinterpret_cast<const char*>(token_table_.bytes.data()) + begin,
       static_cast<size_t>(token_table_.offsets[token + 1] - begin)};
+}
+
+void LlmProgram::set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets) {
+  check_argument(!has_token_bytes(), "token_bytes: the program has token bytes already");
+  check_argument(
+      offsets.front() == 0 && std::is_sorted(offsets.begin(), offsets.end()),
+      "offsets: expected ascending values from 0 on");
+  own_bytes_.assign(bytes.begin(), bytes.end());
+  own_offsets_.assign(offsets.begin(), offsets.end());
+  token_table_ = {own_bytes_, own_offsets_};
+}
+
+uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
+  if (!hash_) {
+    check_argument(version_of(path_) == version_, path_, ": the file has changed since it was loaded");
+    hash_ = compute();
+  }
+  return *hash_;
 }
 
 bool LlmProgram::has_only_mlx_state() const {

@@ -5,7 +5,7 @@
 #include <executorch/extension/module/module.h>
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,8 +22,8 @@ namespace executorch_mlx {
 struct Drawn {
   int64_t token = 0;
   float logprob = 0;
-  std::vector<int64_t> top_tokens;
-  std::vector<float> top_logprobs;
+  std::vector<int64_t> top_tokens = {};
+  std::vector<float> top_logprobs = {};
 };
 
 class LlmProgram {
@@ -45,11 +45,13 @@ class LlmProgram {
   bool has_token_bytes() const {
     return !token_table_.offsets.empty();
   }
-  std::string_view token_bytes(int64_t token) const; // the token must be in the vocabulary
+  std::string_view token_bytes(int64_t token) const;
+  // Gives a program the bytes of its tokens, as in executorch_mlx.h.
+  void set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets);
 
-  // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/state.h covers its whole state.
+  // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/buffers.h covers its whole state.
   bool has_only_mlx_state() const;
-  // Identifies the program for executorch_mlx/state.h.
+  // Identifies the program for executorch_mlx/buffers.h.
   const void* state_key() const;
 
   // The largest number of tokens that verify() takes; 0 if the program has no such method.
@@ -66,13 +68,17 @@ class LlmProgram {
   // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
   std::vector<int64_t> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
 
-  // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if draws_together().
+  // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
   std::vector<std::vector<float>> logits(std::span<const Slot> slots);
 
   // Whether logits() takes several slots.
   bool has_logits_of_rows() const {
     return decode_logits_ != nullptr;
   }
+
+  // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
+  // loaded. Only for one thread at a time.
+  uint64_t hash(const std::function<uint64_t()>& compute) const;
 
   // Writes the times of all calls so far. Only with `profile`.
   void write_profile(const std::string& path);
@@ -87,6 +93,10 @@ class LlmProgram {
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;
   TokenTable token_table_;
+  std::vector<uint8_t> own_bytes_; // of set_token_bytes()
+  std::vector<int64_t> own_offsets_;
+  std::string version_; // of the file that was loaded: which one, and when it was changed
+  mutable std::optional<uint64_t> hash_;
   // Null if the program has no such method.
   std::unique_ptr<Method> draw_, decode_, verify_, logits_, decode_logits_;
 };

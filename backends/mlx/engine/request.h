@@ -8,13 +8,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "answer_builder.h"
 #include "llm_program.h"
 #include "options.h"
+#include "speculation.h"
 
 namespace executorch_mlx {
 
@@ -77,6 +80,9 @@ class Request {
   Row* row = nullptr;
   // Whether the next token can be drawn: the row holds all of `ids` but the last one.
   bool is_decoding = false;
+  Drafter drafter;
+  // In a plain step: the level and the first token of the draft that there could have been.
+  std::optional<std::pair<size_t, int64_t>> plain_guess;
 
  private:
   Request(

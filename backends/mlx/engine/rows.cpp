@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "row_state.h"
+
 namespace executorch_mlx {
+
+namespace {
+
+constexpr int64_t kMinCopy = 16; // tokens that are worth a copy
+
+} // namespace
 
 void Row::append(std::span<const int64_t> tokens) {
   ids.insert(ids.end(), tokens.begin(), tokens.end());
@@ -16,8 +24,7 @@ void Row::truncate(int64_t length) {
   }
 }
 
-Rows::Rows(const LlmProgram& program, bool reuse)
-    : max_rewind_(program.metadata().max_rewind), reuse_(reuse), rows_(program.metadata().rows) {
+Rows::Rows(const LlmProgram& program, bool reuse) : program_(program), reuse_(reuse), rows_(program.metadata().rows) {
   for (size_t i = 0; i < rows_.size(); ++i) {
     rows_[i].index = static_cast<int64_t>(i);
   }
@@ -31,26 +38,40 @@ bool Rows::has_free() const {
 int64_t Rows::usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const {
   const auto end = prompt.begin() + std::min({limit, static_cast<int64_t>(prompt.size()), static_cast<int64_t>(row.ids.size())});
   const int64_t length = std::mismatch(prompt.begin(), end, row.ids.begin()).first - prompt.begin();
-  return reuse_ && row.written - length <= max_rewind_ ? length : 0;
+  return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
 }
 
 Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
-  Row* best = nullptr;
+  Row* oldest = nullptr; // of the free rows
+  Row* source = nullptr; // the row with the longest beginning of the prompt; if there are several, a free one
   int64_t longest = 0;
   for (Row& row : rows_) {
-    if (row.request != nullptr) {
-      continue;
+    const bool is_free = row.request == nullptr;
+    if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
+      oldest = &row;
     }
     const int64_t length = usable_prefix(row, prompt, limit);
-    if (best == nullptr || length > longest || (length == longest && row.last_used < best->last_used)) {
-      best = &row;
+    if (length > longest || (length == longest && length > 0 && is_free)) {
+      source = &row;
       longest = length;
     }
   }
-  if (best != nullptr) {
-    best->truncate(longest);
+  if (oldest == nullptr || source == nullptr) {
+    if (oldest != nullptr) {
+      oldest->truncate(0);
+    }
+    return oldest;
   }
-  return best;
+  // A free row is taken over if little of what it holds is lost. Otherwise its beginning is copied.
+  const bool is_free = source->request == nullptr;
+  const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
+  const bool takes_over = is_free && (source == oldest || lost <= longest / 4);
+  if (!takes_over && longest >= kMinCopy && copy_row(program_, *source, *oldest, longest)) {
+    return oldest;
+  }
+  Row* row = is_free ? source : oldest;
+  row->truncate(is_free ? longest : usable_prefix(*oldest, prompt, limit));
+  return row;
 }
 
 void Rows::release(Row& row, bool is_valid) {

@@ -32,7 +32,8 @@ class Rows {
 
   bool has_free() const;
 
-  // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens.
+  // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens, possibly
+  // copied from another row. What the least recently used row held is lost first.
   Row* take(std::span<const int64_t> prompt, int64_t limit);
 
   // The request of a row has ended. The row keeps its tokens, unless they are invalid after a failed call.
@@ -41,7 +42,7 @@ class Rows {
  private:
   int64_t usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const;
 
-  const int64_t max_rewind_;
+  const LlmProgram& program_;
   const bool reuse_;
   std::vector<Row> rows_;
   uint64_t clock_ = 0;

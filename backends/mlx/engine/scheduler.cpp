@@ -142,7 +142,8 @@ void Scheduler::advance_prompt() {
   }
   const auto request = *found;
   guarded({request}, [&] {
-    const auto rest = std::span(request->ids).subspan(request->row->ids.size());
+    // The work may add tokens to the row.
+    const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto chunk = rest.first(std::min<size_t>(rest.size(), chunk_size()));
     if (rest.empty()) {
       if (!request->work(*request->row)) {
@@ -188,7 +189,7 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   stats_.busy_seconds += seconds;
 }
 
-// Draws the next token of all answers that run.
+// Draws the next token of all answers that run, or several of those for which speculation pays.
 void Scheduler::step() {
   Requests head, host;
   for (const auto& request : running_) {
@@ -196,13 +197,88 @@ void Scheduler::step() {
       (request->samples_on_host ? host : head).push_back(request);
     }
   }
-  draw(head);
-  if (program_.has_logits_of_rows()) {
+  std::vector<std::pair<std::shared_ptr<Request>, Draft>> drafts;
+  const size_t running = head.size();
+  std::erase_if(head, [&](const auto& request) {
+    Draft draft = propose(*request, running);
+    if (draft.tokens.empty()) {
+      return false;
+    }
+    drafts.emplace_back(request, std::move(draft));
+    return true;
+  });
+  const bool one_by_one = costs_.prefers_single_steps(head.size());
+  for (size_t i = 0; one_by_one && i < head.size(); ++i) {
+    draw({&head[i], 1});
+  }
+  if (!one_by_one && !head.empty()) {
+    draw(head);
+  }
+  for (auto& [request, draft] : drafts) {
+    verify(request, std::move(draft));
+  }
+  if (program_.has_logits_of_rows() && !host.empty()) {
     return draw(host);
   }
   for (const auto& request : host) {
     draw({&request, 1});
   }
+}
+
+// Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
+// would have been right.
+Draft Scheduler::propose(Request& request, size_t running) {
+  const LlmMetadata& meta = program_.metadata();
+  const RequestOptions& options = request.options;
+  const auto position = static_cast<int64_t>(request.row->ids.size());
+  const int64_t most = std::min({
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_verify() - 1,
+      meta.max_rewind, meta.max_context_len - position - 1});
+  if (options.draft == 0 || options.logprobs >= 0 || most < 1) {
+    return {};
+  }
+  Draft draft = request.drafter.propose(request.ids, most);
+  request.plain_guess.reset();
+  if (options.draft < 0 && !draft.tokens.empty()) {
+    const int64_t length = costs_.best_draft(request.drafter.acceptance(draft.level), most, running);
+    if (length == 0) {
+      request.plain_guess = {draft.level, draft.tokens[0]};
+    }
+    draft.tokens.resize(length);
+  }
+  return draft;
+}
+
+// Draws the token after each token of a draft, and takes those that follow accepted ones.
+void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
+  guarded({request}, [&] {
+    Row& row = *request->row;
+    Slot slot = request->draw_slot(draft.tokens);
+    std::vector<int64_t> tokens = {request->ids.back()};
+    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
+    slot.tokens = tokens;
+    slot.position = static_cast<int64_t>(row.ids.size());
+    slot.row = row.index;
+    const auto begin = Clock::now();
+    const auto drawn = program_.verify(slot);
+    const double seconds = seconds_since(begin);
+    row.written = std::max(row.written, slot.position + static_cast<int64_t>(tokens.size()));
+    const auto drafted = static_cast<int64_t>(draft.tokens.size());
+    const auto accepted = std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin()).first - draft.tokens.begin();
+    costs_.record_one_row(drafted + 1, seconds);
+    request->drafter.learn(draft.level, drafted, accepted);
+    request->count_draft(drafted, accepted);
+    {
+      std::lock_guard lock(mutex_);
+      stats_.busy_seconds += seconds;
+      ++stats_.steps;
+      stats_.drafted_tokens += drafted;
+      stats_.accepted_tokens += accepted;
+    }
+    for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
+      take(request, {&tokens[i], 1}, {.token = drawn[i]});
+    }
+  });
 }
 
 // Draws the next token of each request, in one call.
@@ -226,6 +302,9 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
   guarded(ready, [&] {
     const auto drawn = run_slots(ready, slots);
     for (size_t i = 0; i < ready.size(); ++i) {
+      if (const auto guess = std::exchange(ready[i]->plain_guess, std::nullopt)) {
+        ready[i]->drafter.learn(guess->first, 1, guess->second == drawn[i].token);
+      }
       take(ready[i], slots[i].tokens, drawn[i]);
     }
   });
@@ -260,8 +339,14 @@ std::vector<Drawn> Scheduler::run_slots(
       }
     }
   }
+  const double seconds = seconds_since(begin);
+  if (!requests[0]->samples_on_host && slots.size() > 1) {
+    costs_.record_all_rows(seconds);
+  } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
+    costs_.record_one_row(1, seconds);
+  }
   std::lock_guard lock(mutex_);
-  stats_.busy_seconds += seconds_since(begin);
+  stats_.busy_seconds += seconds;
   ++stats_.steps;
   return drawn;
 }

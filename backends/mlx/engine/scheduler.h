@@ -18,6 +18,7 @@
 #include "llm_program.h"
 #include "request.h"
 #include "rows.h"
+#include "speculation.h"
 
 namespace executorch_mlx {
 
@@ -51,6 +52,8 @@ class Scheduler {
   void advance_prompt();
   void step();
   void draw(std::span<const std::shared_ptr<Request>> requests);
+  Draft propose(Request& request, size_t running);
+  void verify(const std::shared_ptr<Request>& request, Draft draft);
   void feed(Request& request, std::span<const int64_t> tokens);
   std::vector<Drawn> run_slots(std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots);
   int64_t chunk_size() const;
@@ -67,6 +70,7 @@ class Scheduler {
   Rows rows_;
   Requests running_; // those that have a row, in the order in which they began
   double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
+  StepCosts costs_;
 
   mutable std::mutex mutex_; // guards the rest
   std::condition_variable changed_;

@@ -1,4 +1,3 @@
-// 2026-11-22: see also PYTHON.md beside this file for the names in Python.
 // The C API of the LLM engine, for C, Swift, Rust, Go and Python. Token ids in, token ids and text out.
 //
 //   executorch_mlx_model* model;
