@@ -218,7 +218,7 @@ def test_load_errors(tmp_path, logits_program):
 
     path = tmp_path / "other.pte"
     path.write_bytes(to_edge_transform_and_lower(torch_module).to_executorch().buffer)
-    with pytest.raises(ValueError, match="is not a language model: got methods forward"):
+    with pytest.raises(ValueError, match="other.pte: missing method get_max_seq_len"):
         LLM.load(path)
 
 

@@ -1,6 +1,7 @@
 """Starts a server in a thread of this process, on a free port."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ class Served:
     app: FastAPI
     llm: LLM
     generations: list[Generation] = field(default_factory=list)  # the answers of all requests
+    delay: float = 0  # seconds before each token: answers then run long enough for what a test does meanwhile
 
 
 @contextmanager
@@ -31,6 +33,8 @@ def serve(path, queue: int = 64) -> Iterator[Served]:
     generate = llm.generate
 
     def generate_and_record(*args, **options):
+        if served.delay:
+            options["allowed_tokens"] = lambda answer: time.sleep(served.delay)
         served.generations.append(generate(*args, **options))
         return served.generations[-1]
 

@@ -238,8 +238,9 @@ class LLM:
 
         def classify(prompt: Prompt) -> Classification:
             try:
-                prompt_ids = self._prompt_ids(prompt)
+                prompt_ids = self.encode(prompt)
                 classifier.check(prompt_ids)
+                self._check_vocabulary("prompt", prompt_ids)
             except ValueError as error:
                 return Classification(error=error)
             return classifier.classify(prompt_ids)

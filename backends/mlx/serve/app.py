@@ -161,7 +161,7 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._generation.cancel()
+            self._generation.close()
 
 
 async def _events(generation: Generation, format: CompletionFormat, include_usage: bool) -> AsyncIterator[str]:
@@ -211,7 +211,7 @@ async def _whole_response(request: Request, generation: Generation, format: Comp
     except (RuntimeError, ValueError) as error:
         raise _api_error(error) from error
     finally:
-        generation.cancel()
+        generation.close()
         answer.cancel()
         disconnect.cancel()
     return JSONResponse(format.response(generation))
