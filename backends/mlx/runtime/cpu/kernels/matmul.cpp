@@ -14,9 +14,10 @@ constexpr int kRowsPerTask = 64;  // rows of w
 // Computes the product p, in which x has few rows. `w` describes the matrix of p.
 void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w) {
   const auto& simd = kernels();
-  const std::unique_ptr<float[]> arranged(new float[static_cast<size_t>(w.k) * p.m]);
+  const int64_t stride = p.k + kPadding;
+  const std::unique_ptr<float[]> arranged(new float[stride * p.m]);
   for (int64_t r = 0; r < p.m; ++r) {
-    simd.arrange(p.x + r * p.k, w, arranged.get() + r * p.k);
+    simd.arrange(p.x + r * p.k, w, arranged.get() + r * stride);
   }
   const int tiles = (p.m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
   parallel((p.n + kRowsPerTask - 1) / kRowsPerTask, [&](int i) {
@@ -25,7 +26,7 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMat
     for (int tile = 0; tile < tiles; ++tile) {
       const int64_t row = p.m * tile / tiles;
       const int rows = static_cast<int>(p.m * (tile + 1) / tiles - row);
-      simd.quantized_rows(w, arranged.get() + row * p.k, rows, first, last, p.y + row * p.n, p.n);
+      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, p.y + row * p.n, p.n);
     }
   });
 }

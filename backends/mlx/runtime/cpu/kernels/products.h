@@ -27,6 +27,10 @@ struct Operands {
 // Rows of a product from which on panels are faster than dot_rows. Below, packing w takes too long.
 constexpr int kManyRows = 32;
 
+// Floats between the copied rows of x. If the distance between rows were a power of two, the rows would compete for the
+// same cache lines.
+constexpr int kPadding = 16;
+
 // Computes the product of many rows. convert(first, count, to, stride) returns rows first ... first + count - 1 of w
 // [n, k] as float32, with the distance `stride` between rows: a pointer into w, or `to` after writing them there.
 template <typename Convert>

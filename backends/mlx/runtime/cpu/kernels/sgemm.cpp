@@ -77,9 +77,21 @@ void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw
       return static_cast<const float*>(to);
     });
   }
-  for_parts(int64_t{p.m} * p.n * p.k, p.n, [&](int first, int count) {
+  const int64_t work = int64_t{p.m} * p.n * p.k;
+  std::unique_ptr<float[]> copy;
+  const float* x = p.x;
+  int64_t ldx = p.ldx;
+  if (p.m > 2 && p.n > 16 * p.m && ldx % 256 == 0) {
+    ldx = p.k + kPadding;
+    copy.reset(new float[ldx * p.m]);
+    for (int64_t r = 0; r < p.m; ++r) {
+      std::copy_n(p.x + r * p.ldx, p.k, copy.get() + r * ldx);
+    }
+    x = copy.get();
+  }
+  for_parts(work, p.n, [&](int first, int count) {
     kernels().dot_rows(
-        p.x, p.ldx, p.m, bytes + first * ldw * element_size, type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
+        x, ldx, p.m, bytes + first * ldw * element_size, type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
         p.ldy);
   });
 }

@@ -49,9 +49,10 @@ struct Kernels {
   // quantized_rows unpacks the weights.
   void (*arrange)(const float* x, const QuantizedMatrix& q, float* arranged);
   // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for up to kMaxQuantizedRows rows. `arranged` contains
-  // what `arrange` wrote for each of the m rows of x, one row after the other.
+  // what `arrange` wrote for each of the m rows of x, with the distance ldx between rows.
   void (*quantized_rows)(
-      const QuantizedMatrix& q, const float* arranged, int m, int first, int last, float* y, ptrdiff_t ldy);
+      const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
+      ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
 

@@ -20,23 +20,32 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
   return buffer;
 }
 
-// The values of the integers of one group of a row. values() returns those of kLanes consecutive integers, of which the
-// first is number `at` of the row `w`. They are in the order that natural_order() returns to the original one.
+// The values of the integers of one group of a row. values() returns those of kLanes consecutive integers, which begin at
+// the given byte. They are in the order that natural_order() returns to the original one.
+template <int Size>
+struct BytesOf {
+  typedef uint32_t Type;
+};
+template <>
+struct BytesOf<2> {
+  typedef uint16_t Type;
+};
+
 template <int Bits>
 class Group {
  public:
   Group() = default;
   Group(float scale, float bias) : scale_(broadcast(scale)), bias_(broadcast(bias)) {}
 
-  Floats values(const uint32_t* w, int at) const {
-    return integers(w, at) * scale_ + bias_;
+  Floats values(const char* from) const {
+    return integers(from) * scale_ + bias_;
   }
 
  private:
-  static Floats integers(const uint32_t* w, int at) {
+  static Floats integers(const char* from) {
     if constexpr (Bits == 8) {
       typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-      const Bytes bytes = load<Bytes>(w + at / 4);
+      const Bytes bytes = load<Bytes>(from);
 #if defined(__AVX512F__)
       return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
 #else
@@ -47,8 +56,8 @@ class Group {
       for (int lane = 0; lane < kLanes; ++lane) {
         shifts[lane] = lane * Bits;
       }
-      const uint32_t word = w[at * Bits / 32] >> at * Bits % 32;
-      const Words words = (Words{} + word) >> shifts;
+      typedef typename BytesOf<kLanes * Bits / 8>::Type Word;  // of all integers
+      const Words words = (Words{} + static_cast<uint32_t>(load<Word>(from))) >> shifts;
       return __builtin_convertvector((Ints)(words & ((1u << Bits) - 1)), Floats);
     }
   }
@@ -75,11 +84,11 @@ class IndexedGroup {
   IndexedGroup() = default;
   IndexedGroup(float scale, float bias) : table_(integers() * broadcast(scale) + broadcast(bias)) {}
 
-  Floats values(const uint32_t* w, int at) const {
+  Floats values(const char* from) const {
     typedef long long Pairs __attribute__((vector_size(64)));
     const Words shifts = Bits == 4 ? Words{0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28}
                                    : Words{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const Words words = Bits == 4 ? (Words)(load<long long>(w + at / 8) - Pairs{}) : w[at / 16] - Words{};
+    const Words words = Bits == 4 ? (Words)(load<long long>(from) - Pairs{}) : load<uint32_t>(from) - Words{};
     return (Floats)_mm512_permutexvar_ps((__m512i)(words >> shifts), (__m512)table_);
   }
 
@@ -136,7 +145,8 @@ inline void prefetch(const char* from, ptrdiff_t size) {
 
 // Computes the products of R rows of the matrix, from `row` on, with M rows of x.
 template <int Bits, int M, int R>
-void quantized_tile(const QuantizedMatrix& q, const float* x, int row, float* y, ptrdiff_t ldy) {
+void quantized_tile(
+    const QuantizedMatrix& q, const float* x, ptrdiff_t ldx, int row, float* y, ptrdiff_t ldy) {
   const int words = q.k * Bits / 32;
   const int groups = q.k / q.group_size;
   float buffers[2][R][kMaxGroups];
@@ -156,33 +166,33 @@ void quantized_tile(const QuantizedMatrix& q, const float* x, int row, float* y,
     prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
     prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
   }
-  const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
+  const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
+  const ptrdiff_t row_bytes = static_cast<ptrdiff_t>(words) * 4;
   Floats acc[M * R] = {};
-  for (int g = 0, at = 0; g < groups; ++g) {
+  for (int g = 0; g < groups; ++g) {
     Group<Bits> group[R];
-    for (int j = 0; j < R; ++j) {
-      group[j] = Group<Bits>(scales[j][g], biases[j][g]);
+    repeat<R>([&](auto j) __attribute__((always_inline)) {
+      group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
       if constexpr (prefetches) {
-        __builtin_prefetch(w + (R + j) * words + at * Bits / 32);
+        __builtin_prefetch(w + (R + j.value) * row_bytes);
       }
-    }
-    for (const int end = at + q.group_size; at < end; at += kLanes) {
+    });
+    for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
-      for (int j = 0; j < R; ++j) {
-        values[j] = group[j].values(w + j * words, at);
-      }
-      for (int r = 0; r < M; ++r) {
-        const Floats elements = load<Floats>(x + r * q.k + at);
-        for (int j = 0; j < R; ++j) {
-          acc[r * R + j] += elements * values[j];
-        }
-      }
+      repeat<R>([&](auto j) __attribute__((always_inline)) {
+        values[j.value] = group[j.value].values(w + j.value * row_bytes);
+      });
+      repeat<M>([&](auto r) __attribute__((always_inline)) {
+        const Floats elements = load<Floats>(x + r.value * ldx);
+        repeat<R>([&](auto j) __attribute__((always_inline)) {
+          acc[r.value * R + j.value] += elements * values[j.value];
+        });
+      });
     }
   }
-  for (Floats& a : acc) {
-    a = natural_order<Bits>(a);
-  }
-  write_sums<M, R>(acc, 1, 0, y + row, ldy);
+  Floats results[M * R];
+  repeat<M * R>([&](auto i) __attribute__((always_inline)) { results[i.value] = natural_order<Bits>(acc[i.value]); });
+  write_sums<M, R>(results, 1, 0, y + row, ldy);
 }
 
 // The number of rows of the matrix in a tile with `rows` rows of x.
@@ -195,7 +205,8 @@ constexpr int quantized_columns(int rows) {
 }
 
 void quantized_rows(
-    const QuantizedMatrix& q, const float* arranged, int m, int first, int last, float* y, ptrdiff_t ldy) {
+    const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
+    ptrdiff_t ldy) {
   call_with_bits(q.bits, [&](auto bits) {
     call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
       constexpr int Bits = decltype(bits)::value;
@@ -203,10 +214,10 @@ void quantized_rows(
       constexpr int R = quantized_columns(M);
       int j = first;
       for (; j + R <= last; j += R) {
-        quantized_tile<Bits, M, R>(q, arranged, j, y, ldy);
+        quantized_tile<Bits, M, R>(q, arranged, ldx, j, y, ldy);
       }
       for (; j < last; ++j) {
-        quantized_tile<Bits, M, 1>(q, arranged, j, y, ldy);
+        quantized_tile<Bits, M, 1>(q, arranged, ldx, j, y, ldy);
       }
     });
   });
@@ -221,13 +232,14 @@ void dequantize_rows(const QuantizedMatrix& q, int first, int last, float* out, 
     const ptrdiff_t first_group = static_cast<ptrdiff_t>(row) * groups;
     const float* scales = as_float32(q.scales, q.scale_type, first_group, groups, scale_buffer);
     const float* biases = as_float32(q.biases, q.scale_type, first_group, groups, bias_buffer);
-    const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
+    const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
     call_with_bits(q.bits, [&](auto bits) {
       constexpr int Bits = decltype(bits)::value;
-      for (int g = 0, at = 0; g < groups; ++g) {
+      float* to = out;
+      for (int g = 0; g < groups; ++g) {
         const Group<Bits> group(scales[g], biases[g]);
-        for (const int end = at + q.group_size; at < end; at += kLanes) {
-          store(natural_order<Bits>(group.values(w, at)), out + at);
+        for (int i = 0; i < q.group_size; i += kLanes, to += kLanes, w += kLanes * Bits / 8) {
+          store(natural_order<Bits>(group.values(w)), to);
         }
       }
     });

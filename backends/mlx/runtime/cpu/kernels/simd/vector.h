@@ -29,6 +29,16 @@ struct Constant {
   static constexpr int value = Value;
 };
 
+// Calls run(i) for the constants i = 0 ... Count - 1. Unlike a loop, it lets the compiler keep arrays that are indexed
+// with i in registers.
+template <int Count, int Index = 0, typename Run>
+__attribute__((always_inline)) inline void repeat(Run&& run) {
+  if constexpr (Index < Count) {
+    run(Constant<Index>{});
+    repeat<Count, Index + 1>(run);
+  }
+}
+
 // Calls run(Constant<n>{}) for n in 1 to Max.
 template <int Max, typename Run>
 inline void call_with_constant(int n, Run&& run) {
