@@ -26,7 +26,7 @@ from typing import Any
 VOCABULARY = 2048
 CONTEXT = 512
 FORMATS = ("float32", "int4")
-KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "bias")
+KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias")
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ def make_requests(tokens: int, seed: int) -> list[Request]:
         if requests and draw.random() < 1 / 3:
             shared = draw.choice(requests).prompt
             prompt = shared[: draw.randint(1, len(shared))] + prompt[: 1 + length // 4]
-        if draw.random() < 1 / 4:  # a text that repeats itself, so that drafts are found
-            prompt = (prompt[:20] * 9)[:180]
-        count = draw.randint(10, 120)
-        requests.append(Request(prompt[:300], _options(draw, KINDS[len(requests) % len(KINDS)], count)))
+        prompt, kind, count = prompt[:300], KINDS[len(requests) % len(KINDS)], draw.randint(10, 120)
+        if kind == "repeat":
+            prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(8, 20))] * 3
+        requests.append(Request(prompt, _options(draw, kind, count, prompt)))
         total += count
     return requests
 
 
-def _options(draw: random.Random, kind: str, count: int) -> dict[str, Any]:
+def _options(draw: random.Random, kind: str, count: int, prompt: list[int]) -> dict[str, Any]:
     sampled = {"temperature": 0.8, "seed": draw.randrange(2**63)}
     options = {
         "greedy": {},
@@ -95,6 +95,7 @@ def _options(draw: random.Random, kind: str, count: int) -> dict[str, Any]:
         "unfiltered": sampled,
         "penalties": sampled | {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1},
         "mask": sampled | {"allowed_tokens": _mask_of(draw.randrange(2**31)), "top_k": 20},
+        "repeat": sampled | {"allowed_tokens": _repeat(prompt, draw.randrange(VOCABULARY))},
         "bias": {"logit_bias": {draw.randrange(VOCABULARY): draw.uniform(-3, 3) for _ in range(8)}},
     }[kind]
     return options | {"max_new_tokens": count, "ignore_eos": True}
@@ -108,6 +109,19 @@ def _mask_of(key: int) -> Callable[[Sequence[int]], Any]:
         last = answer[-1] if len(answer) else 0
         words = np.random.default_rng([key, last]).integers(-(2**31), 2**31, VOCABULARY // 32, dtype=np.int64)
         return words.astype(np.int32)
+
+    return allowed
+
+
+def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
+    """Return a function `allowed_tokens` that allows the next token of a prompt that repeats itself, and `other`."""
+    import numpy as np
+
+    def allowed(answer: Sequence[int]) -> Any:
+        mask = np.zeros(VOCABULARY // 32, dtype=np.uint32)
+        for token in (prompt[len(answer) % len(prompt)], *([other] if len(answer) % 8 == 7 else [])):
+            mask[token // 32] |= np.uint32(1 << (token % 32))
+        return mask.view(np.int32)
 
     return allowed
 
