@@ -311,6 +311,11 @@ def test_invalid_scores_are_refused(path):
             assert error.value.status == api.INVALID_ARGUMENT
 
 
+def test_too_many_biased_tokens_are_refused(path):
+    with api.Engine(path) as engine, pytest.raises(api.ApiError, match="logit_bias: got 3 tokens, expected at most 2"):
+        engine.submit([5], logit_bias={1: 1.0, 2: 1.0, 3: 1.0})
+
+
 # -- failures ------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 #include "option_checks.h"
 
 #include <cmath>
+#include <string_view>
 
 #include "check.h"
 
@@ -52,13 +53,15 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
   if (!meta.has_head) {
     return;
   }
-  if (const char* unsupported = program.unsupported_parameter(options)) {
-    check_argument(meta.has_logits, unsupported, ": the program was exported without this parameter");
+  const char* unsupported = program.unsupported_parameter(options);
+  if (unsupported == nullptr || meta.has_logits) {
     return;
   }
-  const auto count = static_cast<int64_t>(options.sampling.logit_bias.size());
+  const bool takes_bias = meta.logit_bias > 0 && std::string_view(unsupported) == "logit_bias";
   check_argument(
-      count <= meta.logit_bias, "logit_bias: got ", count, " tokens, expected at most ", meta.logit_bias);
+      !takes_bias, "logit_bias: got ", options.sampling.logit_bias.size(), " tokens, expected at most ",
+      meta.logit_bias);
+  check_argument(false, unsupported, ": the program was exported without this parameter");
 }
 
 } // namespace
