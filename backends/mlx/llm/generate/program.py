@@ -16,7 +16,7 @@ from ...memory import out_of_memory
 from ...quiet import quiet_imports
 from ..sampling_parameters import PARAMETERS, SCALARS, SamplingParameters, mask_word_count
 
-MODEL_METHODS = {"forward", "sample"}
+MODEL_METHODS = {"forward", "sample", "prefill", "decode", "verify", "logits"}
 
 
 class LLMProgram:
