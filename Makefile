@@ -15,7 +15,7 @@ help:
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
-	@echo "make sanitize   run the payload fuzzer, the runtime's and runner's tests and the op rows under ASan and UBSan,"
+	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
 	@echo "make fuzz-payloads, fuzz-pte"
 	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"

@@ -62,7 +62,7 @@ address() {
   export UBSAN_OPTIONS
   asan=LD_PRELOAD=$(preload asan)
   checked "$asan" "$python" test/fuzz_payloads.py --count "${COUNT:-2000}" --jobs "${N:-2}"
-  checked "$asan" "$python" -m pytest -q -p no:cacheprovider test/runtime test/runner -k "${TESTS:-test}"
+  checked "$asan" "$python" -m pytest -q -p no:cacheprovider test/runtime test/engine -k "${TESTS:-test}"
   checked "$python" test/run_all_tests.py ${ROWS:-} -j "${N:-2}"
 }
 

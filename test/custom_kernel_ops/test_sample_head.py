@@ -70,7 +70,7 @@ def test_numbers_and_tensors_are_equivalent():
     [
         ({"temperature": None}, TypeError, "temperature: got NoneType, expected a number"),
         ({"temperature": "1"}, TypeError, "temperature: got str"),
-        ({"temperature": torch.ones(2)}, ValueError, r"temperature: got shape \[2\], expected one"),
+        ({"temperature": torch.ones(3)}, ValueError, r"temperature: got shape \[3\], expected one"),
         ({"temperature": True}, TypeError, "temperature: got bool"),
         ({"top_k": 4.0}, TypeError, "top_k: got float, expected an integer"),
         ({"top_k": torch.tensor(4.0)}, TypeError, "top_k: got torch.float32, expected an integer"),

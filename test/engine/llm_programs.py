@@ -132,3 +132,44 @@ def summed_state(capacity: int) -> dict[str, torch.Tensor]:
         "cache": torch.zeros(capacity, dtype=torch.int64),
         "positions": torch.arange(capacity),
     }
+
+
+class _RowMethod(torch.nn.Module):
+    """A method of a program with rows. The token after `t` is `t + 1`, plus the lowest 3 bits of the seed if the
+    temperature is positive. `form` is chunk, decode or verify."""
+
+    def __init__(self, form: str):
+        super().__init__()
+        self.form = form
+
+    def forward(self, tokens, input_pos, row, temperature, top_p, seed):
+        if self.form == "verify":
+            last, seed = tokens, seed + torch.arange(tokens.shape[1])
+        else:
+            last = tokens[:, -1]
+        return (last + 1 + torch.where(temperature > 0, seed & 7, torch.zeros_like(seed))) % 256
+
+
+def export_rows(path: Path, rows: int, *, max_seq_len: int = 8, max_context_len: int = 10**12, **metadata) -> Path:
+    """Export a program without a cache, with the methods prefill, decode and verify."""
+    sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
+    programs = {}
+    for name, form in (("prefill", "chunk"), ("decode", "decode"), ("verify", "verify")):
+        batch, scalar = (rows, (rows,)) if form == "decode" else (1, ())
+        inputs = (
+            torch.zeros(batch, 1 if form == "decode" else 2, dtype=torch.int64),
+            torch.zeros(batch, dtype=torch.int64),
+            torch.zeros(batch, dtype=torch.int64),
+            torch.zeros(scalar),
+            torch.ones(scalar),
+            torch.zeros(scalar, dtype=torch.int64),
+        )
+        shapes = (None if form == "decode" else {1: sequence}, None, None, None, None, None)
+        programs[name] = torch.export.export(_RowMethod(form), inputs, dynamic_shapes=shapes)
+    methods = {
+        "get_max_seq_len": max_seq_len, "get_max_context_len": max_context_len, "get_max_batch_size": rows,
+        "get_vocab_size": 256, "sampling_head": True, "sampling_seed": True,
+        "token_bytes": torch.arange(256, dtype=torch.uint8), "token_offsets": torch.arange(257),
+    } | metadata  # fmt: skip
+    path.write_bytes(to_edge(programs, constant_methods=methods).to_executorch().buffer)
+    return path

@@ -9,11 +9,9 @@ import pytest
 from llm_cli import find_program
 
 
-def test_finish_reasons_match_python(run):
-    from executorch_mlx.llm.generate.generate import FINISH_REASONS
-
+def test_finish_reasons_are_listed(run):
     (names,) = re.findall(r"^finish reasons: (.*)$", run("--help").stdout, re.MULTILINE)
-    assert tuple(names.split()) == FINISH_REASONS
+    assert names == "stop length context cancelled error"
 
 
 def test_answer_ends_after_max_new_tokens(run, successor):

@@ -11,82 +11,104 @@ import torch
 from llm_cli import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
-SOURCE = Path(__file__).resolve().parents[2] / "examples" / "cpp"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def build_example(name: str, folder: Path) -> Path:
+    """Build examples/NAME in `folder`."""
+    # Prefer CMake from PyPI: that of the system may be too old for the wheels.
+    cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
+    for command in (
+        [cmake, "-S", EXAMPLES / name, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
+        [cmake, "--build", folder],
+    ):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
     """`chat(model, seconds, *turns)` runs examples/cpp. It returns the texts of the answers, and the
     line on stderr for each."""
-    build = tmp_path_factory.mktemp("chat")
-    # Prefer CMake from PyPI: that of the system may be too old for the wheels.
-    cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
-    for command in (
-        [cmake, "-S", SOURCE, "-B", build, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
-        [cmake, "--build", build],
-    ):
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    build = build_example("cpp", tmp_path_factory.mktemp("chat"))
 
     def start(model: Path, seconds: float, *turns: str) -> tuple[list[bytes], list[str]]:
         command = [str(build / "chat"), str(model), str(seconds), *turns]
         done = subprocess.run(command, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        reports = [line for line in done.stderr.decode().splitlines() if "in the cache" in line]
+        reports = [line for line in done.stderr.decode().splitlines() if line.endswith("reused")]
         return done.stdout.split(b"\n")[:-1], reports
 
     return start
 
 
 def summed_answer(context: list[int], end: int, capacity: int) -> list[int]:
-    """The answer of `programs.summed`. Appends the tokens that are fed to `context`."""
+    """The answer of `programs.summed`. Appends its tokens to `context`."""
     answer = []
     while True:
         token = sum((i + 1) * t for i, t in enumerate(context)) % 256
+        is_full = len(context) == capacity
+        context.append(token)
         if token == end:
             return answer
         answer.append(token)
-        if len(context) == capacity:
+        if is_full:
             return answer
-        context.append(token)
+
+
+LETTERS = [bytes([65 + i % 26]) for i in range(256)]
 
 
 def test_example_keeps_the_conversation(chat, program):
-    """A turn continues after the previous one, with the token that ended it."""
-    letters = [bytes([65 + i % 26]) for i in range(256)]
-    state = programs.summed_state(32)
-    options = {"vocabulary": letters, "max_context_len": 32, "get_eos_ids": [20]}
-    path = program("summed_text", programs.summed, state=state, **options)
-    first = [3, 1]
-    answers = [summed_answer(first, 20, 32)]
-    second = [*first, 20, 2, 5]
-    answers.append(summed_answer(second, 20, 32))
+    options = {"vocabulary": LETTERS, "max_context_len": 32, "get_eos_ids": [20]}
+    path = program("summed_text", programs.summed, state=programs.summed_state(32), **options)
+    context = [3, 1]
+    answers = [summed_answer(context, 20, 32)]
+    length = len(context)
+    context += [2, 5]
+    answers.append(summed_answer(context, 20, 32))
     texts, reports = chat(path, 60, "3,1", "2,5")
-    assert texts == [b"".join(letters[t] for t in answer) for answer in answers]
-    assert reports[0].startswith("stop, ") and reports[0].endswith(f" {len(first)} tokens in the cache")
-    assert reports[1].endswith(f" {len(second)} tokens in the cache")
+    assert texts == [b"".join(LETTERS[t] for t in answer) for answer in answers]
+    assert reports[0].startswith("stop, ") and reports[0].endswith(" 0 tokens reused")
+    assert reports[1].endswith(f" {length - 1} tokens reused")
 
 
 def test_example_replaces_a_turn(chat, program, tmp_path):
     state = programs.summed_state(64)
-    options = {"vocabulary": [bytes([65 + i % 26]) for i in range(256)], "get_eos_ids": [20]}
+    options = {"vocabulary": LETTERS, "get_eos_ids": [20]}
     path = program("summed_long", programs.summed, state=state, max_context_len=64, **options)
     expected = chat(path, 60, "3,1", "7,7,9")
     texts, reports = chat(path, 60, "3,1", "2,5", "^7,7,9")
     assert [texts[0], texts[2]] == expected[0]
-    assert reports[2].split(", ")[2] == expected[1][1].split(", ")[2]
-    # A program with a ring buffer cannot rewind that far.
+    # The replaced turn has added the last token of the first answer to the cache.
+    reused = [int(report.split(", ")[2].split()[0]) for report in (expected[1][1], reports[2])]
+    assert reused[1] == reused[0] + 1 > 1
+    # A program with a ring buffer cannot rewind that far, and computes the prompt again.
     short = tmp_path / "short.pte"
     programs.export(short, programs.summed, state=state, max_context_len=64, get_max_rewind=2, **options)
-    with pytest.raises(AssertionError, match="rewind: got position 3, expected 0 or 62 to 64"):
-        chat(short, 60, "3,1", "2,5", "^7,7,9")
+    again, reports = chat(short, 60, "3,1", "2,5", "^7,7,9")
+    assert again == texts and reports[2].endswith(" 0 tokens reused")
 
 
-def test_example_cancels_from_another_thread(chat, program):
+def test_example_cancels_after_a_time(chat, program):
     path = program("endless_text", programs.successor, max_context_len=10**12)
     texts, reports = chat(path, 0.2, "1", "2")
     assert texts[0].startswith(b"\2\3\4")
     assert [line.partition(",")[0] for line in reports] == ["cancelled", "cancelled"]
+
+
+def test_example_in_c(tmp_path):
+    build = build_example("c", tmp_path / "build")
+    path = programs.export_rows(tmp_path / "rows.pte", 2)
+    command = [build / "answers", path, "3", "65,66", "97", "49"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "CDE\nbcd\n234\n"
+    assert done.stderr.count("3 tokens, 0 of the prompt reused\n") == 3
+    done = subprocess.run(list(map(str, [*command, "256"])), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == "CDE\nbcd\n234\n"
+    assert "256: prompt: id 256 is outside the vocabulary [0, 256)" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,7 +121,7 @@ def test_example_cancels_from_another_thread(chat, program):
         ({"get_vocab_size": 0}, "get_vocab_size: got 0, expected at least 1"),
         ({"get_max_seq_len": 17}, "get_max_seq_len: got 17, expected 1 to 16 (get_max_context_len)"),
         ({"get_max_seq_len": 9}, "input 0 (tokens): got size 8 on axis 1, expected 9 according to the metadata"),
-        ({"get_max_batch_size": 2}, "forward: got 7 inputs, expected 8 according to the metadata"),
+        ({"get_max_batch_size": 2}, "missing method prefill; the methods are: "),
         ({"get_max_batch_size": 0}, "get_max_batch_size: got 0, expected at least 1"),
         ({"sampling_penalties": True}, "forward: got 7 inputs, expected 10 according to the metadata"),
         ({"sampling_logit_bias": -1}, "sampling_logit_bias: got -1, expected at least 0"),

@@ -1,4 +1,4 @@
-"""Every sampling parameter, in the head and on the host: the same tokens as in Python."""
+"""Every sampling parameter, in the head and on the host: the same tokens."""
 
 import llm_programs as programs
 import pytest
@@ -34,18 +34,18 @@ def exported(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full(exported):
+    """The head takes all parameters."""
     from executorch_mlx.llm.export import HeadConfig
 
-    head = HeadConfig(penalties=16, logit_bias=3, allowed_tokens=True)
-    return exported("full", outputs="both", head=head)
+    return exported("full", outputs="both", head=HeadConfig(penalties=16, logit_bias=3, allowed_tokens=True))
 
 
 @pytest.fixture(scope="module")
 def bare(exported):
-    """Three sequences. The head takes few parameters; the program returns logits for the others."""
+    """The head does not take top_k and others. The host draws for requests with these parameters."""
     from executorch_mlx.llm.export import HeadConfig
 
-    return exported("bare", outputs="both", batch=3, head=HeadConfig(top_k=False, min_p=False))
+    return exported("bare", outputs="both", head=HeadConfig(penalties=16, top_k=False, min_p=False))
 
 
 def prompt_flags(*prompts):
@@ -71,18 +71,12 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("where", ["full", "bare"])
-def test_tokens_match_python(run, request, where, settings):
+def test_host_draws_the_tokens_of_the_head(run, full, bare, settings):
     """One prompt fits into a chunk. The other needs two, and exceeds the history of the penalties."""
-    from executorch_mlx.llm.llm import LLM
-
-    path = request.getfixturevalue(where)
-    llm = LLM.load(path)
+    settings = {"top_k": VOCABULARY} | settings  # has no effect, but the host has to draw
     for prompt in (PROMPT, PROMPT * 2):
-        generation = llm.generate(prompt, max_new_tokens=20, **settings)
-        expected = [token.id for token in generation]
-        done = run(path, *prompt_flags(prompt), "--ids", "--max-new-tokens", "20", *flags(settings))
-        assert done.ids == expected
+        arguments = [*prompt_flags(prompt), "--ids", "--max-new-tokens=20", *flags(settings)]
+        assert run(bare, *arguments).ids == run(full, *arguments).ids
 
 
 @pytest.mark.parametrize("where", ["full", "bare"])
@@ -94,43 +88,25 @@ def test_only_allowed_tokens_are_drawn(run, request, where):
     assert len(ids) == 30 and set(ids) == allowed
 
 
-def test_too_many_biased_tokens_are_an_error(run, full):
-    done = run(full, *prompt_flags(PROMPT), "--ids", "--logit-bias", "1:1,2:1,3:1,4:1")
-    assert done.code == 2 and "logit_bias: got 4 tokens, expected at most 3" in done.stderr
+def test_host_adds_a_bias_that_is_too_long_for_the_head(run, full):
+    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=5", "--logit-bias"]
+    assert run(full, *arguments, "1:1,2:1,3:1,4:100").ids == [4] * 5
 
 
-# -- batches -----------------------------------------------------------------------
-
-# In order of length, as Python orders a batch: the noise of a sequence depends on its index.
-PROMPTS = [[1], PROMPT, list(range(20, 33))]
+# -- several prompts ------------------------------------------------------------------
 
 
-ON_HOST = {"temperature": 1.0, "top_k": 50, "seed": 9}
-
-
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 9}, ON_HOST], ids=str)
-def test_batch_matches_python(run, bare, full, settings):
-    from executorch_mlx.llm.llm import LLM
-
-    python = LLM.load(bare)
-    for prompts in (PROMPTS, PROMPTS[1:]):
-        expected = [result.tokens for result in python.generate_batch(prompts, max_new_tokens=9, **settings)]
-        arguments = [*prompt_flags(*prompts), *flags(settings), "--max-new-tokens", "9"]
-        lines = run(bare, *arguments, "--json").json
-        answers = {line["sequence"]: line for line in lines if "finish" in line}
-        assert [answers[i]["tokens"] for i in range(len(prompts))] == expected
-        assert [answers[i]["prompt_tokens"] for i in range(len(prompts))] == list(map(len, prompts))
-    shown = run(bare, *arguments, "--ids").stdout.splitlines()
-    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(expected)]
-    if not settings:
-        # The padding before a prompt has no effect.
-        alone = run(full, *prompt_flags(prompts[0]), "--ids", "--max-new-tokens", "9")
-        assert alone.ids == expected[0]
-
-
-def test_more_prompts_than_the_batch_size_are_an_error(run, full):
-    done = run(full, *prompt_flags([1], [2]), "--ids")
-    assert done.code == 2 and "prompts: got 2, expected at least 1 and at most 1 (the batch size)" in done.stderr
+def test_several_prompts_are_answered_side_by_side(run, tmp_path):
+    path = programs.export_rows(tmp_path / "rows.pte", 3)
+    prompts = [[1], [65, 66], [9], [200]]
+    arguments = [*prompt_flags(*prompts), "--temperature=1", "--seed=5", "--max-new-tokens=4"]
+    alone = [run(path, *prompt_flags(prompt), *arguments[-3:], "--ids").ids for prompt in prompts]
+    lines = run(path, *arguments, "--json").json
+    answers = {line["sequence"]: line for line in lines if "finish" in line}
+    assert [answers[i]["tokens"] for i in range(4)] == alone
+    assert [answers[i]["prompt_tokens"] for i in range(4)] == [1, 2, 1, 1]
+    shown = run(path, *arguments, "--ids").stdout.splitlines()
+    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(alone)]
 
 
 # -- programs without a head ---------------------------------------------------------

@@ -29,12 +29,12 @@ def method_of(lowered):
 
 
 class Window(torch.nn.Module):
-    def __init__(self, batch=2, context=CONTEXT, window=WINDOW):
+    def __init__(self, rows=2, context=CONTEXT, window=WINDOW):
         super().__init__()
-        self.history = TokenHistory(batch, context, window)
+        self.history = TokenHistory(rows, context, window)
 
-    def forward(self, tokens, input_pos, start):
-        return self.history.update(tokens, input_pos, start)
+    def forward(self, tokens, input_pos, row=None):
+        return self.history.update(tokens, input_pos, row)
 
 
 def at(position):
@@ -42,19 +42,14 @@ def at(position):
 
 
 def tokens_of(length, first=100):
-    """Different tokens [2, length]: `first`, `first + 1`, … in one sequence, and the same plus 1000 in the other."""
-    return torch.stack([torch.arange(first, first + length), torch.arange(first, first + length) + 1000])
-
-
-START = torch.tensor([0, 0])  # the first position of each sequence that counts
+    """Different tokens [1, length]: `first`, `first + 1`, …"""
+    return torch.arange(first, first + length).unsqueeze(0)
 
 
 @pytest.fixture(scope="module")
 def runtime_update():
     sequence = torch.export.Dim("sequence", min=1, max=CONTEXT)
-    return method_of(
-        lower(Window(), (tokens_of(2), at(0), START), dynamic_shapes=({1: sequence}, None, None))
-    )
+    return method_of(lower(Window(), (tokens_of(2), at(0), at(0)), dynamic_shapes=({1: sequence}, None, None)))
 
 
 @pytest.fixture(params=["eager", "runtime"])
@@ -62,33 +57,39 @@ def update(request, runtime_update):
     return Window() if request.param == "eager" else runtime_update
 
 
-def test_the_window_holds_the_last_tokens(update):
+def test_the_window_holds_the_last_tokens_of_each_row(update):
     written, count = [{}, {}], 100
     # A prompt, two steps and a longer chunk. Then a rewind to position 4. Then a new sequence in chunks, which fill
     # the context.
     for position, length in [(0, 3), (3, 1), (4, 1), (5, 9), (4, 1), (5, 2), (0, 1), (1, 8), (9, 15)]:
-        tokens, count = tokens_of(length, count), count + length
-        ids, valid = update(tokens, at(position), START)
-        assert ids.shape == valid.shape == (2, WINDOW)
-        for sequence in range(2):
-            written[sequence] |= {position + i: int(t) for i, t in enumerate(tokens[sequence])}
+        for row in range(2):
+            tokens, count = tokens_of(length, count), count + length
+            ids, valid = update(tokens, at(position), at(row))
+            assert ids.shape == valid.shape == (1, WINDOW)
+            written[row] |= {position + i: int(t) for i, t in enumerate(tokens[0])}
             end = position + length
-            expected = [written[sequence][p] for p in range(max(0, end - WINDOW), end)]
-            assert ids[sequence][valid[sequence]].tolist() == expected, (position, length)
+            expected = [written[row][p] for p in range(max(0, end - WINDOW), end)]
+            assert ids[0][valid[0]].tolist() == expected, (position, length)
 
 
-def test_left_padding_does_not_count(update):
-    update(tokens_of(4), at(0), torch.tensor([0, 3]))
-    ids, valid = update(tokens_of(1, 200), at(4), torch.tensor([0, 3]))
-    assert ids[0][valid[0]].tolist() == [100, 101, 102, 103, 200]
-    assert ids[1][valid[1]].tolist() == [1103, 1200]
-    _, valid = update(tokens_of(1), at(5), torch.tensor([-2, 6]))
-    assert valid.sum(-1).tolist() == [WINDOW, 0]
+def test_tokens_of_several_rows():
+    history = Window(rows=3)
+    for row in range(3):
+        history(tokens_of(4 + row, 100 * row), at(0), at(row))
+    ids, valid = history(torch.tensor([[7, 8]]), torch.tensor([6, 4]), torch.tensor([2, 0]))
+    assert ids[0].tolist() == [201, 202, 203, 204, 205, 7]
+    assert ids[1][valid[1]].tolist() == [0, 1, 2, 3, 8]
+
+
+def test_histories_up_to_several_positions():
+    history = TokenHistory(1, CONTEXT, WINDOW)
+    ids, valid = history.update(tokens_of(8), at(0), last=torch.tensor([0, 6, 7]))
+    assert [i[v].tolist() for i, v in zip(ids, valid)] == [[100], [*range(101, 107)], [*range(102, 108)]]
 
 
 def test_positions_beyond_the_context_are_refused(update):
     with pytest.raises((ValueError, RuntimeError)):
-        update(tokens_of(3), at(CONTEXT - 2), START)
+        update(tokens_of(3), at(CONTEXT - 2), at(0))
 
 
 @pytest.mark.parametrize("window", [0, CONTEXT + 1])
@@ -99,13 +100,13 @@ def test_a_window_out_of_range_is_refused(window):
 
 def test_a_step_does_not_copy_the_history():
     context = 1 << 20
-    step = method_of(lower(Window(1, context), (torch.tensor([[7]]), at(3), torch.tensor([0]))))
+    step = method_of(lower(Window(1, context), (torch.tensor([[7]]), at(3))))
     import mlx.core as mx  # not at the top: the delegate must be loaded first
 
-    step(torch.tensor([[7]]), at(3), torch.tensor([0]))
+    step(torch.tensor([[7]]), at(3))
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    step(torch.tensor([[8]]), at(4), torch.tensor([0]))
+    step(torch.tensor([[8]]), at(4))
     assert mx.get_peak_memory() - before < context * 8 / 2
 
 

@@ -11,7 +11,7 @@ from executorch_mlx.llm.sampling_head import HEAD_ARGUMENTS, adjust_logits, samp
 from executorch_mlx.llm.sampling_parameters import INPUTS, PARAMETERS, SCALARS, SamplingParameters
 
 DOCS = Path(__file__).parents[2] / "docs" / "llm-program.md"
-FULL = HeadConfig(penalties=4, logit_bias=2, allowed_tokens=True)
+FULL = HeadConfig(penalties=4, logit_bias=2, allowed_tokens=True, logprobs=3)
 
 
 def keywords(function) -> dict[str, inspect.Parameter]:
@@ -29,18 +29,23 @@ def test_the_head_takes_every_input_and_defaults_to_off():
 
 def test_the_full_head_has_every_input_in_order():
     inputs = FULL.inputs(batch=3, vocab_size=70)
-    assert tuple(inputs) == INPUTS
+    assert tuple(inputs) == (*INPUTS, "logprobs")
     for name, spec in SCALARS.items():
         assert inputs[name].shape == () and inputs[name].dtype == getattr(torch, spec.dtype)
         assert inputs[name] == (0 if spec.off is None else spec.off)
     assert inputs["bias_tokens"].shape == inputs["bias_values"].shape == (2,)
     assert inputs["allowed_tokens"].shape == (3, 3) and inputs["allowed_tokens"].eq(-1).all()
     assert tuple(HeadConfig.minimal().inputs(1, 70)) == ("temperature", "top_p")
+    rows = FULL.inputs(batch=3, vocab_size=70, per_row=True)
+    assert tuple(rows) == tuple(inputs)
+    for name, value in rows.items():
+        expected = inputs[name] if name == "allowed_tokens" else inputs[name].expand(3, *inputs[name].shape)
+        assert value.equal(expected) and value.is_contiguous(), name
 
 
 def test_head_metadata_covers_the_table():
     named = {spec.metadata for spec in PARAMETERS.values()} - {None}
-    assert set(FULL.metadata()) == named | {"sampling_history"}
+    assert set(FULL.metadata()) == named | {"sampling_history", "sampling_logprobs"}
     assert all(FULL.metadata().values()) and not any(HeadConfig.minimal().metadata().values())
 
 

@@ -10,21 +10,21 @@ SDPA = ("SdpaNode",)
 
 
 class CachedAttention(torch.nn.Module):
-    """Writes keys and values from position `start` on, then attends."""
+    """Writes keys and values from position `start` on, then attends. With `rows`, takes the rows as well."""
 
-    def __init__(self, kv_heads, capacity=16, batch=1, **options):
+    def __init__(self, kv_heads, capacity=16, rows=1, **options):
         super().__init__()
-        self.options = options
+        self.rows, self.options = rows, options
         for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(batch, kv_heads, capacity, 8))
+            self.register_buffer(name, torch.zeros(1, kv_heads, rows * capacity, 8))
 
-    def forward(self, query, key, value, start, *first):
+    def forward(self, query, key, value, start, row=None):
         ring = "window" in self.options
         for name, update in (("keys", key), ("values", value)):
             cache = getattr(self, name)
-            cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring))
+            cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring, row, self.rows))
         return torch.ops.mlx.cached_attention(
-            query, self.keys, self.values, start, 8**-0.5, *first, **self.options
+            query, self.keys, self.values, start, 8**-0.5, **self.options, row=row, rows=self.rows
         )
 
 
@@ -33,23 +33,29 @@ def cached(variant, module, *inputs, **options):
                **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options})
 
 
-def qkv(length, query=4, kv=2, batch=1):
+def qkv(length, query=4, kv=2):
     """Query, key and value for `length` positions."""
-    return floats(batch, query, length, 8), floats(batch, kv, length, 8), floats(batch, kv, length, 8)
+    return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, 8)
 
 
 CAP = {"softcap": 2.0}
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
+ROW = ints(1, low=0, high=3)
+# A position and a row for each of four tokens. Rows repeat.
+EACH, ROWS_OF_EACH = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
     cached("", CachedAttention(4), *qkv(3, kv=4), ints(low=0, high=13), calls=3),
     cached("/grouped, dynamic", CachedAttention(2), *qkv(N), ints(low=0, high=9)),
     cached("/softcap", CachedAttention(2, **CAP), *qkv(N), ints(low=0, high=9), nodes=()),
-    cached("/padding", CachedAttention(2, batch=2), *qkv(N, batch=2), ints(low=0, high=9), ints(2, low=0, high=7)),
     cached("/ring", CachedAttention(2, **RING), *qkv(M), ints(low=0, high=100), calls=4),
     cached("/ring, one", CachedAttention(2, **RING), *qkv(1), ints(low=0, high=100), calls=4),
-    cached("/ring, softcap, padding", CachedAttention(2, batch=2, **RING, **CAP), *qkv(M, batch=2),
-           ints(low=0, high=100), ints(2, low=0, high=7), calls=4, nodes=()),
+    cached("/row", CachedAttention(2, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
+    cached("/row, ring", CachedAttention(2, rows=3, **RING), *qkv(M), ints(1, low=0, high=100), ROW, calls=4),
+    cached("/rows", CachedAttention(2, rows=3), *qkv(4), EACH, ROWS_OF_EACH, calls=4),
+    cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), EACH, ROWS_OF_EACH, calls=4, nodes=()),
+    cached("/rows, ring, softcap", CachedAttention(2, rows=3, **RING, **CAP), *qkv(4),
+           ints(4, low=0, high=100), ROWS_OF_EACH, calls=4, nodes=()),
 ]
 
 test_op_row = pytest_function(ROWS)
@@ -81,3 +87,74 @@ def test_ring_buffer_smaller_than_the_window_raises():
     update = torch.zeros(1, 2, 6, 8)
     with pytest.raises(ValueError, match="got a capacity of 10 positions, expected at least"):
         ring(torch.zeros(1, 4, 6, 8), update, update, torch.tensor([20]))
+
+
+# Rows ------------------------------------------------------------------------------------
+
+
+def row_inputs(positions, rows):
+    torch.manual_seed(len(positions))
+    count = len(positions)
+    tensors = [torch.randn(1, heads, count, 8) for heads in (4, 2, 2)]
+    return [*tensors, torch.tensor(positions), torch.tensor(rows)]
+
+
+@pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
+def test_positions_of_several_rows_equal_calls_for_one_row_each(options):
+    positions, rows = [3, 0, 3, 7, 4], [1, 2, 0, 1, 0]
+    together, alone = CachedAttention(2, rows=3, **options), CachedAttention(2, rows=3, **options)
+    for step in range(3):
+        inputs = row_inputs([p + 4 * step for p in positions], rows)
+        given = [[x[:, :, i : i + 1] for x in inputs[:3]] + [x[i : i + 1] for x in inputs[3:]] for i in range(5)]
+        expected = torch.cat([alone(*one) for one in given], 2)
+        assert together(*inputs).equal(expected)
+        assert together.keys.equal(alone.keys)
+
+
+@pytest.mark.parametrize(
+    "start, row, message",
+    [
+        ([14], [0], "got a capacity of 16 positions, expected at least 17"),
+        ([0], [3], r"row: got \[3\], expected rows in \[0, 3\)"),
+        ([0, 1, 2], [0, -1, 1], "expected rows in"),
+        ([0, 1, 2], [0], r"row: got torch.int64 of shape \[1\]"),
+        ([0, 1], [0, 1], r"start of shape \[1\] or \[3\]"),
+        ([0, 16, 1], [0, 1, 2], "got a capacity of 16 positions, expected at least 17"),
+    ],
+)
+def test_eager_operators_check_rows(start, row, message):
+    inputs = row_inputs([0, 0, 0], [0, 0, 0])[:3]
+    with pytest.raises(ValueError, match=message):
+        CachedAttention(2, rows=3)(*inputs, torch.tensor(start), torch.tensor(row))
+
+
+@pytest.fixture(scope="module")
+def row_method():
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch_mlx import MLXPartitioner, Runtime
+
+    inputs = row_inputs([0, 0], [0, 0])
+    inputs[3:] = torch.tensor([0]), torch.tensor([0])
+    length = torch.export.Dim("length", min=1, max=16)
+    shapes = tuple({2: length} for _ in range(3)) + (None, None)
+    program = torch.export.export(CachedAttention(2, rows=3), tuple(inputs), dynamic_shapes=shapes)
+    lowered = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()]).to_executorch()
+    loaded = Runtime.get().load_program(lowered.buffer)
+    return lambda *inputs, loaded=loaded: loaded.load_method("forward").execute(list(inputs))[0].clone()
+
+
+@pytest.mark.parametrize("start, row, length", [(16, 0, 1), (14, 1, 3), (0, 3, 1), (0, 7, 2)])
+def test_positions_beyond_a_row_are_refused_and_change_no_row(row_method, start, row, length):
+    """Position 16 of row 0 would be position 0 of row 1."""
+    eager = CachedAttention(2, rows=3)
+    for r in range(3):
+        inputs = [torch.full((1, heads, 2, 8), float(r + 1)) for heads in (4, 2, 2)]
+        inputs += [torch.tensor([0]), torch.tensor([r])]
+        assert row_method(*inputs).allclose(eager(*inputs))
+    bad = [torch.ones(1, heads, length, 8) for heads in (4, 2, 2)]
+    with pytest.raises(RuntimeError):
+        row_method(*bad, torch.tensor([start]), torch.tensor([row]))
+    for r in range(3):
+        inputs = [torch.full((1, heads, 1, 8), 0.5 + r) for heads in (4, 2, 2)]
+        inputs += [torch.tensor([2]), torch.tensor([r])]
+        assert row_method(*inputs).allclose(eager(*inputs))

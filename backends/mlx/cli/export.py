@@ -57,7 +57,7 @@ def _add_sizes(add: Callable) -> None:
     add("--chunk", type=int, default=512, metavar="N",
         help="largest number of tokens in one call (default: %(default)s)")
     add("--batch", type=int, default=1, metavar="N",
-        help="number of sequences that run side by side (default: %(default)s)")
+        help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
@@ -75,6 +75,11 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
         help="give the program an input for logit biases of up to K tokens (default: 0, no biases)")
     add("--allowed-tokens", action="store_true",
         help="give the program an input for a mask of the tokens that may be drawn")
+    add("--logprobs", type=int, default=0, metavar="K",
+        help="let the program return log probabilities: of the drawn token and of the K most likely tokens (default: 0, "
+             "none)")
+    add("--no-speculation", dest="speculation", action="store_false",
+        help="leave out the method that checks draft tokens: the program is smaller, and answers need a call per token")
 # fmt: on
 
 
@@ -100,13 +105,14 @@ def run(options: argparse.Namespace) -> int:
 def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
-    names = ("adapter", "quantize", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
+    names = ("adapter", "quantize", "max_context_len", "chunk", "sliding_window", "batch", "outputs", "speculation")
     arguments = {name: getattr(options, name) for name in (*names, "allow_extensions", "verify")}
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
         logit_bias=options.logit_bias,
         allowed_tokens=options.allowed_tokens,
+        logprobs=options.logprobs,
     )
     return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", 64), "head": head}
 

@@ -58,4 +58,5 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:
-        raise CommandError(f"{options.model}: {error}") from error
+        name = f"{options.model}: "
+        raise CommandError(name + str(error).removeprefix(name)) from error

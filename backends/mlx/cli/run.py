@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.sampling_parameters import SCALARS
-from ..memory import OutOfMemoryError
 from . import model_arguments
 from .model_arguments import INTERRUPTED
 
@@ -180,7 +179,7 @@ def command_errors() -> Iterator[None]:
     """A context manager: turns the errors of a request into errors of the command."""
     try:
         yield
-    except (ValueError, OutOfMemoryError) as error:
+    except (ValueError, RuntimeError) as error:
         raise model_arguments.CommandError(str(error)) from error
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
-from .sample import clean, is_per_row, row_max, split_blocks
+from .sample import clean, is_per_row, row_max, split_blocks, split_columns
 
 BLOCK = 64  # tokens
 
@@ -21,10 +21,10 @@ def token_logprobs_reference(logits, tokens, enabled):
     """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`. -inf for a token outside V."""
 
     def compute(logits, tokens, enabled):
-        logits = logits.to(torch.float32)
+        logits = clean(logits.to(torch.float32))
         known = (tokens >= 0) & (tokens < logits.shape[1])
-        chosen = clean(logits).gather(1, torch.where(known, tokens, 0).unsqueeze(1))
-        logprobs = torch.where(known, (chosen - _log_sum(logits)).squeeze(1), -torch.inf)
+        chosen = logits.gather(1, torch.where(known, tokens, 0).unsqueeze(1))
+        logprobs = torch.where(known, _logprobs(chosen, logits).squeeze(1), -torch.inf)
         return [torch.where(_rows(enabled, logits), logprobs, 0.0)]
 
     def zeros(logits, tokens, enabled):
@@ -40,10 +40,10 @@ def top_logprobs_reference(logits, enabled, count):
     """
 
     def compute(logits, enabled):
-        logits = logits.to(torch.float32)
-        tokens, values = _largest(clean(logits), count)
+        logits = clean(logits.to(torch.float32))
+        tokens, values = _largest(logits, count)
         on = _rows(enabled, logits).unsqueeze(1)
-        return [torch.where(on, tokens, 0), torch.where(on, values - _log_sum(logits), 0.0)]
+        return [torch.where(on, tokens, 0), torch.where(on, _logprobs(values, logits), 0.0)]
 
     def zeros(logits, enabled):
         none = torch.zeros_like(logits[:, :count], dtype=torch.float32)
@@ -60,11 +60,12 @@ def _rows(enabled, logits):
     return (enabled if is_per_row(enabled) else enabled.reshape(1)).expand(logits.shape[:1]) != 0
 
 
-def _log_sum(logits):
-    """Returns the logarithm of the sum of exp(logits), `[B, 1]`."""
-    logits = clean(logits)
+def _logprobs(chosen, logits):
+    """Returns the log probabilities of tokens with the logits `chosen` `[B, N]`, among all `logits` `[B, V]`."""
     top = row_max(logits)
-    return top + torch.log(torch.exp(logits - top).sum(-1, keepdim=True))
+    # A sum in two steps is faster in MLX, and more precise.
+    total = split_columns(torch.exp(logits - top), 64, padding=0.0).sum(1).sum(-1, keepdim=True)
+    return torch.where(chosen > -torch.inf, (chosen - top) - torch.log(total), -torch.inf)
 
 
 def _largest(logits, count):

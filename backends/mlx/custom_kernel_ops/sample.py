@@ -139,7 +139,7 @@ def _or_else(next_version, tokens, *operands):
 
 def _greedy(logits, temperature, top_p, seed, top_k, min_p):
     """Searches the column with the largest maximum. The result is sure if exactly one column has this maximum."""
-    columns = _columns(logits, 64)
+    columns = split_columns(logits, 64)
     maxima = columns.amax(1)
     column = maxima.argmax(-1, keepdim=True)
     tokens = _pick(columns, column).argmax(-1) * columns.shape[2] + column.squeeze(1)
@@ -170,8 +170,8 @@ def split_blocks(x, size):
     return x.reshape(x.shape[0], count, -1)
 
 
-def _columns(x, height):
-    """Returns `[B, V]` as `[B, n, C]`: C columns of n tokens, with n near `height`, padded with -inf.
+def split_columns(x, height, padding=-torch.inf):
+    """Returns `[B, V]` as `[B, n, C]`: C columns of n tokens, with n near `height`, padded with `padding`.
 
     Token `i * C + j` is at `[i, j]`.
 
@@ -180,7 +180,7 @@ def _columns(x, height):
     vocabulary = x.shape[1]
     n = next((n for n in _near(height) if vocabulary % n == 0), height)
     if vocabulary % n:
-        x = torch.nn.functional.pad(x, (0, -vocabulary % n), value=-torch.inf)
+        x = torch.nn.functional.pad(x, (0, -vocabulary % n), value=padding)
     return x.reshape(x.shape[0], n, -1)
 
 
@@ -238,7 +238,7 @@ def _unfiltered_columns(logits, temperature, words):
     largest logit of a column would have with the largest noise of the column is a lower bound for all costs in the
     column. The most promising columns are those with the smallest bounds.
     """
-    logits, words = _columns(logits, 32), _columns(words, 32)
+    logits, words = split_columns(logits, 32), split_columns(words, 32)
     maxima = logits.amax(1)
     top = maxima.amax(-1, keepdim=True)
     # 1e-4 covers the rounding of the logarithm on every device.
@@ -277,7 +277,7 @@ def _filtered(logits, temperature, top_p, seed, top_k, min_p):
 
 def _nucleus_weight(logits, temperature, top_p):
     """Returns the total weight that the tokens of the nucleus must reach, `[B, 1]`: `top_p` times the weight of all."""
-    logits = _columns(logits, 64)
+    logits = split_columns(logits, 64)
     weight = _weight(row_max(logits.amax(1)).unsqueeze(1) - logits, temperature)
     return top_p * weight.sum(1).sum(-1, keepdim=True)
 
@@ -303,7 +303,7 @@ def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top
     filters remove the least likely candidate, they remove every token that is not a candidate. If a logit is NaN, the
     largest maximum and every `drop` are NaN too, and the result is UNSURE.
     """
-    logits = _columns(logits, height)
+    logits = split_columns(logits, height)
     maxima = logits.amax(1)
     columns = _largest(maxima, count)
     picked = _pick(logits, columns)

@@ -167,7 +167,7 @@ const char* LlmProgram::unsupported_parameter(const RequestOptions& options) con
       {"repetition_penalty", s.repetition_penalty != 1, m.takes_penalties},
       {"presence_penalty", s.presence_penalty != 0, m.takes_penalties},
       {"frequency_penalty", s.frequency_penalty != 0, m.takes_penalties},
-      {"logit_bias", !s.logit_bias.empty(), std::ssize(s.logit_bias) <= m.logit_bias},
+      {"logit_bias", !s.logit_bias.empty(), static_cast<int64_t>(s.logit_bias.size()) <= m.logit_bias},
       {"allowed_tokens", options.allowed_tokens != nullptr, m.takes_allowed_tokens},
       {"logprobs", options.logprobs >= 0, m.logprobs > 0},
   };

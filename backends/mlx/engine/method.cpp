@@ -33,14 +33,14 @@ Method::Method(
       tracer_(tracer),
       mask_words_(metadata.takes_allowed_tokens ? (metadata.vocab_size + kBitsPerWord - 1) / kBitsPerWord : 0) {
   const MethodChecker checker(module, path, name);
-  checker.check_backends();
-  kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
   is_delegated_ = checker.is_delegated();
   if (slots == 1) {
     max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
   const auto all = inputs();
   checker.check_inputs(all);
+  checker.check_backends();
+  kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
   for (const MethodInput& input : all) {
     dynamic_axes_.push_back(input.dynamic_axis);
     tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, input.data, input.type));

@@ -1,6 +1,7 @@
 #include "option_checks.h"
 
 #include <cmath>
+#include <string_view>
 
 #include "check.h"
 
@@ -56,9 +57,9 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
   if (unsupported == nullptr || meta.has_logits) {
     return;
   }
-  const auto count = std::ssize(options.sampling.logit_bias);
+  const bool takes_bias = meta.logit_bias > 0 && std::string_view(unsupported) == "logit_bias";
   check_argument(
-      meta.logit_bias == 0 || count <= meta.logit_bias, "logit_bias: got ", count, " tokens, expected at most ",
+      !takes_bias, "logit_bias: got ", options.sampling.logit_bias.size(), " tokens, expected at most ",
       meta.logit_bias);
   check_argument(false, unsupported, ": the program was exported without this parameter");
 }

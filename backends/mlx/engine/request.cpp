@@ -56,7 +56,7 @@ bool Request::wait(double seconds) {
   constexpr double kForever = 1e9;
   std::unique_lock lock(mutex_);
   const auto has_ended = [this] { return has_ended_; };
-  if (seconds < 0 || seconds > kForever) {
+  if (!(0 <= seconds && seconds <= kForever)) {
     ended_.wait(lock, has_ended);
     return true;
   }

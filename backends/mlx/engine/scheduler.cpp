@@ -126,7 +126,12 @@ void Scheduler::begin_next() {
   }
   // A call needs at least one token, so that the last one of a prompt is never reused for an answer.
   const auto length = static_cast<int64_t>(request->ids.size());
-  Row* row = rows_.take(request->ids, request->work ? length : length - 1);
+  Row* row = nullptr;
+  try {
+    row = rows_.take(request->ids, request->work ? length : length - 1);
+  } catch (const std::bad_alloc&) {
+    row = rows_.take({}, 0); // without reuse, which needs memory
+  }
   row->request = request;
   request->row = row;
   running_.push_back(request);
@@ -231,9 +236,11 @@ Draft Scheduler::propose(Request& request, size_t running) {
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;
   const auto position = static_cast<int64_t>(request.row->ids.size());
+  const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
       options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_verify() - 1,
-      meta.max_rewind, meta.max_context_len - position - 1});
+      meta.max_rewind, meta.max_context_len - position - 1,
+      options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || options.logprobs >= 0 || most < 1) {
     return {};
   }

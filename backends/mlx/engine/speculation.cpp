@@ -1,6 +1,7 @@
 #include "speculation.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace executorch_mlx {
 
@@ -8,6 +9,7 @@ namespace {
 
 constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCosts::kMaxDraft};
 constexpr double kMinGain = 1.03; // over plain steps
+constexpr uint64_t kMeasureEvery = 64;
 constexpr double kForget = 0.95; // per learned draft
 constexpr double kTokenCost = 0.1; // of a plain step: what one more token costs as long as this is not measured
 
@@ -57,8 +59,23 @@ void Drafter::learn(size_t level, int64_t proposed, int64_t accepted) {
 }
 
 // A lower time replaces the estimate, a higher one only moves it, because other work may have slowed the call down.
-void StepCosts::record(double& cost, double seconds) {
-  cost = cost == 0 || seconds < cost ? seconds : 0.9 * cost + 0.1 * seconds;
+void StepCosts::record(bool& is_warm, double& cost, double seconds) {
+  if (std::exchange(is_warm, true)) {
+    cost = cost == 0 || seconds < cost ? seconds : 0.9 * cost + 0.1 * seconds;
+  }
+}
+
+void StepCosts::record_one_row(int64_t tokens, double seconds) {
+  record(tokens == 1 ? warm_.plain : warm_.verify, one_row_[tokens], seconds);
+}
+
+void StepCosts::record_all_rows(double seconds) {
+  record(warm_.all_rows, all_rows_, seconds);
+}
+
+bool StepCosts::prefers_single_steps(size_t count) {
+  const bool is_cheaper = one_row_[1] > 0 && all_rows_ > 0 && one_row_[1] * static_cast<double>(count) < all_rows_;
+  return is_cheaper && ++choices_ % kMeasureEvery != 0;
 }
 
 double StepCosts::cost(int64_t tokens) const {

@@ -49,24 +49,27 @@ class StepCosts {
  public:
   static constexpr int64_t kMaxDraft = 31;
 
-  void record_one_row(int64_t tokens, double seconds) { // `verify`, or for one token a plain step of one row
-    record(one_row_[tokens], seconds);
-  }
-  void record_all_rows(double seconds) {
-    record(all_rows_, seconds);
-  }
+  // A call of `verify` or, for one token, a plain step of one row.
+  void record_one_row(int64_t tokens, double seconds);
+  // A step of all rows.
+  void record_all_rows(double seconds);
 
-  // Whether single steps of `count` rows take less time than one step of all rows.
-  bool prefers_single_steps(size_t count) const {
-    return one_row_[1] > 0 && all_rows_ > 0 && one_row_[1] * static_cast<double>(count) < all_rows_;
-  }
+  // Whether single steps of `count` rows take less time than one step of all rows. Now and then returns false in any
+  // case, so that the time of a step of all rows stays known.
+  bool prefers_single_steps(size_t count);
 
   // Returns how many of at most `most` tokens to draft for one of `running` answers; 0 if speculation does not pay.
   int64_t best_draft(double acceptance, int64_t most, size_t running) const;
 
  private:
-  static void record(double& cost, double seconds);
+  struct Warmth {
+    bool plain = false, verify = false, all_rows = false; // whether there was a call: the first one loads the method
+  };
+  static void record(bool& is_warm, double& cost, double seconds);
   double cost(int64_t tokens) const;
+
+  Warmth warm_;
+  uint64_t choices_ = 0;
 
   std::array<double, kMaxDraft + 2> one_row_ = {}; // by the number of tokens; 0: unknown
   double all_rows_ = 0;

@@ -148,6 +148,7 @@ def error_of(status: int, message: str) -> Exception:
         return SettingError(found[1], found[2])
     classes = {
         INVALID_ARGUMENT: ValueError, OUT_OF_MEMORY: OutOfMemoryError, INVALID_PROGRAM: ValueError, BUSY: BusyError,
+        NOT_FOUND: FileNotFoundError,
     }  # fmt: skip
     return classes.get(status, RuntimeError)(message)
 

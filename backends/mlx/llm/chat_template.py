@@ -20,8 +20,10 @@ VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """Return the text of a chat, up to the beginning of the answer.
+def render(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool = True
+) -> str:
+    """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
 
     `variables` are further variables of the template: the special tokens, and what the caller adds.
 
@@ -32,7 +34,8 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
         messages, variables = json.loads(json.dumps([list(messages), dict(variables)]))
     except (TypeError, ValueError) as error:
         raise ValueError(f"messages: expected JSON values: {error}") from error
-    chat = {"tools": None, "documents": None} | variables | {"messages": messages, "add_generation_prompt": True}
+    chat = {"tools": None, "documents": None} | variables
+    chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
     try:
         return _compile(template).render(chat)
     except _ERRORS as error:

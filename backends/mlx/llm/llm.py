@@ -282,8 +282,8 @@ class LLM:
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.
 
-        Prompts that begin like it do not compute these tokens again. Raises ValueError if the file is damaged, or
-        belongs to another program or another version of the format.
+        Prompts that begin like it do not compute these tokens again. Raises FileNotFoundError if there is no file, and
+        ValueError if it is damaged, or belongs to another program or another version of the format.
         """
         return self.program.load_prefix(path)
 

@@ -82,8 +82,15 @@ class Tokenizer:
         """Return the text of `tokens`."""
         return self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = {}) -> str:
-        """Return the text of a chat, up to the beginning of the answer. `options` are variables of the template.
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] = {},
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
+
+        `options` are variables of the template.
 
         Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
         is reserved.
@@ -94,7 +101,7 @@ class Tokenizer:
             raise ValueError("the tokenizer has no chat template; pass the prompt as text")
         if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
             raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
-        return chat_template.render(self.chat_template, messages, {**self.special_tokens, **options})
+        return chat_template.render(self.chat_template, messages, {**self.special_tokens, **options}, add_generation_prompt)
 
     def _special_texts(self) -> list[str]:
         extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]

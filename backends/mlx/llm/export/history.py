@@ -24,18 +24,25 @@ class TokenHistory(torch.nn.Module):
         self.register_buffer("tokens", torch.zeros(1, 1, rows * context, 1, dtype=torch.int64))
 
     def update(
-        self, tokens: torch.Tensor, input_pos: torch.Tensor, row: torch.Tensor | None, last: torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        input_pos: torch.Tensor,
+        row: torch.Tensor | None = None,
+        last: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `tokens` `[1, S]`, and return the histories up to the positions `last` `[B]`.
 
-        `input_pos` and `row` are as in `CachedDecoder`. The histories are of the rows `row`, `[1]` or `[B]`. Returns the
-        tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that exist. Positions
-        beyond `context` are an error, as in the KV caches.
+        `input_pos` and `row` are as in `CachedDecoder`. By default, `last` is the position of the last token of each row.
+        Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that exist.
+        Positions beyond `context` are an error, as in the KV caches.
         """
+        length = tokens.shape[1]
         updated = torch.ops.mlx.cache_update(
             self.tokens, tokens.reshape(1, 1, -1, 1), input_pos, False, row, self.rows
         )
         self.tokens.copy_(updated)
+        if last is None:
+            last = input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos
         positions = last.unsqueeze(1) - self.window + 1 + torch.arange(self.window, device=tokens.device)
         cells = positions.clamp(min=0)
         if row is not None:

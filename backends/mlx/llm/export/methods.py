@@ -83,7 +83,7 @@ class _Method(torch.nn.Module):
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         if self.history is not None:
-            last = self._last_positions(tokens, input_pos)
+            last = input_pos + torch.arange(tokens.shape[1]) if form == "verify" else None
             parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, row, last)
         if not self.kind.returns_tokens:
             return logits.transpose(0, 1) if form == "decode" else logits
@@ -101,12 +101,6 @@ class _Method(torch.nn.Module):
                 results.append(token_logprobs(logits, drawn, logprobs))
                 results += top_logprobs(logits, logprobs, self.num_logprobs)
         return results[0] if len(results) == 1 else tuple(results)
-
-    def _last_positions(self, tokens, input_pos):
-        """The position up to which the history of each result goes."""
-        if self.kind.form == "chunk":
-            return input_pos + (tokens.shape[1] - 1)
-        return input_pos if self.kind.form == "decode" else input_pos + torch.arange(tokens.shape[1])
 
 
 # torch.export looks up the names in dynamic_shapes in the signature of `forward`. It would not find the names of

@@ -1,0 +1,140 @@
+"""Sampling with parameters for each sequence: a sequence draws what it draws alone."""
+
+import pytest
+import torch
+from executorch_mlx import Runtime
+from executorch_mlx.custom_kernel_ops.penalties import bias_logits, penalize_logits
+from executorch_mlx.custom_kernel_ops.sample import sample
+from executorch_mlx.llm.sampling_head import sample_logits
+from sampling_programs import DTYPES, Sample, lower
+
+NAMES = ("temperature", "top_p", "seed", "top_k", "min_p")
+# One row each: greedy, without filters, top-p, top-k, min-p, everything, filters that are off, NaN (greedy).
+VALUES = {
+    "temperature": [0.0, 0.8, 1.0, 1.3, 0.7, 1.0, 2.0, torch.nan],
+    "top_p": [0.5, 1.0, 0.9, 1.0, 1.0, 0.95, 1.0, 0.9],
+    "seed": [1, 2, 2, 2**62, -5, 7, 8, 9],
+    "top_k": [3, 0, 0, 40, 0, 50, 10**9, 40],
+    "min_p": [0.0, 0.0, 0.0, 0.0, 0.1, 0.02, -1.0, 0.0],
+}
+ROWS = len(VALUES["seed"])
+KINDS = ("text", "flat", "ties")
+
+
+def logits_of(kind, vocabulary, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    noise = torch.randn(ROWS, vocabulary, generator=g)
+    if kind == "flat":
+        return noise
+    if kind == "ties":
+        return (noise * 2).round()
+    return -1.5 * torch.log(1.0 + torch.rand(ROWS, vocabulary, generator=g).argsort(-1)) + noise * 0.1
+
+
+def parameters(advance=0):
+    values = {n: torch.tensor(VALUES[n], dtype=DTYPES[n]) for n in NAMES}
+    return values | {"seed": values["seed"] + advance}
+
+
+def alone(logits, values):
+    return torch.cat([
+        sample(logits[i : i + 1], **{n: v[i] if v.dim() else v for n, v in values.items()}) for i in range(len(logits))
+    ])  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[300, 20000])
+def vocabulary(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def program(vocabulary):
+    """A program for any number of sequences, with all parameters by row."""
+    batch = torch.export.Dim("batch", min=1, max=ROWS)
+    shapes = {"logits": {0: batch}, "values": ({0: batch},) * len(NAMES)}
+    values = tuple(parameters().values())
+    lowered = lower(Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), dynamic_shapes=shapes)
+    loaded = Runtime.get().load_program(lowered.buffer)
+    method = loaded.load_method("forward")
+    return lambda logits, values, loaded=loaded: method.execute([logits, *values.values()])[0].clone()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_draws_what_it_draws_alone(program, vocabulary, kind):
+    for seed in range(4):
+        logits, values = logits_of(kind, vocabulary, seed), parameters(seed)
+        expected = alone(logits, values)
+        assert sample(logits, **values).equal(expected)
+        assert program(logits, values).equal(expected)
+
+
+def test_any_number_of_rows(program, vocabulary):
+    logits, values = logits_of("text", vocabulary), parameters()
+    expected = alone(logits, values)
+    for count in range(1, ROWS + 1):
+        drawn = program(logits[:count].clone(), {n: v[:count].clone() for n, v in values.items()})
+        assert drawn.equal(expected[:count]), count
+
+
+def test_order_of_the_rows_does_not_matter(program, vocabulary):
+    logits, values = logits_of("flat", vocabulary), parameters()
+    order = torch.randperm(ROWS)
+    drawn = program(logits[order].contiguous(), {n: v[order].contiguous() for n, v in values.items()})
+    assert drawn.equal(alone(logits, values)[order])
+
+
+@pytest.mark.parametrize("shared", NAMES)
+def test_one_parameter_for_all_rows(vocabulary, shared):
+    values = parameters()
+    values[shared] = values[shared][5]
+    logits = logits_of("text", vocabulary)
+    assert sample(logits, **values).equal(alone(logits, values))
+
+
+def test_parameters_of_one_element_draw_for_the_batch():
+    """As before there were parameters by row: sequence b uses the words [b, v] of one seed."""
+    logits = logits_of("text", 300)
+    one, many = (sample(logits, *(torch.full(shape, x) for x in (1.0, 1.0)), torch.full(shape, 3)) for shape in ((), (1,)))
+    assert one.equal(many)
+    noise = torch.ops.mlx.random_bits([ROWS, 300], torch.tensor(3)).float() / 2**32
+    assert one.equal((logits - torch.log(-torch.log(noise.clamp(max=1 - 2**-24)))).argmax(-1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_number_of_rows_raises(name):
+    values = parameters()
+    values[name] = values[name][:3]
+    with pytest.raises(ValueError, match=rf"mlx::sample: {name}: .*of shape \[3\], .* or of shape \[8\]"):
+        sample(logits_of("text", 300), **values)
+    with pytest.raises(ValueError, match=rf"SamplingHead: {name}: got shape \[3\], expected one element or \[8\]"):
+        sample_logits(logits_of("text", 300), **values)
+
+
+# Penalties and bias ----------------------------------------------------------------------
+
+
+def adjustments():
+    g = torch.Generator().manual_seed(1)
+    history = torch.randint(-2, 60, (ROWS, 12), generator=g)
+    return dict(
+        history=history, valid=history % 5 != 0, repetition=torch.rand(ROWS, generator=g) * 2,
+        presence=torch.randn(ROWS, generator=g), frequency=torch.randn(ROWS, generator=g),
+    ), dict(tokens=torch.randint(-2, 60, (ROWS, 5), generator=g), values=torch.randn(ROWS, 5, generator=g))  # fmt: skip
+
+
+class Adjust(torch.nn.Module):
+    def forward(self, logits, penalties, bias):
+        return bias_logits(penalize_logits(logits, *penalties), *bias)
+
+
+def test_adjustments_by_row_equal_those_of_one_sequence():
+    logits, (penalties, bias) = logits_of("text", 50), adjustments()
+    together = Adjust()(logits, penalties.values(), bias.values())
+    for i in range(ROWS):
+        own = [x[i : i + 1] if x.dim() == 2 else x[i] for x in penalties.values()]
+        one = Adjust()(logits[i : i + 1], own, [x[i] for x in bias.values()])
+        assert together[i : i + 1].equal(one), i
+    inputs = (logits, tuple(penalties.values()), tuple(bias.values()))
+    program = Runtime.get().load_program(lower(Adjust(), inputs).buffer)
+    outputs = program.load_method("forward").execute([logits, *penalties.values(), *bias.values()])
+    assert outputs[0].equal(together)
