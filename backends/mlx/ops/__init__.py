@@ -25,6 +25,7 @@ from . import (  # noqa: F401
     pool,
     quant,
     random,
+    recurrent,
     reduce,
     scalar,
     scatter,
