@@ -211,8 +211,13 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
-    load_data(*handle, named_data, options);
-    run_init_chain(*handle);
+    try {
+      load_data(*handle, named_data, options);
+      run_init_chain(*handle);
+    } catch (...) {
+      settle(handle->stream);
+      throw;
+    }
     return handle;
   }
 
