@@ -12,14 +12,15 @@ from llm_cli import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STRESS = Path(__file__).resolve().parent / "stress"
 
 
-def build_example(name: str, folder: Path) -> Path:
-    """Build examples/NAME in `folder`."""
+def build_project(source: Path, folder: Path) -> Path:
+    """Build the CMake project `source` in `folder`."""
     # Prefer CMake from PyPI: that of the system may be too old for the wheels.
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
     for command in (
-        [cmake, "-S", EXAMPLES / name, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
+        [cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
         [cmake, "--build", folder],
     ):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -31,7 +32,7 @@ def build_example(name: str, folder: Path) -> Path:
 def chat(tmp_path_factory):
     """`chat(model, seconds, *turns)` runs examples/cpp. It returns the texts of the answers, and the
     line on stderr for each."""
-    build = build_example("cpp", tmp_path_factory.mktemp("chat"))
+    build = build_project(EXAMPLES / "cpp", tmp_path_factory.mktemp("chat"))
 
     def start(model: Path, seconds: float, *turns: str) -> tuple[list[bytes], list[str]]:
         command = [str(build / "chat"), str(model), str(seconds), *turns]
@@ -99,7 +100,7 @@ def test_example_cancels_after_a_time(chat, program):
 
 
 def test_example_in_c(tmp_path):
-    build = build_example("c", tmp_path / "build")
+    build = build_project(EXAMPLES / "c", tmp_path / "build")
     path = programs.export_rows(tmp_path / "rows.pte", 2)
     command = [build / "answers", path, "3", "65,66", "97", "49"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
@@ -109,6 +110,14 @@ def test_example_in_c(tmp_path):
     done = subprocess.run(list(map(str, [*command, "256"])), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == "CDE\nbcd\n234\n"
     assert "256: prompt: id 256 is outside the vocabulary [0, 256)" in done.stderr
+
+
+def test_requests_from_many_threads(tmp_path):
+    build = build_project(STRESS, tmp_path / "build")
+    path = programs.export_rows(tmp_path / "rows.pte", 4)
+    done = subprocess.run([str(build / "stress"), str(path), "3000"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong, 3000 requests, 0 left\n") and int(done.stdout.split()[0]) > 1000
 
 
 @pytest.mark.parametrize(

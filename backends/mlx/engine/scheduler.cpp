@@ -92,12 +92,14 @@ bool Scheduler::wait_for_work() {
 
 void Scheduler::end_cancelled() {
   Requests cancelled;
-  const auto is_cancelled = [](const auto& request) { return request->is_cancelled(); };
-  std::copy_if(running_.begin(), running_.end(), std::back_inserter(cancelled), is_cancelled);
+  // Each flag is read once, because other threads may set it at any time.
+  const auto take_cancelled = [&](const auto& request) {
+    return request->is_cancelled() && (cancelled.push_back(request), true);
+  };
+  std::for_each(running_.begin(), running_.end(), take_cancelled);
   {
     std::lock_guard lock(mutex_);
-    std::copy_if(queue_.begin(), queue_.end(), std::back_inserter(cancelled), is_cancelled);
-    std::erase_if(queue_, is_cancelled);
+    std::erase_if(queue_, take_cancelled);
   }
   for (const auto& request : cancelled) {
     end(request, EXECUTORCH_MLX_CANCELLED);
