@@ -10,6 +10,7 @@ import time
 import pytest
 import small_llm
 from executorch_mlx.llm import LLM, BusyError
+from executorch_mlx.llm.generation import _requests
 
 PROMPTS = [[n, 300, 12] for n in range(5, 15)]
 
@@ -196,6 +197,50 @@ def test_stats(chat_program):
         stats = llm.stats
         assert (stats.requests, stats.failed, stats.generated_tokens) == (2, 1, 4)
         assert stats.prompt_tokens >= 3 and stats.busy_seconds > 0 and stats.steps >= 3
+
+
+def test_many_requests_leave_nothing_behind(chat_program):
+    """300 requests, 16 at once; a third is cancelled or dropped, and some fail. All others are complete and right."""
+
+    async def request(number: int, llm: LLM) -> list[int] | None:
+        fails = number % 7 == 0
+        generation = llm.generate(
+            PROMPTS[number % 10],
+            seed=number % 20,
+            temperature=1.0,
+            ignore_eos=True,
+            max_new_tokens=10,
+            allowed_tokens=(lambda answer: 1 / (3 - len(answer)) and None) if fails else None,
+        )
+        async for token in generation:
+            if number % 3 == 0 and len(generation.tokens) == number % 5 + 1:
+                if number % 2:
+                    generation.cancel()
+                return None
+        return generation.tokens
+
+    async def worker(numbers: list[int], llm: LLM) -> list:
+        return [await asyncio.gather(request(number, llm), return_exceptions=True) for number in numbers]
+
+    async def main(llm: LLM) -> list:
+        answers = await asyncio.gather(*(worker(list(range(first, 300, 16)), llm) for first in range(16)))
+        return [answers[number % 16][number // 16][0] for number in range(300)]
+
+    with LLM.load(chat_program) as llm:
+        settings = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 10}
+        expected = [llm.generate(PROMPTS[n % 10], seed=n, **settings).result().tokens for n in range(20)]
+        threads = threading.active_count()
+        answers = asyncio.run(main(llm))
+        gc.collect()
+        idle(llm)
+        assert threading.active_count() == threads and _requests == {}
+    for number, answer in enumerate(answers):
+        if number % 3 == 0:
+            assert answer is None or isinstance(answer, ZeroDivisionError)
+        elif number % 7 == 0:
+            assert isinstance(answer, ZeroDivisionError)
+        else:
+            assert answer == expected[number % 20]
 
 
 # Processes -----------------------------------------------------------------------------
