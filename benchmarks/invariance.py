@@ -2,6 +2,7 @@
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # against another build of libmlx_blas.so, all formats
+    OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B, the two libraries in turn. Prints medians of the ratios
 new / old, the throughput of M rows relative to one row, and the share of the limits: the bandwidth at which w is read,
@@ -86,12 +87,12 @@ def multiply(library, form: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
 
 
-def seconds(library, form, x, weights, y) -> float:
+def seconds(library, form, x, weights, y, clock) -> float:
     """The time of one product: the mean over the matrices, each of which is used once."""
-    begin = time.perf_counter()
+    begin = clock()
     for w in weights:
         multiply(library, form, x, w, y)
-    return (time.perf_counter() - begin) / len(weights)
+    return (clock() - begin) / len(weights)
 
 
 def differing_rows(library, form, x, w, n) -> int:
@@ -105,14 +106,16 @@ def differing_rows(library, form, x, w, n) -> int:
     return count
 
 
-def compare(new, old, form, k, n, rows, repeats, limits) -> None:
+def compare(new, old, form, k, n, rows, repeats, limits, clock) -> None:
     rng = np.random.default_rng(0)
     size = k * n * BYTES_PER_WEIGHT[form]
     weights = [random_weights(form, n, k, rng) for _ in range(max(1, round(WEIGHT_BYTES / size)))]
     one_row = None
     for m in rows:
         x, y = rng.standard_normal((m, k), np.float32), np.empty((m, n), np.float32)
-        times = [(seconds(new, form, x, weights, y), seconds(old, form, x, weights, y)) for _ in range(repeats + 1)][1:]
+        times = [
+            tuple(seconds(library, form, x, weights, y, clock) for library in (new, old)) for _ in range(repeats + 1)
+        ][1:]
         ours, ratio = statistics.median(t for t, _ in times), statistics.median(t / s for t, s in times)
         one_row = one_row or ours / m
         bandwidth, flops = size / ours / 1e9, 2 * m * n * k / ours / 1e9
@@ -134,7 +137,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--bandwidth", type=float, default=45, help="of the memory, in GB/s")
     parser.add_argument("--flops", type=float, default=460, help="of all processors, in GFLOP/s")
+    parser.add_argument("--cpu-time", action="store_true", help="measure the time of the thread, for one thread")
     arguments = parser.parse_args()
+    if arguments.cpu_time and threads() > 1:
+        parser.error(f"--cpu-time: got {threads()} threads, expected OPENBLAS_NUM_THREADS=1")
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
     new = ctypes.CDLL(str(arguments.library.resolve()))
     old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
     print(f"{threads()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
@@ -143,7 +150,7 @@ def main() -> None:
     limits = arguments.bandwidth, arguments.flops
     for form in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
         for k, n in (SHAPES[i] for i in arguments.shapes):
-            compare(new, old, form, k, n, arguments.rows, arguments.repeats, limits)
+            compare(new, old, form, k, n, arguments.rows, arguments.repeats, limits, clock)
 
 
 if __name__ == "__main__":

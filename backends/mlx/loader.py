@@ -41,8 +41,8 @@ def load_delegate(path: str | None = None) -> str:
 
     Call this function before `executorch.runtime` is imported. On macOS, that import registers ExecuTorch's own MLX
     delegate, and ExecuTorch uses the one that is registered first. `from executorch_mlx import Runtime` does both in
-    the right order. On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too
-    early for the replacement.
+    the right order. On Linux, this function also replaces MLX's BLAS by faster kernels. It warns if `mlx` was imported
+    too early for the replacement.
 
     Args:
         path: The path of the delegate library. By default, the library in the folder that the environment variable
@@ -105,10 +105,10 @@ def import_runtime() -> type[Runtime]:
 
 
 def blas_name(delegate: str) -> str:
-    """Returns the name of the BLAS that multiplies matrices on a CPU.
+    """Returns the name of the BLAS that multiplies float64 and complex matrices on a CPU.
 
     The name is the one that OpenBLAS reports, or "mlx" for MLX's own BLAS, or "mlx, loaded first" if libmlx was loaded
-    too early for OpenBLAS to replace MLX's BLAS.
+    too early to replace MLX's BLAS. In the last case, MLX's BLAS also multiplies float32 matrices.
 
     `delegate` is the path that `load_delegate` returned.
     """

@@ -1,7 +1,7 @@
-// The CBLAS functions that libmlx calls, forwarded to OpenBLAS. ../README.md explains why libmlx calls the functions of
-// this file instead of the BLAS library in the mlx wheel.
+// The CBLAS functions that libmlx calls for float64 and complex matrices, forwarded to OpenBLAS. sgemm.cpp has the one
+// for float32. ../README.md explains why libmlx calls these functions instead of the BLAS library in the mlx wheel.
 //
-// scipy-openblas32 contains OpenBLAS under prefixed names such as scipy_cblas_sgemm, which do not collide with
+// scipy-openblas32 contains OpenBLAS under prefixed names such as scipy_cblas_dgemm, which do not collide with
 // the names below.
 #include <dlfcn.h>
 
@@ -40,7 +40,7 @@ bool load_openblas(Blas& blas) {
   char* (*config)() = nullptr;
   blas.name = load_symbol(library, "scipy_openblas_get_config", config) ? config() : "OpenBLAS";
   // OpenBLAS gets a single thread. Several threads of OpenBLAS would spin while they wait for each other, which is slow
-  // if they share processors. Instead, this file splits a product into independent parts and runs them on the pool.
+  // if they share processors with the threads of the pool.
   void (*set_threads)(int) = nullptr;
   if (load_symbol(library, "scipy_openblas_set_num_threads", set_threads)) {
     set_threads(1);
@@ -53,8 +53,8 @@ bool load_openblas(Blas& blas) {
 bool load_mlx_blas(Blas& blas) {
   void* library = dlopen("libmlx.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   blas.name = "mlx";
-  return library != nullptr && load_symbol(library, "cblas_dgemm", blas.dgemm) && load_symbol(library, "cblas_cgemm", blas.cgemm) &&
-      blas.dgemm != &cblas_dgemm;
+  return library != nullptr && load_symbol(library, "cblas_dgemm", blas.dgemm) &&
+      load_symbol(library, "cblas_cgemm", blas.cgemm) && blas.dgemm != &cblas_dgemm;
 }
 
 const Blas& blas() {

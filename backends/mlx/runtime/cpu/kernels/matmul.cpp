@@ -1,7 +1,6 @@
 // Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
 // registers. If x has more rows, rows of weights are converted to float32 in memory.
 #include <algorithm>
-#include <memory>
 
 #include "products.h"
 
@@ -15,7 +14,7 @@ constexpr int kRowsPerTask = 64;  // rows of w
 void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w) {
   const auto& simd = kernels();
   const int64_t stride = p.k + kPadding;
-  const std::unique_ptr<float[]> arranged(new float[stride * p.m]);
+  const AlignedFloats arranged(stride * p.m);
   for (int64_t r = 0; r < p.m; ++r) {
     simd.arrange(p.x + r * p.k, w, arranged.get() + r * stride);
   }
@@ -43,7 +42,7 @@ extern "C" bool executorch_mlx_supports_quantized(int bits, int group_size, int 
 extern "C" void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* p) {
   using namespace executorch_mlx;
   const QuantizedMatrix w{p->w, p->scales, p->biases, p->scale_type, p->bits, p->group_size, p->k};
-  if (p->m < kManyRows) {
+  if (p->m < kManyQuantizedRows) {
     return multiply_few_rows(*p, w);
   }
   const Operands operands{.x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};

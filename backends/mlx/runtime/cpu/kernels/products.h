@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include "pool.h"
 #include "simd/kernels.h"
@@ -24,12 +25,33 @@ struct Operands {
   float beta = 0;
 };
 
-// Rows of a product from which on panels are faster than dot_rows. Below, packing w takes too long.
-constexpr int kManyRows = 32;
+// Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
+constexpr int kManyRows = 48;
+constexpr int kManyQuantizedRows = 64;
 
 // Floats between the copied rows of x. If the distance between rows were a power of two, the rows would compete for the
 // same cache lines.
 constexpr int kPadding = 16;
+
+// Memory for floats that begins at a cache line. A vector that crosses a boundary between lines takes two loads.
+class AlignedFloats {
+ public:
+  AlignedFloats() = default;
+  explicit AlignedFloats(size_t count)
+      : data_(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64}))) {}
+
+  float* get() const {
+    return data_.get();
+  }
+
+ private:
+  struct Delete {
+    void operator()(float* data) const {
+      ::operator delete(data, std::align_val_t{64});
+    }
+  };
+  std::unique_ptr<float, Delete> data_;
+};
 
 // Computes the product of many rows. convert(first, count, to, stride) returns rows first ... first + count - 1 of w
 // [n, k] as float32, with the distance `stride` between rows: a pointer into w, or `to` after writing them there.
@@ -39,7 +61,7 @@ void multiply_many_rows(const Operands& p, Convert&& convert) {
   const int panel_rows = simd.panel_rows;
   const size_t size = simd.panel_size(p.k);
   const int x_panels = (p.m + panel_rows - 1) / panel_rows;
-  const std::unique_ptr<float[]> x(new float[size * x_panels]);
+  const AlignedFloats x(size * x_panels);
   parallel(x_panels, [&](int i) {
     const int first = i * panel_rows;
     simd.pack_panel(p.x + first * p.ldx, p.ldx, std::min(panel_rows, p.m - first), p.k, x.get() + i * size);
@@ -49,11 +71,11 @@ void multiply_many_rows(const Operands& p, Convert&& convert) {
   parallel((p.n + columns - 1) / columns, [&](int i) {
     const int first = i * columns;
     const int count = std::min(columns, p.n - first);
-    static thread_local std::unique_ptr<float[]> buffer;
+    static thread_local AlignedFloats buffer;
     static thread_local size_t buffer_size = 0;
     const size_t needed = size * (kPanels + 1);
     if (buffer_size < needed) {
-      buffer.reset(new float[needed]);
+      buffer = AlignedFloats(needed);
       buffer_size = needed;
     }
     for (int j = 0; j < count; j += panel_rows) {

@@ -78,12 +78,12 @@ void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw
     });
   }
   const int64_t work = int64_t{p.m} * p.n * p.k;
-  std::unique_ptr<float[]> copy;
+  AlignedFloats copy;
   const float* x = p.x;
   int64_t ldx = p.ldx;
   if (p.m > 2 && p.n > 16 * p.m && ldx % 256 == 0) {
-    ldx = p.k + kPadding;
-    copy.reset(new float[ldx * p.m]);
+    ldx = (p.k + 15) / 16 * 16 + kPadding;
+    copy = AlignedFloats(ldx * p.m);
     for (int64_t r = 0; r < p.m; ++r) {
       std::copy_n(p.x + r * p.ldx, p.k, copy.get() + r * ldx);
     }

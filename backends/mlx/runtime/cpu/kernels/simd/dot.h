@@ -67,7 +67,8 @@ void dot_tile(
       weights[j] = load_w(w + j * ldw);
     }
     for (int r = 0; r < M; ++r) {
-      const Floats elements = load_x(x + r * ldx);
+      Floats elements = load_x(x + r * ldx);
+      keep_in_register(elements);
       for (int j = 0; j < R; ++j) {
         acc[r * R + j] += elements * weights[j];
       }
@@ -75,6 +76,13 @@ void dot_tile(
   };
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
+    if constexpr (R > 1) {
+      // The tile reads R pieces of memory that are too short for the hardware prefetcher. A prefetch never faults, even
+      // past the end of the array.
+      for (int j = 0; j < R; ++j) {
+        __builtin_prefetch(w + (R + j) * ldw + i);
+      }
+    }
     add_step(
         [&](const float* row) { return load<Floats>(row + i); },
         [&](const auto* row) { return Elements<Type>::load_all(row + i); });
@@ -108,14 +116,14 @@ void dot_rows_for_type(
     const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
     float* y, ptrdiff_t ldy) {
   const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
-  // With few rows of x, one row of the matrix at a time is read in the order of memory. Several rows at a time would be
+  // With one row of x, one row of the matrix at a time is read in the order of memory. Several rows at a time would be
   // read from several pages in turn, which reaches only two thirds of the memory bandwidth.
-  const int group = m <= 2 ? n : kDotTileColumns;
+  const int group = m == 1 ? n : kDotTileColumns;
   for (int j = 0; j < n; j += group) {
     const int columns = n - j < group ? n - j : group;
     for_row_tiles<kDotTileRows>(m, [&](auto rows, int first) {
       constexpr int M = decltype(rows)::value;
-      constexpr int R = M <= 2 ? 1 : kDotTileColumns;
+      constexpr int R = M == 1 ? 1 : kDotTileColumns;
       dot_tiles<Type, M, R>(
           x + first * ldx, ldx, elements + j * ldw, ldw, columns, k, alpha, beta, y + first * ldy + j, ldy);
     });

@@ -9,7 +9,7 @@
 namespace executorch_mlx {
 
 // Limits of the functions below.
-constexpr int kMaxQuantizedRows = 12;  // rows of x in one call of quantized_rows
+constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 
 // An [n, k] matrix in MLX's affine packing, contiguous.

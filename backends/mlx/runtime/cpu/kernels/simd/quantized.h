@@ -158,14 +158,10 @@ void quantized_tile(
     biases[j] = as_float32(q.biases, q.scale_type, first, groups, buffers[1][j]);
   }
   // The tile reads weights, scales and biases: three pieces of memory that are too short for the hardware prefetcher.
-  // So the scales and biases of the next tile are prefetched here, and its weights below. With many rows of x this does
-  // not help, because the arithmetic takes longer than reading the memory.
-  constexpr bool prefetches = M <= 4;
-  if constexpr (prefetches) {
-    const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
-    prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
-    prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
-  }
+  // So the scales and biases of the next tile are prefetched here, and its weights below.
+  const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
+  prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
+  prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
   const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
   const ptrdiff_t row_bytes = static_cast<ptrdiff_t>(words) * 4;
   Floats acc[M * R] = {};
@@ -173,9 +169,7 @@ void quantized_tile(
     Group<Bits> group[R];
     repeat<R>([&](auto j) __attribute__((always_inline)) {
       group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
-      if constexpr (prefetches) {
-        __builtin_prefetch(w + (R + j.value) * row_bytes);
-      }
+      __builtin_prefetch(w + (R + j.value) * row_bytes);
     });
     for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
@@ -183,7 +177,10 @@ void quantized_tile(
         values[j.value] = group[j.value].values(w + j.value * row_bytes);
       });
       repeat<M>([&](auto r) __attribute__((always_inline)) {
-        const Floats elements = load<Floats>(x + r.value * ldx);
+        Floats elements = load<Floats>(x + r.value * ldx);
+        if constexpr (R > 1) {
+          keep_in_register(elements);
+        }
         repeat<R>([&](auto j) __attribute__((always_inline)) {
           acc[r.value * R + j.value] += elements * values[j.value];
         });
@@ -198,7 +195,7 @@ void quantized_tile(
 // The number of rows of the matrix in a tile with `rows` rows of x.
 constexpr int quantized_columns(int rows) {
 #if defined(__AVX512F__)
-  return rows <= 4 ? 4 : rows <= 6 ? 3 : 2;
+  return rows <= 4 ? 4 : 3;
 #else
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 #endif

@@ -87,6 +87,15 @@ inline V load_partial(const T* from, int count) {
   return load<V>(lanes);
 }
 
+// Lets the compiler load x once, instead of once for each use.
+inline void keep_in_register([[maybe_unused]] Floats& x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#elif defined(__AVX__)
+  asm("" : "+x"(x));
+#endif
+}
+
 // Stores the first `count` lanes.
 inline void store_partial(Floats v, float* to, int count) {
 #if defined(__AVX512F__)
@@ -146,7 +155,11 @@ inline float sum(Floats v) {
 // Converts the bits of float16 or bfloat16 values to float32. Exact, also for subnormal numbers, infinities and NaNs.
 template <FloatType Type>
 inline Floats to_float(Halves x) {
+#if defined(__AVX512F__)
+  const Words bits = (Words)_mm512_cvtepu16_epi32((__m256i)x);  // GCC 12 converts the halves of the vector separately
+#else
   const Words bits = __builtin_convertvector(x, Words);
+#endif
   if constexpr (Type == FloatType::bfloat16) {
     return (Floats)(bits << 16);
   }
