@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     conv,
     create,
     cumulative,
+    declined,
     decomposed,
     elementwise,
     histogram,
