@@ -136,12 +136,12 @@ def export_llm(
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
+    use_gathered_experts(model)
     conversion = convert_weights(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
         calibrate=None if calibrate is None else Path(calibrate), progress=progress,
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
-    use_gathered_experts(model)
     decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
     progress("export")
     has_head = outputs != "logits"

@@ -116,7 +116,6 @@ class GGUFFile:
     def config(self) -> PretrainedConfig:
         """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
         values = {name: self.get(key) for key, name in _CONFIG.items()}
-        values |= {f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()}
         values["head_dim"] = self.get("attention.key_length") or self.get("rope.dimension_count")
         if self.architecture in OFFSET_NORMS:
             values["query_pre_attn_scalar"] = values["head_dim"]
@@ -131,6 +130,8 @@ class GGUFFile:
             ARCHITECTURES[self.architecture],
             vocab_size=int(embedding.shape[1]),
             tie_word_embeddings=all(t.name != "output.weight" for t in self.reader.tensors),
+            # None too: the default of the config belongs to one model.
+            **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
             **{name: value for name, value in values.items() if value is not None},
         )
         self._set_rope(config)
