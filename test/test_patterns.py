@@ -128,6 +128,39 @@ def test_rope_along_axis_1(delegate, dtype, length):
     assert check(case).count("RopeNode") == 2
 
 
+class RotaryAnywhere(Rotary):
+    """Any positions: an input, in place of `arange(S) + start`."""
+
+    def forward(self, query, key, position_ids):
+        freqs = position_ids[..., None].float() * self.inv_freq.to(dtype=torch.float)
+        angles = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = (f(angles).to(query.dtype).unsqueeze(3 - self.sequence_axis) for f in (torch.cos, torch.sin))
+        return query * cos + rotate_half(query) * sin, key * cos + rotate_half(key) * sin
+
+
+class RotaryAnywhereBeforeTranspose(RotaryAnywhere):
+    sequence_axis = 1
+
+
+@pytest.mark.parametrize("length", [N, 4, 1], ids=["dynamic", "as many as heads", "one"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rope_at_any_positions(delegate, length, dtype):
+    positions = ints(1, length, low=0, high=90)
+    case = row("program/rope anywhere", RotaryAnywhere(), floats(1, 4, length, 8), floats(1, 2, length, 8), positions,
+               dtypes=[dtype], loose=2)
+    assert check(case).count("RopeNode") == 2
+    case = row("program/rope anywhere on axis 1", RotaryAnywhereBeforeTranspose(), floats(1, length, 4, 8),
+               floats(1, length, 2, 8), positions, dtypes=[dtype], loose=2)
+    assert check(case).count("RopeNode") == 2
+
+
+def test_rope_at_any_positions_of_several_sequences_is_not_fused(delegate):
+    """The positions of all sequences are the same here, and `RopeNode` takes one offset for each sequence."""
+    case = row("program/rope, two sequences", RotaryAnywhere(), floats(2, 4, 3, 8), floats(2, 2, 3, 8),
+               ints(1, 3, low=0, high=9), dtypes=[f32], loose=2)
+    assert "RopeNode" not in check(case)
+
+
 class RotaryAlongHeads(Rotary):
     """A faulty model, which torch accepts: with as many heads as positions, the angles broadcast along the heads."""
 

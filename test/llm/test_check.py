@@ -10,23 +10,28 @@ from executorch_mlx.cli.main import main
 from executorch_mlx.llm.export import HeadConfig, VerificationError, export_llm
 
 pytestmark = pytest.mark.usefixtures("delegate")
-CALLS = 5  # two chunks and three decode steps
+LONG = 5  # two chunks and three decode steps
+SHORT = 2 + 4  # two chunks, and a call of `verify` with four tokens
+ROWS = 3 + 3 * 3 + 4  # three chunks in two rows, three calls of `decode` with three rows, and a call of `verify`
 
+# Name → arguments of export_llm, number of tokens that the check compares
 OPTIONS = {
-    "tokens": dict(head=HeadConfig(penalties=8, logit_bias=2, allowed_tokens=True)),
-    "both": dict(outputs="both", allow_extensions=True),
-    "logits": dict(outputs="logits"),
-    "batch and window": dict(batch=3, sliding_window=8),
-    "int4 and bfloat16": dict(quantize="int4", group_size=32, dtype=torch.bfloat16),
+    "tokens": (dict(head=HeadConfig(penalties=8, logit_bias=2, allowed_tokens=True, logprobs=2)), LONG + SHORT),
+    "both": (dict(outputs="both", allow_extensions=True), LONG + SHORT),
+    "logits": (dict(outputs="logits"), LONG),
+    "no speculation": (dict(speculation=False), LONG + 2),
+    "rows and window": (dict(batch=3, sliding_window=8), LONG + ROWS),
+    "rows and logits": (dict(batch=3, outputs="logits"), LONG + ROWS - 4),
+    "int4 and bfloat16": (dict(quantize="int4", group_size=32, dtype=torch.bfloat16), LONG + SHORT),
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_right_program_is_written(options, tmp_path):
+@pytest.mark.parametrize("options, tokens", OPTIONS.values(), ids=OPTIONS)
+def test_right_program_is_written(options, tokens, tmp_path):
     exported = export_llm(small_llm.model(), chunk=16, **options)
     size = exported.save(tmp_path / "model.pte")
     check = exported.check
-    assert check.ok and check.agreeing == check.tokens == CALLS * options.get("batch", 1)
+    assert check.ok and check.agreeing == check.tokens == tokens
     assert 0 < check.difference <= check.tolerance
     assert [p.name for p in tmp_path.iterdir()] == ["model.pte"] and (tmp_path / "model.pte").stat().st_size == size
 
@@ -92,5 +97,5 @@ def test_command_exits_with_an_error_and_leaves_no_file(tmp_path, capsys):
     assert list(output.parent.iterdir()) == []
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert "5 of 5 greedy tokens agree; largest difference of the logits" in printed.out
+    assert "11 of 11 greedy tokens agree; largest difference of the logits" in printed.out
     assert "verify: " in printed.err and "GB, before that " in printed.err

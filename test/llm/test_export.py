@@ -131,7 +131,7 @@ def test_half_precision_draws_a_most_likely_token(tmp_path, dtype):
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     program = LLMProgram(tmp_path / "model.pte")
-    decoder = CachedDecoder(small_llama().to(dtype), batch=1, max_context_len=48)
+    decoder = CachedDecoder(small_llama().to(dtype), max_context_len=48)
     with torch.no_grad():
         logits = decoder(torch.tensor([PROMPT]), torch.tensor([0]))[0, -1].float()
     token = program.step(PROMPT, 0)

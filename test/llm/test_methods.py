@@ -68,7 +68,7 @@ def requests_of(program):
 def alone(program):
     """The answers to the requests, each alone in row 0."""
     answers = [program.answer(prompt, STEPS, 0, **parameters) for prompt, parameters in requests_of(program)]
-    assert all(len(set(answer)) > 5 for answer in answers)
+    assert len(set().union(*answers)) > 15  # greedy answers of random models repeat themselves
     return answers
 
 
