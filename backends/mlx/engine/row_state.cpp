@@ -85,7 +85,7 @@ class MappedFile {
       data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     }
     close(file);
-    check(data_ != MAP_FAILED, EXECUTORCH_MLX_FAILED, path, ": cannot read the file");
+    check(data_ != MAP_FAILED, EXECUTORCH_MLX_INVALID_ARGUMENT, path, ": the file is empty, or not a regular file");
     madvise(data_, size_, MADV_SEQUENTIAL);
   }
   MappedFile(const MappedFile&) = delete;
