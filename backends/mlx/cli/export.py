@@ -45,7 +45,7 @@ def _add_weights(add: Callable) -> None:
         help="quantize linear layers and embeddings; mixed has 4 bits and keeps sensitive layers wider (default: "
              "%(default)s)")
     add("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS,
-        help="number of weights that share a quantization scale (default: 64)")
+        help="number of weights that share a quantization scale (default: 32)")
     add("--calibrate", type=Path, metavar="FILE",
         help="tune the quantization over the text in this file (default: adapt it to a part of Python's documentation)")
     add("--adapter", type=Path, metavar="DIR",

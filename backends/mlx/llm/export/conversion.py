@@ -21,7 +21,7 @@ from .weights import cast_parameters
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
-GROUP_SIZE = 64
+GROUP_SIZE = 32
 MIXED_BITS = 4.8  # of a weight of a linear layer on average, with its scales: about that of llama.cpp's Q4_K_M
 _ENDS_BITS = 8  # of the embedding and the output projection
 

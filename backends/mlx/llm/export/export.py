@@ -109,7 +109,7 @@ def export_llm(
     - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
       loaded model.
-    - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 64); `mixed`, which
+    - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
       has 4 bits but keeps sensitive layers wider; `nvfp4`, `mxfp4` or `mxfp8`; or `none`. The embedding
       and the output projection get 8 bits.
     - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,

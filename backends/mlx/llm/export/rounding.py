@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize
+from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
 _ROUNDS = 2
@@ -37,8 +37,8 @@ def rounded(
 ) -> list[torch.Tensor | None]:
     """Return the packed weight, scales and biases of a weight [..., K]. The biases are None in a float mode.
 
-    Scales and biases in affine mode have `dtype`. With 8 bits they are those of `packing.quantize`, whose error is
-    small; otherwise `importance` [K] is that of `fit`. Only a few rows are quantized at a time.
+    Scales and biases in affine mode have `dtype`. With 8 bits they are those of `fit_range`, whose error is small;
+    otherwise `importance` [K] is that of `fit`. Only a few rows are quantized at a time.
     """
     rows = w.detach().flatten(0, -2)
     parts: list[tuple] = []
@@ -48,7 +48,7 @@ def rounded(
         if format.mode != "affine":
             parts.append(fit_float(part, format.mode, importance))
         elif format.bits == 8:
-            parts.append(quantize(part, 8, format.group_size, dtype))
+            parts.append(fit_range(part, 8, format.group_size, dtype))
         else:
             parts.append(fit(part, format.bits, format.group_size, dtype, importance))
     return [None if ts[0] is None else torch.cat(ts).unflatten(0, w.shape[:-1]) for ts in zip(*parts)]
@@ -71,6 +71,28 @@ def fit(
     x = w.detach().float().unflatten(-1, (-1, group_size))
     scales, biases = search(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
     return pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
+
+
+def fit_range(
+    w: torch.Tensor, bits: int, group_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize floats [N, K] in affine mode over the range of each group. Returns what `packing.quantize` returns.
+
+    The range is that of the values, or one that is symmetric about 0, whichever has the smaller squared error. The
+    second is exact for weights that were quantized symmetrically, as Q8_0 of GGUF is.
+    """
+    q, scales, biases = quantize(w, bits, group_size, dtype)
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    codes = unpack(q, bits).unflatten(-1, (-1, group_size))
+    step = (x.abs().amax(-1) / (2 ** (bits - 1) - 1)).clamp(min=1e-7).to(dtype)
+    origin = step * -(2 ** (bits - 1))
+    symmetric = integers(x, step, origin, bits)
+    errors = [
+        _values(n, *grid).sub_(x).square_().sum(-1) for n, grid in ((codes, (scales, biases)), (symmetric, (step, origin)))
+    ]
+    is_better = errors[1] < errors[0]
+    codes = torch.where(is_better.unsqueeze(-1), symmetric.to(torch.uint8), codes)
+    return pack(codes.flatten(-2), bits), torch.where(is_better, step, scales), torch.where(is_better, origin, biases)
 
 
 def search(
