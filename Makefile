@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-suite build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm docs test test-suite build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -12,10 +12,11 @@ help:
 	@echo
 	@echo "make build      set up .venv and build the delegate in build/"
 	@echo "make demo       export the demo model and print text that the C++ runner generates"
+	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
-	@echo "make sanitize   run the payload fuzzer, the runtime's and runner's tests and the op rows under ASan and UBSan,"
+	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
 	@echo "make fuzz-payloads, fuzz-pte"
 	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"
@@ -30,6 +31,9 @@ help:
 
 demo: build
 	@$(PY) examples/demo.py
+
+demo-llm: build
+	@$(PY) examples/demo_llm.py
 
 test: build
 	@tools/setup.sh browser

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -47,8 +48,9 @@ def lower(module: torch.nn.Module, x: torch.Tensor):
 
 def from_cpp(layers: int, calls: int, rows: int, columns: int) -> tuple[float, float]:
     build = ROOT / "build"
-    cmake = ["cmake", "-S", str(ROOT), "-B", str(build), "-DEXECUTORCH_MLX_BENCHMARKS=ON"]
-    for command in (cmake, ["cmake", "--build", str(build), "--target", "overhead_benchmark"]):
+    cmake = [sys.executable, "-m", "cmake"]
+    configure = [*cmake, "-S", str(ROOT), "-B", str(build), "-DEXECUTORCH_MLX_BENCHMARKS=ON"]
+    for command in (configure, [*cmake, "--build", str(build), "--target", "overhead_benchmark"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "layers.pte"

@@ -1,23 +1,45 @@
-"""A deliberately broken lowering: one constant of a program is scaled by 1.01."""
+"""Deliberately broken lowerings, for the tests of the checks."""
 
+from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 from executorch_mlx.builder.emitter import Emitter
+from executorch_mlx.serialization import ir
 
 
 @contextmanager
-def scaled_constant(name: str):
-    """While open, every program that is compiled has 1.01 times the constant `name`."""
+def _changed_fields(change: Callable[[Emitter, type[ir.Op], dict[str, Any]], None]):
+    """While open, `change(emitter, op, fields)` may change the fields of every instruction that is compiled."""
     emit = Emitter.emit
 
-    def scaling(self, op, **fields):
-        for field, value in fields.items():
-            if getattr(value, "name", None) == name and value.data is not None:
-                fields[field] = self.constant(name, value.data().detach() * 1.01)
+    def changing(self, op, **fields):
+        change(self, op, fields)
         return emit(self, op, **fields)
 
-    Emitter.emit = scaling
+    Emitter.emit = changing
     try:
         yield
     finally:
         Emitter.emit = emit
+
+
+def scaled_constant(name: str):
+    """While open, every program that is compiled has 1.01 times the constant `name`."""
+
+    def change(emitter, op, fields):
+        for field, value in fields.items():
+            if getattr(value, "name", None) == name and value.data is not None:
+                fields[field] = emitter.constant(name, value.data().detach() * 1.01)
+
+    return _changed_fields(change)
+
+
+def changed_field(broken: type[ir.Op], field: str, new: Callable[[Any], Any]):
+    """While open, every instruction of type `broken` that is compiled has `new(value)` in place of a field's value."""
+
+    def change(emitter, op, fields):
+        if op is broken:
+            fields[field] = new(fields.get(field))
+
+    return _changed_fields(change)

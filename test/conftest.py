@@ -33,6 +33,25 @@ def chat_program(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def mask_program(tmp_path_factory) -> Path:
+    """The path of a program that only draws tokens, among the allowed ones."""
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+
+    head = HeadConfig(logit_bias=4, allowed_tokens=True)
+    return small_llm.shared(tmp_path_factory, "mask", head=head)
+
+
+@pytest.fixture(scope="session")
+def logprob_program(tmp_path_factory) -> Path:
+    """The path of a program that draws tokens and returns log probabilities."""
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+
+    return small_llm.shared(tmp_path_factory, "logprobs", head=HeadConfig(logprobs=4))
+
+
+@pytest.fixture(scope="session")
 def logits_program(tmp_path_factory) -> Path:
     """The path of a program without sampling head, tokenizer and token bytes."""
     import small_llm

@@ -9,8 +9,6 @@ ExecuTorch's own MLX delegate there.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .quiet import quiet_imports
-
 if TYPE_CHECKING:
     from executorch.runtime import Runtime
 
@@ -33,15 +31,21 @@ _MODULES = {
 }
 
 
+_TORCH_FREE = {"LLM", "SamplingHead", "load_delegate"}  # executorch_mlx.llm imports torch only for the names that need it
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
-        with quiet_imports():
-            return import_module(".loader", __name__).import_runtime()
     if name == "memory":
         return import_module(".memory", __name__)
-    if name not in _MODULES:
+    if name in _TORCH_FREE:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    if name != "Runtime" and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .quiet import quiet_imports
+
     with quiet_imports():
+        if name == "Runtime":  # ExecuTorch's, imported after the delegate is registered
+            return import_module(".loader", __name__).import_runtime()
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from executorch.runtime import Runtime
 
 _DELEGATE = "libmlx_delegate"
+_ENGINE = "libmlx_llm_engine"
 _BLAS = "libmlx_blas.so"
 _SUFFIXES = (".so", ".dylib")
 # The libraries of the wheels that the delegate links, as (package, library).
@@ -40,8 +41,8 @@ def load_delegate(path: str | None = None) -> str:
 
     Call this function before `executorch.runtime` is imported. On macOS, that import registers ExecuTorch's own MLX
     delegate, and ExecuTorch uses the one that is registered first. `from executorch_mlx import Runtime` does both in
-    the right order. On Linux, this function also replaces MLX's BLAS by OpenBLAS. It warns if `mlx` was imported too
-    early for the replacement.
+    the right order. On Linux, this function also replaces MLX's BLAS by faster kernels. It warns if `mlx` was imported
+    too early for the replacement.
 
     Args:
         path: The path of the delegate library. By default, the library in the folder that the environment variable
@@ -73,6 +74,16 @@ def load_delegate(path: str | None = None) -> str:
         return _loaded
 
 
+def load_engine() -> str:
+    """Registers the delegate, and returns the path of the library of the LLM engine, which lies beside the delegate.
+
+    Raises:
+        FileNotFoundError: The same as for `load_delegate`, or the engine is missing.
+        RuntimeError: The same as for `load_delegate`.
+    """
+    return str(_find_library(_ENGINE, (Path(load_delegate()).parent,)))
+
+
 @functools.cache
 def import_runtime() -> type[Runtime]:
     """Registers the MLX delegate, then imports ExecuTorch's `Runtime` and returns it.
@@ -94,10 +105,10 @@ def import_runtime() -> type[Runtime]:
 
 
 def blas_name(delegate: str) -> str:
-    """Returns the name of the BLAS that multiplies matrices on a CPU.
+    """Returns the name of the BLAS that multiplies float64 and complex matrices on a CPU.
 
     The name is the one that OpenBLAS reports, or "mlx" for MLX's own BLAS, or "mlx, loaded first" if libmlx was loaded
-    too early for OpenBLAS to replace MLX's BLAS.
+    too early to replace MLX's BLAS. In the last case, MLX's BLAS also multiplies float32 matrices.
 
     `delegate` is the path that `load_delegate` returned.
     """
@@ -108,17 +119,21 @@ def blas_name(delegate: str) -> str:
 
 def _find_delegate(path: str | None) -> Path:
     if path is not None:
-        candidates = [Path(path)]
-    else:
-        package = Path(__file__).resolve().parent
-        build = os.environ.get("EXECUTORCH_MLX_BUILD")
-        folders = (Path(build),) if build else (package / "lib", package.parent.parent / "build")
-        candidates = [folder / (_DELEGATE + suffix) for folder in folders for suffix in _SUFFIXES]
+        if not Path(path).exists():
+            raise FileNotFoundError(f"load_delegate: {_DELEGATE} is not built (searched {path})")
+        return Path(path).resolve()
+    package = Path(__file__).resolve().parent
+    build = os.environ.get("EXECUTORCH_MLX_BUILD")
+    return _find_library(_DELEGATE, (Path(build),) if build else (package / "lib", package.parent.parent / "build"))
+
+
+def _find_library(name: str, folders: tuple[Path, ...]) -> Path:
+    candidates = [folder / (name + suffix) for folder in folders for suffix in _SUFFIXES]
     for candidate in candidates:
         if candidate.exists():
             return candidate.resolve()
     searched = ", ".join(map(str, candidates))
-    raise FileNotFoundError(f"load_delegate: {_DELEGATE} is not built (searched {searched})")
+    raise FileNotFoundError(f"load_delegate: {name} is not built (searched {searched})")
 
 
 def _find_in_wheel(package: str, library: str) -> Path:

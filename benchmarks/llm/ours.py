@@ -1,4 +1,4 @@
-"""Measures this delegate. benchmarks/llm.py runs it in its own process.
+"""Measures this delegate, through the engine. benchmarks/llm.py runs it in its own process.
 
     python benchmarks/llm/ours.py PROGRAM.pte --prefill 128 512 --context 128 2048 --steps 16
 
@@ -9,43 +9,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
-import torch
-from executorch_mlx import Runtime  # noqa: F401  (before `load` starts: peer.py has imported mlx by then, too)
-from executorch_mlx.llm.generate.program import LLMProgram
-from executorch_mlx.llm.sampling_parameters import SamplingParameters
+from executorch_mlx import LLM
 from process import resident, warm
-from programs import measured
 
-PARAMETERS = SamplingParameters(temperature=0.8, top_p=0.9, top_k=40)
+PARAMETERS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "ignore_eos": True, "draft": 0}
 
 
-class Steps:
-    """Timed calls of the program."""
+def prefill(llm: LLM, prompt: list[int]) -> float:
+    """The seconds of a prefill, which also draws a token."""
+    return llm.generate(prompt, max_new_tokens=1, **PARAMETERS).result().metrics.prompt_seconds
 
-    def __init__(self, path: Path):
-        start = time.perf_counter()
-        self.program = LLMProgram(path)
-        # Loading the method makes the delegate read the weights.
-        self.program._program.load_method("forward")
-        self.load = time.perf_counter() - start
-        self.seed = 0
 
-    def call(self, tokens: torch.Tensor, position: int) -> tuple[int, float]:
-        self.seed += 1
-        start = time.perf_counter()
-        (token,) = self.program.tokens(tokens, position, parameters=PARAMETERS, seed=self.seed)
-        return token, time.perf_counter() - start
-
-    def fill(self, prompt: torch.Tensor, position: int = 0) -> tuple[int, float]:
-        """Prefill in chunks, as runners do; return the token after the prompt and the seconds."""
-        seconds, token = 0.0, 0
-        for chunk in prompt.split(self.program.chunk, dim=1):
-            token, spent = self.call(chunk, position)
-            position, seconds = position + chunk.shape[1], seconds + spent
-        return token, seconds
+def decode(llm: LLM, prompt: list[int], steps: int) -> float:
+    """The median seconds of a decode step after `prompt`."""
+    answer = llm.generate(prompt, max_new_tokens=steps + 1, **PARAMETERS)
+    ends = [time.perf_counter() for _ in answer]
+    return statistics.median(end - begin for begin, end in list(pairwise(ends))[1:])
 
 
 def main() -> None:
@@ -58,11 +43,18 @@ def main() -> None:
     options = parser.parse_args()
     warm(options.program)
     before = resident()
-    steps = Steps(options.program)
-    generator = torch.Generator().manual_seed(0)
-    longest = max([*options.prefill, *options.context, 1])
-    prompt = torch.randint(steps.program.vocab_size, (1, longest), generator=generator)
-    result = measured(steps, prompt, options) | {"load": steps.load, "before": before}
+    start = time.perf_counter()
+    llm = LLM.load(options.program, reuse_prompts=False)
+    result = {"load": time.perf_counter() - start, "before": before, "prefill": {}, "decode": {}, "resident": {}}
+    rng = random.Random(0)
+    longest = max([*options.prefill, *options.context, 2])
+    prompt = [rng.randrange(llm.program.vocab_size) for _ in range(longest)]
+    prefill(llm, prompt[:2])  # warm up
+    for length in options.prefill:
+        result["prefill"][length] = statistics.median(prefill(llm, prompt[:length]) for _ in range(options.repeats))
+    for length in options.context:
+        result["decode"][length] = decode(llm, prompt[:length], options.steps)
+        result["resident"][length] = resident()
     print(json.dumps(result))
 
 

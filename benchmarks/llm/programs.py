@@ -1,4 +1,4 @@
-"""Measures an ExecuTorch program, for the workers of benchmarks/llm.py other than peer.py."""
+"""Measures an ExecuTorch program, for the worker xnnpack.py of benchmarks/llm.py."""
 
 import statistics
 

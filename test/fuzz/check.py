@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from executorch_mlx.verification.noise import EPSILON, RoundingNoise
+from executorch_mlx.verification.rounding import SPREAD_FACTOR
 
 from .exported import ExportedRoute
 from .programs import EXTENTS, Program
 from .route import CaptureRefused, NotDelegated, Route
 
-# The relative rounding error of one operation, by dtype of the result.
-_EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 EAGER_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 _NOISY_RUNS = 4
-_SPREAD_FACTOR = 8  # the tolerance is this multiple of the spread of the runs with injected rounding errors
 
 
 class WrongAnswer(AssertionError):
@@ -122,8 +121,8 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
 
     Raises `results` if they are an exception. Returns if eager torch refuses the extent, whatever the results are.
 
-    The tolerance of each element comes from runs in eager torch with a random rounding error in every
-    intermediate value. Where the results of these runs differ, the result of the runtime may differ too.
+    The tolerance of each element comes from runs in eager torch with rounding noise. Where the results of these runs
+    differ, the result of the runtime may differ too.
     """
     arguments = program.arguments(extent)
     try:
@@ -132,8 +131,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
         return  # eager torch accepts this program only at the extent used for export
     if isinstance(results, Exception):
         raise results
-    epsilon = max((_EPSILON.get(t.dtype, 0) for t in (*arguments, *expected)), default=0) or _EPSILON[torch.float32]
-    noisy = [program.run(arguments, _noise(epsilon, seed)) for seed in range(_NOISY_RUNS)]
+    noisy = [_noisy_run(program, arguments, seed) for seed in range(_NOISY_RUNS)]
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):
         if a.shape != e.shape and extent == 1:
             return  # torch.export assumes that a dynamic extent is not 1, so the program does not broadcast it
@@ -141,7 +139,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
             raise WrongAnswer(
                 f"output {index} at n = {extent}: got {a.dtype} {list(a.shape)}, expected {e.dtype} {list(e.shape)}"
             )
-        wrong = _wrong(a, e, [run[index] for run in noisy], epsilon)
+        wrong = _wrong(a, e, [run[index] for run in noisy])
         if wrong.any():
             places = wrong.nonzero()[:3].tolist()
             raise WrongAnswer(
@@ -150,22 +148,12 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
             )
 
 
-def _noise(epsilon: float, seed: int):
-    """Returns a function that multiplies each element of floating-point tensors by 1 + epsilon or 1 - epsilon."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(value):
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(noise, value)) if type(value) in (tuple, list) else value
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        sign = torch.randint(0, 2, value.shape, generator=generator) * 2.0 - 1
-        return (value.double() * (1 + epsilon * sign)).to(value.dtype)
-
-    return noise
+def _noisy_run(program: Program, arguments: Sequence[torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
+    with RoundingNoise(seed):
+        return program.run(arguments)
 
 
-def _wrong(actual, expected, noisy, epsilon) -> torch.Tensor:
+def _wrong(actual, expected, noisy) -> torch.Tensor:
     """Returns a bool mask of the elements of `actual` that are outside the tolerance."""
     if not expected.is_floating_point():
         unstable = torch.zeros(expected.shape, dtype=torch.bool)
@@ -177,6 +165,7 @@ def _wrong(actual, expected, noisy, epsilon) -> torch.Tensor:
     is_determined = (runs.isnan() == e.isnan()).all(0) & (runs.isinf() == e.isinf()).all(0)
     spread = (runs - e).abs().nan_to_num(0, 0, 0).amax(0)
     scale = float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0
-    tolerance = _SPREAD_FACTOR * spread + 4 * epsilon * e.abs().nan_to_num(0, 0, 0) + epsilon * min(scale, 1.0)
+    epsilon = EPSILON[expected.dtype]
+    tolerance = SPREAD_FACTOR * spread + 4 * epsilon * e.abs().nan_to_num(0, 0, 0) + epsilon * min(scale, 1.0)
     same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= tolerance)
     return ~same & is_determined

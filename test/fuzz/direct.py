@@ -31,6 +31,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from .programs import DYNAMIC, EXTENTS, LARGEST_EXTENT, Program
 from .route import CaptureRefused, NotDelegated
 
+# Programs are traced for extents from this one on. A program may refuse a smaller extent, for example because the size
+# of a slice depends on whether the extent is 1.
+_SMALLEST_EXTENT = 2
+
 
 class DirectRoute:
     """Compiles each program by itself, to a method of one `.pte`. See `route.Route`."""
@@ -54,7 +58,8 @@ class DirectRoute:
                 try:
                     results[index] = self._program.load_method(str(index)).execute(program.arguments(extent))
                 except RuntimeError as error:
-                    results[index] = error
+                    if extent >= _SMALLEST_EXTENT:
+                        results[index] = error
         return results
 
 
@@ -100,7 +105,8 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
         arguments = [torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs]
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
-            traced = make_fx(program.function(), decomposition_table=_decompositions())(*arguments)
+            # Before dispatch: otherwise, torch decomposes operators such as attention by itself.
+            traced = make_fx(program.function(), decomposition_table=_decompositions(), pre_dispatch=True)(*arguments)
             if any(_writes(node) for node in traced.graph.nodes):  # some decompositions modify tensors in place
                 traced = make_fx(functionalize(traced, remove="mutations"))(*arguments)
         except Exception as error:  # torch's own refusals have many types
@@ -119,21 +125,31 @@ def _writes(node: Node) -> bool:
 
 
 def _symbol(environment: ShapeEnv) -> torch.SymInt:
-    """Returns a new symbol for the dynamic extent, from 2 to LARGEST_EXTENT."""
+    """Returns a new symbol for the dynamic extent, from _SMALLEST_EXTENT to LARGEST_EXTENT."""
     symbol = environment.create_symbol(EXTENTS[0], ConstantSource(DYNAMIC), dynamic_dim=DimDynamic.DYNAMIC)
-    environment.constrain_symbol_range(symbol, compiler_min=2, compiler_max=LARGEST_EXTENT)
+    environment.constrain_symbol_range(symbol, compiler_min=_SMALLEST_EXTENT, compiler_max=LARGEST_EXTENT)
     return environment.create_symintnode(symbol, hint=EXTENTS[0])
 
 
 def _has_whole_range(environment: ShapeEnv) -> bool:
     """Whether tracing has not narrowed the range of the dynamic extent."""
-    return all(v.lower <= 2 and v.upper >= LARGEST_EXTENT for v in environment.var_to_range.values())
+    return all(v.lower <= _SMALLEST_EXTENT and v.upper >= LARGEST_EXTENT for v in environment.var_to_range.values())
 
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns torch's decompositions, except those of operators for which the delegate has a handler."""
+    """Returns the decompositions that a trace applies, as torch.export does.
+
+    These are torch's decompositions and those that torch applies by itself without a trace before dispatch, except those
+    of operators for which the delegate has a handler.
+    """
     table = dict(default_decompositions().items())
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten":
+            target = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            table.setdefault(target, target.decompose)
     for target in REGISTRY.ops_to_preserve():
         table.pop(target, None)
     return table

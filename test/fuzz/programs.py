@@ -52,11 +52,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Statement:
-    """The statement `target = expression`. `is_exact` says that the expression only moves or compares values."""
+    """The statement `target = expression`."""
 
     target: str
     expression: str
-    is_exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,9 @@ class Program:
     def is_dynamic(self) -> bool:
         return any(i.is_dynamic for i in self.inputs)
 
-    def body(self, noise: bool = False) -> list[str]:
-        """Returns the lines of `forward`. With `noise`, each inexact expression is wrapped in a call `noise(...)`."""
-        lines = [
-            f"{s.target} = noise({s.expression})" if noise and not s.is_exact else f"{s.target} = {s.expression}"
-            for s in self.statements
-        ]
-        return [*lines, f"return ({', '.join(self.outputs)},)"]
+    def body(self) -> list[str]:
+        """Returns the lines of `forward`."""
+        return [*(f"{s.target} = {s.expression}" for s in self.statements), f"return ({', '.join(self.outputs)},)"]
 
     def source(self) -> str:
         """Returns complete torch code: a module, inputs, and one call of the module."""
@@ -103,25 +98,23 @@ class Program:
         """Returns a tensor for each input, with `extent` in place of the dynamic extent."""
         return tuple(i.make(extent) for i in self.inputs)
 
-    def run(self, arguments: Sequence[torch.Tensor], noise=None) -> tuple[torch.Tensor, ...]:
-        """Returns the outputs in eager torch. `noise`, if given, is applied to each inexact intermediate value."""
-        function = self.function(noise is not None)
+    def run(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Returns the outputs in eager torch."""
         with torch.no_grad():
-            return function(*arguments, *self.constant_values(), *([noise] if noise is not None else []))
+            return self.function()(*arguments, *self.constant_values())
 
-    def function(self, noise: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """Returns the program as a function of the inputs, the constants and, with `noise`, a function `noise`."""
-        return _compiled(self, noise)
+    def function(self) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """Returns the program as a function of the inputs and the constants."""
+        return _compiled(self)
 
     def constant_values(self) -> list[torch.Tensor]:
         return [_evaluated(expression) for _, expression in self.constants]
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(program: Program, noise: bool):
+def _compiled(program: Program):
     parameters = [i.name for i in program.inputs] + [name for name, _ in program.constants]
-    parameters += ["noise"] if noise else []
-    source = "\n    ".join([f"def run({', '.join(parameters)}):", *program.body(noise)])
+    source = "\n    ".join([f"def run({', '.join(parameters)}):", *program.body()])
     scope = dict(SCOPE)
     exec(compile(source, "<fuzz>", "exec"), scope)
     return scope["run"]

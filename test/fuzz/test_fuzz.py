@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from broken_lowering import changed_field
+from executorch_mlx.serialization import ir
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fuzz.check import WrongAnswer, check, compare
+from fuzz.direct import DirectRoute
 from fuzz.near_misses import FAMILIES
 from fuzz.programs import EXTENTS, Input, Program, Statement
 from fuzz.random_graphs import programs
@@ -43,6 +46,27 @@ def example() -> Program:
     return Program((x,), (Statement("y", "x * 3 + 1"), Statement("z", "y.sum(-1)")), ("y", "z"))
 
 
+def cancelling() -> Program:
+    """Sums whose terms cancel: 1 + erf(x) in GELU, and the products in attention."""
+    q, k, v = (Input(name, (1, 2, 7, 4), torch.float32) for name in "qkv")
+    statements = Statement("y", "F.gelu(q - 1.5)"), Statement("z", "F.scaled_dot_product_attention(q, k, v) @ v.mT")
+    return Program((q, k, v), statements, ("y", "z"))
+
+
+def test_rounding_of_sums_that_cancel_is_no_finding():
+    """The terms of a sum have rounding errors that can exceed the result by far."""
+    program = cancelling()
+    arguments = program.arguments(EXTENTS[0])
+    y, z = (output.float() for output in program.run([a.double() for a in arguments]))
+    q = arguments[0] - 1.5
+    y = 0.5 * q * (1 + torch.erf(q * 0.70710678))  # another order of the operations
+    compare(program, EXTENTS[0], [y, z])
+    with pytest.raises(WrongAnswer, match="output 0"):
+        compare(program, EXTENTS[0], [y + 1e-5, z])
+    with pytest.raises(WrongAnswer, match="output 1"):
+        compare(program, EXTENTS[0], [y, z + 3e-4])
+
+
 def test_wrong_values_are_found():
     program = example()
     y, z = program.run(program.arguments(EXTENTS[0]))
@@ -56,3 +80,28 @@ def test_wrong_values_are_found():
 def test_source_of_a_program_runs(capsys):
     exec(example().source(), {})
     assert capsys.readouterr().out.startswith("(tensor([[")
+
+
+BROKEN = {
+    "rms_norm": (ir.RMSNormNode, "eps", lambda eps: eps + 0.001),
+    "layer_norm": (ir.LayerNormNode, "eps", lambda eps: eps + 0.001),
+    "gelu": (ir.GeluNode, "approximate", {"none": "tanh", "tanh": "none"}.get),
+    "rope": (ir.RopeNode, "traditional", lambda traditional: True),
+    "attention": (ir.SdpaNode, "scale", lambda scale: scale * 1.001),
+    "linear": (ir.AddmmNode, "alpha", lambda alpha: 1.001),
+}
+
+
+@pytest.mark.parametrize("family", BROKEN)
+def test_broken_fusion_is_found(delegate, family):
+    """A fusion with a slightly wrong constant gives wrong answers for some programs of its family."""
+    failures = []
+
+    @short(8 if family == "rope" else 2)  # few of its programs match the fusion
+    @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
+    def generated(batch):
+        check(batch, report=failures.append, route=DirectRoute)
+
+    with changed_field(*BROKEN[family]):
+        generated()
+    assert any(isinstance(failure, WrongAnswer) for failure in failures)

@@ -1,4 +1,4 @@
-// Fuzz target: one .pte file per input, for ExecuTorch's loader, the delegate and the LLM runner. See CONTRIBUTING.md.
+// Fuzz target: one .pte file per input, for ExecuTorch's loader, the delegate and the LLM engine. See CONTRIBUTING.md.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/runtime/executor/memory_manager.h>
 #include <executorch/runtime/executor/method.h>
@@ -6,7 +6,7 @@
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 #include <executorch_mlx/delegate.h>
-#include <executorch_mlx/llm_runner.h>
+#include <executorch_mlx/engine.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -100,11 +100,11 @@ bool run_program(const uint8_t* data, size_t size) {
   return fits;
 }
 
-void open_runner(const uint8_t* data, size_t size) {
+void open_model(const uint8_t* data, size_t size) {
   const int file = memfd_create("fuzz.pte", 0);
   if (write(file, data, size) == static_cast<ssize_t>(size)) {
     try {
-      executorch_mlx::LlmRunner runner("/proc/self/fd/" + std::to_string(file), "cpu");
+      executorch_mlx::Model model("/proc/self/fd/" + std::to_string(file), "cpu");
     } catch (const executorch_mlx::LlmError&) {
     }
   }
@@ -128,7 +128,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     if (run_program(data, size)) {
-      open_runner(data, size);
+      open_model(data, size);
     }
   } catch (const Aborted&) {
   }

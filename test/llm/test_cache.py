@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 import torch
 from executorch_mlx.llm.export import HeadConfig, export_llm
-from executorch_mlx.llm.generate.program import LLMProgram
+from row_programs import RowProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CAPACITY = 16384
@@ -24,19 +24,20 @@ def program(tmp_path_factory):
         max_position_embeddings=CAPACITY,
     )
     path = tmp_path_factory.mktemp("cache") / "model.pte"
-    export_llm(LlamaForCausalLM(config).eval(), max_context_len=CAPACITY, head=HeadConfig(min_p=False)).save(path)
-    program = LLMProgram(path)
-    program.step([1, 2, 3], 0)  # the first call copies the buffers
+    head = HeadConfig(min_p=False)
+    export_llm(LlamaForCausalLM(config).eval(), max_context_len=CAPACITY, head=head).save(path)
+    program = RowProgram(path, head, 128)
+    program.prefill([1, 2, 3], 0)  # the first call copies the buffers
     return program
 
 
 # With filters, the step contains branches.
 @pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0, "top_k": 40, "top_p": 0.9}])
 def test_a_step_does_not_copy_the_cache(program, parameters):
-    program.step([1], 3, **parameters)
+    program.prefill([1], 3, **parameters)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    program.step([1], 4, **parameters)
+    program.prefill([1], 4, **parameters)
     assert mx.get_peak_memory() - before < BUFFER_BYTES / 2
     assert mx.get_active_memory() - before < BUFFER_BYTES / 2
 

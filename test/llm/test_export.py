@@ -6,7 +6,7 @@ from executorch_mlx import Runtime
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
-from executorch_mlx.llm.generate.program import LLMProgram
+from row_programs import RowProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SMALL = dict(
@@ -34,10 +34,26 @@ def exported():
 
 
 @pytest.fixture(scope="module")
-def program(exported, tmp_path_factory):
+def path(exported, tmp_path_factory):
     path = tmp_path_factory.mktemp("llm") / "model.pte"
     exported.save(path)
-    return LLMProgram(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(path):
+    return LLM.load(path)
+
+
+@pytest.fixture(scope="module")
+def step(path):
+    """Calls the program: `step(tokens, position)` returns the token that it draws."""
+    return stepper(path, HeadConfig())
+
+
+def stepper(path, head):
+    program = RowProgram(path, head, SMALL["vocab_size"])
+    return lambda tokens, position, **parameters: program.prefill(tokens, position, **parameters)[0].item()
 
 
 def test_every_node_is_delegated_in_one_call(exported):
@@ -48,56 +64,55 @@ def test_every_node_is_delegated_in_one_call(exported):
     assert len(forward.chains[0].instructions) == 1
 
 
-def test_greedy_equals_transformers(program):
+def test_greedy_equals_transformers(llm):
     model = small_llama()
     model.generation_config.eos_token_id = None
     expected = model.generate(
         torch.tensor([PROMPT]), do_sample=False, max_new_tokens=40, pad_token_id=0
     )[0, len(PROMPT) :].tolist()
-    stop = next((i for i, t in enumerate(expected) if t in program.eos_ids), len(expected))
+    stop = next((i for i, t in enumerate(expected) if t in llm.eos_ids), len(expected))
     assert len(set(expected[:stop])) > 5
-    assert LLM(program).generate(PROMPT, max_new_tokens=40).result().tokens == expected[:stop]
+    assert llm.generate(PROMPT, max_new_tokens=40).result().tokens == expected[:stop]
 
 
-def test_a_prompt_in_chunks_gives_the_same_token(program):
-    whole = program.step(PROMPT, 0)
-    program.step(PROMPT[:2], 0)
-    program.step(PROMPT[2:3], 2)
-    assert program.step(PROMPT[3:], 3) == whole
+def test_a_prompt_in_chunks_gives_the_same_token(step):
+    whole = step(PROMPT, 0)
+    step(PROMPT[:2], 0)
+    step(PROMPT[2:3], 2)
+    assert step(PROMPT[3:], 3) == whole
 
 
-def test_the_seed_determines_the_tokens(program):
+def test_the_seed_determines_the_tokens(llm):
     settings = dict(max_new_tokens=20, temperature=1.0, top_k=50, top_p=0.95, ignore_eos=True)
-    draws = [LLM(program).generate(PROMPT, seed=seed, **settings).result().tokens for seed in (1, 1, 2)]
+    draws = [llm.generate(PROMPT, seed=seed, **settings).result().tokens for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2] and len(draws[0]) == 20
 
 
-def test_metadata(program):
-    assert program.get("get_max_seq_len") == 48
-    assert program.get("get_vocab_size") == 300
-    assert program.get("get_bos_id") == 0
-    assert program.eos_ids == {298, 299}
-    assert program.get("use_kv_cache") is True
-    assert program.get("sampling_head") is True
+def test_metadata(llm):
+    program = llm.program
+    assert (program.chunk, program.vocab_size, program.rows, program.eos_ids) == (48, 300, 1, {298, 299})
+    assert (program.has_head, program.has_logits, program.has_verify) == (True, False, True)
+    assert [program.get(name) for name in ("get_bos_id", "use_kv_cache", "sampling_head")] == [0, 1, 1]
+    assert program.get("get_nothing", 5) == 5 and program.data("token_bytes") is None
 
 
-def test_an_answer_ends_when_the_context_is_full(program):
-    result = LLM(program).generate([1] * 40, max_new_tokens=100, temperature=5.0, seed=3, ignore_eos=True).result()
+def test_an_answer_ends_when_the_context_is_full(llm):
+    result = llm.generate([1] * 40, max_new_tokens=100, temperature=5.0, seed=3, ignore_eos=True).result()
     assert result.finish == "context"
     assert len(result.tokens) == 48 - 40 + 1  # the last token is drawn, but has no position
 
 
 @pytest.mark.parametrize("length", [0, 49])
-def test_a_prompt_of_wrong_length_is_refused(program, length):
+def test_a_prompt_of_wrong_length_is_refused(llm, length):
     with pytest.raises(ValueError, match=f"prompt: got {length} tokens, expected 1 to 48"):
-        LLM(program).generate([1] * length, max_new_tokens=1).result().tokens
+        llm.generate([1] * length, max_new_tokens=1).result().tokens
 
 
-def test_a_write_beyond_the_cache_fails_and_keeps_the_cache(program):
-    before = program.step(PROMPT, 0)
+def test_a_write_beyond_the_cache_fails_and_keeps_the_cache(step):
+    before = step(PROMPT, 0)
     with pytest.raises(RuntimeError):
-        program.step(PROMPT, 45)
-    assert program.step(PROMPT[-1:], len(PROMPT) - 1) == before
+        step(PROMPT, 45)
+    assert step(PROMPT[-1:], len(PROMPT) - 1) == before
 
 
 @pytest.mark.parametrize("length", [1, 49])
@@ -109,10 +124,9 @@ def test_max_context_len_out_of_range_is_refused(length):
 def test_a_minimal_head_has_two_inputs(tmp_path):
     exported = export_llm(small_llama(), head=HeadConfig.minimal())
     exported.save(tmp_path / "model.pte")
-    program = LLMProgram(tmp_path / "model.pte")
-    forward = program._program.metadata("forward")
+    forward = Runtime.get().load_program(tmp_path / "model.pte").metadata("forward")
     assert forward.num_inputs() == 4  # tokens, input_pos, temperature, top_p
-    assert isinstance(program.step(PROMPT, 0, temperature=1.0), int)
+    assert isinstance(stepper(tmp_path / "model.pte", HeadConfig.minimal())(PROMPT, 0, temperature=1.0), int)
 
 
 def test_logits_equal_transformers(tmp_path):
@@ -130,10 +144,9 @@ def test_half_precision_draws_a_most_likely_token(tmp_path, dtype):
     exported = export_llm(small_llama(), dtype=dtype)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
-    program = LLMProgram(tmp_path / "model.pte")
     decoder = CachedDecoder(small_llama().to(dtype), max_context_len=48)
     with torch.no_grad():
         logits = decoder(torch.tensor([PROMPT]), torch.tensor([0]))[0, -1].float()
-    token = program.step(PROMPT, 0)
+    token = stepper(tmp_path / "model.pte", HeadConfig())(PROMPT, 0)
     # Rounding may swap tokens with almost equal logits.
     assert logits.max() - logits[token] < 0.02

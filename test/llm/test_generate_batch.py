@@ -54,11 +54,10 @@ def test_sequences_end_independently(batched, single):
     assert results[1].tokens == whole[1] and results[1].finish == "length"
 
 
-def test_full_context_ends_all_sequences(batched):
-    (short, long) = batched.generate_batch([[5], [5] * (small_llm.CONTEXT - 2)], ignore_eos=True)
+def test_full_context_ends_one_answer(batched):
+    (short, long) = batched.generate_batch([[5], [5] * (small_llm.CONTEXT - 2)], ignore_eos=True, max_new_tokens=20)
     assert (long.finish, len(long.tokens)) == ("context", 3)
-    # The short prompt is padded to the length of the long one.
-    assert (short.finish, len(short.tokens)) == ("context", 3)
+    assert (short.finish, len(short.tokens)) == ("length", 20)
 
 
 def test_batched_program_answers_single_prompts(batched, single):
@@ -75,7 +74,7 @@ def test_sampling_of_a_batch(batched, single):
     alone = single.generate([5, 6], seed=3, **options).result().tokens
     results = single.generate_batch([[5, 6], [5, 6]], seed=3, **options)
     assert [result.tokens for result in results] == [alone, alone] and len(alone) == 10
-    # Side by side, each sequence draws different noise.
+    # Without a seed, each answer has its own.
     results = batched.generate_batch([[5, 6], [5, 6], [5, 6]], **options)
     assert len({tuple(result.tokens) for result in results}) == 3
 
@@ -107,15 +106,16 @@ def test_label_probabilities_match_transformers(single):
         assert list(result.probabilities.values()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_classify_with_the_head_only(chat_program, single):
-    llm = LLM.load(chat_program)
-    llm.program.has_logits = False
+def test_classify_with_the_head_only(mask_program, single):
+    llm = LLM.load(mask_program)
     labels = [" value", " name", " number"]
     (found,) = llm.classify([LONG], labels)
     (expected,) = single.classify([LONG], labels)
     assert found.label == expected.label and found.probabilities is None
     with pytest.raises(ValueError, match="expected different first tokens"):
         llm.classify([LONG], LABELS)
+    with pytest.raises(ValueError, match="score: mask.pte returns neither logits nor log probabilities"):
+        llm.score([5], [[6]])
 
 
 def test_label_errors(single, batched):
@@ -123,5 +123,5 @@ def test_label_errors(single, batched):
         single.classify([LONG], [" value"])
     with pytest.raises(ValueError, match="expected different labels"):
         single.classify([LONG], [" value", " value"])
-    with pytest.raises(ValueError, match="batch.pte neither returns logits nor takes allowed_tokens"):
+    with pytest.raises(ValueError, match="batch.pte neither returns logits or log probabilities nor takes allowed_tokens"):
         batched.classify([LONG], LABELS)

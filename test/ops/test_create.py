@@ -48,6 +48,13 @@ ROWS = [
         floats(N), dtypes=F32_ONLY),
     row("tril", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
     row("triu", cases=[(floats(3, 4),), (floats(2, 4, 3), 1), (floats(3, 4), -1)], dtypes=FLOATS + (i32, torch.bool)),
+    row("tril_indices", beside(lambda x: torch.tril_indices(3, 4), lambda x: torch.tril_indices(4, 3, -1, dtype=i32)),
+        floats(2), dtypes=F32_ONLY, traced=True),
+    row("triu_indices", beside(lambda x: torch.triu_indices(3, 4), lambda x: torch.triu_indices(4, 3, 1)),
+        floats(2), dtypes=F32_ONLY, traced=True),
+    row("fft_fftfreq", beside(lambda x: torch.fft.fftfreq(5), lambda x: torch.fft.fftfreq(4, 0.5)),
+        floats(2), dtypes=F32_ONLY, traced=True),
+    row("fft_rfftfreq", beside(lambda x: torch.fft.rfftfreq(5, 2.0)), floats(2), dtypes=F32_ONLY, traced=True),
     row("tril/dynamic", lambda x: torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).tril(), floats(N),
         dtypes=F32_ONLY),
 ]

@@ -1,6 +1,9 @@
 """Matrix products."""
 
+import pytest
 import torch
+from executorch.exir import to_edge_transform_and_lower
+from executorch_mlx import MLXPartitioner
 from oprows import Dyn, f32, floats, indices, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 7))
@@ -30,3 +33,18 @@ ROWS = [
 ]
 
 test_op_row = pytest_function(ROWS)
+
+
+class Products(torch.nn.Module):
+    def forward(self, x, y):
+        return x @ y, torch.addmm(x, x, x), torch.bmm(x[None], x[None]), torch.nn.functional.linear(y, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_product_of_integers_is_unsupported(dtype):
+    """MLX multiplies only floating-point matrices."""
+    program = torch.export.export(Products(), (torch.ones(4, 4, dtype=dtype), torch.ones(2, 4, 4, dtype=dtype)))
+    partitioner = MLXPartitioner()
+    to_edge_transform_and_lower(program, partitioner=[partitioner])
+    products = [d for d in partitioner.explain().refused if "a matrix product of torch.int" in d.reason]
+    assert len(products) == 4

@@ -29,8 +29,8 @@ def binaries(site: Path) -> list[Path]:
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
     linux = {"libmlx_blas"} if platform.system() == "Linux" else set()
-    assert shared.keys() == {"libmlx_delegate"} | linux
-    return [shared["libmlx_delegate"], *sorted(package.glob("bin/*"))]
+    assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux
+    return [shared["libmlx_delegate"], shared["libmlx_llm_engine"], *sorted(package.glob("bin/*"))]
 
 
 def test_flatbuffers_include_folder_contains_nothing_else():

@@ -15,8 +15,8 @@ import build_wheel  # noqa: E402
 import macho  # noqa: E402
 import stubs  # noqa: E402
 
-DELEGATE, RUNNER = "lib/libmlx_delegate.dylib", "bin/mlx_llm_runner"
-FILES = [DELEGATE, RUNNER]
+DELEGATE, ENGINE, RUNNER = "lib/libmlx_delegate.dylib", "lib/libmlx_llm_engine.dylib", "bin/mlx_llm_runner"
+FILES = [DELEGATE, ENGINE, RUNNER]
 
 if sys.platform != "linux":
     pytest.skip("on a Mac, the other tests run the native build", allow_module_level=True)
@@ -60,12 +60,11 @@ def test_wheel_is_for_macos_14_and_any_python(wheel):
     assert wheel.name.endswith("-py3-none-macosx_14_0_arm64.whl")
 
 
-def test_wheel_contains_the_delegate_and_an_executable_runner(wheel):
+def test_wheel_contains_the_libraries_and_an_executable_runner(wheel):
     members = {item.filename: item for item in zipfile.ZipFile(wheel).infolist()}
     binaries = {name for name in members if name.endswith((".dylib", ".so")) or "/bin/" in name}
     assert binaries == {f"executorch_mlx/{name}" for name in FILES}
     assert members[f"executorch_mlx/{RUNNER}"].external_attr >> 16 & 0o111
-    assert "executorch_mlx/lib/libexecutorch_mlx_llm_runner.a" in members
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -86,14 +85,16 @@ def test_symbol_table_and_chained_imports_agree(site, name):
 
 
 def test_install_names_and_rpaths(site):
-    delegate, runner = (macho.read(site / "executorch_mlx" / name) for name in FILES)
+    delegate, engine, runner = (macho.read(site / "executorch_mlx" / name) for name in FILES)
     wheels = ["@loader_path/../../executorch/lib", "@loader_path/../../mlx/lib"]
     assert delegate.install_name == "@rpath/libmlx_delegate.dylib"
-    assert delegate.rpaths == wheels
+    assert engine.install_name == "@rpath/libmlx_llm_engine.dylib"
+    assert delegate.rpaths == engine.rpaths == ["@loader_path", *wheels]
     assert runner.rpaths == ["@loader_path/../lib", *wheels]
     assert {"@rpath/libexecutorch.dylib", "@rpath/libmlx.dylib"} <= set(delegate.libraries)
     needed = ("libexecutorch", "libexecutorch_kernels_optimized", "libmlx_delegate")  # the kernels register themselves
-    assert {f"@rpath/{name}.dylib" for name in needed} <= set(runner.libraries)
+    assert {f"@rpath/{name}.dylib" for name in needed} <= set(engine.libraries)
+    assert {"@rpath/libmlx_llm_engine.dylib", "@rpath/libmlx_delegate.dylib"} <= set(runner.libraries)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -125,9 +126,13 @@ def test_changed_file_does_not_fit_its_signature(site, tmp_path):
     assert "differs from its hash" in error
 
 
-def test_delegate_exports_only_its_c_functions(site):
-    exports = macho.read(site / "executorch_mlx" / DELEGATE).exports
-    assert {"_executorch_mlx_register", "_executorch_mlx_version"} <= exports.keys()
+@pytest.mark.parametrize(
+    ("name", "functions"),
+    [(DELEGATE, ("register", "version", "buffers_copy")), (ENGINE, ("model_load", "engine_submit", "request_free"))],
+)
+def test_library_exports_only_its_c_functions(site, name, functions):
+    exports = macho.read(site / "executorch_mlx" / name).exports
+    assert {f"_executorch_mlx_{function}" for function in functions} <= exports.keys()
     assert all(name.startswith("_executorch_mlx_") for name in exports)
 
 

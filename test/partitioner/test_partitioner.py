@@ -257,3 +257,23 @@ def test_pool_in_ceil_mode_over_dynamic_sizes(delegate):
     lowered = Lowered(model, (x,), dynamic_shapes=({2: height, 3: width},))
     assert lowered.delegates == 1 and not lowered.refused
     lowered.assert_matches_eager((x,), (torch.randn(1, 2, 14, 4),))
+
+
+@pytest.mark.parametrize(
+    "function, operator, advice",
+    [
+        (lambda x: torch.fft.rfft(x).abs(), "_fft_r2c", "products with matrices of cosines and sines"),
+        (lambda x: torch.linalg.svdvals(x), "_linalg_svd", "compute it at export"),
+        (lambda x: torch.nonzero(x), "nonzero", "topk with a fixed count"),
+    ],
+)
+def test_a_declined_node_has_advice(function, operator, advice):
+    class Function(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    partitioner = MLXPartitioner()
+    program = torch.export.export(Function(), (torch.eye(3),))
+    partitioner.partition(program.run_decompositions())
+    (reason,) = {d.reason for d in partitioner.explain().refused if operator in d.target}
+    assert advice in reason

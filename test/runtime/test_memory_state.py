@@ -157,7 +157,11 @@ from irprograms import Graph, ir
 KEYS = 1 << 22  # the scores of 16 queries take 256 MB for each thread
 g = Graph()
 q, k, v = (g.input((1, 1, size, 1)) for size in (16, (1, KEYS), (1, KEYS)))
-g.emit(ir.SdpaNode(q=q, k=k, v=v, out=g.output((1, 1, 16, 1)), scale=1.0))
+x = g.new_temp()
+g.emit(ir.SdpaNode(q=q, k=k, v=v, out=x, scale=1.0))
+for _ in range(CHAIN):
+    g.emit(ir.NegNode(x=x, out=(x := g.new_temp())))
+g.emit(ir.AbsNode(x=x, out=g.output((1, 1, 16, 1))))
 model = g.load()
 
 def inputs(keys):
@@ -168,19 +172,22 @@ assert model(*small)[0].eq(1).all()
 pages = int(open("/proc/self/statm").read().split()[0])
 total = pages * resource.getpagesize() + (128 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (total, total))
-try:
-    model(*large)
-except RuntimeError as error:
-    print(error)
+for _ in range(CALLS):
+    try:
+        model(*large)
+    except RuntimeError as error:
+        print(error)
 assert model(*small)[0].eq(1).all()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process, and has our CPU kernels")
-def test_kernel_without_memory_fails_the_call_only():
-    command = [sys.executable, "-W", "ignore", "-c", EXHAUSTION]
+@pytest.mark.parametrize("calls, chain", [(1, 0), (150, 100)])
+def test_kernel_without_memory_fails_the_call_only(calls, chain):
+    """With the chain, the error surfaces while MLX starts later kernels. MLX then counts a task that never completes."""
+    command = [sys.executable, "-W", "ignore", "-c", f"CALLS, CHAIN = {calls}, {chain}\n{EXHAUSTION}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("0x21")
+    assert done.stdout.strip().endswith("0x21") and done.stdout.count("0x21") == calls
     assert "MLX execute: out of memory: std::bad_alloc" in done.stderr

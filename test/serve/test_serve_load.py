@@ -12,7 +12,6 @@ import pytest
 import served
 import small_llm
 from executorch_mlx.llm import LLM, Generation
-from executorch_mlx.serve.worker import Busy, Job, Worker
 from served import NAME
 
 COUNT = 20
@@ -67,14 +66,15 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
     ]
     assert all(expected)
     with served.serve(chat_program) as server:
+        server.delay = 0.001
         threads, memory = [], []
         for _ in range(3):
             texts = asyncio.run(streams(server.url))
             assert texts[::2] == expected and texts[1::2] == [None] * (COUNT // 2)
-            until(lambda: server.worker.count() == (0, 0))
+            until(lambda: load(server.llm) == (0, 0))
             dropped = [g for g in server.generations if g.finish == "cancelled"]
             assert len(server.generations) == COUNT and len(dropped) == COUNT // 2
-            assert all(3 <= len(g.tokens) < small_llm.CONTEXT - 10 for g in dropped)
+            assert all(3 <= g.metrics.generated_tokens < small_llm.CONTEXT - 10 for g in dropped)
             threads.append(threading.active_count())
             # The server has released all answers.
             answers = [weakref.ref(generation) for generation in server.generations]
@@ -88,99 +88,73 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
     assert memory[2] - memory[0] < 4e6
 
 
-def test_disconnected_client_leaves_the_queue(server, llm):
+def load(llm: LLM) -> tuple[int, int]:
+    """The numbers of running and of waiting requests."""
+    return llm.stats.running, llm.stats.waiting
+
+
+def held(llm: LLM, gate: threading.Event) -> Generation:
+    """An answer that waits for `gate` before every token."""
+    return llm.generate([5], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=50)
+
+
+def test_disconnected_client_leaves_the_queue(server):
     """A request without streaming."""
 
     async def disconnect():
         gate = threading.Event()
-        running = server.worker.submit(held(llm, gate))
+        running = held(server.llm, gate)
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             waiting = asyncio.create_task(client.completions.create(model=NAME, prompt=[7, 8]))
-            while server.worker.count() != (1, 1):
+            while load(server.llm) != (1, 1):
                 await asyncio.sleep(0.01)
             waiting.cancel()
-            while server.worker.count() != (1, 0):  # while the model is still held
+            while server.generations[-1].finish is None:  # while the model is still held
                 await asyncio.sleep(0.01)
         running.cancel()
         gate.set()
-        await collected(running)
+        assert running.result().finish == "cancelled"
+        until(lambda: load(server.llm) == (0, 0))
+        assert server.generations[-1].metrics.generated_tokens == 0
 
     asyncio.run(asyncio.wait_for(disconnect(), 60))
 
 
-# The queue -----------------------------------------------------------------------------
+def test_shutdown_cancels_running_and_waiting_answers(chat_program):
+    gate, results = threading.Event(), []
 
+    def request(url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="the server is shutting down") as caught:
+                client.completions.create(model=NAME, prompt=[7, 8])
+            results.append(caught.value.status_code)
 
-def held(llm: LLM, gate: threading.Event) -> Generation:
-    """A generation that waits for `gate` before every token."""
-    return llm.generate([5], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=50)
-
-
-async def collected(job: Job) -> list[int]:
-    return [token.id async for token in job.tokens()]
-
-
-def test_queue(llm):
-    """One job runs, `limit` jobs wait, and one more is rejected. A cancelled job makes room at once."""
-
-    async def submit_jobs():
-        gate, worker = threading.Event(), Worker(limit=2)
-        try:
-            running = worker.submit(held(llm, gate))
-            until(lambda: worker.count() == (1, 0))
-            second, third = (worker.submit(llm.generate([6, n], max_new_tokens=3)) for n in (1, 2))
-            with pytest.raises(Busy, match="the queue is full: 2 requests are waiting"):
-                worker.submit(llm.generate([7]))
-            second.cancel()
-            assert worker.count() == (1, 1)
-            assert await collected(second) == [] and second.generation.finish == "cancelled"
-            fourth = worker.submit(llm.generate([8], max_new_tokens=3))
-            running.cancel()
-            gate.set()
-            assert await collected(running) == [] and running.generation.finish == "cancelled"
-            for job, prompt in ((third, [6, 2]), (fourth, [8])):
-                expected = llm.generate(prompt, max_new_tokens=3).result().tokens
-                assert len(expected) == 3 and await collected(job) == expected
-        finally:
-            gate.set()
-            worker.close()
-        with pytest.raises(Busy, match="shutting down"):
-            worker.submit(llm.generate([7]))
-
-    asyncio.run(submit_jobs())
-
-
-def test_close_cancels_running_and_waiting_jobs(llm):
-    async def closing():
-        gate, worker = threading.Event(), Worker(limit=2)
-        running, waiting = (worker.submit(held(llm, gate)) for _ in range(2))
-        until(lambda: worker.count() == (1, 1))
-        worker.close()
+    with served.serve(chat_program) as server:
+        running = held(server.llm, gate)
+        threads = [threading.Thread(target=request, args=(server.url,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: load(server.llm) == (1, 2))
+        server.app.state.answers.close()
         gate.set()
-        assert await collected(running) == [] and await collected(waiting) == []
-        assert running.generation.finish == waiting.generation.finish == "cancelled"
-
-    asyncio.run(closing())
-
-
-def test_failed_step_raises_for_its_client_only(llm):
-    async def failing():
-        worker = Worker(limit=1)
-        job = worker.submit(llm.generate([5], allowed_tokens=lambda answer: [1.5]))
-        with pytest.raises(ValueError, match="allowed_tokens: got"):
-            await collected(job)
-        assert job.generation.finish == "error"
-        next_job = worker.submit(llm.generate([5], max_new_tokens=2))
-        expected = llm.generate([5], max_new_tokens=2).result().tokens
-        assert len(expected) == 2 and await collected(next_job) == expected
-        worker.close()
-
-    asyncio.run(failing())
+        for thread in threads:
+            thread.join()
+        running.close()
+    assert results == [503, 503]
 
 
 def test_full_queue_returns_503(chat_program):
-    with served.serve(chat_program, queue=0) as server:
+    gate = threading.Event()
+    with served.serve(chat_program, queue=1) as server:
+        answers = [held(server.llm, gate)]
+        until(lambda: load(server.llm) == (1, 0))
+        answers.append(held(server.llm, gate))
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            with pytest.raises(openai.InternalServerError, match="the queue is full: 0 requests are waiting") as caught:
+            with pytest.raises(openai.InternalServerError, match="queue") as caught:
                 client.completions.create(model=NAME, prompt=[5])
-    assert caught.value.status_code == 503 and caught.value.code == "overloaded"
+            assert caught.value.status_code == 503 and caught.value.code == "overloaded"
+            for answer in answers:
+                answer.cancel()
+            gate.set()
+            until(lambda: load(server.llm) == (0, 0))
+            assert client.completions.create(model=NAME, prompt=[5], max_tokens=2).usage.completion_tokens <= 2

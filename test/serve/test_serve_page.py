@@ -105,7 +105,8 @@ def test_chat_of_two_turns(page, llm):
     assert page.messages() == [] and page.js("messages.length") == 0
 
 
-def test_stop_button_cancels_the_answer(page, server):
+def test_stop_button_cancels_the_answer(page, server, monkeypatch):
+    monkeypatch.setattr(server, "delay", 0.01)
     page.js("document.getElementById('max-tokens').value = ''")
     page.type("#text", "Go on" + ENTER)
     page.until("document.querySelector('.assistant')?.textContent.length > 10")

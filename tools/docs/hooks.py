@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
-    "backends/mlx/runner/README.md": "cpp-llm-runner.md",
+    "backends/mlx/engine/README.md": "llm-engine.md",
 }
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "sh", ".fbs": "c", ".toml": "toml", ".json": "json"}
 

@@ -41,6 +41,12 @@ def scalar_type(dtype: torch.dtype) -> int:
 _BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
+_COMPLEX = (
+    "complex numbers are not supported; compute the real and the imaginary part as two tensors, an FFT as products with "
+    "matrices of cosines and sines, and an STFT as a convolution with them"
+)
+
+
 def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
     """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks.
 
@@ -49,6 +55,8 @@ def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
+            if leaf.dtype.is_complex:
+                raise Unsupported(_COMPLEX)
             if not (allow_byte_floats and leaf.dtype in _BYTE_FLOATS):
                 scalar_type(leaf.dtype)
 

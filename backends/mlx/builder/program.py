@@ -255,7 +255,7 @@ class ProgramBuilder(Emitter):
 def _call_handler(P: ProgramBuilder, node: Node) -> Any:
     handler = P.registry.handler_for(node.target)
     if handler is None:
-        raise Unsupported("no lowering for this operator")
+        raise Unsupported(P.registry.reason_for(node.target))
     return handler(P, **bind_arguments(node, P.value))
 
 

@@ -43,6 +43,7 @@ class Registry:
         self.handlers: dict[Any, Callable] = {}
         self.patterns: list[Callable] = []
         self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
+        self.advice: dict[torch._ops.OpOverload, str] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
         """Register `handler` for one target or several, and return it. Raises ValueError if a target has a handler."""
@@ -64,6 +65,14 @@ class Registry:
         """
         self.add(target, tracing_handler(target, function))
         self.decompositions[target] = function
+
+    def decline(self, target: torch._ops.OpOverload, reason: str) -> None:
+        """Register the reason for which `target`, an operator without a handler, is not delegated."""
+        self.advice[target] = reason
+
+    def reason_for(self, target: Any) -> str:
+        """Returns the reason for which `target`, an operator without a handler, is not delegated."""
+        return self.advice.get(aten_target(target), "no lowering for this operator")
 
     def pattern(self, match: Callable) -> Callable:
         """A decorator that registers a pattern.

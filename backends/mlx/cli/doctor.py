@@ -104,7 +104,7 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
     _print("device", f"{mx.default_device()}; metal {mx.metal.is_available()}, cuda {mx.cuda.is_available()}")
     _print("cpu blas", blas_name(path))
     if sys.platform == "linux" and blas_name(path) == "mlx":
-        _print("", "many times slower than OpenBLAS: pip install scipy-openblas32")
+        _print("", "float64 products are many times slower than with OpenBLAS: pip install scipy-openblas32")
     with quiet_imports(), quiet_lowering():
         error = _program_error()
     _print("program", "runs" if error is None else "failed")

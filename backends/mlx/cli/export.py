@@ -21,7 +21,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         help="export a language model to a .pte file",
         description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head.",
     )
-    parser.add_argument("model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), or hub id")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), GGUF file, or hub id")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
     _add_weights(parser.add_argument_group("weights").add_argument)
     _add_sizes(parser.add_argument_group("sizes").add_argument)
@@ -41,10 +41,13 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 def _add_weights(add: Callable) -> None:
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
         help="dtype of weights and computation (default: %(default)s)")
-    add("--quantize", choices=("int4", "int8", "none"), default="none",
-        help="quantize linear layers and embeddings (default: %(default)s)")
+    add("--quantize", choices=("none", "int4", "int8", "mixed", "nvfp4", "mxfp4", "mxfp8"), default="none",
+        help="quantize linear layers and embeddings; mixed has 4 bits and keeps sensitive layers wider (default: "
+             "%(default)s)")
     add("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS,
-        help="number of weights that share a quantization scale (default: 64)")
+        help="number of weights that share a quantization scale (default: 32)")
+    add("--calibrate", type=Path, metavar="FILE",
+        help="tune the quantization over the text in this file (default: adapt it to a part of Python's documentation)")
     add("--adapter", type=Path, metavar="DIR",
         help="merge the LoRA adapter in this peft folder")
 
@@ -105,8 +108,9 @@ def run(options: argparse.Namespace) -> int:
 def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
-    names = ("adapter", "quantize", "max_context_len", "chunk", "sliding_window", "batch", "outputs", "speculation")
-    arguments = {name: getattr(options, name) for name in (*names, "allow_extensions", "verify")}
+    names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
+    names = (*names, "speculation", "allow_extensions", "verify")
+    arguments = {name: getattr(options, name) for name in names}
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
@@ -114,7 +118,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
         allowed_tokens=options.allowed_tokens,
         logprobs=options.logprobs,
     )
-    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", 64), "head": head}
+    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", None), "head": head}
 
 
 def _print_summary(exported: ExportedLLM) -> None:
@@ -125,6 +129,10 @@ def _print_summary(exported: ExportedLLM) -> None:
     if exported.unquantized:
         names = ", ".join(exported.unquantized)
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
+    if exported.perplexity:
+        print(f"perplexity   {exported.perplexity}")
+    for note in exported.notes:
+        print(f"converted    {note}")
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB")
     if exported.check:
         print(f"verified     {exported.check}")
@@ -168,8 +176,10 @@ def _window(argument: str) -> str | int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise CommandError for an invalid combination of options, before any slow step."""
-    if "group_size" in options and options.quantize == "none":
+    if "group_size" in options and options.quantize not in ("int4", "int8"):
         raise CommandError("--group-size: expected --quantize int4 or int8 as well")
+    if options.calibrate and options.quantize == "none":
+        raise CommandError("--calibrate: expected --quantize as well")
     if options.outputs == "logits" and not options.seed:
         raise CommandError("--unseeded: got --outputs logits, expected tokens or both")
     if options.output.is_dir() or not options.output.parent.is_dir():

@@ -10,6 +10,7 @@ from ..inspect import render_graph, render_text
 from ..inspect.pte import Contents, Delegate, ProgramError, read_pte
 from ..inspect.report import report
 from ..quiet import quiet_imports
+from .model_arguments import CommandError
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -31,6 +32,13 @@ def add_to(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    try:
+        return _show(options)
+    except ProgramError as error:
+        raise CommandError(str(error)) from error
+
+
+def _show(options: argparse.Namespace) -> int:
     with quiet_imports():
         contents = read_pte(options.model)
     delegates = _chosen(options.model, contents, options.method)

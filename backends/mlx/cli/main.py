@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 
-from ..inspect.pte import ProgramError
-from . import doctor, export, inspect, run, serve
-from .model_arguments import CommandError
+from .model_arguments import INTERRUPTED, CommandError
 
-# One module for each command. Its function `add_to` adds the command to the parser. Torch and other large packages are
-# imported only when a command runs.
-COMMANDS = (export, run, serve, inspect, doctor)
+# One module for each command. Its function `add_to` adds the command to the parser.
+COMMANDS = ("export", "run", "serve", "inspect", "doctor")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,18 +20,20 @@ def main(arguments: list[str] | None = None) -> int:
         description="Export, run, serve and inspect models for the MLX delegate of ExecuTorch.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_to(commands)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Without the modules of the other commands, which import large packages, the first token comes sooner.
+    for name in COMMANDS if not arguments or arguments[0] not in COMMANDS else arguments[:1]:
+        import_module(f".{name}", __package__).add_to(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
     except BrokenPipeError:
         raise
-    except (CommandError, ProgramError, OSError) as error:
+    except (CommandError, OSError) as error:
         print(f"executorch-mlx: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return run.INTERRUPTED
+        return INTERRUPTED
 
 
 def console() -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import memory
 
 if TYPE_CHECKING:
     from ..llm import LLM
+
+
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 
 class CommandError(Exception):
@@ -41,15 +44,19 @@ def parse_size(text: str) -> int:
     raise argparse.ArgumentTypeError(f"got {text!r}, expected a size such as 2GiB, 512MiB or 1000000 (bytes)")
 
 
-def load(options: argparse.Namespace) -> LLM:
-    """Load the model that the command line names and return it. Raises CommandError or OSError if that fails."""
+def load(options: argparse.Namespace, **settings: Any) -> LLM:
+    """Load the model that the command line names and return it. Raises CommandError or OSError if that fails.
+
+    `settings` are further arguments of `LLM.load`.
+    """
     try:
         from ..llm import LLM
 
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, profile=bool(getattr(options, "profile", None)))
+        return LLM.load(options.model, options.tokenizer, **settings)
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:
-        raise CommandError(f"{options.model}: {error}") from error
+        name = f"{options.model}: "
+        raise CommandError(name + str(error).removeprefix(name)) from error

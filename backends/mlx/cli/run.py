@@ -8,16 +8,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..llm.sampling_parameters import SCALARS
-from ..memory import OutOfMemoryError
 from . import model_arguments
+from .model_arguments import INTERRUPTED
 
 if TYPE_CHECKING:
     from ..llm import LLM, Generation
 
-INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
 
 
@@ -43,6 +43,9 @@ def add_to(commands: argparse._SubParsersAction) -> None:
             help=f"{spec.help} (default: {'random' if spec.off is None else format(spec.off, 'g')})")
     add("--json", action="store_true",
         help="print each answer as one line of JSON: text, tokens, finish, seed, metrics")
+    add("--prompt-cache", metavar="FILE", type=Path,
+        help="read the KV cache of a prompt from FILE, so that prompts that begin like it start sooner; if there is no "
+        "FILE, write that of the first prompt to it")
     add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
     # fmt: on
     parser.set_defaults(run=run)
@@ -52,12 +55,15 @@ def run(options: argparse.Namespace) -> int:
     chat = options.chat or options.prompt is None
     if options.system is not None and not chat:
         raise model_arguments.CommandError("--system: expected --chat as well")
-    llm = model_arguments.load(options)
+    llm = model_arguments.load(options, profile=options.profile is not None)
     session = Session(llm, options, chat)
     if chat and not llm.chats:
         raise model_arguments.CommandError(
             f"{options.model} has no chat template: use --prompt without --chat, or a --tokenizer with a template"
         )
+    if options.prompt_cache and options.prompt_cache.exists():
+        with command_errors():
+            llm.load_prefix(options.prompt_cache)
     try:
         if options.prompt is None:
             return converse(session)
@@ -77,6 +83,9 @@ class Session:
         self.settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.settings["stop"] = options.stop
         self._system = options.system
+        self._new_cache: Path | None = options.prompt_cache  # to write after the first answer
+        if self._new_cache is not None and self._new_cache.exists():
+            self._new_cache = None
         self.clear()
 
     def clear(self) -> None:
@@ -84,17 +93,16 @@ class Session:
 
     def answer(self, prompt: str) -> str | None:
         """Print the answer to `prompt` and return the finish reason of the answer."""
-        try:
+        with command_errors():
             generation = self._generate(prompt)
-        except ValueError as error:
-            raise model_arguments.CommandError(str(error)) from error
-        try:
             self._stream(generation)
-        except OutOfMemoryError as error:
-            raise model_arguments.CommandError(str(error)) from error
         if self.chat:
             self.messages.append({"role": "assistant", "content": generation.text})
         self._report(generation)
+        if self._new_cache is not None:
+            with command_errors():
+                self.llm.save_prefix(generation.prompt, self._new_cache)
+            self._new_cache = None
         return generation.finish
 
     def _stream(self, generation: Generation) -> None:
@@ -164,6 +172,15 @@ def read_lines() -> Iterator[str]:
             print()
         except EOFError:
             return
+
+
+@contextmanager
+def command_errors() -> Iterator[None]:
+    """A context manager: turns the errors of a request into errors of the command."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise model_arguments.CommandError(str(error)) from error
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
         raise model_arguments.CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
-    llm = model_arguments.load(options)
+    llm = model_arguments.load(options, queue_limit=options.queue)
     from ..serve import serve
 
     name = options.name or options.model.stem
-    return serve(llm, name=name, host=options.host, port=options.port, queue=options.queue)
+    return serve(llm, name=name, host=options.host, port=options.port)

@@ -110,18 +110,20 @@ def dequantize(
     if mode == "affine":
         x = q.float().mul_(scales.float().unsqueeze(-1)).add_(biases.float().unsqueeze(-1))
     else:
-        x = _elements_to_float(q, bits) * _scales_to_float(scales, mode).unsqueeze(-1)
+        x = decode_elements(q, bits) * decode_scales(scales, mode).unsqueeze(-1)
     return x.flatten(-2)
 
 
-def _elements_to_float(q: torch.Tensor, bits: int) -> torch.Tensor:
+def decode_elements(q: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns the values of E2M1 elements (4 bits) or E4M3 elements (8 bits), float32. `q` is uint8."""
     if bits == 8:
         return q.view(torch.float8_e4m3fn).float()
     table = torch.tensor(_E2M1 + tuple(-x for x in _E2M1))
     return table[q.long()]
 
 
-def _scales_to_float(scales: torch.Tensor, mode: str) -> torch.Tensor:
+def decode_scales(scales: torch.Tensor, mode: str) -> torch.Tensor:
+    """Returns the values of the scales of `mode`, float32. `scales` is uint8."""
     if mode == "nvfp4":
         return scales.view(torch.float8_e4m3fn).float()
     return torch.exp2(scales.float() - 127)

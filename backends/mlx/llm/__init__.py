@@ -7,35 +7,44 @@ without importing torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..quiet import quiet_imports
-
 if TYPE_CHECKING:
-    from .generate.generate import Generation, PromptLengthError, Result, Token
-    from .llm import LLM
+    from .binding import BusyError
+    from .generation import Generation, Result, Token
+    from .llm import LLM, PromptLengthError
+    from .metrics import Metrics
+    from .program import EngineStats
     from .sampling_head import SamplingHead
     from .sampling_parameters import SamplingParameters, SettingError
-
-__all__ = [
-    "LLM", "Generation", "PromptLengthError", "Result", "SamplingHead", "SamplingParameters", "SettingError", "Token",
-]  # fmt: skip
+    from .scoring import Classification, Score
 
 _MODULES = {
     "LLM": "llm",
-    "Generation": "generate.generate",
-    "PromptLengthError": "generate.generate",
-    "Result": "generate.generate",
+    "BusyError": "binding",
+    "Classification": "scoring",
+    "EngineStats": "program",
+    "Generation": "generation",
+    "Metrics": "metrics",
+    "PromptLengthError": "llm",
+    "Result": "generation",
     "SamplingHead": "sampling_head",
     "SamplingParameters": "sampling_parameters",
+    "Score": "scoring",
     "SettingError": "sampling_parameters",
-    "Token": "generate.generate",
+    "Token": "generation",
 }
+
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with quiet_imports():
+    if name != "SamplingHead":
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    from ..quiet import quiet_imports
+
+    with quiet_imports():
+        return import_module(".sampling_head", __name__).SamplingHead
 
 
 def __dir__() -> list[str]:

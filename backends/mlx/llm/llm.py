@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import operator
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .generate.batch import generate_side_by_side, run_in_groups
-from .generate.classify import Classification, Classifier
-from .generate.context import Context
-from .generate.generate import AnswerBuilder, Generation, Result, StopConditions
-from .generate.program import LLMProgram
-from .generate.sampler import sampler_for
-from .generate.text import TokenTable
-from .generate.tokenizer import encode, encode_chat, load_tokenizer
-from .generate.tokenizer import eos_ids as tokenizer_eos_ids
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError
-from .tokens import token_table
+from .binding import BusyError
+from .generation import Generation, Options, Result
+from .program import EngineStats, Program
+from .sampling_parameters import PARAMETERS, SamplingParameters
+from .scoring import Classification, Classifier, Score, can_score, score
+from .tokenizer import Tokenizer
+from .tokens import TokenTable, token_bytes
 
 Prompt = str | Sequence[int]
+
+
+class PromptLengthError(ValueError):
+    """Raised for a prompt that is empty, or longer than the context."""
 
 
 class LLM:
@@ -36,35 +39,88 @@ class LLM:
     - `stop`: one or several stop strings. The answer ends before the first one that occurs.
     - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
     - `ignore_eos`: do not stop at `eos_ids`.
+    - `logprobs`: compute the log probability of each token, and find this number of most likely tokens. They are those
+      of the model itself: temperature 1, no filters and no penalties. None computes none.
+    - `priority`: if requests wait, those with a higher priority start first.
+    - `draft`: the number of tokens that speculation may guess in each step, which changes the speed and not the tokens.
+      0 never guesses, and -1 lets the engine choose, or means 0 together with `allowed_tokens`: the guesses would be
+      part of the answers that the function gets.
 
-    All answers share one KV cache. If the cache already holds the first tokens of a prompt, these
-    tokens are not computed again. A turn of a chat therefore only computes the new messages.
+    The engine runs as many requests at once as the program has rows; others wait. It starts with a request when you
+    make it, on a thread of its own, and Python code runs meanwhile. The tokens of an answer do not depend on other
+    requests. If the KV cache already holds the first tokens of a prompt, these tokens are not computed again. A turn
+    of a chat therefore only computes the new messages. All methods may be called from any thread.
 
-    Attributes: `program`, `tokenizer` (or None), and `eos_ids`, the token ids that end an answer.
+    Attributes: `program`; `tokenizer`, or None; `eos_ids`, the token ids that end an answer; `rows`, the number of
+    requests that run at once.
     """
 
-    def __init__(self, program: LLMProgram, tokenizer: Any = None, eos_ids: Collection[int] = ()):
-        self.program, self.tokenizer = program, tokenizer
-        self.eos_ids = program.eos_ids | set(eos_ids)
-        self._context = Context(program)
-        self._table = _token_table(program, tokenizer)
+    def __init__(
+        self, program: Program, tokenizer: Tokenizer | None = None, eos_ids: Collection[int] = (), **engine_options: Any
+    ):
+        self.program, self.tokenizer, self._folder_eos_ids = program, tokenizer, frozenset(eos_ids)
+        self.rows = program.rows
+        if tokenizer is not None and program.data("token_offsets") is None:
+            program.set_token_bytes(token_bytes(tokenizer.backend, tokenizer.special_ids, program.vocab_size))
+        program.start(**engine_options)
 
     @classmethod
     def load(
-        cls, path: str | Path, tokenizer: str | Path | None = None, *, profile: bool = False
+        cls,
+        path: str | Path,
+        tokenizer: str | Path | None = None,
+        *,
+        profile: bool = False,
+        device: str | None = None,
+        queue_limit: int = 0,
+        chunk: int = 0,
+        chunk_seconds: float = 0.0,
+        reuse_prompts: bool = True,
     ) -> LLM:
         """Load the `.pte` file `path`.
 
         - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file, if there is one.
-        - `profile`: time every instruction, see `LLMProgram`.
+        - `profile`: time every instruction, see `Program`.
+        - `device`: `cpu`, `gpu`, or None for the default.
+        - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
+        - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program takes.
+        - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
+          the answers wait for it. 0: 0.25 s.
+        - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.
 
         Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language
         model or the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
         `executorch_mlx.memory.OutOfMemoryError` if it does not fit into memory.
         """
-        program = LLMProgram(path, profile=profile)
-        loaded = load_tokenizer(program, tokenizer)
-        return cls(program, loaded, () if loaded is None else tokenizer_eos_ids(loaded, tokenizer))
+        if tokenizer is not None:
+            loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
+        program = Program(path, profile=profile, device=device)
+        if tokenizer is None:
+            loaded, eos_ids = _tokenizer_in(program), ()
+        return cls(
+            program, loaded, eos_ids,
+            queue_limit=queue_limit, chunk=chunk, chunk_seconds=chunk_seconds, reuse_prompts=reuse_prompts,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Cancel all requests and free the memory of the program. Later requests raise RuntimeError."""
+        self.program.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine does now, and what it did so far."""
+        return self.program.stats()
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return self.program.eos_ids | self._folder_eos_ids | ({eos} if eos is not None else set())
 
     # One answer -------------------------------------------------------------------------
 
@@ -76,18 +132,19 @@ class LLM:
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
+        logprobs: int | None = None,
+        priority: int = 0,
+        draft: int = -1,
         **parameters: Any,
     ) -> Generation:
-        """Return an iterator over the tokens that follow `prompt`, which is text or token ids.
+        """Start to answer `prompt`, which is text or token ids. Return an iterator over the tokens of the answer.
 
-        Raises, before anything runs: PromptLengthError for an empty prompt, or one longer than the
-        context; SettingError for an argument that is invalid, or that the program does not support;
-        ValueError if `prompt` is text and there is no tokenizer, or if a token id is outside the
-        vocabulary; TypeError for an unknown parameter.
+        Raises PromptLengthError for an empty prompt, or one longer than the context; SettingError for an argument that
+        is invalid, or that the program does not support; ValueError if `prompt` is text and there is no tokenizer, or
+        if a token id is outside the vocabulary; TypeError for an unknown parameter; BusyError if the queue is full.
         """
-        conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
-        ids = self.encode(prompt)
-        return Generation(self._context, ids, _sampling_parameters(parameters), self._table, conditions)
+        options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        return Generation(self.program, self._prompt_ids(prompt), _sampling_parameters(parameters), options)
 
     @property
     def chats(self) -> bool:
@@ -101,10 +158,10 @@ class LLM:
         template_options: Mapping[str, Any] = {},
         **options: Any,
     ) -> Generation:
-        """Return an iterator over the tokens of the answer to `messages`.
+        """Start to answer `messages`. Return an iterator over the tokens of the answer.
 
         - `messages`: mappings with `role` and `content`, which the chat template formats.
-        - `template_options`: variables of the template, such as `enable_thinking`.
+        - `template_options`: variables of the template, such as `enable_thinking` or `tools`.
         - `options`: the arguments of `generate`.
 
         Raises ValueError if there is no chat template or the template rejects the messages, and the
@@ -112,8 +169,8 @@ class LLM:
         """
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
-        ids = encode_chat(self.tokenizer, messages, template_options)
-        return self.generate(ids, **options)
+        text = self.tokenizer.chat_text(messages, template_options)
+        return self.generate(self.encode(text, special=False), **options)
 
     # Many prompts -----------------------------------------------------------------------
 
@@ -125,56 +182,110 @@ class LLM:
         stop: str | Iterable[str] = (),
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
+        logprobs: int | None = None,
+        priority: int = 0,
+        draft: int = -1,
         **parameters: Any,
     ) -> list[Result]:
         """Generate the answers to all `prompts`, and return the results in the order of the prompts.
 
-        A program exported for B sequences answers B prompts side by side, each with different noise.
-        A program for one sequence answers the prompts one after the other; each answer is the one
-        that `generate` gives with the same seed. The result for an invalid prompt has an `error`.
+        As many answers as the program has rows are generated at once. Each is the one that `generate` gives with the
+        same seed; without a seed, each has a random one. The result for an invalid prompt has an `error`.
 
         Raises the errors of `generate`, except those about a prompt.
         """
         sampling = _sampling_parameters(parameters)
-        conditions = self._stop_conditions(max_new_tokens, stop, stop_ids, ignore_eos)
-        if self.program.batch > 1 and sampling.allowed_tokens is not None:
-            raise SettingError(
-                "allowed_tokens", f": expected a program for one sequence, got {self.program.batch}; use generate()"
-            )
-        sampler_for(self.program, sampling)  # raises SettingError before the first prompt runs
+        options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
+        running: deque[Generation] = deque()
+        answers: list[Generation | ValueError] = []
+        for prompt in prompts:
+            try:
+                ids = self._prompt_ids(prompt)
+            except ValueError as error:
+                answers.append(error)
+                continue
+            running.append(self._start_when_free(ids, sampling, options, running))
+            answers.append(running[-1])
+        return [Result(error=answer) if isinstance(answer, ValueError) else answer.result() for answer in answers]
 
-        def run(group: list[list[int]]) -> list[Result]:
-            if self.program.batch == 1:
-                return [Generation(self._context, group[0], sampling, self._table, conditions).result()]
-            builders = [AnswerBuilder(self._table, conditions) for _ in group]
-            return generate_side_by_side(self._context, sampler_for(self.program, sampling), group, builders)
-
-        return run_in_groups(self.program, prompts, self.encode, run, lambda error: Result(error=error))
+    def _start_when_free(
+        self, prompt: list[int], sampling: SamplingParameters, options: Options, running: deque[Generation]
+    ) -> Generation:
+        """Start an answer. If the queue is full, wait for the oldest of `running`."""
+        while True:
+            try:
+                return Generation(self.program, prompt, sampling, options)
+            except BusyError:
+                if not running:
+                    raise
+                running.popleft().result()
 
     def classify(self, prompts: Sequence[Prompt], labels: Sequence[str]) -> list[Classification]:
         """For each prompt, find the most likely of `labels` and the probability of every label.
 
         A label is the text that directly follows the prompt, so a label usually begins with a space.
         The result is not random. The result for a prompt that is empty or too long has an `error`.
-        There are probabilities only if the program returns logits. Other programs give only the
+        There are probabilities only if the program returns logits or log probabilities. Other programs give only the
         label, and need a head with `allowed_tokens`.
 
-        Raises ValueError if the labels cannot be distinguished, or if the program neither returns
-        logits nor takes `allowed_tokens`.
+        Raises ValueError if the labels cannot be distinguished, or if the program returns neither logits nor log
+        probabilities and does not take `allowed_tokens`.
         """
         ids = {label: self.encode(label, special=False) for label in labels}
         if len(ids) < len(labels):
             raise ValueError(f"labels: got {list(labels)}, expected different labels")
-        classifier = Classifier(self._context, ids)
+        classifier = Classifier(self.program, ids)
 
-        def encode_and_check(prompt: Prompt) -> list[int]:
-            prompt_ids = self.encode(prompt)
-            classifier.check(prompt_ids)
-            return prompt_ids
+        def classify(prompt: Prompt) -> Classification:
+            try:
+                prompt_ids = self.encode(prompt)
+                classifier.check(prompt_ids)
+                self._check_vocabulary("prompt", prompt_ids)
+            except ValueError as error:
+                return Classification(error=error)
+            return classifier.classify(prompt_ids)
 
-        return run_in_groups(
-            self.program, prompts, encode_and_check, classifier.classify, lambda error: Classification(error=error)
-        )
+        return [classify(prompt) for prompt in prompts]
+
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+        """Compute the log probability of each of `continuations` after `prompt`. Both are text or token ids.
+
+        The text of a continuation directly follows the prompt, so it usually begins with a space. It is encoded by
+        itself, without special tokens.
+
+        Raises ValueError if a continuation is empty or does not fit into the context, or if the program returns neither
+        logits nor log probabilities, and the errors of `generate` about prompts.
+        """
+        if not can_score(self.program):
+            raise ValueError(
+                f"score: {self._name} returns neither logits nor log probabilities; export it with "
+                'outputs="logits" or "both", or with logprobs in the head'
+            )
+        prompt_ids = self._prompt_ids(prompt)
+        ids = [self.encode(continuation, special=False) for continuation in continuations]
+        room = self.program.max_context_len - len(prompt_ids) + 1
+        for continuation in ids:
+            if not 0 < len(continuation) <= room:
+                raise ValueError(f"continuations: got {len(continuation)} tokens, expected 1 to {room}")
+            self._check_vocabulary("continuations", continuation)
+        return [score(self.program, prompt_ids, continuation) for continuation in ids]
+
+    # Prefixes ---------------------------------------------------------------------------
+
+    def save_prefix(self, prompt: Prompt, path: str | Path) -> None:
+        """Write the KV cache of `prompt` to a file, so that `load_prefix` saves the time of the prefill.
+
+        Raises the errors of `generate` about prompts, and RuntimeError if the file cannot be written.
+        """
+        self.program.save_prefix(self._prompt_ids(prompt), path)
+
+    def load_prefix(self, path: str | Path) -> int:
+        """Read the KV cache of a prompt, and return the number of its tokens.
+
+        Prompts that begin like it do not compute these tokens again. Raises FileNotFoundError if there is no file, and
+        ValueError if it is damaged, or belongs to another program or another version of the format.
+        """
+        return self.program.load_prefix(path)
 
     # Text and ids -----------------------------------------------------------------------
 
@@ -191,7 +302,7 @@ class LLM:
                 f"prompt: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
                 "tokenizer to LLM.load"
             )
-        return encode(self.tokenizer, prompt, special)
+        return self.tokenizer.encode(prompt, special)
 
     def text(self, tokens: Iterable[int]) -> str:
         """Return the text of `tokens`. Special tokens have no text.
@@ -202,22 +313,56 @@ class LLM:
             raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
         return self._table.text(tokens)
 
+    @cached_property
+    def _table(self) -> TokenTable | None:
+        data, offsets = self.program.data("token_bytes"), self.program.data("token_offsets")
+        return None if offsets is None else TokenTable(data, memoryview(offsets).cast("q"))
+
     @property
     def _name(self) -> str:
         return self.program.path.name
 
-    def _stop_conditions(
-        self, max_new_tokens: int | None, stop: str | Iterable[str], stop_ids: Iterable[int], ignore_eos: bool
-    ) -> StopConditions:
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the checked token ids of a prompt."""
+        ids, longest = self.encode(prompt), self.program.max_context_len
+        if not 0 < len(ids) <= longest:
+            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
+        self._check_vocabulary("prompt", ids)
+        return ids
+
+    def _check_vocabulary(self, argument: str, ids: Sequence[int]) -> None:
+        size = self.program.vocab_size
+        if min(ids) < 0 or max(ids) >= size:
+            outside = next(token for token in ids if not 0 <= token < size)
+            raise ValueError(f"{argument}: id {outside} is outside the vocabulary [0, {size})")
+
+    def _options(
+        self,
+        max_new_tokens: int | None,
+        stop: str | Iterable[str],
+        stop_ids: Iterable[int],
+        ignore_eos: bool,
+        logprobs: int | None,
+        priority: int,
+        draft: int,
+    ) -> Options:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        ids = set(stop_ids) | (set() if ignore_eos else self.eos_ids)
-        return StopConditions(max_new_tokens, strings, ids)
+        ids = frozenset(stop_ids) | (frozenset() if ignore_eos else self.eos_ids)
+        return Options(max_new_tokens, strings, ids, ignore_eos, logprobs, priority, draft)
 
 
-def _token_table(program: LLMProgram, tokenizer: Any) -> TokenTable | None:
-    if "token_bytes" in program.metadata:
-        return TokenTable(program.get("token_bytes"), program.get("token_offsets"))
-    return None if tokenizer is None else TokenTable(*token_table(tokenizer, program.vocab_size))
+def _tokenizer_in(program: Program) -> Tokenizer | None:
+    data = program.data("tokenizer_json")
+    if data is None:
+        return None
+    return Tokenizer(data.decode(), json.loads(program.data("tokenizer_config") or b"{}"))
+
+
+def _eos_ids_in(folder: Path) -> set[int]:
+    """Return the token ids that end an answer by the generation config of a folder, if there is one."""
+    config = folder / "generation_config.json"
+    found = json.loads(config.read_text(encoding="utf-8")).get("eos_token_id") if config.is_file() else None
+    return set(found if isinstance(found, list) else [] if found is None else [found])
 
 
 def _sampling_parameters(arguments: Mapping[str, Any]) -> SamplingParameters:

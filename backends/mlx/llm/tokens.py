@@ -1,35 +1,59 @@
-"""The bytes of every token, so that a runner without a tokenizer can print text."""
+"""The bytes of every token, so that the engine, which has no tokenizer, can return text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import tokenizers
+    import torch
 
 
 def token_table(tokenizer: Any, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of all tokens, concatenated, uint8 `[N]`, and their offsets, int64 `[vocab_size + 1]`.
 
-    The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. Special tokens and ids
-    without a token have no bytes. The bytes of a token may be only a part of a UTF-8 character.
+    The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. `tokenizer` is one of transformers.
     """
-    special = set(tokenizer.all_special_ids)
-    tokens = tokenizer.convert_ids_to_tokens(range(min(len(tokenizer), vocab_size)))
-    bytes_of = _decoder(tokenizer)
-    table = [b"" if token is None or i in special else bytes_of(token) for i, token in enumerate(tokens)]
-    table += [b""] * (vocab_size - len(table))
+    import torch
+
+    table = token_bytes(tokenizer.backend_tokenizer, set(tokenizer.all_special_ids), vocab_size)
     offsets = torch.tensor([0] + [len(entry) for entry in table], dtype=torch.int64).cumsum(0)
     return torch.frombuffer(bytearray(b"".join(table)), dtype=torch.uint8), offsets
 
 
-def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
+class TokenTable:
+    """The bytes of every token: `table[token]`. Those of token `i` are from `offsets[i]` to `offsets[i + 1]` of `data`."""
+
+    def __init__(self, data: bytes, offsets: Sequence[int]):
+        self._data, self._offsets = data, offsets
+
+    def __getitem__(self, token: int) -> bytes:
+        return self._data[self._offsets[token] : self._offsets[token + 1]]
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """Return the text of `tokens`. Invalid UTF-8 becomes U+FFFD."""
+        return b"".join(self[token] for token in tokens).decode(errors="replace")
+
+
+def token_bytes(backend: tokenizers.Tokenizer, special: Collection[int], vocab_size: int) -> list[bytes]:
+    """Return the bytes of each token of the vocabulary.
+
+    The ids in `special` and ids without a token have no bytes. The bytes of a token may be only a part of a UTF-8
+    character.
+    """
+    bytes_of = _decoder(backend)
+    texts = (None if id in special else backend.id_to_token(id) for id in range(vocab_size))
+    return [b"" if text is None else bytes_of(text) for text in texts]
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     """Return a function that maps a token's string to the token's bytes.
 
     Supports byte-level BPE, and SentencePiece with byte fallback.
     """
-    if "ByteLevel" in str(getattr(tokenizer.backend_tokenizer, "decoder", None)):
+    if "ByteLevel" in str(backend.decoder):
         alphabet = _byte_level_alphabet()
         return lambda token: b"".join(alphabet.get(c, c.encode()) for c in token)
     return _sentencepiece

@@ -1,4 +1,4 @@
-"""Operators that create tensors: full, zeros, ones, the `*_like` forms, arange; and tril and triu.
+"""Operators that create tensors: full, zeros, ones, the `*_like` forms, arange, indices and frequencies; tril and triu.
 
 The IR nodes are `FullNode`, `FullLikeNode`, `ARangeNode`, `TrilNode` and `TriuNode`. The result of `empty` is filled
 with zeros.
@@ -93,6 +93,30 @@ def _constant_arange(P, start, step):
         )
     data = torch.arange(count, dtype=torch.float64) * step + start
     return P.constant("arange", data.to(out))
+
+
+def _indices(function):
+    def lower(P, row, col, offset, dtype):
+        return P.constant("indices", function(row, col, offset, dtype=P.out.dtype))
+
+    return lower
+
+
+REGISTRY.add(aten.tril_indices.default, _indices(torch.tril_indices))
+REGISTRY.add(aten.triu_indices.default, _indices(torch.triu_indices))
+
+
+def _frequencies(function):
+    def lower(P, n, d, dtype):
+        if not isinstance(n, int):
+            raise Unsupported("a dynamic number of frequencies is unsupported; use torch.arange(n) / (n * d)")
+        return P.constant("frequencies", function(n, d, dtype=P.out.dtype))
+
+    return lower
+
+
+REGISTRY.add(aten.fft_fftfreq.default, _frequencies(torch.fft.fftfreq))
+REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq))
 
 
 @REGISTRY.lower(aten.tril.default)

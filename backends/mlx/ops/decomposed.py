@@ -12,7 +12,7 @@ import math
 import torch
 from torch._decomp import decomposition_table
 
-from ..builder.registry import REGISTRY, tracing_handler
+from ..builder.registry import REGISTRY, Unsupported, tracing_handler
 
 aten = torch.ops.aten
 
@@ -160,7 +160,54 @@ def _trilinear(a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
     return product.sum(sumdim) if sumdim else product
 
 
+def _addbmm(x, a, b, *, beta=1, alpha=1):
+    return beta * x + alpha * torch.bmm(a, b).sum(0)
+
+
+# -- others -------------------------------------------------------------------
+
+
+def _rrelu(x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
+    if training:
+        raise Unsupported("training mode is unsupported; call eval() on the model before export")
+    return torch.where(x >= 0, x, x * ((lower + upper) / 2)), noise.clone()
+
+
+def _angle(x):
+    x = x if x.is_floating_point() else x.float()
+    return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+
+
+def _dist(x, y, p=2):
+    return torch.linalg.vector_norm(x - y, p)
+
+
+def _pdist(x, p=2.0):
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1).unbind()
+    return torch.linalg.vector_norm(x[first] - x[second], p, dim=-1)
+
+
+def _diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
+    moved = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = torch.arange(x.shape[dim1]).unsqueeze(-1), torch.arange(x.shape[dim2])
+    # Row i of the diagonal is element i, or element i + offset if the diagonal starts below the first row.
+    index = torch.clamp(rows + min(offset, 0), min=0, max=src.shape[-1] - 1).expand(moved.shape)
+    spread = src.unsqueeze(-1).expand(*src.shape, moved.shape[-1]).gather(-2, index)
+    return torch.where(columns - rows == offset, spread, moved).movedim((-2, -1), (dim1, dim2))
+
+
+def _put(x, index, source, accumulate=False):
+    flat = x.reshape(-1)
+    return flat.index_put((index.reshape(-1),), source.reshape(-1), accumulate).reshape(x.shape)
+
+
 DECOMPOSITIONS = {
+    aten.addbmm.default: _addbmm,
+    aten.angle.default: _angle,
+    aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.dist.default: _dist,
+    aten._pdist_forward.default: _pdist,
+    aten.put.default: _put,
     aten.exp2.default: _exp2,
     aten.special_exp2.default: _exp2,
     aten.erfc.default: _erfc,
@@ -209,5 +256,8 @@ BY_TORCH = [
 
 for _target, _function in DECOMPOSITIONS.items():
     REGISTRY.decompose(_target, _function)
+REGISTRY.add(
+    aten.rrelu_with_noise_functional.default, tracing_handler(aten.rrelu_with_noise_functional.default, _rrelu)
+)
 for _target in BY_TORCH:
     REGISTRY.add(_target, tracing_handler(_target, decomposition_table[_target]))

@@ -1,4 +1,4 @@
-"""Lowers `median` to a sort.
+"""Lowers `median`, `nanmedian` and `mode` to a sort.
 
 If the number of elements is even, torch's median is the smaller of the two middle elements. MLX's median, which is
 their mean, is therefore not used.
@@ -52,3 +52,52 @@ def median_dim(P, self, dim, keepdim):
         return [self, P.full([], 0, torch.int64)]
     _check_extent(self.shape[dim])
     return P.trace(_median, self, dim % self.ndim, keepdim)
+
+
+def _nanmedian(x, dim: int, keepdim: bool):
+    """Returns the values and indices of the median along `dim` among the elements that are not NaN."""
+    order = torch.argsort(x, dim=dim, stable=True)
+    count = (~torch.isnan(x)).sum(dim, keepdim=True)
+    index = order.gather(dim, torch.clamp((count - 1) // 2, min=0))
+    values = x.gather(dim, index)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+def _mode(x, dim: int, keepdim: bool):
+    """Returns the most frequent value along `dim`, and the index of its last occurrence.
+
+    Of several such values it is the smallest, as in torch.
+    """
+    x = x.movedim(dim, -1)
+    order = torch.argsort(x, dim=-1, stable=True)
+    ordered = x.gather(-1, order)
+    place = torch.arange(x.shape[-1]).expand(x.shape)
+    starts = torch.nn.functional.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0), value=True)
+    run = place - torch.where(starts, place, 0).cummax(-1).values  # the number of equal elements before
+    last = run.argmax(-1, keepdim=True)
+    index = order.gather(-1, last).movedim(-1, dim)
+    values = ordered.gather(-1, last).movedim(-1, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+@REGISTRY.lower(aten.nanmedian.default)
+def nanmedian(P, self):
+    if not self.dtype.is_floating_point:
+        return median(P, self)
+    return P.trace(lambda x: _nanmedian(x.reshape(-1), 0, False)[0], self)[0]
+
+
+@REGISTRY.lower(aten.nanmedian.dim)
+def nanmedian_dim(P, self, dim, keepdim):
+    if not self.dtype.is_floating_point:
+        return median_dim(P, self, dim, keepdim)
+    if self.ndim == 0:
+        return [self, P.full([], 0, torch.int64)]
+    return P.trace(_nanmedian, self, dim % self.ndim, keepdim)
+
+
+@REGISTRY.lower(aten.mode.default)
+def mode(P, self, dim, keepdim):
+    if self.ndim == 0:
+        return [self, P.full([], 0, torch.int64)]
+    return P.trace(_mode, self, dim % self.ndim, keepdim)

@@ -56,7 +56,8 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
 def _operands(P, w, scales, biases, dtype=None):
     """Returns `w` as uint32, and `scales` and `biases` as `dtype` if they are floating-point and `dtype` is not None.
 
-    A constant is converted later, when the program is serialized. A cast of computed scales or biases is an
+    In a float32 product, half-precision scales and biases stay: MLX promotes them, and the CPU kernel reads them. A
+    constant is converted later, when the program is serialized. A cast of computed scales or biases is an
     instruction. Raises `Unsupported` if `w` is not a constant.
     """
     if w.space != Space.CONSTANT:
@@ -66,7 +67,7 @@ def _operands(P, w, scales, biases, dtype=None):
 
 
 def _cast_if_floating(P, t, dtype):
-    if t is None or dtype in (None, t.dtype) or not t.dtype.is_floating_point:
+    if t is None or dtype in (None, torch.float32, t.dtype) or not t.dtype.is_floating_point:
         return t
     if t.space != Space.CONSTANT:
         return P.cast(t, dtype)

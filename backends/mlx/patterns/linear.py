@@ -19,7 +19,7 @@ def _linear(P, node: Node) -> Match:
     else:
         bias, (flat, weight) = None, m.arguments(product, ["aten.mm.default"], "self", "mat2")
     # The weight behind a cast may be quantized. `patterns/quant.py` matches such a product.
-    if not is_call(flat, *_VIEW) or is_call(weight, *CASTS):
+    if not is_call(flat, *_VIEW) or is_call(weight, *CASTS) or not tensor(flat).dtype.is_floating_point:
         raise NoMatch
     x = flat.args[0]  # the view may have other users
     if extents(x)[:-1] != extents(node)[:-1] or extents(x)[-1:] != extents(weight)[:1]:

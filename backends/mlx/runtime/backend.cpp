@@ -15,6 +15,7 @@
 #include "constants.h"
 #include "context.h"
 #include "evaluation.h"
+#include "guarded.h"
 #include "memory_limit.h"
 #include "options.h"
 #include "profile.h"
@@ -50,44 +51,6 @@ struct Handle {
   std::shared_ptr<Session> session;
   bool has_succeeded = false;  // whether any call of this delegate has succeeded
 };
-
-// Replaces characters that are not printable ASCII by question marks. Names in a message come from the program, and a
-// Python process that reads the log may abort at invalid UTF-8.
-std::string printable(const char* message) {
-  std::string result = message;
-  for (char& c : result) {
-    c = c >= ' ' && c <= '~' ? c : '?';
-  }
-  return result;
-}
-
-Error report(const char* what, Error code, const char* message) {
-  const std::string line = printable(message);
-  ET_LOG(Error, "MLX %s: %s", what, line.c_str());
-  if (code == Error::MemoryAllocationFailed) {
-    set_memory_error(line);
-  }
-  return code;
-}
-
-// Runs `body`, which does the work that `what` names. Turns an exception into a line of the log and an Error.
-template <typename Body>
-Error guarded(const char* what, Body&& body) {
-  try {
-    body();
-    return Error::Ok;
-  } catch (const Failure& failure) {
-    return report(what, failure.code, failure.what());
-  } catch (const std::exception& error) {
-    if (is_out_of_memory(error)) {
-      return report(what, Error::MemoryAllocationFailed, str("out of memory: ", error.what()).c_str());
-    }
-    return report(what, Error::Internal, error.what());
-  } catch (...) {
-    ET_LOG(Error, "MLX %s: unknown exception", what);
-    return Error::Internal;
-  }
-}
 
 // Loads the constants and buffers. If they would exceed the memory limit, throws Failure before it reads any of them.
 void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options& options) {
@@ -248,8 +211,13 @@ class Backend final : public et::BackendInterface {
     std::lock_guard lock(handle->shared->loading);
     handle->session = handle->shared->join(delegate_name(context, processed), handle->membership);
     std::lock_guard no_calls(handle->session->mutex);
-    load_data(*handle, named_data, options);
-    run_init_chain(*handle);
+    try {
+      load_data(*handle, named_data, options);
+      run_init_chain(*handle);
+    } catch (...) {
+      settle(handle->stream);
+      throw;
+    }
     return handle;
   }
 

@@ -1,9 +1,33 @@
 #include "evaluation.h"
 
+#include <mlx/scheduler.h>
+
 #include "memory_limit.h"
 #include "memory_plan.h"
 
 namespace executorch_mlx {
+
+namespace {
+
+// The same as settle(). The caller holds memory_mutex().
+void settle_locked(mx::Stream stream) {
+  for (bool is_idle = false; !is_idle;) {
+    try {
+      mx::synchronize(stream);
+      is_idle = true;
+    } catch (const std::exception&) {  // MLX throws each error once
+    }
+  }
+  // MLX counts the tasks of kernels that it has started, and waits if they are many. It never counts a task as completed
+  // if the error of an earlier kernel surfaces while it starts the task; after a dozen such errors, the process would
+  // wait forever. If another thread uses MLX beside this library, the count may now be too small. MLX then starts more
+  // tasks before it waits.
+  while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
+    mx::scheduler::notify_task_completion(stream);
+  }
+}
+
+} // namespace
 
 Evaluation::Evaluation(
     std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable)
@@ -22,9 +46,14 @@ void Evaluation::run() {
       mx::eval(std::exchange(stage, {}));
     }
   } catch (...) {
-    mx::synchronize(stream_);
+    settle_locked(stream_);
     throw;
   }
+}
+
+void settle(mx::Stream stream) {
+  std::lock_guard lock(memory_mutex());
+  settle_locked(stream);
 }
 
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream) {

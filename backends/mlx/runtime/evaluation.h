@@ -20,8 +20,8 @@ class Evaluation {
   Evaluation(
       std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable = {});
 
-  // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller
-  // may free the memory of that work.
+  // Computes the arrays. If MLX throws, settles the stream before it rethrows, because the caller may free the memory of
+  // the work that has been started.
   void run();
 
  private:
@@ -31,6 +31,9 @@ class Evaluation {
   std::vector<std::vector<mx::array>> stages_;
   mx::Stream stream_;
 };
+
+// Waits until nothing runs on the stream, and drops the errors of kernels that fail until then. Call it after MLX threw.
+void settle(mx::Stream stream);
 
 // Evaluates arrays and waits for them. Throws as Evaluation does.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);

@@ -55,4 +55,13 @@ std::shared_ptr<Session> SharedData::join(const std::string& method, const std::
   return session;
 }
 
+std::shared_ptr<Session> SharedData::first_session() const {
+  for (const auto& entry : sessions_) {
+    if (auto session = entry.lock()) {
+      return session;
+    }
+  }
+  return nullptr;
+}
+
 } // namespace executorch_mlx

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv_cache.h"
@@ -51,6 +52,16 @@ class WeakMap {
   void put(const std::string& name, const std::shared_ptr<T>& object) {
     objects_[name] = object;
   }
+  // All objects that exist, sorted by name.
+  std::vector<std::pair<std::string, std::shared_ptr<T>>> all() const {
+    std::vector<std::pair<std::string, std::shared_ptr<T>>> result;
+    for (const auto& [name, object] : objects_) {
+      if (auto found = object.lock()) {
+        result.emplace_back(name, std::move(found));
+      }
+    }
+    return result;
+  }
 
  private:
   std::map<std::string, std::weak_ptr<T>> objects_;
@@ -61,7 +72,7 @@ struct Session {
   // Locked during a call, so that the calls of all methods of the session take turns.
   std::mutex mutex;
 
-  // Used only when a method is being loaded, with SharedData::loading locked.
+  // Used only with SharedData::loading locked.
   WeakMap<Buffer> buffers;
   std::weak_ptr<Caches> caches;
   WeakMap<void> methods;  // the memberships passed to SharedData::join()
@@ -76,13 +87,16 @@ class SharedData {
 
   ~SharedData();
 
-  // Locked when a method is being loaded.
+  // Locked when a method is being loaded, or its session is looked up.
   std::mutex loading;
   WeakMap<const mx::array> constants;
 
   // Adds a method to the first session that does not contain it yet, or else to a new session, and
   // returns the session. The method belongs to the session as long as `membership` exists.
   std::shared_ptr<Session> join(const std::string& method, const std::shared_ptr<void>& membership);
+
+  // The first session that exists, or null.
+  std::shared_ptr<Session> first_session() const;
 
  private:
   explicit SharedData(const void* key) : key_(key) {}

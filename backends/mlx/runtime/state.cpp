@@ -113,9 +113,11 @@ void State::commit() {
 }
 
 void State::rollback(mx::Stream stream) {
+  settle(stream);
   try {
     undo_updates(stream);
   } catch (...) {
+    settle(stream);
     has_lost_buffers_ = true;
   }
   // If the backup has been dropped, buffers_backup_ is empty, and the buffers keep what the call has written.

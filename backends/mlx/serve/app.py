@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,34 +14,54 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from ..llm import LLM, Generation, PromptLengthError, SettingError
+from ..llm import LLM, BusyError, Generation, PromptLengthError, SettingError
 from ..memory import OutOfMemoryError
 from .errors import ApiError, add_error_handlers
 from .request import ChatRequest, CompletionRequest, GenerationRequest
 from .response import ChatFormat, CompletionFormat, finish_reason
-from .worker import Busy, Job, Worker
 
 CLIENT_DISCONNECTED = 499  # nginx's status for this case; it appears only in the log
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
-def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None) -> FastAPI:
+class Answers:
+    """The answers that clients wait for."""
+
+    def __init__(self):
+        self._answers: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._is_closed = False
+
+    def add(self, generation: Generation) -> None:
+        """Add an answer, which `close` then cancels. After `close`, this cancels it at once."""
+        self._answers.add(generation)
+        if self._is_closed:
+            generation.cancel()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for generation in list(self._answers):
+            generation.cancel()
+
+
+def create_app(llm: LLM, *, name: str, host: str | None = None) -> FastAPI:
     """Return an ASGI app that serves `llm` as the model `name`.
 
-    - `queue`: the number of requests that may wait. Any further request returns HTTP 503.
+    As many requests run at once as the program has rows. Others wait; if more than `queue_limit` of `llm` would wait, a
+    request returns HTTP 503.
+
     - `host`: the address on which the server listens. If it is the loopback address, a request whose Host
       header names another host returns HTTP 400. This protects against DNS rebinding by web pages.
     """
-    worker = Worker(queue)
+    answers = Answers()
     page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        worker.close()
+        answers.close()
 
     app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.worker = worker
+    app.state.answers = answers
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
     add_error_handlers(app)
@@ -51,8 +72,8 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        running, waiting = worker.count()
-        return {"status": "ok", "running": running, "waiting": waiting}
+        stats = llm.stats
+        return {"status": "ok", "running": stats.running, "waiting": stats.waiting}
 
     model = {"id": name, "object": "model", "created": 0, "owned_by": "executorch-mlx"}
     model["has_chat_template"] = llm.chats  # not in OpenAI's API; the page reads it
@@ -76,7 +97,8 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
                 template_options=body.chat_template_kwargs,
                 **body.generate_arguments(),
             )
-        return await _respond(request, body, worker, generation, ChatFormat(name))
+        answers.add(generation)
+        return await _respond(request, body, generation, ChatFormat(name))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
@@ -84,7 +106,8 @@ def create_app(llm: LLM, *, name: str, queue: int = 64, host: str | None = None)
         body.check_fields()
         with _generation_errors("prompt", body.max_tokens_field):
             generation = llm.generate(body.single_prompt, **body.generate_arguments())
-        return await _respond(request, body, worker, generation, CompletionFormat(name))
+        answers.add(generation)
+        return await _respond(request, body, generation, CompletionFormat(name))
 
     return app
 
@@ -110,54 +133,52 @@ def _generation_errors(prompt_field: str, max_tokens_field: str) -> Iterator[Non
         raise ApiError(message, param=prompt_field, code="context_length_exceeded") from error
     except ValueError as error:
         raise ApiError(str(error), param=prompt_field) from error
+    except BusyError as error:
+        raise ApiError(str(error), status=503, kind="server_error", code="overloaded") from error
 
 
 async def _respond(
-    request: Request, body: GenerationRequest, worker: Worker, generation: Generation, format: CompletionFormat
+    request: Request, body: GenerationRequest, generation: Generation, format: CompletionFormat
 ) -> Response:
-    """Queue `generation` and return the response with its answer: a stream if the client asked for one."""
-    try:
-        job = worker.submit(generation)
-    except Busy as error:
-        raise ApiError(str(error), status=503, kind="server_error", code="overloaded") from error
+    """Return the response with an answer: a stream if the client asked for one."""
     if body.stream:
-        return _EventStream(job, _events(job, format, body.include_usage))
-    return await _whole_response(request, job, format)
+        return _EventStream(generation, _events(generation, format, body.include_usage))
+    return await _whole_response(request, generation, format)
 
 
 # Streams -------------------------------------------------------------------------------
 
 
 class _EventStream(StreamingResponse):
-    """A stream of server-sent events. Cancels `job` when the stream ends, also if the client disconnects."""
+    """A stream of server-sent events. Cancels the answer when the stream ends, also if the client disconnects."""
 
-    def __init__(self, job: Job, events: AsyncIterator[str]):
+    def __init__(self, generation: Generation, events: AsyncIterator[str]):
         headers = {"Cache-Control": "no-cache"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._job = job
+        self._generation = generation
 
     async def __call__(self, scope, receive, send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._job.cancel()
+            self._generation.close()
 
 
-async def _events(job: Job, format: CompletionFormat, include_usage: bool) -> AsyncIterator[str]:
+async def _events(generation: Generation, format: CompletionFormat, include_usage: bool) -> AsyncIterator[str]:
     """Yields the events of a streamed answer. An error becomes the last event."""
     if first := format.first_chunk():
         yield _event(first)
     try:
-        async for token in job.tokens():
+        async for token in generation:
             if token.text:
                 yield _event(format.chunk(token.text))
-        _check_complete(job.generation)
+        _check_complete(generation)
     except (RuntimeError, ValueError, ApiError) as error:
         yield _event(_api_error(error).body)
         return
-    yield _event(format.chunk(None, finish_reason(job.generation)))
+    yield _event(format.chunk(None, finish_reason(generation)))
     if include_usage:
-        yield _event(format.usage_chunk(job.generation))
+        yield _event(format.usage_chunk(generation))
     yield "data: [DONE]\n\n"
 
 
@@ -168,11 +189,11 @@ def _event(data: dict[str, Any]) -> str:
 # Whole responses -----------------------------------------------------------------------
 
 
-async def _whole_response(request: Request, job: Job, format: CompletionFormat) -> Response:
-    """Wait for the answer and return the response with it. Cancels the job if the client disconnects."""
+async def _whole_response(request: Request, generation: Generation, format: CompletionFormat) -> Response:
+    """Wait for the answer and return the response with it. Cancels it if the client disconnects."""
 
     async def wait_for_answer() -> None:
-        async for _ in job.tokens():
+        async for _ in generation:
             pass
 
     async def wait_for_disconnect() -> None:
@@ -186,14 +207,14 @@ async def _whole_response(request: Request, job: Job, format: CompletionFormat) 
         if not answer.done():
             return Response(status_code=CLIENT_DISCONNECTED)
         answer.result()
-        _check_complete(job.generation)
+        _check_complete(generation)
     except (RuntimeError, ValueError) as error:
         raise _api_error(error) from error
     finally:
-        job.cancel()
+        generation.close()
         answer.cancel()
         disconnect.cancel()
-    return JSONResponse(format.response(job.generation))
+    return JSONResponse(format.response(generation))
 
 
 def _check_complete(generation: Generation) -> None:

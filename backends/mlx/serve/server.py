@@ -15,7 +15,7 @@ SHUTDOWN_TIMEOUT = 5  # the seconds that uvicorn waits for open connections at t
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # The answers are ended first, because uvicorn waits until their streams end.
-        self.config.app.state.worker.close()
+        self.config.app.state.answers.close()
         await super().shutdown(sockets)
 
 
@@ -26,16 +26,15 @@ def _bind(host: str, port: int) -> socket.socket:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000, queue: int = 64) -> int:
+def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000) -> int:
     """Serve `llm` until SIGINT or SIGTERM, and return the exit status, 0.
 
     - `name`: the name of the model in the API.
     - `host`, `port`: the address to listen on. Port 0 selects a free port.
-    - `queue`: the number of requests that may wait.
 
     Raises OSError if the server cannot listen on the address.
     """
-    app = create_app(llm, name=name, queue=queue, host=host)
+    app = create_app(llm, name=name, host=host)
     config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT)
     bound = _bind(host, port)
     url = f"http://{host}:{bound.getsockname()[1]}"

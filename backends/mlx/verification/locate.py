@@ -21,9 +21,10 @@ from .debug_program import Exposed, bound_extents, contiguous, expose, serialize
 from .file_constants import file_constants
 from .interpret import DelegateCall, EagerProgram
 from .load import load
+from .noise import RoundingNoise
 from .origins import Origin, ProgramMismatch, trace_origins
 from .report import Departure
-from .rounding import RoundingNoise, compare
+from .rounding import compare
 
 _BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in SCALAR_TYPES}
 

@@ -1,4 +1,4 @@
-"""Compares values, with a tolerance from eager runs in which every intermediate value has a random rounding error."""
+"""Compares values, with a tolerance from eager runs with rounding noise."""
 
 from __future__ import annotations
 
@@ -7,59 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
-# The relative rounding error of one operation, by dtype: two units in the last place of float32
-# and float64, one of the others.
-EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float64: 2**-51}
+from .noise import EPSILON
+
 SPREAD_FACTOR = 8  # a result may lie this many times as far from eager torch as the noisy runs do
-
-# Operators that move, select, compare or convert values without a rounding error of their own.
-_EXACT = frozenset(
-    """_to_copy _to_dim_order_copy abs alias_copy amax amin arange argmax argmin as_strided_copy bitwise_and bitwise_not
-    bitwise_or cat ceil clamp clone constant_pad_nd copy detach detach_copy embedding empty empty_strided expand_copy
-    fill flip floor full full_like gather getitem index index_put index_select lift_fresh_copy masked_fill max
-    max_pool2d_with_indices maximum min minimum neg new_empty new_full new_ones new_zeros ones ones_like permute_copy
-    relu repeat roll round scalar_tensor scatter select_copy select_scatter sign slice_copy slice_scatter sort
-    split_copy split_with_sizes_copy squeeze_copy stack t_copy topk transpose_copy tril triu trunc unbind_copy
-    unfold_copy unsqueeze_copy view_copy where zeros zeros_like cache_update""".split()
-)
-
-
-class RoundingNoise(TorchDispatchMode):
-    """While active, eager torch multiplies each floating-point element that it computes by 1 + epsilon or 1 - epsilon.
-
-    The sign is random. `EPSILON` has epsilon for each dtype. Operators without rounding, and those that write to an
-    argument or return a view, keep their results.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, seed: int):
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if not isinstance(func, torch._ops.OpOverload) or _is_exact(func):
-            return result
-        return tree_map_only(torch.Tensor, self.perturbed, result)
-
-    def perturbed(self, value: torch.Tensor) -> torch.Tensor:
-        if value.dtype not in EPSILON or type(value) is not torch.Tensor:
-            return value
-        dtype = torch.promote_types(value.dtype, torch.float32)
-        factor = torch.empty(value.shape, dtype=dtype).bernoulli_(0.5, generator=self.generator)
-        factor.mul_(2 * EPSILON[value.dtype]).add_(1 - EPSILON[value.dtype])
-        return factor.mul_(value).to(value.dtype)
-
-
-def _is_exact(func: torch._ops.OpOverload) -> bool:
-    """Whether `func` computes without rounding, writes to an argument, or returns an argument or a view of one."""
-    schema = func._schema
-    aliases = any(v.alias_info is not None for v in (*schema.arguments, *schema.returns))
-    return aliases or schema.name.partition("::")[2] in _EXACT
 
 
 @dataclass(frozen=True)
@@ -87,7 +38,7 @@ class Comparison:
 def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
     """Compare a value with that of eager torch, `expected`.
 
-    `noisy` are the values of eager runs under `RoundingNoise`. The spread of an element is how far these lie from
+    `noisy` are the values of eager runs under `noise.RoundingNoise`. The spread of an element is how far these lie from
     `expected`, or the root mean square of that along the last dimension if this is larger. The tolerance of an element
     is `SPREAD_FACTOR` times its spread, plus a few rounding errors of the element itself. An integer or boolean may
     differ only where a noisy run differs from `expected`. The same holds for being infinite or NaN.

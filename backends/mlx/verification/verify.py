@@ -17,9 +17,10 @@ from ..quiet import quiet_lowering
 from .cost import Cost
 from .load import load
 from .locate import CannotLocate, locate
+from .noise import RoundingNoise
 from .origins import has_extensions
 from .report import Departure, OutputCheck, VerificationReport
-from .rounding import RoundingNoise, compare
+from .rounding import compare
 
 _NOISY_RUNS = 4
 

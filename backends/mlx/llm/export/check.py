@@ -12,8 +12,9 @@ from executorch.exir import ExecutorchProgramManager
 from ...verification.cost import Cost
 from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
+from ...verification.noise import RoundingNoise
 from ...verification.node_output import NodeOutput
-from ...verification.rounding import RoundingNoise, compare, tolerance_of
+from ...verification.rounding import compare, tolerance_of
 from .attention import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig

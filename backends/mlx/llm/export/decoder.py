@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from .attention import use_cached_attention
 from .cache import KVCache
 from .rope import use_stateless_rotary
+from .weights import compute_dtype
 
 
 class CachedDecoder(torch.nn.Module):
@@ -41,7 +42,7 @@ class CachedDecoder(torch.nn.Module):
             rows=rows,
             capacity=max_context_len,
             chunk=self.chunk,
-            dtype=model.dtype,
+            dtype=compute_dtype(model),
             window=window,
         )
         use_cached_attention(model, self.cache)

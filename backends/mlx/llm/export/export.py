@@ -18,17 +18,18 @@ from transformers import AutoTokenizer, PreTrainedModel
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
 from .adapter import merge_adapter
+from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError, check_program
+from .conversion import GROUPED, QUANTIZATIONS, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
-from .quantize import GROUP_SIZES, is_microscaled, quantize_model
-from .weights import cast_parameters, find_folder, load_causal_lm
+from .quantize import GROUP_SIZES
+from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-QUANTIZATIONS = {"int4": 4, "int8": 8, "none": None}  # name → bits
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
 CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
 
@@ -39,8 +40,9 @@ class ExportedLLM:
 
     `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
     the KV caches in bytes. `unquantized` has the names of the layers that stay in full precision,
-    because the length of their weights' rows is not a multiple of any group size. `check` is the result
-    of the check that `save` made, or None.
+    because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
+    the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
+    file that was converted with an error. `check` is the result of the check that `save` made, or None.
     """
 
     program: ExecutorchProgramManager
@@ -49,6 +51,8 @@ class ExportedLLM:
     methods: tuple[str, ...]
     cache_bytes: int
     unquantized: tuple[str, ...] = ()
+    perplexity: Perplexity | None = None
+    notes: tuple[str, ...] = ()
     check: ProgramCheck | None = None
     _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 
@@ -82,7 +86,8 @@ def export_llm(
     adapter: str | Path | None = None,
     dtype: torch.dtype | None = None,
     quantize: str = "none",
-    group_size: int = 64,
+    group_size: int | None = None,
+    calibrate: str | Path | None = None,
     max_context_len: int | None = None,
     chunk: int = CHUNK,
     sliding_window: str | int = "auto",
@@ -94,18 +99,21 @@ def export_llm(
     verify: bool = True,
     progress: Callable[[str], Any] = lambda step: None,
 ) -> ExportedLLM:
-    """Export `model`, a checkpoint folder, a hub id or a loaded model, as a program for MLX.
+    """Export `model`, a checkpoint folder, a GGUF file, a hub id or a loaded model, as a program for MLX.
 
     A loaded `model` is changed in place: its attention is replaced and, with `quantize`, its weights
-    are quantized. Weights that mlx-lm has quantized, and linear layers with torchao's NVFP4 or MX
-    weights, keep their format.
+    are quantized. Weights that are quantized in an mlx-lm folder or a GGUF file, and linear layers with
+    torchao's NVFP4 or MX weights, keep their format.
 
-    - `tokenizer`: the tokenizer to store in the program; by default the tokenizer in the folder.
+    - `tokenizer`: the tokenizer to store in the program; by default that of the checkpoint.
     - `adapter`: a `peft` folder with a LoRA adapter to merge into the weights.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a
       loaded model.
-    - `quantize`: `int4` or `int8` quantizes linear layers and embeddings in groups of `group_size`
-      (32, 64 or 128); `none` does not.
+    - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
+      has 4 bits but keeps sensitive layers wider; `nvfp4`, `mxfp4` or `mxfp8`; or `none`. The embedding
+      and the output projection get 8 bits.
+    - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,
+      by default on a part of Python's documentation, and is tuned layer by layer.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
     - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
@@ -122,15 +130,18 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
-    _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs, head)
+    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head)
     progress("load")
-    model, tokenizer, dtype = _load(model, tokenizer, dtype)
+    model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
     if adapter is not None:
         progress("merge the adapter")
-        model = merge_adapter(model, adapter, dtype or model.dtype)
-    unquantized = _convert_weights(model, quantize, group_size, dtype, progress)
-    max_context_len = _context_len(model, max_context_len, head)
+        model = merge_adapter(model, adapter, dtype or compute_dtype(model))
     use_gathered_experts(model)
+    conversion = convert_weights(
+        model, quantize, group_size, dtype, tokenizer=tokenizer,
+        calibrate=None if calibrate is None else Path(calibrate), progress=progress,
+    )  # fmt: skip
+    max_context_len = _context_len(model, max_context_len, head)
     decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
     progress("export")
     has_head = outputs != "logits"
@@ -155,15 +166,20 @@ def export_llm(
             check_program, program=program, decoder=decoder, kinds=kinds, head=head
         )
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes, tuple(unquantized),
-        _checker=checker,
+        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes,
+        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
     )
 
 
-def _check_arguments(quantize, group_size, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
+def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
     _check_choice("quantize", quantize, QUANTIZATIONS)
     _check_choice("outputs", outputs, OUTPUTS)
-    _check_choice("group_size", group_size, GROUP_SIZES)
+    if group_size is not None:
+        _check_choice("group_size", group_size, GROUP_SIZES)
+        if quantize not in GROUPED:
+            raise ValueError(f"export_llm: group_size: got {group_size} with {quantize}, expected quantize int4 or int8")
+    if calibrate is not None and quantize == "none":
+        raise ValueError("export_llm: calibrate: expected a quantization as well")
     for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
         if value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
@@ -183,19 +199,33 @@ def _check_choice(name: str, value: Any, choices: Collection) -> None:
 
 def _load(
     model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, torch.dtype | None]:
-    """Return the model with frozen weights, its tokenizer, and the dtype to cast the weights to.
+) -> tuple[PreTrainedModel, Any, torch.dtype | None, list[str]]:
+    """Return the model with frozen weights, its tokenizer, the dtype to cast the weights to, and notes on the weights.
 
     The tokenizer is None if there is none. The dtype is None if the weights keep their dtype.
     """
+    notes: list[str] = []
     if not isinstance(model, PreTrainedModel):
         try:
-            folder = find_folder(model)
+            folder = find_checkpoint(model)
         except ValueError as error:
             raise ValueError(f"export_llm: model: {error}") from error
-        tokenizer = tokenizer or _load_tokenizer(folder)
-        model, dtype = load_causal_lm(folder), dtype or torch.float32
-    return model.eval().requires_grad_(False), tokenizer, dtype
+        dtype = dtype or torch.float32
+        if is_gguf(folder):
+            model, tokenizer, notes = _load_gguf(folder, tokenizer)
+        else:
+            tokenizer = tokenizer or _load_tokenizer(folder)
+            model = load_causal_lm(folder)
+    return model.eval().requires_grad_(False), tokenizer, dtype, notes
+
+
+def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:
+    try:
+        from .gguf_file import GGUFFile
+    except ImportError as error:
+        raise ValueError(f"export_llm: model: {path}: expected the package gguf: pip install gguf") from error
+    file = GGUFFile(path)
+    return file.load(), tokenizer or file.tokenizer(), file.notes
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -206,26 +236,6 @@ def _load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder)
     except (ImportError, KeyError, OSError, TypeError, ValueError) as error:  # as transformers raises them
         raise ValueError(f"export_llm: tokenizer: cannot read the one in {folder}: {error!r}") from error
-
-
-def _convert_weights(
-    model: PreTrainedModel, quantize: str, group_size: int, dtype: torch.dtype | None, progress: Callable[[str], Any]
-) -> list[str]:
-    """Pack, quantize and cast the weights of `model` in place.
-
-    Returns the paths of the layers that could not be quantized.
-    """
-    if is_microscaled(model):
-        from .microscaled import use_packed_weights  # imports prototypes of torchao
-
-        use_packed_weights(model)
-    unquantized: list[str] = []
-    if bits := QUANTIZATIONS[quantize]:
-        progress(f"quantize to {quantize}")
-        unquantized = quantize_model(model, bits, group_size, dtype=dtype)
-    if dtype is not None:
-        cast_parameters(model, dtype)
-    return unquantized
 
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:

@@ -20,7 +20,7 @@ _OPERANDS = ("weight", "scales", "biases")
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load the model in a Hugging Face or mlx-lm folder, for inference.
+    """Load the model in a Hugging Face or mlx-lm folder, or in a GGUF file, for inference.
 
     By default the weights keep their stored dtype and stay memory-mapped. With `dtype`,
     floating-point parameters are cast to it. Packed weights stay packed. Buffers that the model
@@ -31,7 +31,12 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     """
     folder = Path(folder)
     try:
-        model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
+        if is_gguf(folder):
+            from .gguf_file import GGUFFile  # needs the package gguf
+
+            model = GGUFFile(folder).load()
+        else:
+            model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
     except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
@@ -39,32 +44,48 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
     return model.eval()
 
 
-def find_folder(model: str | Path) -> Path:
-    """Return the folder of a checkpoint: `model` itself if it is a folder, else the local copy of the hub id.
+def is_gguf(path: str | Path) -> bool:
+    """Whether `path` is an existing file whose name ends in `.gguf`."""
+    return Path(path).suffix == ".gguf" and Path(path).is_file()
 
-    Downloads the checkpoint if there is no local copy. Raises ValueError if `model` is neither a folder
-    nor the id of a model that the hub provides.
+
+def find_checkpoint(model: str | Path) -> Path:
+    """Return `model` itself if it is a folder or a GGUF file, else the folder with the local copy of the hub id.
+
+    Downloads the checkpoint if there is no local copy. Raises ValueError if `model` is neither a folder,
+    nor a GGUF file, nor the id of a model that the hub provides.
     """
-    if Path(model).is_dir():
+    if Path(model).is_dir() or is_gguf(model):
         return Path(model)
     try:
         return Path(snapshot_download(str(model)))
     except (OSError, ValueError) as error:  # no network, unknown id, invalid id
-        raise ValueError(f"{model} is not a folder, and the hub did not provide it: {error}") from error
+        raise ValueError(f"{model} is not a folder or a GGUF file, and the hub did not provide it: {error}") from error
 
 
 def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Cast the floating-point parameters of `model` to `dtype`, in place. Tied parameters stay tied.
 
     Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
-    its config, such as rotary frequencies.
+    its config, such as rotary frequencies. With float32, the scales and biases of packed weights keep their dtype too:
+    half precision makes them smaller, and the products are computed in float32 all the same.
     """
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            if parameter.is_floating_point():
+        for name, parameter in module.named_parameters(recurse=False):
+            is_kept = isinstance(module, Packed) and name in _OPERANDS and dtype == torch.float32
+            if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
         if isinstance(module, MLXEmbedding):
             module.factor = module.factor.to(dtype)
+
+
+def compute_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Return the dtype in which `model` computes: that of its embeddings' results.
+
+    `model.dtype` is the dtype of the first parameter, which may be the scales of a packed weight.
+    """
+    embedding = model.get_input_embeddings()
+    return embedding.factor.dtype if isinstance(embedding, MLXEmbedding) else model.dtype
 
 
 def is_mlx(folder: str | Path) -> bool:
@@ -94,7 +115,7 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
     for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
         if items:
-            raise ValueError(f"load_causal_lm: {folder}: {problem} for {type(model).__name__}: {_shortened(items)}")
+            raise ValueError(f"load_causal_lm: {folder}: {problem} for {type(model).__name__}: {shortened(items)}")
     return model
 
 
@@ -112,9 +133,9 @@ def _load_mlx(folder: Path) -> PreTrainedModel:
     for path, module in list(model.named_modules()):
         if is_experts(module):
             _install_experts(model, path, tensors)
-    _tie(model, config)
-    _load_unpacked(model, tensors)
-    _compute_buffers(model)
+    tie(model, config)
+    load_unpacked(model, tensors)
+    compute_buffers(model)
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
@@ -191,7 +212,7 @@ def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch
             install(model, path, name, *operands, **quantization)
 
 
-def _tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
+def tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Make a tied output projection use the packed weight of the embedding."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if config.tie_word_embeddings and isinstance(embedding, Packed) and not isinstance(head, Packed):
@@ -200,7 +221,7 @@ def _tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
         install(model, path, "weight", *operands, group_size=group_size, bits=bits, mode=mode)
 
 
-def _load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Load `tensors`, the tensors that are not packed, into `model`, and freeze all parameters.
 
     Raises ValueError if the tensors do not match the model.
@@ -212,16 +233,16 @@ def _load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> 
     unexpected = [name for name in unexpected if not name.endswith("rotary_emb.inv_freq")]
     for problem, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
-            raise ValueError(f"load_causal_lm: {problem} tensors for {type(model).__name__}: {_shortened(names)}")
+            raise ValueError(f"load_causal_lm: {problem} tensors for {type(model).__name__}: {shortened(names)}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter._is_hf_initialized = True
 
 
-def _compute_buffers(model: PreTrainedModel) -> None:
+def compute_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers that a checkpoint does not store, with the model's own initialization.
 
-    The initialization skips the parameters, because `_load_unpacked` has marked them as initialized.
+    The initialization skips the parameters, because `load_unpacked` has marked them as initialized.
     """
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -230,7 +251,7 @@ def _compute_buffers(model: PreTrainedModel) -> None:
     model.initialize_weights()
 
 
-def _shortened(items: Iterable[str]) -> str:
+def shortened(items: Iterable[str]) -> str:
     """Return the first five of the sorted items, separated by commas, and "…" if there are more."""
     items = sorted(items)
     return ", ".join(items[:5]) + (" …" if len(items) > 5 else "")

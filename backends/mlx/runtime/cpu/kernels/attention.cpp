@@ -1,5 +1,6 @@
 // Attention, computed for a tile of queries at a time. A tile has few enough scores to keep them in the cache of a
-// core while the softmax and the product with the values use them.
+// core while the softmax and the product with the values use them. The output of a query does not depend on the tile:
+// the sums over keys begin at key 0, and keys that the query does not see contribute zeros.
 #include <algorithm>
 #include <vector>
 

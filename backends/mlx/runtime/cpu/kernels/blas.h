@@ -2,7 +2,8 @@
 // ../README.md explains why this is a library of its own.
 //
 // Matrices are row-major and arrays are contiguous, except where a function takes strides. Strides count elements.
-// Kernels compute in float32. All of them use the threads of one pool.
+// Kernels compute in float32. All of them use the threads of one pool. A row of a result does not depend on the number
+// of rows in the call: see "Order of summation" in ../README.md.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ EXECUTORCH_MLX_BLAS_API void cblas_cgemm(
     int order, int trans_a, int trans_b, int m, int n, int k, const void* alpha, const void* a, int lda,
     const void* b, int ldb, const void* beta, void* c, int ldc);
 
-// The name that OpenBLAS reports, such as "OpenBLAS 0.3.34 ...", or "mlx" if the functions above forward to
-// the BLAS in the mlx wheel.
+// The name that OpenBLAS reports, such as "OpenBLAS 0.3.34 ...", or "mlx" if cblas_dgemm and cblas_cgemm forward to the
+// BLAS in the mlx wheel. cblas_sgemm forwards to neither.
 EXECUTORCH_MLX_BLAS_API const char* executorch_mlx_blas_name();
 
 // Returns the number of calls of cblas_sgemm so far. If it rises with a product in MLX, libmlx calls this library.

@@ -1,61 +1,32 @@
 // Products of x with weights that are not float32. If x has few rows, a kernel converts the weights to float32 in
-// registers. If x has more rows, tiles of weights are converted to float32 in memory, and BLAS multiplies by them.
+// registers. If x has more rows, rows of weights are converted to float32 in memory.
 #include <algorithm>
-#include <memory>
 
-#include "pool.h"
-#include "simd/kernels.h"
+#include "products.h"
 
 namespace executorch_mlx {
 
 namespace {
 
-constexpr int kFewRows = 12;         // rows of x up to which quantized_rows is faster than tiles and BLAS
-constexpr int kRowsPerTask = 64;     // rows of w
-constexpr int kTileBytes = 1 << 20;  // of float32 weights: few enough to stay in the L2 cache of a core
-constexpr int kPadding = 16;         // floats between the rows of a tile: if the distance between rows were a power
-                                     // of two, the rows would compete for the same cache lines
+constexpr int kRowsPerTask = 64;  // rows of w
 
 // Computes the product p, in which x has few rows. `w` describes the matrix of p.
 void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w) {
   const auto& simd = kernels();
-  const size_t size = simd.arranged_size(w);
-  const int groups = w.k / w.group_size;
-  const std::unique_ptr<float[]> arranged(new float[size * p.m]);
-  const std::unique_ptr<float[]> sums(new float[static_cast<size_t>(groups) * p.m]);
-  for (int r = 0; r < p.m; ++r) {
-    simd.arrange(p.x + int64_t{r} * p.k, w, arranged.get() + r * size, sums.get() + r * groups);
+  const int64_t stride = p.k + kPadding;
+  const AlignedFloats arranged(stride * p.m);
+  for (int64_t r = 0; r < p.m; ++r) {
+    simd.arrange(p.x + r * p.k, w, arranged.get() + r * stride);
   }
+  const int tiles = (p.m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
   parallel((p.n + kRowsPerTask - 1) / kRowsPerTask, [&](int i) {
     const int first = i * kRowsPerTask;
     const int last = std::min(p.n, first + kRowsPerTask);
-    for (int r = 0; r < p.m; r += kMaxRows) {
-      simd.quantized_rows(
-          w, arranged.get() + r * size, sums.get() + r * groups, std::min(kMaxRows, p.m - r), first, last,
-          p.y + int64_t{r} * p.n, p.n);
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int64_t row = p.m * tile / tiles;
+      const int rows = static_cast<int>(p.m * (tile + 1) / tiles - row);
+      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, p.y + row * p.n, p.n);
     }
-  });
-}
-
-// Computes y [m, n] = x [m, k] @ w.T. convert(first, last, to, stride) writes rows [first, last) of w [n, k] as float32
-// to `to`, where each row begins `stride` floats after the previous one.
-template <typename Convert>
-void multiply_tiles(const float* x, int m, int n, int k, float* y, Convert&& convert) {
-  const int tile_rows = std::clamp(kTileBytes / (k * 4) / 16 * 16, 16, 512);
-  parallel((n + tile_rows - 1) / tile_rows, [&](int i) {
-    const int first = i * tile_rows;
-    const int last = std::min(n, first + tile_rows);
-    static thread_local std::unique_ptr<float[]> tile;
-    static thread_local size_t tile_size = 0;
-    const int stride = k + kPadding;
-    const size_t needed = static_cast<size_t>(tile_rows) * stride;
-    if (tile_size < needed) {
-      tile.reset(new float[needed]);
-      tile_size = needed;
-    }
-    convert(first, last, tile.get(), stride);
-    cblas_sgemm(
-        kRowMajor, kNoTranspose, kTranspose, m, last - first, k, 1, x, k, tile.get(), stride, 0, y + first, n);
   });
 }
 
@@ -71,29 +42,26 @@ extern "C" bool executorch_mlx_supports_quantized(int bits, int group_size, int 
 extern "C" void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* p) {
   using namespace executorch_mlx;
   const QuantizedMatrix w{p->w, p->scales, p->biases, p->scale_type, p->bits, p->group_size, p->k};
-  if (p->m <= kFewRows) {
+  if (p->m < kManyQuantizedRows) {
     return multiply_few_rows(*p, w);
   }
-  multiply_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int stride) {
-    kernels().dequantize_rows(w, first, last, to, stride);
+  const Operands operands{.x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
+  multiply_many_rows(operands, [&](int first, int count, float* to, int64_t& stride) {
+    kernels().dequantize_rows(w, first, first + count, to, stride);
+    return static_cast<const float*>(to);
   });
 }
 
 extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   using namespace executorch_mlx;
-  if (p->m <= kMaxRows && p->column_stride == 1) {
-    return parallel((p->n + kRowsPerTask - 1) / kRowsPerTask, [&](int i) {
-      const int first = i * kRowsPerTask;
-      const int count = std::min(p->n - first, kRowsPerTask);
-      kernels().dot_rows(
-          p->x, p->k, p->m, p->w + first * p->row_stride, p->type, p->row_stride, count, p->k, 1, 0, p->y + first,
-          p->n);
-    });
+  const Operands operands{.x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
+  if (p->column_stride == 1) {
+    return multiply_rows(operands, p->w, p->type, p->row_stride);
   }
-  multiply_tiles(p->x, p->m, p->n, p->k, p->y, [&](int first, int last, float* to, int stride) {
-    for (int row = first; row < last; ++row) {
-      kernels().widen(
-          p->w + row * p->row_stride, p->type, p->column_stride, to + int64_t{row - first} * stride, p->k);
+  multiply_many_rows(operands, [&](int first, int count, float* to, int64_t& stride) {
+    for (int64_t r = 0; r < count; ++r) {
+      kernels().widen(p->w + (first + r) * p->row_stride, p->type, p->column_stride, to + r * stride, p->k);
     }
+    return static_cast<const float*>(to);
   });
 }

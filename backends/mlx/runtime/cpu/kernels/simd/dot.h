@@ -1,4 +1,10 @@
-// Products of a few rows of x with the rows of a matrix. Part of kernels.cpp.
+// Products of x with the rows of a matrix: each result is a dot product of a row of x and a row of the matrix. Part of
+// kernels.cpp.
+//
+// The order of summation is the same in all kernels for such products, also in quantized.h and panels.h. Lane i of a
+// vector adds the products of the elements i, i + kLanes, i + 2 * kLanes, ... in this order, each with a fused
+// multiply-add if the instruction set has one. Elements beyond the end count as zeros. sums() then adds the lanes. A
+// result therefore depends only on the two rows, and not on the number of rows in a call or on their positions.
 #pragma once
 
 #include "vector.h"
@@ -7,55 +13,101 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// Multiplies M rows of x by one row w [k] of the matrix: y[r * ldy] = alpha * sum(x[r] * w) + beta * y[r * ldy]. One
-// row of the matrix at a time is read in the order of memory. Several rows at a time would be read from several pages
-// in turn, which reaches only two thirds of the memory bandwidth.
-template <FloatType Type, int M>
-void dot_row(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, int k, float alpha, float beta, float* y,
-    ptrdiff_t ldy) {
-  constexpr int U = M == 1 ? 4 : 2;  // independent sums, which hide the latency of an addition
-  Floats acc[M][U] = {};
-  int i = 0;
-  for (; i + U * kLanes <= k; i += U * kLanes) {
-    for (int u = 0; u < U; ++u) {
-      const int at = i + u * kLanes;
-      const Floats weights = Elements<Type>::load_all(w + at);
-      for (int r = 0; r < M; ++r) {
-        acc[r][u] += load<Floats>(x + r * ldx + at) * weights;
-      }
+// alpha * total + beta * old. `old` is ignored if beta is 0.
+inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
+  Floats result = alpha * total;
+  if (beta == 0) {
+    return result;
+  }
+  asm("" : "+m"(result));  // or else the compiler could fuse either product with the addition, in each kernel another
+  return result + beta * old;
+}
+
+// Writes the sums of M * R accumulators to y: y[r * ldy + j] = alpha * sum(acc[r * R + j]) + beta * y[r * ldy + j].
+template <int M, int R>
+inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptrdiff_t ldy) {
+  constexpr int Total = M * R;
+  constexpr int Vectors = (Total + kLanes - 1) / kLanes;
+  Floats results[Vectors];
+  constexpr int Whole = Total / kLanes;
+  for (int i = 0; i < Whole; ++i) {
+    results[i] = sums<kLanes>(acc + i * kLanes);
+  }
+  if constexpr (constexpr int left = Total % kLanes; left > 0) {
+    constexpr int Count = left > 8 ? 16 : left > 4 ? 8 : left > 2 ? 4 : left;
+    Floats padded[Count] = {};
+    for (int i = 0; i < left; ++i) {
+      padded[i] = acc[Whole * kLanes + i];
+    }
+    results[Whole] = sums<Count>(padded);
+  }
+  float old[Vectors * kLanes];
+  if (beta != 0) {
+    for (int i = 0; i < Total; ++i) {
+      old[i] = y[i / R * ldy + i % R];
     }
   }
-  for (; i + kLanes <= k; i += kLanes) {
-    const Floats weights = Elements<Type>::load_all(w + i);
-    for (int r = 0; r < M; ++r) {
-      acc[r][0] += load<Floats>(x + r * ldx + i) * weights;
-    }
-  }
-  if (i < k) {
-    const Floats weights = Elements<Type>::load_first(w + i, k - i);
-    for (int r = 0; r < M; ++r) {
-      acc[r][0] += load_partial<Floats>(x + r * ldx + i, k - i) * weights;
-    }
+  for (int i = 0; i < Vectors; ++i) {
+    store(scaled(results[i], alpha, beta, beta == 0 ? Floats{} : load<Floats>(old + i * kLanes)), old + i * kLanes);
   }
   for (int r = 0; r < M; ++r) {
-    Floats sums = acc[r][0];
-    for (int u = 1; u < U; ++u) {
-      sums += acc[r][u];
-    }
-    const float total = sum(sums);
-    float& out = y[r * ldy];
-    out = alpha * total + (beta == 0 ? 0 : beta * out);
+    __builtin_memcpy(y + r * ldy, old + r * R, R * sizeof(float));
   }
 }
 
-template <FloatType Type, int M>
-void dot_rows_for_m(
-    const float* x, ptrdiff_t ldx, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta, float* y,
-    ptrdiff_t ldy) {
-  const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
-  for (int j = 0; j < n; ++j) {
-    dot_row<Type, M>(x, ldx, elements + j * ldw, k, alpha, beta, y + j, ldy);
+// Multiplies M rows of x by R rows of the matrix w.
+template <FloatType Type, int M, int R>
+void dot_tile(
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int k, float alpha,
+    float beta, float* y, ptrdiff_t ldy) {
+  Floats acc[M * R] = {};
+  const auto add_step = [&](auto&& load_x, auto&& load_w) {
+    Floats weights[R];
+    for (int j = 0; j < R; ++j) {
+      weights[j] = load_w(w + j * ldw);
+    }
+    for (int r = 0; r < M; ++r) {
+      Floats elements = load_x(x + r * ldx);
+      keep_in_register(elements);
+      for (int j = 0; j < R; ++j) {
+        acc[r * R + j] += elements * weights[j];
+      }
+    }
+  };
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
+    if constexpr (R > 1) {
+      // The tile reads R pieces of memory that are too short for the hardware prefetcher. A prefetch never faults, even
+      // past the end of the array.
+      for (int j = 0; j < R; ++j) {
+        __builtin_prefetch(w + (R + j) * ldw + i);
+      }
+    }
+    add_step(
+        [&](const float* row) { return load<Floats>(row + i); },
+        [&](const auto* row) { return Elements<Type>::load_all(row + i); });
+  }
+  if (i < k) {
+    add_step(
+        [&](const float* row) { return load_partial<Floats>(row + i, k - i); },
+        [&](const auto* row) { return Elements<Type>::load_first(row + i, k - i); });
+  }
+  write_sums<M, R>(acc, alpha, beta, y, ldy);
+}
+
+// Multiplies M rows of x by n rows of w, in tiles of R rows of w.
+template <FloatType Type, int M, int R>
+void dot_tiles(
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k, float alpha,
+    float beta, float* y, ptrdiff_t ldy) {
+  int j = 0;
+  for (; j + R <= n; j += R) {
+    dot_tile<Type, M, R>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+  }
+  if constexpr (R > 1) {
+    for (; j < n; ++j) {
+      dot_tile<Type, M, 1>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+    }
   }
 }
 
@@ -63,15 +115,18 @@ template <FloatType Type>
 void dot_rows_for_type(
     const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
     float* y, ptrdiff_t ldy) {
-  switch (m) {
-    case 1:
-      return dot_rows_for_m<Type, 1>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    case 2:
-      return dot_rows_for_m<Type, 2>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    case 3:
-      return dot_rows_for_m<Type, 3>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
-    default:
-      return dot_rows_for_m<Type, 4>(x, ldx, w, ldw, n, k, alpha, beta, y, ldy);
+  const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
+  // With one row of x, one row of the matrix at a time is read in the order of memory. Several rows at a time would be
+  // read from several pages in turn, which reaches only two thirds of the memory bandwidth.
+  const int group = m == 1 ? n : kDotTileColumns;
+  for (int j = 0; j < n; j += group) {
+    const int columns = n - j < group ? n - j : group;
+    for_row_tiles<kDotTileRows>(m, [&](auto rows, int first) {
+      constexpr int M = decltype(rows)::value;
+      constexpr int R = M == 1 ? 1 : kDotTileColumns;
+      dot_tiles<Type, M, R>(
+          x + first * ldx, ldx, elements + j * ldw, ldw, columns, k, alpha, beta, y + first * ldy + j, ldy);
+    });
   }
 }
 

@@ -4,7 +4,9 @@
 // only one, which may use instructions that the processor lacks.
 #include "kernels.h"
 
+#include "columns.h"
 #include "dot.h"
+#include "panels.h"
 #include "quantized.h"
 #include "vector.h"
 #include "vector_functions.h"
@@ -13,8 +15,12 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 extern const Kernels kernels = {
     .dot_rows = dot_rows,
+    .panel_rows = kLanes,
+    .panel_size = panel_size,
+    .pack_panel = pack_panel,
+    .multiply_panels = multiply_panels,
+    .multiply_columns = multiply_columns,
     .arrange = arrange,
-    .arranged_size = arranged_size,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
     .widen = widen,

@@ -9,8 +9,8 @@
 namespace executorch_mlx {
 
 // Limits of the functions below.
-constexpr int kMaxRows = 4;       // rows of x in one call
-constexpr int kMaxGroups = 1024;  // groups in a row of a QuantizedMatrix
+constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
+constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
@@ -23,23 +23,35 @@ struct QuantizedMatrix {
   int k;
 };
 
-// The functions that are compiled for one instruction set. ldx, ldw, ldy and ldo are the distances between rows, in
-// elements. m is 1 to kMaxRows.
+// The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
+// in elements.
 struct Kernels {
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
   void (*dot_rows)(
       const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
       float beta, float* y, ptrdiff_t ldy);
 
-  // Prepares one row x [k] for quantized_rows. Writes the elements of x to `arranged`, in the order in which
-  // quantized_rows unpacks the weights, and the sum of each group of x to `sums`.
-  void (*arrange)(const float* x, const QuantizedMatrix& q, float* arranged, float* sums);
-  // Returns the number of floats that `arrange` writes to `arranged` for one row.
-  size_t (*arranged_size)(const QuantizedMatrix& q);
-  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T. `arranged` and `sums` contain what `arrange` wrote for
-  // each of the m rows of x, one row after the other.
+  // Up to `panel_rows` rows of a matrix make a panel, of panel_size(k) floats. pack_panel() writes the panel of `rows`
+  // rows of x [rows, k].
+  int panel_rows;
+  size_t (*panel_size)(int k);
+  void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
+  // Like dot_rows, for x and w in consecutive panels.
+  void (*multiply_panels)(
+      const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy);
+
+  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`.
+  void (*multiply_columns)(
+      const float* x, ptrdiff_t ldx, int m, const float* b, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
+      ptrdiff_t ldy);
+
+  // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
+  // quantized_rows unpacks the weights.
+  void (*arrange)(const float* x, const QuantizedMatrix& q, float* arranged);
+  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for up to kMaxQuantizedRows rows. `arranged` contains
+  // what `arrange` wrote for each of the m rows of x, with the distance ldx between rows.
   void (*quantized_rows)(
-      const QuantizedMatrix& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
+      const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
       ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
@@ -49,7 +61,8 @@ struct Kernels {
 
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
-  // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values.
+  // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values. Further elements of minus infinity
+  // would change neither the values nor the sum.
   float (*softmax_numerators)(float* x, ptrdiff_t count);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);

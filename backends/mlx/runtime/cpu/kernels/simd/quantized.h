@@ -1,48 +1,14 @@
 // Matrices in MLX's affine packing, where value = scale * q + bias with integers q. Part of kernels.cpp.
 //
-// kLanes packed 32-bit words of a row form a block. Shifting all words of a block by i * bits unpacks the elements i,
-// i + per_word, i + 2 * per_word, ... of the block, where per_word is the number of elements in a word. `arrange` puts
-// the elements of x in the same order. The dot product of x with a row is the sum of scale * sum(q * x) over all groups
-// of the row, plus the sum of bias * sum(x) over all groups.
+// The values are computed in float32, in registers, and multiplied in the order of dot.h. So a product with a quantized
+// matrix has the same bits as the product with what dequantize_rows() writes.
 #pragma once
 
-#include "vector.h"
+#include "dot.h"
 
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
-
-// The number of blocks in a row, counting an incomplete one.
-inline int blocks_of(const QuantizedMatrix& q) {
-  const int words = q.k * q.bits / 32;
-  return (words + kLanes - 1) / kLanes;
-}
-
-size_t arranged_size(const QuantizedMatrix& q) {
-  return static_cast<size_t>(blocks_of(q)) * kLanes * (32 / q.bits);
-}
-
-void arrange(const float* x, const QuantizedMatrix& q, float* arranged, float* sums) {
-  const int per_word = 32 / q.bits;
-  const int block = kLanes * per_word;
-  const int blocks = blocks_of(q);
-  for (int b = 0; b < blocks; ++b) {
-    float* to = arranged + static_cast<ptrdiff_t>(b) * block;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int at = b * block + lane * per_word;
-      for (int i = 0; i < per_word; ++i) {
-        to[i * kLanes + lane] = at + i < q.k ? x[at + i] : 0;
-      }
-    }
-  }
-  for (int g = 0; g < q.k / q.group_size; ++g) {
-    float total = 0;
-    for (int i = 0; i < q.group_size; ++i) {
-      total += x[g * q.group_size + i];
-    }
-    sums[g] = total;
-  }
-}
 
 // Returns a pointer to scales[first] ... scales[first + count - 1] as float32: into `scales` itself if they are
 // float32, or else to `buffer`, to which this function converts them. Biases are read in the same way.
@@ -54,41 +20,120 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
   return buffer;
 }
 
-// Returns, as floats, the integers of `Bits` bits that start at bit `shift` of each word.
+// The values of the integers of one group of a row. values() returns those of kLanes consecutive integers, which begin at
+// the given byte. They are in the order that natural_order() returns to the original one.
+template <int Size>
+struct BytesOf {
+  typedef uint32_t Type;
+};
+template <>
+struct BytesOf<2> {
+  typedef uint16_t Type;
+};
+
 template <int Bits>
-inline Floats unpack(Words words, int shift) {
-#if defined(__AVX512F__)
-  if constexpr (Bits == 4) {  // the permutation reads only the low four bits of an index
-    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return (Floats)_mm512_permutexvar_ps((__m512i)(words >> shift), table);
+class Group {
+ public:
+  Group() = default;
+  Group(float scale, float bias) : scale_(broadcast(scale)), bias_(broadcast(bias)) {}
+
+  Floats values(const char* from) const {
+    return integers(from) * scale_ + bias_;
   }
+
+ private:
+  static Floats integers(const char* from) {
+    if constexpr (Bits == 8) {
+      typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+      const Bytes bytes = load<Bytes>(from);
+#if defined(__AVX512F__)
+      return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
+#else
+      return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
 #endif
-  return __builtin_convertvector((Ints)((words >> shift) & ((1u << Bits) - 1)), Floats);
+    } else {
+      Words shifts;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        shifts[lane] = lane * Bits;
+      }
+      typedef typename BytesOf<kLanes * Bits / 8>::Type Word;  // of all integers
+      const Words words = (Words{} + static_cast<uint32_t>(load<Word>(from))) >> shifts;
+      return __builtin_convertvector((Ints)(words & ((1u << Bits) - 1)), Floats);
+    }
+  }
+
+  Floats scale_;
+  Floats bias_;
+};
+
+template <int Bits>
+inline Floats natural_order(Floats values) {
+  return values;
 }
 
-// Returns, for each word of a block, the scale of the group that the word belongs to. `from` points to the scale of the
-// first word. From there to the end of the row there are `left` scales.
-template <int WordsPerGroup>
-inline Floats broadcast_scales(const float* from, int left) {
-  if constexpr (WordsPerGroup >= kLanes) {
-    return Floats{} + from[0];
-  } else {
-    constexpr int groups = kLanes / WordsPerGroup;
-    const int available = left < groups ? left : groups;
+template <int Bits>
+inline Floats packed_order(Floats values) {
+  return values;
+}
+
 #if defined(__AVX512F__)
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const __m512 scales = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << available) - 1), from);
-    return (Floats)_mm512_permutexvar_ps((__m512i)(lanes / WordsPerGroup), scales);
-#else
-    Floats result = {};
-    for (int g = 0; g < groups; ++g) {
-      for (int i = 0; i < WordsPerGroup; ++i) {
-        result[g * WordsPerGroup + i] = g < available ? from[g] : 0;
-      }
-    }
-    return result;
-#endif
+// Integers of 2 or 4 bits are indices into a table of the group's 16 values. (With 2 bits the values repeat.)
+template <int Bits>
+class IndexedGroup {
+ public:
+  IndexedGroup() = default;
+  IndexedGroup(float scale, float bias) : table_(integers() * broadcast(scale) + broadcast(bias)) {}
+
+  Floats values(const char* from) const {
+    typedef long long Pairs __attribute__((vector_size(64)));
+    const Words shifts = Bits == 4 ? Words{0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28}
+                                   : Words{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const Words words = Bits == 4 ? (Words)(load<long long>(from) - Pairs{}) : load<uint32_t>(from) - Words{};
+    return (Floats)_mm512_permutexvar_ps((__m512i)(words >> shifts), (__m512)table_);
   }
+
+ private:
+  static Floats integers() {
+    return Bits == 4 ? Floats{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+                     : Floats{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
+  }
+
+  Floats table_;  // the permutation reads only the low four bits of an index
+};
+
+template <>
+class Group<4> : public IndexedGroup<4> {
+  using IndexedGroup::IndexedGroup;
+};
+
+template <>
+class Group<2> : public IndexedGroup<2> {
+  using IndexedGroup::IndexedGroup;
+};
+
+// Integers of 4 bits come from two words in turn.
+template <>
+inline Floats natural_order<4>(Floats v) {
+  return __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+template <>
+inline Floats packed_order<4>(Floats v) {
+  return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+#endif
+
+template <typename Run>
+inline void call_with_bits(int bits, Run&& run) {
+  bits == 2 ? run(Constant<2>{}) : bits == 4 ? run(Constant<4>{}) : run(Constant<8>{});
+}
+
+void arrange(const float* x, const QuantizedMatrix& q, float* arranged) {
+  call_with_bits(q.bits, [&](auto bits) {
+    for (int i = 0; i < q.k; i += kLanes) {
+      store(packed_order<decltype(bits)::value>(load<Floats>(x + i)), arranged + i);
+    }
+  });
 }
 
 // Prefetches `size` bytes. They may lie past the end of the array, because a prefetch never faults.
@@ -99,148 +144,80 @@ inline void prefetch(const char* from, ptrdiff_t size) {
 }
 
 // Computes the products of R rows of the matrix, from `row` on, with M rows of x.
-template <int Bits, int WordsPerGroup, int M, int R>
+template <int Bits, int M, int R>
 void quantized_tile(
-    const QuantizedMatrix& q, const float* arranged, const float* sums, int row, float* y, ptrdiff_t ldy) {
-  constexpr int per_word = 32 / Bits;
-  constexpr int block = kLanes * per_word;
-  const int words = q.k / per_word;
-  const int groups = words / WordsPerGroup;
-  const size_t stride = arranged_size(q);
-  float buffers[R][kMaxGroups];
+    const QuantizedMatrix& q, const float* x, ptrdiff_t ldx, int row, float* y, ptrdiff_t ldy) {
+  const int words = q.k * Bits / 32;
+  const int groups = q.k / q.group_size;
+  float buffers[2][R][kMaxGroups];
   const float* scales[R];
+  const float* biases[R];
   for (int j = 0; j < R; ++j) {
-    scales[j] = as_float32(q.scales, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, buffers[j]);
+    const ptrdiff_t first = static_cast<ptrdiff_t>(row + j) * groups;
+    scales[j] = as_float32(q.scales, q.scale_type, first, groups, buffers[0][j]);
+    biases[j] = as_float32(q.biases, q.scale_type, first, groups, buffers[1][j]);
   }
   // The tile reads weights, scales and biases: three pieces of memory that are too short for the hardware prefetcher.
-  // So the scales and biases of the next tile are prefetched here, and its weights below. With more than one row of x
-  // this does not help, because the arithmetic takes longer than reading the memory.
-  if constexpr (M == 1) {
-    const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
-    prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
-    prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
-  }
-  const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
-  Floats acc[M][R] = {};
-  for (int at = 0, b = 0; at < words; at += kLanes, ++b) {
-    Words packed[R];
-    for (int j = 0; j < R; ++j) {
-      const uint32_t* from = w + static_cast<ptrdiff_t>(j) * words + at;
-      if constexpr (M == 1) {
-        __builtin_prefetch(from + R * words);
-      }
-      packed[j] = at + kLanes <= words ? load<Words>(from) : load_partial<Words>(from, words - at);
-    }
-    Floats part[M][R] = {};
-    for (int i = 0; i < per_word; ++i) {
+  // So the scales and biases of the next tile are prefetched here, and its weights below.
+  const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
+  prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
+  prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
+  const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
+  const ptrdiff_t row_bytes = static_cast<ptrdiff_t>(words) * 4;
+  Floats acc[M * R] = {};
+  for (int g = 0; g < groups; ++g) {
+    Group<Bits> group[R];
+    repeat<R>([&](auto j) __attribute__((always_inline)) {
+      group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
+      __builtin_prefetch(w + (R + j.value) * row_bytes);
+    });
+    for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
-      for (int j = 0; j < R; ++j) {
-        values[j] = unpack<Bits>(packed[j], i * Bits);
-      }
-      for (int r = 0; r < M; ++r) {
-        const Floats x = load<Floats>(arranged + r * stride + static_cast<ptrdiff_t>(b) * block + i * kLanes);
-        for (int j = 0; j < R; ++j) {
-          part[r][j] += x * values[j];
+      repeat<R>([&](auto j) __attribute__((always_inline)) {
+        values[j.value] = group[j.value].values(w + j.value * row_bytes);
+      });
+      repeat<M>([&](auto r) __attribute__((always_inline)) {
+        Floats elements = load<Floats>(x + r.value * ldx);
+        if constexpr (R > 1) {
+          keep_in_register(elements);
         }
-      }
-    }
-    const int group = at / WordsPerGroup;
-    for (int j = 0; j < R; ++j) {
-      const Floats scale = broadcast_scales<WordsPerGroup>(scales[j] + group, groups - group);
-      for (int r = 0; r < M; ++r) {
-        acc[r][j] += part[r][j] * scale;
-      }
+        repeat<R>([&](auto j) __attribute__((always_inline)) {
+          acc[r.value * R + j.value] += elements * values[j.value];
+        });
+      });
     }
   }
-  const int whole = groups / kLanes * kLanes;
-  for (int j = 0; j < R; ++j) {
-    const float* biases =
-        as_float32(q.biases, q.scale_type, static_cast<ptrdiff_t>(row + j) * groups, groups, buffers[j]);
-    for (int r = 0; r < M; ++r) {
-      const float* x_sums = sums + r * groups;
-      for (int g = 0; g < whole; g += kLanes) {
-        acc[r][j] += load<Floats>(biases + g) * load<Floats>(x_sums + g);
-      }
-      float total = sum(acc[r][j]);
-      for (int g = whole; g < groups; ++g) {
-        total += biases[g] * x_sums[g];
-      }
-      y[r * ldy + row + j] = total;
-    }
-  }
+  Floats results[M * R];
+  repeat<M * R>([&](auto i) __attribute__((always_inline)) { results[i.value] = natural_order<Bits>(acc[i.value]); });
+  write_sums<M, R>(results, 1, 0, y + row, ldy);
 }
 
-template <int Bits, int WordsPerGroup, int M>
-void quantized_rows_for_m(
-    const QuantizedMatrix& q, const float* arranged, const float* sums, int first, int last, float* y, ptrdiff_t ldy) {
-  constexpr int R = M == 1 ? 4 : 2;
-  int j = first;
-  for (; j + R <= last; j += R) {
-    quantized_tile<Bits, WordsPerGroup, M, R>(q, arranged, sums, j, y, ldy);
-  }
-  for (; j < last; ++j) {
-    quantized_tile<Bits, WordsPerGroup, M, 1>(q, arranged, sums, j, y, ldy);
-  }
-}
-
-template <int Bits, int WordsPerGroup>
-void quantized_rows_for_group(
-    const QuantizedMatrix& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
-    ptrdiff_t ldy) {
-  switch (m) {
-    case 1:
-      return quantized_rows_for_m<Bits, WordsPerGroup, 1>(q, arranged, sums, first, last, y, ldy);
-    case 2:
-      return quantized_rows_for_m<Bits, WordsPerGroup, 2>(q, arranged, sums, first, last, y, ldy);
-    case 3:
-      return quantized_rows_for_m<Bits, WordsPerGroup, 3>(q, arranged, sums, first, last, y, ldy);
-    default:
-      return quantized_rows_for_m<Bits, WordsPerGroup, 4>(q, arranged, sums, first, last, y, ldy);
-  }
-}
-
-template <int Bits>
-void quantized_rows_for_bits(
-    const QuantizedMatrix& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
-    ptrdiff_t ldy) {
-  switch (q.group_size) {
-    case 32:
-      return quantized_rows_for_group<Bits, Bits>(q, arranged, sums, m, first, last, y, ldy);
-    case 64:
-      return quantized_rows_for_group<Bits, 2 * Bits>(q, arranged, sums, m, first, last, y, ldy);
-    default:
-      return quantized_rows_for_group<Bits, 4 * Bits>(q, arranged, sums, m, first, last, y, ldy);
-  }
+// The number of rows of the matrix in a tile with `rows` rows of x.
+constexpr int quantized_columns(int rows) {
+#if defined(__AVX512F__)
+  return rows <= 4 ? 4 : 3;
+#else
+  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+#endif
 }
 
 void quantized_rows(
-    const QuantizedMatrix& q, const float* arranged, const float* sums, int m, int first, int last, float* y,
+    const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
     ptrdiff_t ldy) {
-  switch (q.bits) {
-    case 2:
-      return quantized_rows_for_bits<2>(q, arranged, sums, m, first, last, y, ldy);
-    case 4:
-      return quantized_rows_for_bits<4>(q, arranged, sums, m, first, last, y, ldy);
-    default:
-      return quantized_rows_for_bits<8>(q, arranged, sums, m, first, last, y, ldy);
-  }
-}
-
-typedef float Eight __attribute__((vector_size(32)));
-typedef uint32_t EightWords __attribute__((vector_size(32)));
-typedef int32_t EightInts __attribute__((vector_size(32)));
-
-// Unpacks eight integers. If `bits` is 8, these are the integers of word[0] and word[1]. For fewer bits, these are the
-// integers part * 8 ... part * 8 + 7 of word[0].
-inline Eight unpack_eight(const uint32_t* word, int bits, int part) {
-  const EightWords steps = {0, 1, 2, 3, 4, 5, 6, 7};
-  const uint32_t mask = (1u << bits) - 1;
-  if (bits == 8) {
-    const EightWords both = {word[0], word[0], word[0], word[0], word[1], word[1], word[1], word[1]};
-    return __builtin_convertvector((EightInts)((both >> ((steps & 3) * 8)) & mask), Eight);
-  }
-  const EightWords all = EightWords{} + (word[0] >> (part * 8 * bits));
-  return __builtin_convertvector((EightInts)((all >> (steps * static_cast<uint32_t>(bits))) & mask), Eight);
+  call_with_bits(q.bits, [&](auto bits) {
+    call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
+      constexpr int Bits = decltype(bits)::value;
+      constexpr int M = decltype(rows)::value;
+      constexpr int R = quantized_columns(M);
+      int j = first;
+      for (; j + R <= last; j += R) {
+        quantized_tile<Bits, M, R>(q, arranged, ldx, j, y, ldy);
+      }
+      for (; j < last; ++j) {
+        quantized_tile<Bits, M, 1>(q, arranged, ldx, j, y, ldy);
+      }
+    });
+  });
 }
 
 void dequantize_rows(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo) {
@@ -252,13 +229,17 @@ void dequantize_rows(const QuantizedMatrix& q, int first, int last, float* out, 
     const ptrdiff_t first_group = static_cast<ptrdiff_t>(row) * groups;
     const float* scales = as_float32(q.scales, q.scale_type, first_group, groups, scale_buffer);
     const float* biases = as_float32(q.biases, q.scale_type, first_group, groups, bias_buffer);
-    const uint32_t* w = q.w + static_cast<ptrdiff_t>(row) * words;
-    for (int k = 0; k < q.k; k += 8) {
-      const int bit = k * q.bits;
-      const int group = k / q.group_size;
-      const Eight x = unpack_eight(w + bit / 32, q.bits, bit % 32 / (8 * q.bits)) * scales[group] + biases[group];
-      __builtin_memcpy(out + k, &x, sizeof(x));
-    }
+    const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
+    call_with_bits(q.bits, [&](auto bits) {
+      constexpr int Bits = decltype(bits)::value;
+      float* to = out;
+      for (int g = 0; g < groups; ++g) {
+        const Group<Bits> group(scales[g], biases[g]);
+        for (int i = 0; i < q.group_size; i += kLanes, to += kLanes, w += kLanes * Bits / 8) {
+          store(natural_order<Bits>(group.values(w)), to);
+        }
+      }
+    });
   }
 }
 

@@ -13,14 +13,59 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
+constexpr int kDotTileRows = 6, kDotTileColumns = 4;  // of the tiles of results that fit in the registers
 #else
 constexpr int kLanes = 8;
+constexpr int kDotTileRows = 4, kDotTileColumns = 3;
 #endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));  // the bits of float16 or bfloat16 values
+
+template <int Value>
+struct Constant {
+  static constexpr int value = Value;
+};
+
+// Calls run(i) for the constants i = 0 ... Count - 1. Unlike a loop, it lets the compiler keep arrays that are indexed
+// with i in registers.
+template <int Count, int Index = 0, typename Run>
+__attribute__((always_inline)) inline void repeat(Run&& run) {
+  if constexpr (Index < Count) {
+    run(Constant<Index>{});
+    repeat<Count, Index + 1>(run);
+  }
+}
+
+// Calls run(Constant<n>{}) for n in 1 to Max.
+template <int Max, typename Run>
+inline void call_with_constant(int n, Run&& run) {
+  if constexpr (Max > 1) {
+    if (n < Max) {
+      return call_with_constant<Max - 1>(n, run);
+    }
+  }
+  run(Constant<Max>{});
+}
+
+// Calls run(constant, first) for parts of m rows. The constants, 1 to Max, sum up to m, and are as equal as
+// possible. `first` is the first row of the part.
+template <int Max, typename Run>
+void for_row_tiles(int m, Run&& run) {
+  const int tiles = (m + Max - 1) / Max;
+  for (int i = 0; i < tiles; ++i) {
+    const int first = m * i / tiles;
+    const int rows = m * (i + 1) / tiles - first;
+    call_with_constant<Max>(rows, [&](auto constant) { run(constant, first); });
+  }
+}
+
+// A vector with x in all lanes. (Subtracting zero changes no number; adding it would change -0.)
+inline Floats broadcast(float x) {
+  return x - Floats{};
+}
 
 template <typename V, typename T>
 inline V load(const T* from) {
@@ -32,28 +77,89 @@ inline V load(const T* from) {
 // Loads the first `count` lanes from memory. The other lanes are zeros.
 template <typename V, typename T>
 inline V load_partial(const T* from, int count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {
+    return (V)_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), from);
+  }
+#endif
   T lanes[sizeof(V) / sizeof(T)] = {};
   __builtin_memcpy(lanes, from, count * sizeof(T));
   return load<V>(lanes);
 }
 
-// The sum of all lanes. Adds halves of the vector, which is faster than adding one lane after the other.
-inline float sum(Floats v) {
+// Lets the compiler load x once, instead of once for each use.
+inline void keep_in_register([[maybe_unused]] Floats& x) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  typedef float Four __attribute__((vector_size(16)));
-  Four halves[2];
-  __builtin_memcpy(halves, &v, sizeof(v));
-  const Four four = halves[0] + halves[1];
-  return (four[0] + four[2]) + (four[1] + four[3]);
+  asm("" : "+v"(x));
+#elif defined(__AVX__)
+  asm("" : "+x"(x));
 #endif
+}
+
+// Stores the first `count` lanes.
+inline void store_partial(Floats v, float* to, int count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)v);
+#else
+  __builtin_memcpy(to, &v, count * sizeof(float));
+#endif
+}
+
+inline void store(Floats v, float* to) {
+  __builtin_memcpy(to, &v, sizeof(v));
+}
+
+template <int... I>
+struct Indices {};
+template <int N, int... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+template <int... I>
+struct MakeIndices<0, I...> {
+  typedef Indices<I...> Type;
+};
+
+// Adds the halves of blocks of lanes. a and b consist of blocks of `Block` lanes. Lane i of the upper half of each
+// block is added to lane i of its lower half. The result has the blocks of a and then those of b, half as long.
+template <int Block, int... I>
+inline Floats fold(Floats a, Floats b, Indices<I...>) {
+  constexpr int half = Block / 2;
+  return __builtin_shufflevector(a, b, (I / half * Block + I % half)...) +
+      __builtin_shufflevector(a, b, (I / half * Block + half + I % half)...);
+}
+
+// Returns a vector with the sum of the lanes of each of `Count` vectors; Count is a power of two, and the sums repeat
+// if there are fewer than lanes. Lane i + kLanes / 2 is added to lane i, then lane i + kLanes / 4, and so on: the order
+// is the same for each vector and each Count.
+template <int Count, int Block = kLanes>
+inline Floats sums(const Floats* v) {
+  typedef typename MakeIndices<kLanes>::Type All;
+  if constexpr (Block == 1) {
+    return v[0];
+  } else if constexpr (Count == 1) {
+    const Floats folded = fold<Block>(v[0], v[0], All{});
+    return sums<1, Block / 2>(&folded);
+  } else {
+    Floats folded[Count / 2];
+    for (int i = 0; i < Count / 2; ++i) {
+      folded[i] = fold<Block>(v[2 * i], v[2 * i + 1], All{});
+    }
+    return sums<Count / 2, Block / 2>(folded);
+  }
+}
+
+// The sum of all lanes, in the order of sums().
+inline float sum(Floats v) {
+  return sums<1>(&v)[0];
 }
 
 // Converts the bits of float16 or bfloat16 values to float32. Exact, also for subnormal numbers, infinities and NaNs.
 template <FloatType Type>
 inline Floats to_float(Halves x) {
+#if defined(__AVX512F__)
+  const Words bits = (Words)_mm512_cvtepu16_epi32((__m256i)x);  // GCC 12 converts the halves of the vector separately
+#else
   const Words bits = __builtin_convertvector(x, Words);
+#endif
   if constexpr (Type == FloatType::bfloat16) {
     return (Floats)(bits << 16);
   }

@@ -71,15 +71,11 @@ float softmax_numerators(float* x, ptrdiff_t count) {
     __builtin_memcpy(x + i, &v, sizeof(v));
     sums += v;
   }
-  float total = sum(sums);
-  if (whole < count) {
-    const Floats v = exp_below_maximum(load_partial<Floats>(x + whole, static_cast<int>(count - whole)));
-    for (ptrdiff_t i = whole; i < count; ++i) {
-      x[i] = v[i - whole];
-      total += x[i];
-    }
+  if (const int left = static_cast<int>(count - whole); left > 0) {
+    store_partial(exp_below_maximum(load_partial<Floats>(x + whole, left)), x + whole, left);
+    sums += load_partial<Floats>(x + whole, left);
   }
-  return total;
+  return sum(sums);
 }
 
 void rms_norm(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps) {

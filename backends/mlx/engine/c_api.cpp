@@ -1,0 +1,374 @@
+// The C API. No exception leaves this file.
+#pragma GCC visibility push(default) // the library exports only these functions
+#include <executorch_mlx/executorch_mlx.h>
+#pragma GCC visibility pop
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "check.h"
+#include "llm_program.h"
+#include "option_checks.h"
+#include "request.h"
+#include "row_state.h"
+#include "scheduler.h"
+
+using namespace executorch_mlx;
+
+struct executorch_mlx_model {
+  std::shared_ptr<LlmProgram> program;
+  std::atomic<bool> has_engine = false;
+};
+
+struct executorch_mlx_engine {
+  executorch_mlx_model* model;
+  std::unique_ptr<Scheduler> scheduler;
+};
+
+struct executorch_mlx_request {
+  std::shared_ptr<LlmProgram> program; // outlives the request
+  std::shared_ptr<Request> request;
+  Scheduler* scheduler; // used only while the request runs
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+executorch_mlx_status report(executorch_mlx_status status, const char* message) {
+  last_error = message;
+  return status;
+}
+
+template <typename Body>
+executorch_mlx_status guarded(Body&& body) {
+  try {
+    body();
+    return EXECUTORCH_MLX_OK;
+  } catch (const EngineError& error) {
+    return report(error.status, error.what());
+  } catch (const std::bad_alloc& error) {
+    return report(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+  } catch (const std::exception& error) {
+    return report(EXECUTORCH_MLX_FAILED, error.what());
+  } catch (...) {
+    return report(EXECUTORCH_MLX_FAILED, "unknown exception");
+  }
+}
+
+void check_not_null(const void* pointer, const char* argument) {
+  check_argument(pointer != nullptr, argument, ": got null");
+}
+
+// Returns `*given` with the default values for the fields that its header does not have.
+template <typename T>
+T read_struct(const T* given, const T& defaults) {
+  T result = defaults;
+  if (given != nullptr) {
+    check_argument(given->size >= sizeof(size_t), "options: got size ", given->size, ", expected that of the struct");
+    std::memcpy(&result, given, std::min(given->size, sizeof(T)));
+  }
+  return result;
+}
+
+// Fills the fields that the caller's header has.
+template <typename T>
+void write_struct(T* out, T value) {
+  value.size = out->size;
+  std::memcpy(out, &value, std::min(out->size, sizeof(T)));
+}
+
+template <typename T>
+std::vector<T> read_array(const T* data, size_t count, const char* argument) {
+  check_argument(data != nullptr || count == 0, argument, ": got null, expected ", count, " values");
+  return {data, data + count};
+}
+
+RequestOptions read_options(const executorch_mlx_request_options* given) {
+  check_not_null(given, "options");
+  const auto o = read_struct<executorch_mlx_request_options>(given, EXECUTORCH_MLX_REQUEST_OPTIONS);
+  RequestOptions result;
+  result.prompt = read_array(o.prompt, o.prompt_length, "prompt");
+  result.sampling = {
+      .temperature = o.temperature,
+      .top_p = o.top_p,
+      .top_k = o.top_k,
+      .min_p = o.min_p,
+      .repetition_penalty = o.repetition_penalty,
+      .presence_penalty = o.presence_penalty,
+      .frequency_penalty = o.frequency_penalty};
+  const auto tokens = read_array(o.bias_tokens, o.bias_count, "bias_tokens");
+  const auto values = read_array(o.bias_values, o.bias_count, "bias_values");
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    result.sampling.logit_bias.emplace_back(tokens[i], values[i]);
+  }
+  if (o.has_seed) {
+    result.seed = o.seed;
+  }
+  result.allowed_tokens = o.allowed_tokens;
+  result.max_new_tokens = o.max_new_tokens;
+  result.stop_ids = read_array(o.stop_ids, o.stop_id_count, "stop_ids");
+  result.ignore_eos = o.ignore_eos;
+  for (const char* stop : read_array(o.stop, o.stop_count, "stop")) {
+    check_not_null(stop, "stop");
+    result.stop.emplace_back(stop);
+  }
+  result.logprobs = o.logprobs;
+  result.priority = o.priority;
+  result.draft = o.draft;
+  result.on_event = o.on_event;
+  result.user_data = o.user_data;
+  return result;
+}
+
+} // namespace
+
+extern "C" {
+
+const char* executorch_mlx_last_error(void) {
+  return last_error.c_str();
+}
+
+executorch_mlx_status executorch_mlx_model_load(
+    const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model) {
+  return guarded([&] {
+    check_not_null(path, "path");
+    check_not_null(model, "model");
+    const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
+    auto result = std::make_unique<executorch_mlx_model>();
+    result->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
+    *model = result.release();
+  });
+}
+
+void executorch_mlx_model_free(executorch_mlx_model* model) {
+  delete model;
+}
+
+executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* model, const char* name, int64_t* value) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(name, "name");
+    check_not_null(value, "value");
+    const LlmMetadata& meta = model->program->metadata();
+    const std::string key = name;
+    const auto found = key == "has_head" ? std::optional<int64_t>(meta.has_head)
+        : key == "has_logits"            ? std::optional<int64_t>(meta.has_logits)
+        : key == "has_verify"            ? std::optional<int64_t>(meta.has_verify)
+                                         : model->program->values().find_integer(key);
+    check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no integer ", key);
+    *value = *found;
+  });
+}
+
+executorch_mlx_status executorch_mlx_model_get_data(
+    const executorch_mlx_model* model, const char* name, const void** data, size_t* size) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(name, "name");
+    check_not_null(data, "data");
+    check_not_null(size, "size");
+    const auto& eos = model->program->metadata().eos_ids;
+    const auto found = std::string(name) == "get_eos_ids"
+        ? std::span(reinterpret_cast<const uint8_t*>(eos.data()), eos.size() * sizeof(int64_t))
+        : model->program->values().find_bytes(name);
+    check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no data ", name);
+    *data = found->data();
+    *size = found->size();
+  });
+}
+
+executorch_mlx_status executorch_mlx_model_set_token_bytes(
+    executorch_mlx_model* model, const void* bytes, const int64_t* offsets, size_t count) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(offsets, "offsets");
+    check_argument(!model->has_engine, "model: it has an engine already");
+    check_argument(bytes != nullptr || offsets[count] == 0, "bytes: got null");
+    check_argument(offsets[count] >= 0, "offsets: expected ascending values from 0 on");
+    const auto size = static_cast<size_t>(offsets[count]);
+    model->program->set_token_bytes({static_cast<const uint8_t*>(bytes), size}, {offsets, count + 1});
+  });
+}
+
+executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(path, "path");
+    model->program->write_profile(path);
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_create(
+    executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine) {
+  return guarded([&] {
+    check_not_null(model, "model");
+    check_not_null(engine, "engine");
+    const auto o = read_struct<executorch_mlx_engine_options>(options, EXECUTORCH_MLX_ENGINE_OPTIONS);
+    check_argument(o.queue_limit >= 0, "queue_limit: got ", o.queue_limit, ", expected at least 0");
+    check_argument(o.chunk >= 0, "chunk: got ", o.chunk, ", expected at least 0");
+    check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
+    check_argument(!model->has_engine.exchange(true), "model: it has an engine already");
+    try {
+      *engine = new executorch_mlx_engine{model, std::make_unique<Scheduler>(*model->program, o)};
+    } catch (...) {
+      model->has_engine = false;
+      throw;
+    }
+  });
+}
+
+void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
+  if (engine != nullptr) {
+    engine->scheduler.reset();
+    engine->model->has_engine = false;
+    delete engine;
+  }
+}
+
+executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(stats, "stats");
+    write_struct(stats, engine->scheduler->stats());
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_save_prefix(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(path, "path");
+    const LlmProgram& program = *engine->model->program;
+    auto ids = read_array(prompt, length, "prompt");
+    check_prompt(program.metadata(), ids);
+    engine->scheduler->run(std::move(ids), [&](Row& row) {
+      save_row(program, row, path);
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_load_prefix(
+    executorch_mlx_engine* engine, const char* path, int64_t* length) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(path, "path");
+    engine->scheduler->run({}, [&](Row& row) {
+      load_row(*engine->model->program, row, path);
+      if (length != nullptr) {
+        *length = static_cast<int64_t>(row.ids.size());
+      }
+      return false;
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_score(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, float* logprobs, bool* is_greedy) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(logprobs, "logprobs");
+    LlmProgram& program = *engine->model->program;
+    auto ids = read_array(prompt, prompt_length, "prompt");
+    const auto expected = read_array(targets, target_count, "targets");
+    check_prompt(program.metadata(), ids);
+    check_prompt(program.metadata(), expected, "targets");
+    check_argument(
+        program.max_verify() > 0 && program.metadata().logprobs > 0,
+        "score: the program was exported without the method verify or without logprobs");
+    // The last token of the prompt predicts the first target, and each target but the last the next one.
+    std::vector<int64_t> inputs = {ids.back()};
+    inputs.insert(inputs.end(), expected.begin(), expected.end() - 1);
+    ids.pop_back();
+    const auto total = static_cast<int64_t>(ids.size() + inputs.size());
+    check_argument(
+        total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", target_count,
+        " targets, expected at most ", program.metadata().max_context_len + 1, " together");
+    size_t done = 0;
+    engine->scheduler->run(std::move(ids), [&](Row& row) {
+      const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
+      const Slot slot = {
+          .tokens = std::span(inputs).subspan(done, count),
+          .position = static_cast<int64_t>(row.ids.size()),
+          .row = row.index,
+          .wants_logprobs = true,
+          .targets = std::span(expected).subspan(done, count)};
+      std::vector<float> values;
+      const auto drawn = program.verify(slot, &values);
+      row.append(slot.tokens);
+      for (size_t i = 0; i < count; ++i) {
+        logprobs[done + i] = values[i];
+        if (is_greedy != nullptr) {
+          is_greedy[done + i] = drawn[i] == expected[done + i];
+        }
+      }
+      done += count;
+      return done < inputs.size();
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_submit(
+    executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(request, "request");
+    const auto& program = engine->model->program;
+    RequestOptions o = read_options(options);
+    check_options(*program, o);
+    std::unique_ptr<executorch_mlx_request> result(new executorch_mlx_request{
+        program, std::make_shared<Request>(*program, std::move(o)), engine->scheduler.get()});
+    // Callbacks may run before this function returns. They can already use the request.
+    *request = result.get();
+    try {
+      engine->scheduler->submit(result->request);
+    } catch (...) {
+      *request = nullptr;
+      throw;
+    }
+    result.release();
+  });
+}
+
+void executorch_mlx_request_cancel(executorch_mlx_request* request) {
+  if (request != nullptr) {
+    request->request->cancel();
+  }
+}
+
+bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds) {
+  return request == nullptr || request->request->wait(seconds);
+}
+
+void executorch_mlx_request_get_info(const executorch_mlx_request* request, executorch_mlx_request_info* info) {
+  if (request != nullptr && info != nullptr) {
+    write_struct(info, request->request->info());
+  }
+}
+
+const char* executorch_mlx_request_error(const executorch_mlx_request* request) {
+  return request == nullptr ? "" : request->request->error();
+}
+
+void executorch_mlx_request_free(executorch_mlx_request* request) {
+  if (request == nullptr) {
+    return;
+  }
+  request->request->cancel();
+  if (!request->request->wait(0)) { // the scheduler exists as long as a request runs
+    if (request->scheduler->is_on_thread()) {
+      request->request->detach();
+    } else {
+      request->request->wait(-1);
+    }
+  }
+  delete request;
+}
+
+} // extern "C"

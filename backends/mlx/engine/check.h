@@ -1,0 +1,66 @@
+// Checks that throw, and their messages.
+#pragma once
+
+#include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+#include <executorch_mlx/executorch_mlx.h>
+#include <executorch_mlx/memory.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "str.h"
+
+namespace executorch_mlx {
+
+// What the functions of the engine throw. c_api.cpp turns it into a status and a message.
+class EngineError : public std::runtime_error {
+ public:
+  EngineError(executorch_mlx_status status, const std::string& message)
+      : std::runtime_error(message), status(status) {}
+
+  executorch_mlx_status status;
+};
+
+// Throws EngineError unless `ok`. The other arguments are the parts of its message.
+template <typename... Parts>
+void check(bool ok, executorch_mlx_status status, const Parts&... message) {
+  if (!ok) [[unlikely]] {
+    throw EngineError(status, str(message...));
+  }
+}
+
+// For faults of the request or of another argument.
+template <typename... Parts>
+void check_argument(bool ok, const Parts&... message) {
+  check(ok, EXECUTORCH_MLX_INVALID_ARGUMENT, message...);
+}
+
+// For faults of the file.
+template <typename... Parts>
+void check_program(bool ok, const Parts&... message) {
+  check(ok, EXECUTORCH_MLX_INVALID_PROGRAM, message...);
+}
+
+// Describes an error of ExecuTorch for a message. ExecuTorch logs the details before it returns the error.
+inline std::string describe(executorch::runtime::Error error) {
+  return str(executorch::runtime::to_string(error), ", see the log for details");
+}
+
+// Throws EngineError unless `error` is Ok: with OUT_OF_MEMORY if memory is the reason, else with FAILED.
+template <typename... Parts>
+void check_ok(executorch::runtime::Error error, const Parts&... message) {
+  using executorch::runtime::Error;
+  if (error == Error::MemoryAllocationFailed) {
+    throw EngineError(EXECUTORCH_MLX_OUT_OF_MEMORY, str(message..., executorch_mlx_memory_error()));
+  }
+  if (error != Error::Ok) [[unlikely]] {
+    throw EngineError(EXECUTORCH_MLX_FAILED, str(message..., describe(error)));
+  }
+}
+
+inline std::string dtype_name(executorch::aten::ScalarType type) {
+  return executorch::runtime::toString(type);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,30 @@
+// Samples a token from logits on the host. The parameters have the same meaning as in the sampling head
+// (custom_kernel_ops/sample.py and penalties.py), and a seed gives the same noise.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "options.h"
+
+namespace executorch_mlx {
+
+// The inputs of a draw.
+struct HostDraw {
+  std::span<float> logits; // [V]; draw_on_host() changes them
+  int64_t seed = 0;
+  std::span<const int64_t> history; // the tokens that the penalties consider
+  std::span<const int32_t> allowed_tokens; // one bit per token; empty: all tokens are allowed
+};
+
+// Draws a token and returns its id. Applies the logits processors to draw.logits in place.
+int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling);
+
+// The logarithm of the softmax of `logits` at `token`.
+float log_probability(std::span<const float> logits, int64_t token);
+
+// The ids of the `count` largest logits, in descending order; of equal ones, the lowest id first.
+std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count);
+
+} // namespace executorch_mlx

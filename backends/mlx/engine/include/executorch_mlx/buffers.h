@@ -1,0 +1,44 @@
+// The mutable buffers of a loaded program, such as its KV caches. Part of the C API of libmlx_delegate; thread-safe: each
+// function waits until no method of the program runs.
+//
+// The functions are for buffers of rank 3 or more, and work on ranges of axis 2. They return 0, or the number of an
+// ExecuTorch Error; the log then has the details.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct executorch_mlx_buffers executorch_mlx_buffers;
+
+// Finds the named buffers of the methods that are loaded, sorted by name. Of methods that were loaded several times, the
+// first instances count. `named_data_map` identifies the program: what Program::get_named_data_map() of ExecuTorch
+// returns. The buffers stay in memory until executorch_mlx_buffers_close().
+int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers);
+void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers);
+
+size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers);
+
+// A description of a buffer: dtype, shape and name. Valid until the buffers are closed.
+const char* executorch_mlx_buffers_describe(const executorch_mlx_buffers* buffers, size_t buffer);
+
+// The size of axis 2 of a buffer, and the bytes of one index of axis 2; both 0 if the rank is less than 3.
+void executorch_mlx_buffers_size(
+    const executorch_mlx_buffers* buffers, size_t buffer, int64_t* length, size_t* index_bytes);
+
+// Copies indices [from, from + count) of axis 2 to [to, to + count). The ranges may overlap.
+int executorch_mlx_buffers_copy(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t from, int64_t to, int64_t count);
+
+// Reads or writes indices [begin, begin + count) of axis 2. `data` is a row-major array of the buffer's shape, except
+// that axis 2 has size `count`.
+int executorch_mlx_buffers_read(executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data);
+int executorch_mlx_buffers_write(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif

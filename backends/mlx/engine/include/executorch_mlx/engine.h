@@ -1,0 +1,310 @@
+// The C++ API of the LLM engine: the C API of executorch_mlx.h with objects that free themselves, and exceptions.
+//
+//   executorch_mlx::Model model("model.pte");
+//   executorch_mlx::Engine engine(model);
+//   executorch_mlx::RequestOptions options;
+//   options.temperature = 0.8f;
+//   auto request = engine.submit(prompt_ids, options, [](const executorch_mlx::Event& event) {
+//     std::cout << event.text << std::flush;
+//     return true; // false cancels the request
+//   });
+//   request.wait();
+//
+// Everything here is defined in this header, so that a program and the library may come from different compilers.
+#pragma once
+
+#include <executorch_mlx/executorch_mlx.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace executorch_mlx {
+
+// Thrown by all functions here. The message is that of executorch_mlx_last_error().
+class LlmError : public std::runtime_error {
+ public:
+  LlmError(executorch_mlx_status status, const std::string& message) : std::runtime_error(message), status(status) {}
+
+  executorch_mlx_status status;
+};
+
+// The request or an argument is invalid for this program, or the file does not exist.
+class LlmArgumentError : public LlmError {
+ public:
+  using LlmError::LlmError;
+};
+
+// The program or a step does not fit into the memory limit (see memory.h) or into the memory of the machine.
+class LlmMemoryError : public LlmError {
+ public:
+  using LlmError::LlmError;
+};
+
+// The queue of the engine is full.
+class LlmBusyError : public LlmError {
+ public:
+  using LlmError::LlmError;
+};
+
+[[noreturn]] inline void throw_error(executorch_mlx_status status, const std::string& message) {
+  switch (status) {
+    case EXECUTORCH_MLX_INVALID_ARGUMENT:
+    case EXECUTORCH_MLX_NOT_FOUND:
+      throw LlmArgumentError(status, message);
+    case EXECUTORCH_MLX_OUT_OF_MEMORY:
+      throw LlmMemoryError(status, message);
+    case EXECUTORCH_MLX_BUSY:
+      throw LlmBusyError(status, message);
+    default:
+      throw LlmError(status, message);
+  }
+}
+
+inline void check_status(executorch_mlx_status status) {
+  if (status != EXECUTORCH_MLX_OK) {
+    throw_error(status, executorch_mlx_last_error());
+  }
+}
+
+// Why an answer ended: executorch_mlx_finish. The Python API and the CLI use the same names.
+inline const char* to_string(int32_t finish) {
+  constexpr const char* kNames[] = {"running", "stop", "length", "context", "cancelled", "error"};
+  return 0 <= finish && finish <= EXECUTORCH_MLX_ERROR ? kNames[finish] : "unknown";
+}
+
+class Model {
+ public:
+  // `device` is "cpu", "gpu" or "" for the default: that of the environment variable EXECUTORCH_MLX_DEVICE, or MLX's.
+  explicit Model(const std::string& path, const std::string& device = "", bool profile = false) {
+    executorch_mlx_load_options options = EXECUTORCH_MLX_LOAD_OPTIONS;
+    options.device = device.empty() ? nullptr : device.c_str();
+    options.profile = profile;
+    executorch_mlx_model* model = nullptr;
+    check_status(executorch_mlx_model_load(path.c_str(), &options, &model));
+    handle_.reset(model);
+  }
+
+  // An integer of the metadata, or nullopt if the program has none of this name.
+  std::optional<int64_t> get_int(const char* name) const {
+    int64_t value = 0;
+    const auto status = executorch_mlx_model_get_int(handle_.get(), name, &value);
+    return status == EXECUTORCH_MLX_NOT_FOUND ? std::nullopt : (check_status(status), std::optional(value));
+  }
+
+  // An array of the metadata, as bytes; empty if the program has none of this name.
+  std::span<const uint8_t> get_data(const char* name) const {
+    const void* data = nullptr;
+    size_t size = 0;
+    const auto status = executorch_mlx_model_get_data(handle_.get(), name, &data, &size);
+    if (status != EXECUTORCH_MLX_NOT_FOUND) {
+      check_status(status);
+    }
+    return {static_cast<const uint8_t*>(data), size};
+  }
+
+  void write_profile(const std::string& path) {
+    check_status(executorch_mlx_model_write_profile(handle_.get(), path.c_str()));
+  }
+
+  executorch_mlx_model* handle() const {
+    return handle_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(executorch_mlx_model* model) const {
+      executorch_mlx_model_free(model);
+    }
+  };
+  std::unique_ptr<executorch_mlx_model, Free> handle_;
+};
+
+// The fields of executorch_mlx_request_options, with the same default values.
+struct RequestOptions {
+  float temperature = 0;
+  float top_p = 1;
+  int64_t top_k = 0;
+  float min_p = 0;
+  std::optional<int64_t> seed;
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  std::vector<std::pair<int64_t, float>> logit_bias; // token id, and the value added to its logit
+  // Clears the bits of the tokens that may not be drawn. An exception ends the request.
+  std::function<void(std::span<const int64_t> answer, std::span<int32_t> mask)> allowed_tokens;
+  int64_t max_new_tokens = 0;
+  std::vector<int64_t> stop_ids;
+  bool ignore_eos = false;
+  std::vector<std::string> stop;
+  int32_t logprobs = -1;
+  int32_t priority = 0;
+  int32_t draft = -1;
+};
+
+// The fields of executorch_mlx_event.
+struct Event {
+  int64_t token; // -1 if the answer ends without a new token
+  std::string_view text;
+  int32_t finish; // executorch_mlx_finish
+  int32_t stop_index;
+  float logprob;
+  std::span<const int64_t> top_tokens;
+  std::span<const float> top_logprobs;
+};
+
+// Called on the engine's thread. Returns whether to continue. An exception cancels the request; wait() throws it.
+using OnEvent = std::function<bool(const Event&)>;
+
+// A submitted request. The destructor cancels it and waits for its end. It must not be called by a callback of the request.
+class Request {
+ public:
+  void cancel() noexcept {
+    executorch_mlx_request_cancel(handle_.get());
+  }
+
+  // Waits for the end of the request, at most `seconds`; negative: without limit. Returns whether it has ended. If it
+  // ended by an error or by an exception in a callback, throws that.
+  bool wait(double seconds = -1) {
+    if (!executorch_mlx_request_wait(handle_.get(), seconds)) {
+      return false;
+    }
+    if (state_->error) {
+      std::rethrow_exception(state_->error);
+    }
+    if (const auto i = info(); i.finish == EXECUTORCH_MLX_ERROR) {
+      throw_error(i.status, executorch_mlx_request_error(handle_.get()));
+    }
+    return true;
+  }
+
+  executorch_mlx_request_info info() const {
+    executorch_mlx_request_info info = {};
+    info.size = sizeof(info);
+    executorch_mlx_request_get_info(handle_.get(), &info);
+    return info;
+  }
+
+ private:
+  friend class Engine;
+
+  struct State {
+    OnEvent on_event;
+    decltype(RequestOptions::allowed_tokens) allowed_tokens;
+    std::exception_ptr error; // of a callback
+  };
+  struct Free {
+    void operator()(executorch_mlx_request* request) const {
+      executorch_mlx_request_free(request);
+    }
+  };
+
+  static bool call_on_event(void* user_data, const executorch_mlx_event* e) {
+    auto& state = *static_cast<State*>(user_data);
+    const auto count = static_cast<size_t>(e->top_count);
+    try {
+      return state.on_event({
+          e->token, {e->text, e->text_length}, e->finish, e->stop_index, e->logprob, {e->top_tokens, count},
+          {e->top_logprobs, count}});
+    } catch (...) {
+      state.error = std::current_exception();
+      return false;
+    }
+  }
+
+  static bool call_allowed_tokens(
+      void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words) {
+    auto& state = *static_cast<State*>(user_data);
+    try {
+      state.allowed_tokens({answer, answer_length}, {mask, words});
+      return true;
+    } catch (...) {
+      state.error = std::current_exception();
+      return false;
+    }
+  }
+
+  std::unique_ptr<State> state_; // outlives the handle
+  std::unique_ptr<executorch_mlx_request, Free> handle_;
+};
+
+// Runs the requests of one model. Destroy it before the model. Its requests may be destroyed later.
+class Engine {
+ public:
+  explicit Engine(const Model& model, executorch_mlx_engine_options options = EXECUTORCH_MLX_ENGINE_OPTIONS) {
+    executorch_mlx_engine* engine = nullptr;
+    check_status(executorch_mlx_engine_create(model.handle(), &options, &engine));
+    handle_.reset(engine);
+  }
+
+  Request submit(std::span<const int64_t> prompt, const RequestOptions& options, OnEvent on_event = {}) {
+    Request request;
+    request.state_ = std::make_unique<Request::State>(std::move(on_event), options.allowed_tokens);
+    std::vector<int64_t> bias_tokens;
+    std::vector<float> bias_values;
+    for (const auto& [token, value] : options.logit_bias) {
+      bias_tokens.push_back(token);
+      bias_values.push_back(value);
+    }
+    std::vector<const char*> stop;
+    for (const std::string& string : options.stop) {
+      stop.push_back(string.c_str());
+    }
+    executorch_mlx_request_options o = EXECUTORCH_MLX_REQUEST_OPTIONS;
+    o.prompt = prompt.data();
+    o.prompt_length = prompt.size();
+    o.temperature = options.temperature;
+    o.top_p = options.top_p;
+    o.top_k = options.top_k;
+    o.min_p = options.min_p;
+    o.has_seed = options.seed.has_value();
+    o.seed = options.seed.value_or(0);
+    o.repetition_penalty = options.repetition_penalty;
+    o.presence_penalty = options.presence_penalty;
+    o.frequency_penalty = options.frequency_penalty;
+    o.bias_tokens = bias_tokens.data();
+    o.bias_values = bias_values.data();
+    o.bias_count = bias_tokens.size();
+    o.allowed_tokens = options.allowed_tokens ? Request::call_allowed_tokens : nullptr;
+    o.max_new_tokens = options.max_new_tokens;
+    o.stop_ids = options.stop_ids.data();
+    o.stop_id_count = options.stop_ids.size();
+    o.ignore_eos = options.ignore_eos;
+    o.stop = stop.data();
+    o.stop_count = stop.size();
+    o.logprobs = options.logprobs;
+    o.priority = options.priority;
+    o.draft = options.draft;
+    o.on_event = request.state_->on_event ? Request::call_on_event : nullptr;
+    o.user_data = request.state_.get();
+    executorch_mlx_request* handle = nullptr;
+    check_status(executorch_mlx_engine_submit(handle_.get(), &o, &handle));
+    request.handle_.reset(handle);
+    return request;
+  }
+
+  executorch_mlx_engine_stats stats() const {
+    executorch_mlx_engine_stats stats = {};
+    stats.size = sizeof(stats);
+    check_status(executorch_mlx_engine_get_stats(handle_.get(), &stats));
+    return stats;
+  }
+
+ private:
+  struct Free {
+    void operator()(executorch_mlx_engine* engine) const {
+      executorch_mlx_engine_free(engine);
+    }
+  };
+  std::unique_ptr<executorch_mlx_engine, Free> handle_;
+};
+
+} // namespace executorch_mlx

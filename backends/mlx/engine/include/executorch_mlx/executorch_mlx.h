@@ -1,0 +1,243 @@
+// The C API of the LLM engine, for C, Swift, Rust, Go and Python. Token ids in, token ids and text out.
+//
+//   executorch_mlx_model* model;
+//   executorch_mlx_engine* engine;
+//   executorch_mlx_request* request;
+//   executorch_mlx_request_options options = EXECUTORCH_MLX_REQUEST_OPTIONS;
+//   options.prompt = ids; options.prompt_length = count; options.on_event = print;
+//   executorch_mlx_model_load("model.pte", NULL, &model);
+//   executorch_mlx_engine_create(model, NULL, &engine);
+//   executorch_mlx_engine_submit(engine, &options, &request);
+//   executorch_mlx_request_wait(request, -1);
+//
+// The engine runs the model on a thread of its own and serves many requests at once. All functions are thread-safe,
+// except that nothing may use an object while or after another thread frees it. No function throws.
+//
+// ABI: fields are only appended to structs. Every struct begins with its size, which the initializer macros set; the
+// library reads no field beyond that size, so that a program built with an older header keeps working.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct executorch_mlx_model executorch_mlx_model;
+typedef struct executorch_mlx_engine executorch_mlx_engine;
+typedef struct executorch_mlx_request executorch_mlx_request;
+
+// Every function that can fail returns a status. executorch_mlx_last_error() then has one line about it.
+typedef int32_t executorch_mlx_status;
+enum {
+  EXECUTORCH_MLX_OK = 0,
+  EXECUTORCH_MLX_INVALID_ARGUMENT = 1,  // the request or the argument is invalid for this program
+  EXECUTORCH_MLX_OUT_OF_MEMORY = 2,     // the memory limit, or the machine's memory
+  EXECUTORCH_MLX_INVALID_PROGRAM = 3,   // the file is not a language model of this project
+  EXECUTORCH_MLX_FAILED = 4,            // a step of the model failed
+  EXECUTORCH_MLX_BUSY = 5,              // the queue of the engine is full
+  EXECUTORCH_MLX_NOT_FOUND = 6,         // the file does not exist, or the model has no such value
+};
+
+// The message of the last failure on this thread, or "". It begins with the name of the argument and a colon if one
+// argument is the cause. Valid until the next failure on this thread.
+const char* executorch_mlx_last_error(void);
+
+// Models --------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  size_t size;
+  const char* device;  // "cpu", "gpu", or NULL for the default
+  bool profile;        // time every instruction, for executorch_mlx_model_write_profile(); slower
+} executorch_mlx_load_options;
+#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false}
+
+// Loads a program that `executorch-mlx export` wrote. `options` may be NULL.
+executorch_mlx_status executorch_mlx_model_load(
+    const char* path, const executorch_mlx_load_options* options, executorch_mlx_model** model);
+
+// Frees a model. Free its engines first. NULL is allowed.
+void executorch_mlx_model_free(executorch_mlx_model* model);
+
+// Reads an integer of the program's metadata: a method name of docs/llm-program.md, such as "get_vocab_size", or
+// "has_head", "has_logits", "has_verify" (0 or 1). NOT_FOUND if the program has none.
+executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* model, const char* name, int64_t* value);
+
+// Reads an array of the metadata: "get_eos_ids" (int64), "token_bytes", "tokenizer_json", "tokenizer_config" (bytes),
+// "token_offsets" (int64). `data` is valid as long as the model; `size` is in bytes.
+executorch_mlx_status executorch_mlx_model_get_data(
+    const executorch_mlx_model* model, const char* name, const void** data, size_t* size);
+
+// Gives the bytes of all tokens to a program that has none: those of token i are from offsets[i] to offsets[i + 1] of
+// `bytes`, for `count` tokens; ids from `count` on have no text. Copies both. Only before the engine is created.
+executorch_mlx_status executorch_mlx_model_set_token_bytes(
+    executorch_mlx_model* model, const void* bytes, const int64_t* offsets, size_t count);
+
+// Writes the times of all calls so far as an ETDump. Only for a model loaded with `profile`, while no request runs.
+executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path);
+
+// Engines -------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  size_t size;
+  int64_t queue_limit;         // requests that may wait; submit() returns BUSY beyond; 0: no limit
+  int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, adapted to `chunk_seconds`
+  double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
+  bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
+} executorch_mlx_engine_options;
+#define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true}
+
+// Creates the engine of a model. A model has one engine at a time. `options` may be NULL.
+executorch_mlx_status executorch_mlx_engine_create(
+    executorch_mlx_model* model, const executorch_mlx_engine_options* options, executorch_mlx_engine** engine);
+
+// Cancels all requests, waits for the running step, and frees the engine. Requests stay valid until they are freed.
+void executorch_mlx_engine_free(executorch_mlx_engine* engine);
+
+typedef struct {
+  size_t size;
+  int64_t running;             // requests that have a row
+  int64_t waiting;             // requests in the queue
+  int64_t rows;                // rows of the program
+  int64_t requests;            // requests that ended, since the engine was created; the other counts too
+  int64_t failed;              // of these, by an error
+  int64_t prompt_tokens;       // tokens of prompts
+  int64_t reused_tokens;       // of these, already in the cache
+  int64_t generated_tokens;
+  int64_t steps;               // calls of the decode, verify and logits methods
+  int64_t drafted_tokens;      // by speculation
+  int64_t accepted_tokens;     // of these, equal to the drawn token
+  double busy_seconds;         // time in the model
+} executorch_mlx_engine_stats;
+
+// Fills `stats`, whose field `size` the caller has set.
+executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
+
+// Writes the cache of a prompt to a file, computing what is not in the cache yet. load_prefix() puts it into a row, as
+// if a request with this prompt had just ended. Both wait until the engine can do it between two steps. load_prefix()
+// refuses a damaged file, and one of another program or format version: INVALID_ARGUMENT.
+executorch_mlx_status executorch_mlx_engine_save_prefix(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path);
+executorch_mlx_status executorch_mlx_engine_load_prefix(
+    executorch_mlx_engine* engine, const char* path, int64_t* length);
+
+// Computes the log probability of each of `targets`, as the model's own (temperature 1, no filters), after `prompt` and
+// the targets before it. `logprobs` [target_count]. `is_greedy` [target_count] may be NULL: whether the target is the
+// most likely token. Needs a program with the method verify and logprobs; else INVALID_ARGUMENT.
+executorch_mlx_status executorch_mlx_engine_score(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, float* logprobs, bool* is_greedy);
+
+// Requests ------------------------------------------------------------------------------------------------------
+
+typedef enum {
+  EXECUTORCH_MLX_RUNNING = 0,
+  EXECUTORCH_MLX_STOP = 1,       // a stop id was drawn, or a stop string occurred
+  EXECUTORCH_MLX_LENGTH = 2,     // max_new_tokens
+  EXECUTORCH_MLX_CONTEXT = 3,    // the row is full
+  EXECUTORCH_MLX_CANCELLED = 4,
+  EXECUTORCH_MLX_ERROR = 5,      // executorch_mlx_request_status() and _error() have the reason
+} executorch_mlx_finish;
+
+// One drawn token, or the end of the answer. Pointers are valid during the call.
+typedef struct {
+  size_t size;
+  // -1 if the answer ends without a new token. A stop id has finish STOP and stop_index -1: it is not part of the answer.
+  int64_t token;
+  const char* text;              // UTF-8, whole characters, `text_length` bytes; text that may begin a stop string waits
+  size_t text_length;
+  int32_t finish;                // executorch_mlx_finish; not RUNNING only in the last event of a request
+  int32_t stop_index;            // the stop string that ended the answer, or -1
+  float logprob;                 // of the token; only if options.logprobs >= 0
+  int64_t top_count;             // the most likely tokens: options.logprobs, at most the program's number
+  const int64_t* top_tokens;
+  const float* top_logprobs;
+} executorch_mlx_event;
+
+// Called on the engine's thread, for every token and at the end. Returning false cancels the request. Must not call
+// functions of the same engine other than executorch_mlx_request_cancel() and executorch_mlx_engine_submit().
+typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_event* event);
+
+// Selects the tokens that may be drawn next: clears the bits of the others in `mask`, `words` = ceil(V / 32) words, all
+// set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds the tokens of the answer so far (with
+// speculation, followed by draft tokens). Returns false to end the request with ERROR.
+typedef bool (*executorch_mlx_allowed_tokens)(
+    void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
+
+typedef struct {
+  size_t size;
+  const int64_t* prompt;
+  size_t prompt_length;
+
+  float temperature;             // 0 or less: greedy
+  float top_p;                   // 1: all
+  int64_t top_k;                 // 0: all
+  float min_p;                   // 0: all
+  bool has_seed;                 // false: a random seed
+  int64_t seed;                  // step i draws with seed + i
+  float repetition_penalty;      // 1: off
+  float presence_penalty;        // 0: off
+  float frequency_penalty;       // 0: off
+  const int64_t* bias_tokens;
+  const float* bias_values;
+  size_t bias_count;
+  executorch_mlx_allowed_tokens allowed_tokens;  // NULL: all
+
+  int64_t max_new_tokens;        // 0: until the row is full
+  const int64_t* stop_ids;       // in addition to the model's
+  size_t stop_id_count;
+  bool ignore_eos;               // do not stop at the model's stop ids
+  const char* const* stop;       // stop strings, UTF-8, terminated by 0
+  size_t stop_count;
+
+  int32_t logprobs;              // -1: none; k: the log probability of the token, and the k most likely tokens
+  int32_t priority;              // requests with a higher priority start first
+  int32_t draft;                 // tokens to draft per step by prompt lookup: -1 chooses by itself, 0 never drafts
+  executorch_mlx_on_event on_event;
+  void* user_data;               // for both callbacks
+} executorch_mlx_request_options;
+#define EXECUTORCH_MLX_REQUEST_OPTIONS \
+  {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
+   false, NULL, 0, -1, 0, -1, NULL, NULL}
+
+// Checks a request and queues it. Copies everything that `options` points to. Frees with executorch_mlx_request_free().
+executorch_mlx_status executorch_mlx_engine_submit(
+    executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request);
+
+// Ends a request before its next step. Its last event follows. May be called from any thread, callback or signal handler.
+void executorch_mlx_request_cancel(executorch_mlx_request* request);
+
+// Waits for the last event of a request, at most `seconds`; negative: without limit. Returns whether it has ended.
+bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds);
+
+typedef struct {
+  size_t size;
+  int32_t finish;                // executorch_mlx_finish
+  int32_t status;                // executorch_mlx_status; not OK if finish is ERROR
+  bool has_seed;                 // false if the program takes no seed
+  int64_t seed;                  // of the first draw
+  int64_t stop_id;               // the stop id that ended the answer, or -1
+  int64_t prompt_tokens;
+  int64_t reused_tokens;         // of the prompt, already in the cache
+  int64_t generated_tokens;      // with a stop id
+  int64_t drafted_tokens;
+  int64_t accepted_tokens;
+  double queue_seconds;          // from submit to the first chunk
+  double prompt_seconds;         // from the first chunk to the first token
+  double generation_seconds;     // from the first token to the last
+} executorch_mlx_request_info;
+
+// Fills `info`, whose field `size` the caller has set. Complete from the last event on, also within its callback.
+void executorch_mlx_request_get_info(const executorch_mlx_request* request, executorch_mlx_request_info* info);
+
+// The message if the request ended with ERROR, else "". Valid as long as the request.
+const char* executorch_mlx_request_error(const executorch_mlx_request* request);
+
+// Cancels a request that still runs, waits for its last event unless called from a callback, and frees it. NULL is allowed.
+void executorch_mlx_request_free(executorch_mlx_request* request);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,277 @@
+#include "llm_program.h"
+
+#include <executorch/runtime/backend/options.h>
+#include <executorch/runtime/platform/runtime.h>
+#include <executorch_mlx/delegate.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "check.h"
+#include "profile.h"
+
+namespace executorch_mlx {
+
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::extension::Module;
+using executorch::runtime::Error;
+using executorch::runtime::Program;
+
+namespace {
+
+// Returned by executorch_mlx_register() if another library registered an MLXBackend first.
+constexpr int kOtherBackend = 1;
+
+std::unique_ptr<Module> open(const std::string& path, const std::string& device) {
+  // A std::ifstream can open a directory, but it cannot read from a directory.
+  check(
+      std::ifstream(path).peek() != std::ifstream::traits_type::eof(), EXECUTORCH_MLX_NOT_FOUND, path,
+      ": the file is unreadable or empty");
+  check_argument(
+      device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
+  auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
+
+  executorch::runtime::BackendOptions<1> options;
+  executorch::runtime::LoadBackendOptionsMap map;
+  Error error = Error::Ok;
+  if (!device.empty()) {
+    error = options.set_option("device", device.c_str());
+    error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
+    check_ok(error, "device: ");
+  }
+  error = module->load(map, Program::Verification::InternalConsistency);
+  check_program(error == Error::Ok, path, ": not an ExecuTorch program (", describe(error), ")");
+  return module;
+}
+
+// Changes if another file takes the place of this one, or if it is written to.
+std::string version_of(const std::string& path) {
+  struct stat status = {};
+  check(stat(path.c_str(), &status) == 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
+  return str(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtime);
+}
+
+void check_has_method(const MetadataReader& reader, const std::string& path, const char* name) {
+  if (!reader.has_method(name)) {
+    std::string list;
+    for (const std::string& each : reader.method_names()) {
+      list += (list.empty() ? "" : ", ") + each;
+    }
+    check_program(false, path, ": missing method ", name, "; the methods are: ", list.empty() ? "none" : list);
+  }
+}
+
+// The logits of the last position of slot `i`, from [B, S, V] or [B, V].
+template <typename T>
+std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_size) {
+  const int64_t slot_size = logits.numel() / logits.size(0);
+  const T* end = logits.const_data_ptr<T>() + (i + 1) * slot_size;
+  return {end - vocab_size, end};
+}
+
+} // namespace
+
+LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
+  executorch::runtime::runtime_init();
+  const int registered = executorch_mlx_register();
+  check(
+      registered <= kOtherBackend, EXECUTORCH_MLX_FAILED, "cannot register the backend MLXBackend: ",
+      describe(static_cast<Error>(registered)));
+  if (profile) {
+    tracer_ = std::make_unique<executorch::etdump::ETDumpGen>();
+  }
+  module_ = open(path, device);
+  version_ = version_of(path);
+  reader_.emplace(*module_, path);
+  const int64_t rows = reader_->integer("get_max_batch_size", 1);
+  check_has_method(*reader_, path, rows > 1 ? "prefill" : "forward");
+  metadata_ = read_metadata(*reader_, path);
+  token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
+
+  using Kind = Method::Kind;
+  const bool both = metadata_.has_head && metadata_.has_logits;
+  const char* const first = rows > 1 ? "prefill" : "forward";
+  if (metadata_.has_logits) {
+    logits_ = method(both && rows > 1 ? "logits" : first, Kind::kLogits);
+  }
+  if (metadata_.has_head) {
+    draw_ = method(both && rows == 1 ? "sample" : first, Kind::kDraw);
+  }
+  if (rows > 1) {
+    check_has_method(*reader_, path, "decode");
+    auto& decode = metadata_.has_head ? decode_ : decode_logits_;
+    decode = method("decode", metadata_.has_head ? Kind::kDraw : Kind::kLogits, rows);
+  }
+  if (metadata_.has_verify) {
+    verify_ = method("verify", Kind::kVerify);
+  }
+  (draw_ ? draw_ : logits_)->load();
+}
+
+std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t slots) {
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, slots, tracer_.get());
+}
+
+std::string_view LlmProgram::token_bytes(int64_t token) const {
+  if (token + 1 >= static_cast<int64_t>(token_table_.offsets.size())) {
+    return {};
+  }
+  const int64_t begin = token_table_.offsets[token];
+  return {
+      reinterpret_cast<const char*>(token_table_.bytes.data()) + begin,
+      static_cast<size_t>(token_table_.offsets[token + 1] - begin)};
+}
+
+void LlmProgram::set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets) {
+  check_argument(!has_token_bytes(), "token_bytes: the program has token bytes already");
+  check_argument(
+      offsets.front() == 0 && std::is_sorted(offsets.begin(), offsets.end()),
+      "offsets: expected ascending values from 0 on");
+  own_bytes_.assign(bytes.begin(), bytes.end());
+  own_offsets_.assign(offsets.begin(), offsets.end());
+  token_table_ = {own_bytes_, own_offsets_};
+}
+
+uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
+  if (!hash_) {
+    check_argument(version_of(path_) == version_, path_, ": the file has changed since it was loaded");
+    hash_ = compute();
+  }
+  return *hash_;
+}
+
+bool LlmProgram::has_only_mlx_state() const {
+  const auto delegated = [](const auto& method) { return method == nullptr || method->is_delegated(); };
+  return delegated(draw_) && delegated(decode_) && delegated(verify_) && delegated(logits_) &&
+      delegated(decode_logits_);
+}
+
+const void* LlmProgram::state_key() const {
+  const auto map = module_->program()->get_named_data_map();
+  return map.ok() ? *map : nullptr;
+}
+
+const char* LlmProgram::unsupported_parameter(const RequestOptions& options) const {
+  const SamplingParameters& s = options.sampling;
+  const LlmMetadata& m = metadata_;
+  const struct {
+    const char* name;
+    bool is_enabled;
+    bool is_supported;
+  } parameters[] = {
+      {"seed", options.seed.has_value(), m.takes_seed},
+      {"top_k", s.top_k > 0, m.takes_top_k},
+      {"min_p", s.min_p > 0, m.takes_min_p},
+      {"repetition_penalty", s.repetition_penalty != 1, m.takes_penalties},
+      {"presence_penalty", s.presence_penalty != 0, m.takes_penalties},
+      {"frequency_penalty", s.frequency_penalty != 0, m.takes_penalties},
+      {"logit_bias", !s.logit_bias.empty(), static_cast<int64_t>(s.logit_bias.size()) <= m.logit_bias},
+      {"allowed_tokens", options.allowed_tokens != nullptr, m.takes_allowed_tokens},
+      {"logprobs", options.logprobs >= 0, m.logprobs > 0},
+  };
+  for (const auto& parameter : parameters) {
+    if (parameter.is_enabled && !parameter.is_supported) {
+      return parameter.name;
+    }
+  }
+  return nullptr;
+}
+
+void LlmProgram::check_token(const Method& method, int64_t token) const {
+  check(
+      0 <= token && token < metadata_.vocab_size, EXECUTORCH_MLX_FAILED, method.name(), ": returned the token ", token,
+      ", which is outside the vocabulary [0, ", metadata_.vocab_size, ")");
+}
+
+std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
+  Method& method = slots.size() == 1 ? *draw_ : *decode_;
+  const auto outputs = method.run(slots);
+  const int64_t expected = slots.size() == 1 ? 1 : metadata_.rows;
+  const auto& tokens = outputs[0].toTensor();
+  check(
+      tokens.numel() == expected, EXECUTORCH_MLX_FAILED, method.name(), ": got ", tokens.numel(), " tokens, expected ",
+      expected);
+  const int64_t k = metadata_.logprobs;
+  const bool has_logprobs = k > 0 && outputs.size() >= 4;
+  if (has_logprobs) {
+    const bool fits = outputs[1].toTensor().numel() == expected && outputs[2].toTensor().numel() == expected * k &&
+        outputs[3].toTensor().numel() == expected * k;
+    check(fits, EXECUTORCH_MLX_FAILED, method.name(), ": unexpected sizes of the log probabilities");
+  }
+  std::vector<Drawn> drawn(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    drawn[i].token = tokens.const_data_ptr<int64_t>()[i];
+    check_token(method, drawn[i].token);
+    if (has_logprobs && slots[i].wants_logprobs) {
+      drawn[i].logprob = outputs[1].toTensor().const_data_ptr<float>()[i];
+      const int64_t* ids = outputs[2].toTensor().const_data_ptr<int64_t>() + i * k;
+      const float* logprobs = outputs[3].toTensor().const_data_ptr<float>() + i * k;
+      drawn[i].top_tokens.assign(ids, ids + k);
+      drawn[i].top_logprobs.assign(logprobs, logprobs + k);
+    }
+  }
+  return drawn;
+}
+
+std::vector<int64_t> LlmProgram::verify(const Slot& slot, std::vector<float>* target_logprobs) {
+  const auto outputs = verify_->run({&slot, 1});
+  const size_t count = slot.tokens.size();
+  const auto& tokens = outputs[0].toTensor();
+  check(
+      static_cast<size_t>(tokens.numel()) == count, EXECUTORCH_MLX_FAILED, "verify: got ", tokens.numel(),
+      " tokens, expected ", count);
+  const int64_t* data = tokens.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < count; ++i) {
+    check_token(*verify_, data[i]);
+  }
+  if (target_logprobs != nullptr) {
+    const bool fits = outputs.size() >= 2 && static_cast<size_t>(outputs[1].toTensor().numel()) == count &&
+        outputs[1].toTensor().scalar_type() == ScalarType::Float;
+    check(fits, EXECUTORCH_MLX_FAILED, "verify: no log probabilities of the targets");
+    const float* values = outputs[1].toTensor().const_data_ptr<float>();
+    target_logprobs->assign(values, values + count);
+  }
+  return {data, data + count};
+}
+
+std::vector<std::vector<float>> LlmProgram::logits(std::span<const Slot> slots) {
+  Method& method = slots.size() == 1 ? *logits_ : *decode_logits_;
+  const auto outputs = method.run(slots);
+  const auto& tensor = outputs[0].toTensor();
+  const int64_t expected = slots.size() == 1 ? 1 : metadata_.rows;
+  const int64_t vocab_size = metadata_.vocab_size;
+  const bool fits = (tensor.dim() == 2 || tensor.dim() == 3) && tensor.size(0) == expected &&
+      tensor.size(tensor.dim() - 1) == vocab_size && tensor.numel() > 0;
+  check(
+      fits, EXECUTORCH_MLX_FAILED, method.name(), ": got logits of rank ", tensor.dim(), " with ", tensor.numel(),
+      " elements, expected [", expected, ", 1, ", vocab_size, "]");
+  std::vector<std::vector<float>> result;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    switch (tensor.scalar_type()) {
+      case ScalarType::Float:
+        result.push_back(last_position<float>(tensor, i, vocab_size));
+        break;
+      case ScalarType::Half:
+        result.push_back(last_position<executorch::aten::Half>(tensor, i, vocab_size));
+        break;
+      case ScalarType::BFloat16:
+        result.push_back(last_position<executorch::aten::BFloat16>(tensor, i, vocab_size));
+        break;
+      default:
+        check(
+            false, EXECUTORCH_MLX_FAILED, method.name(), ": got ", dtype_name(tensor.scalar_type()),
+            ", expected Float, Half or BFloat16");
+    }
+  }
+  return result;
+}
+
+void LlmProgram::write_profile(const std::string& path) {
+  check_argument(tracer_ != nullptr, "profile: the model was loaded without it");
+  executorch_mlx::write_profile(*tracer_, path);
+  tracer_->reset();
+}
+
+} // namespace executorch_mlx

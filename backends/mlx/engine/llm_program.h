@@ -1,0 +1,104 @@
+// A loaded program of a language model. docs/llm-program.md specifies such programs.
+#pragma once
+
+#include <executorch/devtools/etdump/etdump_flatcc.h>
+#include <executorch/extension/module/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "metadata.h"
+#include "method.h"
+
+namespace executorch_mlx {
+
+// A drawn token. The log probabilities are empty unless the slot asked for them.
+struct Drawn {
+  int64_t token = 0;
+  float logprob = 0;
+  std::vector<int64_t> top_tokens = {};
+  std::vector<float> top_logprobs = {};
+};
+
+class LlmProgram {
+ public:
+  // Loads and validates the file. `device` is "cpu", "gpu" or "" for the default. Throws EngineError.
+  LlmProgram(const std::string& path, const std::string& device, bool profile);
+  LlmProgram(const LlmProgram&) = delete;
+  LlmProgram& operator=(const LlmProgram&) = delete;
+
+  const std::string& path() const {
+    return path_;
+  }
+  const LlmMetadata& metadata() const {
+    return metadata_;
+  }
+  const MetadataReader& values() const {
+    return *reader_;
+  }
+  bool has_token_bytes() const {
+    return !token_table_.offsets.empty();
+  }
+  std::string_view token_bytes(int64_t token) const;
+  // Gives a program the bytes of its tokens, as in executorch_mlx.h.
+  void set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets);
+
+  // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/buffers.h covers its whole state.
+  bool has_only_mlx_state() const;
+  // Identifies the program for executorch_mlx/buffers.h.
+  const void* state_key() const;
+
+  // The largest number of tokens that verify() takes; 0 if the program has no such method.
+  int64_t max_verify() const {
+    return verify_ ? verify_->max_tokens() : 0;
+  }
+
+  // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
+  const char* unsupported_parameter(const RequestOptions& options) const;
+
+  // Draws the next token of each slot. Several slots have one token each, and different rows.
+  std::vector<Drawn> draw(std::span<const Slot> slots);
+
+  // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
+  std::vector<int64_t> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
+
+  // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
+  std::vector<std::vector<float>> logits(std::span<const Slot> slots);
+
+  // Whether logits() takes several slots.
+  bool has_logits_of_rows() const {
+    return decode_logits_ != nullptr;
+  }
+
+  // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
+  // loaded. Only for one thread at a time.
+  uint64_t hash(const std::function<uint64_t()>& compute) const;
+
+  // Writes the times of all calls so far. Only with `profile`.
+  void write_profile(const std::string& path);
+
+ private:
+  std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
+  void check_token(const Method& method, int64_t token) const;
+
+  std::string path_;
+  std::unique_ptr<executorch::etdump::ETDumpGen> tracer_; // null: no profile
+  std::unique_ptr<executorch::extension::Module> module_;
+  std::optional<MetadataReader> reader_;
+  LlmMetadata metadata_;
+  TokenTable token_table_;
+  std::vector<uint8_t> own_bytes_; // of set_token_bytes()
+  std::vector<int64_t> own_offsets_;
+  std::string version_; // of the file that was loaded: which one, and when it was changed
+  mutable std::optional<uint64_t> hash_;
+  // Null if the program has no such method.
+  std::unique_ptr<Method> draw_, decode_, verify_, logits_, decode_logits_;
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,197 @@
+#include "method.h"
+
+#include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+
+#include <algorithm>
+
+#include "check.h"
+
+namespace executorch_mlx {
+
+using executorch::aten::ScalarType;
+using executorch::aten::SizesType;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+
+namespace {
+
+constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
+constexpr int32_t kAllBits = -1;
+constexpr int64_t kBitsPerWord = 32;
+
+} // namespace
+
+Method::Method(
+    executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
+    const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer)
+    : module_(module),
+      path_(path),
+      metadata_(metadata),
+      name_(name),
+      kind_(kind),
+      slots_(slots),
+      tracer_(tracer),
+      mask_words_(metadata.takes_allowed_tokens ? (metadata.vocab_size + kBitsPerWord - 1) / kBitsPerWord : 0) {
+  const MethodChecker checker(module, path, name);
+  is_delegated_ = checker.is_delegated();
+  if (slots == 1) {
+    max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
+  }
+  const auto all = inputs();
+  checker.check_inputs(all);
+  checker.check_backends();
+  kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
+  for (const MethodInput& input : all) {
+    dynamic_axes_.push_back(input.dynamic_axis);
+    tensors_.push_back(executorch::extension::make_tensor_ptr(input.sizes, input.data, input.type));
+    arguments_.emplace_back(*tensors_.back());
+  }
+}
+
+// Allocates the memory of the inputs, and lists them in order.
+std::vector<MethodInput> Method::inputs() {
+  const auto slots = static_cast<SizesType>(slots_);
+  const auto tokens = static_cast<SizesType>(max_tokens_);
+  values_.tokens.resize(slots_ * max_tokens_);
+  values_.position.resize(slots_);
+  std::vector<MethodInput> all = {
+      {"tokens", ScalarType::Long, {slots, tokens}, values_.tokens.data(), slots_ == 1 ? 1 : -1},
+      {"input_pos", ScalarType::Long, {slots}, values_.position.data()}};
+  if (metadata_.rows > 1) {
+    values_.row.resize(slots_);
+    all.push_back({"row", ScalarType::Long, {slots}, values_.row.data()});
+  }
+  if (kind_ != Kind::kLogits) {
+    add_head_inputs(all);
+  }
+  if (kind_ == Kind::kVerify && metadata_.logprobs > 0) {
+    values_.targets.resize(max_tokens_);
+    all.push_back({"targets", ScalarType::Long, {1, tokens}, values_.targets.data(), 1});
+  }
+  return all;
+}
+
+void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
+  const auto slots = static_cast<SizesType>(slots_);
+  const auto bias = static_cast<SizesType>(metadata_.logit_bias);
+  const auto words = static_cast<SizesType>(mask_words_);
+  const auto add = [&](const char* name, ScalarType type, std::vector<SizesType> sizes, auto& memory) {
+    size_t count = 1;
+    for (const SizesType size : sizes) {
+      count *= size;
+    }
+    memory.resize(count);
+    inputs.push_back({name, type, std::move(sizes), memory.data()});
+  };
+  const std::vector<SizesType> scalar = slots_ == 1 ? std::vector<SizesType>{} : std::vector<SizesType>{slots};
+  add("temperature", ScalarType::Float, scalar, values_.temperature);
+  add("top_p", ScalarType::Float, scalar, values_.top_p);
+  if (metadata_.takes_seed) {
+    add("seed", ScalarType::Long, scalar, values_.seed);
+  }
+  if (metadata_.takes_top_k) {
+    add("top_k", ScalarType::Long, scalar, values_.top_k);
+  }
+  if (metadata_.takes_min_p) {
+    add("min_p", ScalarType::Float, scalar, values_.min_p);
+  }
+  if (metadata_.takes_penalties) {
+    add("repetition_penalty", ScalarType::Float, scalar, values_.repetition_penalty);
+    add("presence_penalty", ScalarType::Float, scalar, values_.presence_penalty);
+    add("frequency_penalty", ScalarType::Float, scalar, values_.frequency_penalty);
+  }
+  if (bias > 0) {
+    const std::vector<SizesType> sizes = slots_ == 1 ? std::vector{bias} : std::vector{slots, bias};
+    add("bias_tokens", ScalarType::Long, sizes, values_.bias_tokens);
+    add("bias_values", ScalarType::Float, sizes, values_.bias_values);
+  }
+  if (words > 0) {
+    const bool verifies = kind_ == Kind::kVerify;
+    add("allowed_tokens", ScalarType::Int, {verifies ? static_cast<SizesType>(max_tokens_) : slots, words},
+        values_.allowed_tokens);
+    inputs.back().dynamic_axis = verifies ? 0 : -1;
+  }
+  if (metadata_.logprobs > 0) {
+    add("logprobs", ScalarType::Long, scalar, values_.logprobs);
+  }
+}
+
+void Method::load() {
+  if (!module_.is_method_loaded(name_)) {
+    check_ok(module_.load_method(name_, nullptr, tracer_), path_, ": cannot load the method ", name_, ": ");
+  }
+}
+
+void Method::fill(size_t slot, const Slot& source) {
+  static const SamplingParameters kGreedy;
+  const SamplingParameters& s = source.sampling ? *source.sampling : kGreedy;
+  Values& v = values_;
+  const size_t count = source.tokens.size();
+  std::copy(source.tokens.begin(), source.tokens.end(), v.tokens.begin() + slot * count);
+  v.position[slot] = source.position;
+  const auto set = [slot](auto& values, auto value) {
+    if (!values.empty()) {
+      values[slot] = value;
+    }
+  };
+  set(v.row, source.row);
+  set(v.temperature, s.temperature);
+  set(v.top_p, s.top_p);
+  set(v.seed, source.seed);
+  set(v.top_k, s.top_k);
+  set(v.min_p, s.min_p);
+  set(v.repetition_penalty, s.repetition_penalty);
+  set(v.presence_penalty, s.presence_penalty);
+  set(v.frequency_penalty, s.frequency_penalty);
+  const int64_t bias = metadata_.logit_bias;
+  for (int64_t i = 0; i < bias && !v.bias_tokens.empty(); ++i) {
+    const bool is_used = i < static_cast<int64_t>(s.logit_bias.size());
+    v.bias_tokens[slot * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
+    v.bias_values[slot * bias + i] = is_used ? s.logit_bias[i].second : 0;
+  }
+  if (!v.allowed_tokens.empty()) {
+    const size_t words = mask_words_ * (kind_ == Kind::kVerify ? count : 1);
+    const auto begin = v.allowed_tokens.begin() + slot * words;
+    if (source.allowed_tokens.empty()) {
+      std::fill_n(begin, words, kAllBits);
+    } else {
+      std::copy_n(source.allowed_tokens.begin(), words, begin);
+    }
+  }
+  set(v.logprobs, int64_t{source.wants_logprobs});
+  if (!v.targets.empty()) {
+    std::fill_n(v.targets.begin(), count, 0);
+    std::copy(source.targets.begin(), source.targets.end(), v.targets.begin());
+  }
+}
+
+// Sets the dynamic axes to this number of tokens.
+void Method::resize(size_t tokens) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (dynamic_axes_[i] >= 0) {
+      const auto old = tensors_[i]->sizes();
+      std::vector<SizesType> sizes(old.begin(), old.end());
+      sizes[dynamic_axes_[i]] = static_cast<SizesType>(tokens);
+      const Error error = executorch::runtime::resize_tensor(*tensors_[i], {sizes.data(), sizes.size()});
+      check_ok(error, name_, ": ", tokens, " tokens: ");
+    }
+  }
+}
+
+std::vector<EValue> Method::run(std::span<const Slot> slots) {
+  load();
+  const size_t count = slots[0].tokens.size();
+  resize(count);
+  for (int64_t i = 0; i < slots_; ++i) {
+    fill(i, slots[i < static_cast<int64_t>(slots.size()) ? i : 0]);
+  }
+  auto outputs = module_.execute(name_, arguments_);
+  check_ok(outputs.error(), name_, ": ", count, " tokens at position ", slots[0].position, ": ");
+  for (const EValue& value : *outputs) {
+    check(value.isTensor(), EXECUTORCH_MLX_FAILED, name_, ": an output is not a tensor");
+  }
+  check(!outputs->empty(), EXECUTORCH_MLX_FAILED, name_, ": no output");
+  return std::move(*outputs);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,99 @@
+// A method of a language model: its inputs, and a call. docs/llm-program.md specifies the methods.
+#pragma once
+
+#include <executorch/extension/module/module.h>
+#include <executorch/extension/tensor/tensor_ptr.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "metadata.h"
+#include "method_checker.h"
+#include "options.h"
+
+namespace executorch_mlx {
+
+// What a call does for one request: it adds tokens to a row.
+struct Slot {
+  std::span<const int64_t> tokens;
+  int64_t position = 0; // of the first token
+  int64_t row = 0;
+  // How to draw. The other fields have no effect on a method that returns logits.
+  const SamplingParameters* sampling = nullptr; // null: greedy
+  int64_t seed = 0;
+  std::span<const int32_t> allowed_tokens = {}; // ceil(V / 32) words per draw; empty: all tokens are allowed
+  bool wants_logprobs = false;
+  std::span<const int64_t> targets = {}; // of `verify`: as many as tokens; empty: none
+};
+
+class Method {
+ public:
+  enum class Kind {
+    kLogits, // returns the logits after the last token
+    kDraw, // returns the token that is drawn after the last token
+    kVerify, // returns the token that is drawn after each token
+  };
+
+  // Checks the signature against the metadata. `slots` is 1, or metadata.rows for a method that takes one token of
+  // every row. All references must outlive the method. Throws EngineError.
+  Method(
+      executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
+      const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer);
+  Method(const Method&) = delete;
+  Method& operator=(const Method&) = delete;
+
+  const std::string& name() const {
+    return name_;
+  }
+  int64_t max_tokens() const {
+    return max_tokens_;
+  }
+  // Whether all mutable buffers of the method are MLX arrays.
+  bool is_delegated() const {
+    return is_delegated_;
+  }
+
+  // Loads the method unless it is loaded.
+  void load();
+
+  // Runs the method for one slot, or for up to as many as it has: unused slots repeat the first one. Returns the outputs,
+  // whose memory is valid until the next call. Throws EngineError.
+  std::vector<executorch::runtime::EValue> run(std::span<const Slot> slots);
+
+ private:
+  // The memory behind the input tensors.
+  struct Values {
+    std::vector<int64_t> tokens, position, row;
+    std::vector<float> temperature, top_p;
+    std::vector<int64_t> seed, top_k;
+    std::vector<float> min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    std::vector<int64_t> bias_tokens;
+    std::vector<float> bias_values;
+    std::vector<int32_t> allowed_tokens;
+    std::vector<int64_t> logprobs, targets;
+  };
+
+  std::vector<MethodInput> inputs();
+  void add_head_inputs(std::vector<MethodInput>& inputs);
+  void fill(size_t slot, const Slot& source);
+  void resize(size_t tokens);
+
+  executorch::extension::Module& module_;
+  const std::string& path_;
+  const LlmMetadata& metadata_;
+  std::string name_;
+  Kind kind_;
+  int64_t slots_;
+  executorch::runtime::EventTracer* tracer_;
+  int64_t mask_words_; // of one draw; 0: the method takes no mask
+  int64_t max_tokens_ = 1; // of one slot
+  bool is_delegated_ = false;
+  Values values_;
+  std::vector<int> dynamic_axes_; // of the inputs; -1: none
+  std::vector<executorch::extension::TensorPtr> tensors_; // views of values_
+  std::vector<executorch::runtime::EValue> arguments_;
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,48 @@
+// Compares the signature of a method with the metadata of its program.
+#pragma once
+
+#include <executorch/extension/module/module.h>
+
+#include <string>
+#include <vector>
+
+namespace executorch_mlx {
+
+// An input tensor that a method should have, and the memory of the tensor that LlmProgram passes for it.
+struct MethodInput {
+  const char* name;
+  executorch::aten::ScalarType type;
+  std::vector<executorch::aten::SizesType> sizes; // of a dynamic axis: the smallest that will do for the largest
+  void* data;
+  int dynamic_axis = -1; // -1: none
+};
+
+// All checks throw EngineError.
+class MethodChecker {
+ public:
+  // `path` is the name of the file in error messages. `module` must outlive the checker.
+  MethodChecker(executorch::extension::Module& module, const std::string& path, const std::string& method);
+
+  // Checks that the method has exactly the inputs `inputs`, in this order.
+  void check_inputs(const std::vector<MethodInput>& inputs) const;
+
+  // Checks that all backends that the method needs are registered in this process.
+  void check_backends() const;
+
+  // The largest size of an axis of an input, or 0 if there is no such axis.
+  int64_t max_size(size_t input, size_t axis) const;
+
+  // Whether the whole method is one call of the backend MLXBackend. All its mutable buffers are then MLX arrays.
+  bool is_delegated() const;
+
+  void check_returns_tokens() const;
+  void check_returns_logits() const;
+
+ private:
+  executorch::aten::ScalarType output_type() const;
+
+  std::string prefix_; // of error messages
+  executorch::runtime::MethodMeta meta_;
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,88 @@
+#include "option_checks.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "check.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+void check_token(const char* argument, int64_t id, int64_t vocab_size) {
+  check_argument(
+      0 <= id && id < vocab_size, argument, ": id ", id, " is outside the vocabulary [0, ", vocab_size, ")");
+}
+
+void check_stop_conditions(const LlmProgram& program, const RequestOptions& options) {
+  check_argument(
+      options.max_new_tokens >= 0, "max_new_tokens: got ", options.max_new_tokens, ", expected at least 0");
+  for (const int64_t id : options.stop_ids) {
+    check_token("stop_ids", id, program.metadata().vocab_size);
+  }
+  check_argument(
+      options.stop.empty() || program.has_token_bytes(),
+      "stop: the program has no token bytes, which stop strings need");
+  for (const std::string& stop : options.stop) {
+    check_argument(!stop.empty(), "stop: got an empty string, expected at least one character");
+  }
+}
+
+void check_values(const LlmMetadata& meta, const SamplingParameters& s) {
+  const auto check_finite = [](const char* name, float value) {
+    check_argument(std::isfinite(value), name, ": got ", value, ", expected a finite number");
+  };
+  check_finite("temperature", s.temperature);
+  check_finite("top_p", s.top_p);
+  check_finite("min_p", s.min_p);
+  check_finite("presence_penalty", s.presence_penalty);
+  check_finite("frequency_penalty", s.frequency_penalty);
+  check_argument(
+      std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0,
+      "repetition_penalty: got ", s.repetition_penalty, ", expected a finite number greater than 0");
+  for (const auto& [token, value] : s.logit_bias) {
+    check_token("logit_bias", token, meta.vocab_size);
+    check_argument(!std::isnan(value), "logit_bias: got NaN for id ", token, ", expected a number");
+  }
+}
+
+// Checks that the head accepts all parameters that the request enables, or that the program returns logits, so that the
+// host can sample.
+void check_supported(const LlmProgram& program, const RequestOptions& options) {
+  const LlmMetadata& meta = program.metadata();
+  if (!meta.has_head) {
+    return;
+  }
+  const char* unsupported = program.unsupported_parameter(options);
+  if (unsupported == nullptr || meta.has_logits) {
+    return;
+  }
+  const bool takes_bias = meta.logit_bias > 0 && std::string_view(unsupported) == "logit_bias";
+  check_argument(
+      !takes_bias, "logit_bias: got ", options.sampling.logit_bias.size(), " tokens, expected at most ",
+      meta.logit_bias);
+  check_argument(false, unsupported, ": the program was exported without this parameter");
+}
+
+} // namespace
+
+void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, const char* argument) {
+  check_argument(!prompt.empty(), argument, ": got 0 tokens, expected at least 1");
+  check_argument(
+      static_cast<int64_t>(prompt.size()) <= metadata.max_context_len, argument, ": got ", prompt.size(),
+      " tokens, expected at most ", metadata.max_context_len, " (the context of the program)");
+  for (const int64_t id : prompt) {
+    check_token(argument, id, metadata.vocab_size);
+  }
+}
+
+void check_options(const LlmProgram& program, const RequestOptions& options) {
+  check_prompt(program.metadata(), options.prompt);
+  check_stop_conditions(program, options);
+  check_values(program.metadata(), options.sampling);
+  check_argument(options.logprobs >= -1, "logprobs: got ", options.logprobs, ", expected at least -1");
+  check_argument(options.draft >= -1, "draft: got ", options.draft, ", expected at least -1");
+  check_supported(program, options);
+}
+
+} // namespace executorch_mlx

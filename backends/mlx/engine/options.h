@@ -1,0 +1,44 @@
+// What a request asks for.
+#pragma once
+
+#include <executorch_mlx/executorch_mlx.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace executorch_mlx {
+
+// How the next token is chosen, besides seed and allowed tokens. With the default values, decoding is greedy and the
+// logits are not changed. The fields are described in executorch_mlx.h.
+struct SamplingParameters {
+  float temperature = 0;
+  float top_p = 1;
+  int64_t top_k = 0;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  std::vector<std::pair<int64_t, float>> logit_bias = {}; // token id, and the value added to its logit
+};
+
+// executorch_mlx_request_options with memory of its own.
+struct RequestOptions {
+  std::vector<int64_t> prompt = {};
+  SamplingParameters sampling = {};
+  std::optional<int64_t> seed = {};
+  executorch_mlx_allowed_tokens allowed_tokens = nullptr;
+  int64_t max_new_tokens = 0;
+  std::vector<int64_t> stop_ids = {};
+  bool ignore_eos = false;
+  std::vector<std::string> stop = {};
+  int32_t logprobs = -1;
+  int32_t priority = 0;
+  int32_t draft = -1;
+  executorch_mlx_on_event on_event = nullptr;
+  void* user_data = nullptr;
+};
+
+} // namespace executorch_mlx

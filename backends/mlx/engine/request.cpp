@@ -1,0 +1,199 @@
+#include "request.h"
+
+#include <algorithm>
+#include <random>
+
+#include "check.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// Not negative, because a number without a sign is easier to type.
+int64_t random_seed() {
+  std::random_device source;
+  const uint64_t bits = (static_cast<uint64_t>(source()) << 32) | source();
+  return static_cast<int64_t>(bits >> 1);
+}
+
+bool needs_host(const LlmProgram& program, const RequestOptions& options) {
+  return !program.metadata().has_head || program.unsupported_parameter(options) != nullptr;
+}
+
+} // namespace
+
+Request::Request(const LlmProgram& program, RequestOptions given)
+    : Request(program, given, {}, needs_host(program, given)) {
+  if (samples_on_host || program.metadata().takes_seed) {
+    info_.has_seed = true;
+    info_.seed = options.seed ? *options.seed : random_seed();
+    base_seed_ = static_cast<uint64_t>(info_.seed);
+  }
+}
+
+Request::Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work)
+    : Request(program, RequestOptions{.prompt = std::move(prompt)}, std::move(work), !program.metadata().has_head) {}
+
+Request::Request(
+    const LlmProgram& program, RequestOptions given, std::function<bool(Row&)> work, bool samples_on_host)
+    : options(std::move(given)),
+      work(std::move(work)),
+      samples_on_host(samples_on_host),
+      ids(options.prompt),
+      program_(program),
+      answer_(program, options),
+      on_event_(options.on_event),
+      allowed_tokens_(options.allowed_tokens) {
+  info_.stop_id = -1;
+  info_.prompt_tokens = static_cast<int64_t>(ids.size());
+}
+
+bool Request::wait(double seconds) {
+  constexpr double kForever = 1e9;
+  std::unique_lock lock(mutex_);
+  const auto has_ended = [this] { return has_ended_; };
+  if (!(0 <= seconds && seconds <= kForever)) {
+    ended_.wait(lock, has_ended);
+    return true;
+  }
+  return ended_.wait_for(lock, std::chrono::duration<double>(seconds), has_ended);
+}
+
+executorch_mlx_request_info Request::info() const {
+  std::lock_guard lock(mutex_);
+  return info_;
+}
+
+const char* Request::error() const {
+  std::lock_guard lock(mutex_);
+  return info_.finish == EXECUTORCH_MLX_ERROR ? error_.c_str() : ""; // the string does not change any more
+}
+
+void Request::begin(int64_t reused) {
+  began_ = Clock::now();
+  std::lock_guard lock(mutex_);
+  info_.reused_tokens = reused;
+  info_.queue_seconds = seconds_between(submitted_, began_);
+}
+
+Slot Request::draw_slot(std::vector<int64_t>& draft) {
+  Slot slot;
+  slot.sampling = &options.sampling;
+  slot.seed = static_cast<int64_t>(base_seed_ + (ids.size() - options.prompt.size()));
+  slot.wants_logprobs = options.logprobs >= 0;
+  if (allowed_tokens_ == nullptr) {
+    return slot;
+  }
+  const size_t words = (program_.metadata().vocab_size + 31) / 32;
+  std::vector<int64_t> answer = answer_.tokens();
+  masks_.assign(words, -1);
+  const auto fill_mask = [&](size_t i) {
+    try {
+      return allowed_tokens_(options.user_data, answer.data(), answer.size(), masks_.data() + i * words, words);
+    } catch (...) { // from a callback in C++
+      return false;
+    }
+  };
+  check_argument(fill_mask(0), "allowed_tokens: the callback returned false");
+  // A draft ends before the first token that its mask does not allow, so that the callback sees possible answers only.
+  for (size_t i = 0; i < draft.size(); ++i) {
+    const int64_t token = draft[i];
+    const bool is_allowed = (masks_[i * words + token / 32] >> (token % 32) & 1) != 0;
+    masks_.resize((i + 2) * words, -1);
+    answer.push_back(token);
+    if (!is_allowed || !fill_mask(i + 1)) {
+      draft.resize(i);
+    }
+  }
+  masks_.resize((draft.size() + 1) * words);
+  slot.allowed_tokens = masks_;
+  return slot;
+}
+
+// Calls on_event, and returns whether to continue.
+bool Request::send(int64_t token, const Piece& piece, const Drawn* drawn) {
+  if (on_event_ == nullptr) {
+    return true;
+  }
+  executorch_mlx_event event = {};
+  event.size = sizeof(event);
+  event.token = token;
+  event.text = piece.text.c_str();
+  event.text_length = piece.text.size();
+  event.finish = piece.finish;
+  event.stop_index = piece.stop_index;
+  if (drawn != nullptr && options.logprobs >= 0) {
+    event.logprob = drawn->logprob;
+    event.top_count = std::min<int64_t>(options.logprobs, static_cast<int64_t>(drawn->top_tokens.size()));
+    event.top_tokens = drawn->top_tokens.data();
+    event.top_logprobs = drawn->top_logprobs.data();
+  }
+  try {
+    return on_event_(options.user_data, &event);
+  } catch (...) { // from a callback in C++
+    return false;
+  }
+}
+
+void Request::take(const Drawn& drawn, bool has_room) {
+  const auto now = Clock::now();
+  const bool is_stop_id = answer_.is_stop_id(drawn.token);
+  {
+    std::lock_guard lock(mutex_);
+    if (info_.generated_tokens++ == 0) {
+      first_token_ = now;
+      info_.prompt_seconds = seconds_between(began_, now);
+    }
+    info_.generation_seconds = seconds_between(first_token_, now);
+    info_.stop_id = is_stop_id ? drawn.token : -1;
+  }
+  ids.push_back(drawn.token);
+  const Piece piece = answer_.take(drawn.token, has_room);
+  if (piece.finish != EXECUTORCH_MLX_RUNNING) {
+    finish(drawn.token, piece, &drawn, EXECUTORCH_MLX_OK, "");
+  } else if (!send(drawn.token, piece, &drawn)) {
+    end(EXECUTORCH_MLX_CANCELLED);
+  }
+}
+
+void Request::count_draft(int64_t drafted, int64_t accepted) {
+  std::lock_guard lock(mutex_);
+  info_.drafted_tokens += drafted;
+  info_.accepted_tokens += accepted;
+}
+
+void Request::end(executorch_mlx_finish reason, executorch_mlx_status status, std::string error) {
+  if (!is_over_) {
+    finish(-1, reason == EXECUTORCH_MLX_ERROR ? Piece{.finish = reason} : answer_.end(reason), nullptr, status, error);
+  }
+}
+
+// Sends the last event. The callback can already read info() and error().
+void Request::finish(
+    int64_t token, const Piece& piece, const Drawn* drawn, executorch_mlx_status status, std::string error) {
+  is_over_ = true;
+  {
+    std::lock_guard lock(mutex_);
+    info_.finish = piece.finish;
+    info_.status = status;
+    error_ = std::move(error);
+  }
+  send(token, piece, drawn);
+}
+
+void Request::close() {
+  std::lock_guard lock(mutex_);
+  has_ended_ = true;
+  ended_.notify_all();
+}
+
+void Request::detach() {
+  on_event_ = nullptr;
+  allowed_tokens_ = nullptr;
+}
+
+} // namespace executorch_mlx

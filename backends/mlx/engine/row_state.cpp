@@ -1,0 +1,264 @@
+#include "row_state.h"
+
+#include <executorch_mlx/buffers.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <span>
+
+#include "check.h"
+#include "option_checks.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// The file: this header, `ids` token ids, and the contents of the buffers in the order of executorch_mlx/buffers.h. What
+// the buffers contain follows from the program and the header.
+struct Header {
+  char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
+  uint64_t version = 1;
+  uint64_t program = 0; // hash of the .pte file
+  uint64_t ids = 0;
+  int64_t written = 0; // Row::written
+  uint64_t bytes = 0; // of the contents
+  uint64_t checksum = 0; // of the file, with 0 in place of the checksum
+};
+
+// A 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes, so that memory is the limit.
+uint64_t hash(std::span<const char> bytes, uint64_t seed) {
+  constexpr size_t kBlock = 64;
+  constexpr uint64_t kFactor = 0x9FB21C651E98DF25;
+  uint64_t lanes[8];
+  for (uint64_t i = 0; i < 8; ++i) {
+    lanes[i] = (seed + i + 1) * kFactor;
+  }
+  const auto add = [&](const char* block) {
+    for (size_t i = 0; i < 8; ++i) {
+      uint64_t word;
+      std::memcpy(&word, block + 8 * i, sizeof(word));
+      lanes[i] = std::rotl((lanes[i] ^ word) * kFactor, 29);
+    }
+  };
+  size_t at = 0;
+  for (; at + kBlock <= bytes.size(); at += kBlock) {
+    add(bytes.data() + at);
+  }
+  char rest[kBlock] = {};
+  if (at < bytes.size()) {
+    std::memcpy(rest, bytes.data() + at, bytes.size() - at);
+  }
+  add(rest);
+  uint64_t result = bytes.size();
+  for (const uint64_t lane : lanes) {
+    result = (result ^ lane ^ (lane >> 31)) * kFactor;
+    result ^= result >> 29;
+  }
+  return result;
+}
+
+uint64_t hash_of(const Header& header) {
+  return hash({reinterpret_cast<const char*>(&header), sizeof(header)}, 0);
+}
+
+std::span<const char> as_bytes(std::span<const int64_t> ids) {
+  return {reinterpret_cast<const char*>(ids.data()), ids.size_bytes()};
+}
+
+// A file in memory.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    check(file >= 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
+    struct stat status = {};
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+      size_ = static_cast<size_t>(status.st_size);
+      data_ = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    }
+    close(file);
+    check(data_ != MAP_FAILED, EXECUTORCH_MLX_INVALID_ARGUMENT, path, ": the file is empty, or not a regular file");
+    madvise(data_, size_, MADV_SEQUENTIAL);
+  }
+  MappedFile(const MappedFile&) = delete;
+  ~MappedFile() {
+    munmap(data_, size_);
+  }
+
+  std::span<const char> bytes() const {
+    return {static_cast<const char*>(data_), size_};
+  }
+
+ private:
+  void* data_ = MAP_FAILED;
+  size_t size_ = 0;
+};
+
+// The buffers of a program, and the part of each that a row uses.
+class RowBuffers {
+ public:
+  explicit RowBuffers(const LlmProgram& program) : program_(program) {
+    executorch_mlx_buffers* buffers = nullptr;
+    check(
+        program.has_only_mlx_state() && executorch_mlx_buffers_open(program.state_key(), &buffers) == 0,
+        EXECUTORCH_MLX_INVALID_ARGUMENT, "prefix: the program keeps its cache outside of MLX");
+    buffers_.reset(buffers);
+  }
+
+  size_t count() const {
+    return executorch_mlx_buffers_count(buffers_.get());
+  }
+
+  struct Part {
+    int64_t begin; // of the row
+    int64_t count; // indices in use
+    size_t bytes; // of these
+  };
+  // The part of a buffer that holds the first `length` positions of a row. A ring buffer is shorter than the context, and
+  // is taken as a whole.
+  Part part(size_t buffer, int64_t row, int64_t length, int64_t written) const {
+    int64_t size = 0;
+    size_t index_bytes = 0;
+    executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
+    const LlmMetadata& meta = program_.metadata();
+    const int64_t capacity = size / meta.rows;
+    check(
+        capacity > 0 && size % meta.rows == 0, EXECUTORCH_MLX_FAILED, "prefix: the buffer ",
+        executorch_mlx_buffers_describe(buffers_.get(), buffer), " has no rows");
+    const int64_t count = std::min(capacity, capacity < meta.max_context_len ? written : length);
+    return {row * capacity, count, static_cast<size_t>(count) * index_bytes};
+  }
+
+  void copy(size_t buffer, int64_t from, int64_t to, int64_t count) {
+    check_call(executorch_mlx_buffers_copy(buffers_.get(), buffer, from, to, count), buffer);
+  }
+  void read(size_t buffer, const Part& part, char* data) {
+    check_call(executorch_mlx_buffers_read(buffers_.get(), buffer, part.begin, part.count, data), buffer);
+  }
+  void write(size_t buffer, const Part& part, const char* data) {
+    check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, part.begin, part.count, data), buffer);
+  }
+
+ private:
+  void check_call(int error, size_t buffer) const {
+    check_ok(
+        static_cast<executorch::runtime::Error>(error), "prefix: buffer ",
+        executorch_mlx_buffers_describe(buffers_.get(), buffer), ": ");
+  }
+
+  struct Close {
+    void operator()(executorch_mlx_buffers* buffers) const {
+      executorch_mlx_buffers_close(buffers);
+    }
+  };
+  const LlmProgram& program_;
+  std::unique_ptr<executorch_mlx_buffers, Close> buffers_;
+};
+
+uint64_t program_hash(const LlmProgram& program) {
+  return program.hash([&] { return hash(MappedFile(program.path()).bytes(), 0); });
+}
+
+} // namespace
+
+bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length) {
+  if (!program.has_only_mlx_state()) {
+    return false;
+  }
+  try {
+    RowBuffers buffers(program);
+    for (size_t i = 0; i < buffers.count(); ++i) {
+      const auto source = buffers.part(i, from.index, length, from.written);
+      const auto target = buffers.part(i, to.index, length, from.written);
+      buffers.copy(i, source.begin, target.begin, source.count);
+    }
+  } catch (const EngineError&) { // the log has the details
+    to.truncate(0);
+    return false;
+  }
+  to.ids.assign(from.ids.begin(), from.ids.begin() + length);
+  to.written = from.written;
+  return true;
+}
+
+void save_row(const LlmProgram& program, const Row& row, const std::string& path) {
+  RowBuffers buffers(program);
+  const auto length = static_cast<int64_t>(row.ids.size());
+  Header header;
+  header.program = program_hash(program);
+  header.ids = row.ids.size();
+  header.written = row.written;
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    header.bytes += buffers.part(i, row.index, length, row.written).bytes;
+  }
+  // The name of the finished file appears at once, by a rename.
+  const std::string temporary = str(path, ".", getpid(), ".tmp");
+  std::ofstream file(temporary, std::ios::binary);
+  const auto write = [&](std::span<const char> bytes) {
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  };
+  uint64_t checksum = hash(as_bytes(row.ids), hash_of(header));
+  write({reinterpret_cast<const char*>(&header), sizeof(header)});
+  write(as_bytes(row.ids));
+  std::vector<char> bytes;
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    const auto part = buffers.part(i, row.index, length, row.written);
+    bytes.resize(part.bytes);
+    buffers.read(i, part, bytes.data());
+    checksum = hash(bytes, checksum);
+    write(bytes);
+  }
+  header.checksum = checksum;
+  file.seekp(0);
+  write({reinterpret_cast<const char*>(&header), sizeof(header)});
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    std::remove(temporary.c_str());
+    check(false, EXECUTORCH_MLX_FAILED, path, ": cannot write the file");
+  }
+}
+
+void load_row(const LlmProgram& program, Row& row, const std::string& path) {
+  RowBuffers buffers(program);
+  const MappedFile file(path);
+  auto rest = file.bytes();
+  Header header;
+  const bool has_header = rest.size() >= sizeof(header) && std::memcmp(rest.data(), header.magic, sizeof(header.magic)) == 0;
+  check_argument(has_header, path, ": not a prompt cache");
+  std::memcpy(&header, rest.data(), sizeof(header));
+  rest = rest.subspan(sizeof(header));
+  check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
+  check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
+  const bool has_ids = header.ids <= rest.size() / sizeof(int64_t) && header.bytes == rest.size() - header.ids * sizeof(int64_t);
+  check_argument(has_ids, path, ": the file is incomplete");
+  std::vector<int64_t> ids(header.ids);
+  std::memcpy(ids.data(), rest.data(), header.ids * sizeof(int64_t));
+  rest = rest.subspan(header.ids * sizeof(int64_t));
+  const uint64_t expected = std::exchange(header.checksum, 0);
+  uint64_t checksum = hash(as_bytes(ids), hash_of(header));
+  check_prompt(program.metadata(), ids, "prefix");
+
+  // The row is written before the checksum is known, so that the file is read once.
+  row.truncate(0);
+  const auto length = static_cast<int64_t>(ids.size());
+  for (size_t i = 0; i < buffers.count(); ++i) {
+    const auto part = buffers.part(i, row.index, length, header.written);
+    check_argument(part.bytes <= rest.size(), path, ": the file is damaged");
+    checksum = hash(rest.first(part.bytes), checksum);
+    buffers.write(i, part, rest.data());
+    rest = rest.subspan(part.bytes);
+  }
+  check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");
+  row.append(ids);
+  row.written = std::max(row.written, header.written);
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,24 @@
+// Copies what a row holds to another row, to a file, or from a file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llm_program.h"
+#include "rows.h"
+
+namespace executorch_mlx {
+
+// Copies the first `length` positions of a row to another one. Returns false if that is not possible: if not all of the
+// program's state is in MLX buffers.
+bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length);
+
+// Writes a row to a file. Throws EngineError.
+void save_row(const LlmProgram& program, const Row& row, const std::string& path);
+
+// Reads a row from a file. After an error, the row holds nothing. Throws EngineError, with INVALID_ARGUMENT for a file
+// that is damaged, or of another program or format version.
+void load_row(const LlmProgram& program, Row& row, const std::string& path);
+
+} // namespace executorch_mlx

@@ -1,0 +1,85 @@
+#include "rows.h"
+
+#include <algorithm>
+
+#include "row_state.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr int64_t kMinCopy = 16; // tokens that are worth a copy
+
+} // namespace
+
+void Row::append(std::span<const int64_t> tokens) {
+  ids.insert(ids.end(), tokens.begin(), tokens.end());
+  written = std::max(written, static_cast<int64_t>(ids.size()));
+}
+
+void Row::truncate(int64_t length) {
+  ids.resize(length);
+  if (length == 0) {
+    written = 0;
+  }
+}
+
+Rows::Rows(const LlmProgram& program, bool reuse) : program_(program), reuse_(reuse), rows_(program.metadata().rows) {
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    rows_[i].index = static_cast<int64_t>(i);
+  }
+}
+
+bool Rows::has_free() const {
+  return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
+}
+
+// The length of the longest common beginning that the row can rewind to.
+int64_t Rows::usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const {
+  const auto end = prompt.begin() + std::min({limit, static_cast<int64_t>(prompt.size()), static_cast<int64_t>(row.ids.size())});
+  const int64_t length = std::mismatch(prompt.begin(), end, row.ids.begin()).first - prompt.begin();
+  return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
+}
+
+Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
+  Row* oldest = nullptr; // of the free rows
+  Row* source = nullptr; // the row with the longest beginning of the prompt; if there are several, a free one
+  int64_t longest = 0;
+  for (Row& row : rows_) {
+    const bool is_free = row.request == nullptr;
+    if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
+      oldest = &row;
+    }
+    const int64_t length = usable_prefix(row, prompt, limit);
+    if (length > longest || (length == longest && length > 0 && is_free)) {
+      source = &row;
+      longest = length;
+    }
+  }
+  if (oldest == nullptr || source == nullptr) {
+    if (oldest != nullptr) {
+      oldest->truncate(0);
+    }
+    return oldest;
+  }
+  // A free row is taken over if little of what it holds is lost. Otherwise its beginning is copied.
+  const bool is_free = source->request == nullptr;
+  const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
+  const bool takes_over = is_free && (source == oldest || lost <= longest / 4);
+  if (!takes_over && longest >= kMinCopy && copy_row(program_, *source, *oldest, longest)) {
+    return oldest;
+  }
+  Row* row = is_free ? source : oldest;
+  row->truncate(is_free ? longest : usable_prefix(*oldest, prompt, limit));
+  return row;
+}
+
+void Rows::release(Row& row, bool is_valid) {
+  row.request.reset();
+  row.last_used = ++clock_;
+  if (!is_valid) {
+    row.truncate(0);
+  }
+}
+
+} // namespace executorch_mlx

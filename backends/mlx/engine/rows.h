@@ -1,0 +1,51 @@
+// The cache rows of a program: what each holds, and which one a new request takes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "llm_program.h"
+
+namespace executorch_mlx {
+
+class Request;
+
+struct Row {
+  int64_t index = 0;
+  std::vector<int64_t> ids; // the tokens at positions 0, 1, ...
+  int64_t written = 0; // one more than the highest position that was written since position 0 was
+  std::shared_ptr<Request> request; // null: the row is free
+  uint64_t last_used = 0;
+
+  // The tokens at the positions from ids.size() on were written.
+  void append(std::span<const int64_t> tokens);
+  // Forgets the tokens from this position on.
+  void truncate(int64_t length);
+};
+
+class Rows {
+ public:
+  // With `reuse`, a request continues the longest beginning of its prompt that a row holds.
+  Rows(const LlmProgram& program, bool reuse);
+
+  bool has_free() const;
+
+  // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens, possibly
+  // copied from another row. What the least recently used row held is lost first.
+  Row* take(std::span<const int64_t> prompt, int64_t limit);
+
+  // The request of a row has ended. The row keeps its tokens, unless they are invalid after a failed call.
+  void release(Row& row, bool is_valid);
+
+ private:
+  int64_t usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const;
+
+  const LlmProgram& program_;
+  const bool reuse_;
+  std::vector<Row> rows_;
+  uint64_t clock_ = 0;
+};
+
+} // namespace executorch_mlx

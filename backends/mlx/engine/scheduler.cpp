@@ -1,0 +1,426 @@
+#include "scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "check.h"
+#include "host_sampler.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+// The first chunk while answers run, before the speed of the prefill is known, and the smallest one.
+constexpr int64_t kFirstChunk = 64;
+constexpr int64_t kMinChunk = 16;
+constexpr double kDefaultChunkSeconds = 0.25;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+} // namespace
+
+Scheduler::Scheduler(LlmProgram& program, const executorch_mlx_engine_options& options)
+    : program_(program), options_(options), rows_(program, options.reuse_prompts), thread_([this] { loop(); }) {}
+
+Scheduler::~Scheduler() {
+  {
+    std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void Scheduler::submit(std::shared_ptr<Request> request) {
+  {
+    std::lock_guard lock(mutex_);
+    const int64_t free = program_.metadata().rows - stats_.running;
+    const bool has_room = options_.queue_limit == 0 || request->work ||
+        static_cast<int64_t>(queue_.size()) < options_.queue_limit + free;
+    check(has_room, EXECUTORCH_MLX_BUSY, "the queue is full: ", options_.queue_limit, " requests are waiting");
+    queue_.push_back(std::move(request));
+  }
+  changed_.notify_one();
+}
+
+void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work) {
+  check_argument(!is_on_thread(), "engine: a callback must not wait for it");
+  const auto request = std::make_shared<Request>(program_, std::move(prompt), std::move(work));
+  submit(request);
+  request->wait(-1);
+  const auto info = request->info();
+  check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it was freed");
+  check(info.finish != EXECUTORCH_MLX_ERROR, info.status, request->error());
+}
+
+executorch_mlx_engine_stats Scheduler::stats() const {
+  std::lock_guard lock(mutex_);
+  auto stats = stats_;
+  stats.rows = program_.metadata().rows;
+  stats.waiting = static_cast<int64_t>(queue_.size());
+  return stats;
+}
+
+void Scheduler::loop() {
+  while (wait_for_work()) {
+    end_cancelled();
+    begin_next();
+    advance_prompt();
+    step();
+  }
+  for (const auto& request : Requests(running_)) {
+    end(request, EXECUTORCH_MLX_CANCELLED);
+  }
+  std::unique_lock lock(mutex_);
+  while (!queue_.empty()) {
+    const auto request = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    end(request, EXECUTORCH_MLX_CANCELLED);
+    lock.lock();
+  }
+}
+
+// Returns false if the engine is closing.
+bool Scheduler::wait_for_work() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return is_closing_ || !queue_.empty() || !running_.empty(); });
+  return !is_closing_;
+}
+
+void Scheduler::end_cancelled() {
+  Requests cancelled;
+  // Each flag is read once, because other threads may set it at any time.
+  const auto take_cancelled = [&](const auto& request) {
+    return request->is_cancelled() && (cancelled.push_back(request), true);
+  };
+  std::for_each(running_.begin(), running_.end(), take_cancelled);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(queue_, take_cancelled);
+  }
+  for (const auto& request : cancelled) {
+    end(request, EXECUTORCH_MLX_CANCELLED);
+  }
+}
+
+// Gives a row to the first of the waiting requests with the highest priority, unless a prompt is being processed.
+void Scheduler::begin_next() {
+  const bool has_prompt =
+      std::any_of(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
+  if (has_prompt || !rows_.has_free()) {
+    return;
+  }
+  std::shared_ptr<Request> request;
+  {
+    std::lock_guard lock(mutex_);
+    const auto next = std::max_element(queue_.begin(), queue_.end(), [](const auto& a, const auto& b) {
+      return a->options.priority < b->options.priority;
+    });
+    if (next == queue_.end()) {
+      return;
+    }
+    request = std::move(*next);
+    queue_.erase(next);
+    ++stats_.running;
+  }
+  // A call needs at least one token, so that the last one of a prompt is never reused for an answer.
+  const auto length = static_cast<int64_t>(request->ids.size());
+  Row* row = nullptr;
+  try {
+    row = rows_.take(request->ids, request->work ? length : length - 1);
+  } catch (const std::bad_alloc&) {
+    row = rows_.take({}, 0); // without reuse, which needs memory
+  }
+  row->request = request;
+  request->row = row;
+  running_.push_back(request);
+  request->begin(static_cast<int64_t>(row->ids.size()));
+}
+
+// Feeds the next chunk of a prompt. The last chunk of an answer's prompt draws the first token.
+void Scheduler::advance_prompt() {
+  const auto found =
+      std::find_if(running_.begin(), running_.end(), [](const auto& request) { return !request->is_decoding; });
+  if (found == running_.end()) {
+    return;
+  }
+  const auto request = *found;
+  guarded({request}, [&] {
+    // The work may add tokens to the row.
+    const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
+    const auto chunk = rest.first(std::min<size_t>(rest.size(), chunk_size()));
+    if (rest.empty()) {
+      if (!request->work(*request->row)) {
+        end(request, EXECUTORCH_MLX_LENGTH);
+      }
+    } else if (request->work || chunk.size() < rest.size()) {
+      feed(*request, chunk);
+    } else {
+      request->is_decoding = true;
+      draw({&request, 1});
+    }
+  });
+}
+
+// The size of the next chunk. While answers run, a chunk should take options_.chunk_seconds.
+int64_t Scheduler::chunk_size() const {
+  const int64_t most = program_.metadata().max_seq_len;
+  const int64_t limit = options_.chunk > 0 ? std::min(options_.chunk, most) : most;
+  if (running_.size() == 1) {
+    return limit;
+  }
+  if (token_seconds_ == 0) {
+    return std::min(kFirstChunk, limit);
+  }
+  const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
+  return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
+}
+
+// Adds tokens to the row of a request. What the program returns is discarded.
+void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
+  const auto begin = Clock::now();
+  const Slot slot = {
+      .tokens = tokens, .position = static_cast<int64_t>(request.row->ids.size()), .row = request.row->index};
+  if (request.samples_on_host) {
+    program_.logits({&slot, 1});
+  } else {
+    program_.draw({&slot, 1});
+  }
+  request.row->append(tokens);
+  const double seconds = seconds_since(begin);
+  token_seconds_ = seconds / static_cast<double>(tokens.size());
+  std::lock_guard lock(mutex_);
+  stats_.busy_seconds += seconds;
+}
+
+// Draws the next token of all answers that run, or several of those for which speculation pays.
+void Scheduler::step() {
+  Requests head, host;
+  for (const auto& request : running_) {
+    if (request->is_decoding) {
+      (request->samples_on_host ? host : head).push_back(request);
+    }
+  }
+  std::vector<std::pair<std::shared_ptr<Request>, Draft>> drafts;
+  const size_t running = head.size();
+  std::erase_if(head, [&](const auto& request) {
+    Draft draft = propose(*request, running);
+    if (draft.tokens.empty()) {
+      return false;
+    }
+    drafts.emplace_back(request, std::move(draft));
+    return true;
+  });
+  const bool one_by_one = costs_.prefers_single_steps(head.size());
+  for (size_t i = 0; one_by_one && i < head.size(); ++i) {
+    draw({&head[i], 1});
+  }
+  if (!one_by_one && !head.empty()) {
+    draw(head);
+  }
+  for (auto& [request, draft] : drafts) {
+    verify(request, std::move(draft));
+  }
+  if (program_.has_logits_of_rows() && !host.empty()) {
+    return draw(host);
+  }
+  for (const auto& request : host) {
+    draw({&request, 1});
+  }
+}
+
+// Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
+// would have been right.
+Draft Scheduler::propose(Request& request, size_t running) {
+  const LlmMetadata& meta = program_.metadata();
+  const RequestOptions& options = request.options;
+  const auto position = static_cast<int64_t>(request.row->ids.size());
+  const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
+  const int64_t most = std::min({
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_verify() - 1,
+      meta.max_rewind, meta.max_context_len - position - 1,
+      options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
+  if (options.draft == 0 || options.logprobs >= 0 || most < 1) {
+    return {};
+  }
+  Draft draft = request.drafter.propose(request.ids, most);
+  request.plain_guess.reset();
+  if (options.draft < 0 && !draft.tokens.empty()) {
+    const int64_t length = costs_.best_draft(request.drafter.acceptance(draft.level), most, running);
+    if (length == 0) {
+      request.plain_guess = {draft.level, draft.tokens[0]};
+    }
+    draft.tokens.resize(length);
+  }
+  return draft;
+}
+
+// Draws the token after each token of a draft, and takes those that follow accepted ones.
+void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
+  guarded({request}, [&] {
+    Row& row = *request->row;
+    Slot slot = request->draw_slot(draft.tokens);
+    std::vector<int64_t> tokens = {request->ids.back()};
+    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
+    slot.tokens = tokens;
+    slot.position = static_cast<int64_t>(row.ids.size());
+    slot.row = row.index;
+    const auto begin = Clock::now();
+    const auto drawn = program_.verify(slot);
+    const double seconds = seconds_since(begin);
+    row.written = std::max(row.written, slot.position + static_cast<int64_t>(tokens.size()));
+    const auto drafted = static_cast<int64_t>(draft.tokens.size());
+    const auto accepted = std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin()).first - draft.tokens.begin();
+    costs_.record_one_row(drafted + 1, seconds);
+    request->drafter.learn(draft.level, drafted, accepted);
+    request->count_draft(drafted, accepted);
+    {
+      std::lock_guard lock(mutex_);
+      stats_.busy_seconds += seconds;
+      ++stats_.steps;
+      stats_.drafted_tokens += drafted;
+      stats_.accepted_tokens += accepted;
+    }
+    for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
+      take(request, {&tokens[i], 1}, {.token = drawn[i]});
+    }
+  });
+}
+
+// Draws the next token of each request, in one call.
+void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
+  Requests ready;
+  std::vector<Slot> slots;
+  for (const auto& request : requests) {
+    guarded({request}, [&] {
+      std::vector<int64_t> no_draft;
+      Slot slot = request->draw_slot(no_draft);
+      slot.tokens = std::span(request->ids).subspan(request->row->ids.size());
+      slot.position = static_cast<int64_t>(request->row->ids.size());
+      slot.row = request->row->index;
+      slots.push_back(slot);
+      ready.push_back(request);
+    });
+  }
+  if (ready.empty()) {
+    return;
+  }
+  guarded(ready, [&] {
+    const auto drawn = run_slots(ready, slots);
+    for (size_t i = 0; i < ready.size(); ++i) {
+      if (const auto guess = std::exchange(ready[i]->plain_guess, std::nullopt)) {
+        ready[i]->drafter.learn(guess->first, 1, guess->second == drawn[i].token);
+      }
+      take(ready[i], slots[i].tokens, drawn[i]);
+    }
+  });
+}
+
+std::vector<Drawn> Scheduler::run_slots(
+    std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots) {
+  const auto begin = Clock::now();
+  const LlmMetadata& meta = program_.metadata();
+  std::vector<Drawn> drawn;
+  if (!requests[0]->samples_on_host) {
+    drawn = program_.draw(slots);
+  } else {
+    auto logits = program_.logits(slots);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const RequestOptions& options = requests[i]->options;
+      std::span<const int64_t> history = requests[i]->ids;
+      if (meta.history > 0 && static_cast<int64_t>(history.size()) > meta.history) {
+        history = history.last(meta.history);
+      }
+      Drawn& result = drawn.emplace_back();
+      std::vector<float> changed = logits[i];
+      result.token = draw_on_host(
+          {.logits = changed, .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
+          options.sampling);
+      if (options.logprobs >= 0) {
+        result.logprob = log_probability(logits[i], result.token);
+        result.top_tokens = most_likely(logits[i], options.logprobs);
+        for (const int64_t token : result.top_tokens) {
+          result.top_logprobs.push_back(log_probability(logits[i], token));
+        }
+      }
+    }
+  }
+  const double seconds = seconds_since(begin);
+  if (!requests[0]->samples_on_host && slots.size() > 1) {
+    costs_.record_all_rows(seconds);
+  } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
+    costs_.record_one_row(1, seconds);
+  }
+  std::lock_guard lock(mutex_);
+  stats_.busy_seconds += seconds;
+  ++stats_.steps;
+  return drawn;
+}
+
+// The tokens `fed` are in the row now, and the token after them is drawn.
+void Scheduler::take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn) {
+  request->row->append(fed);
+  {
+    std::lock_guard lock(mutex_);
+    ++stats_.generated_tokens;
+  }
+  const bool has_room = static_cast<int64_t>(request->row->ids.size()) < program_.metadata().max_context_len;
+  request->take(drawn, has_room);
+  if (request->is_over()) {
+    leave(request, /*is_valid=*/true);
+  }
+}
+
+void Scheduler::end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason) {
+  request->end(reason);
+  leave(request, /*is_valid=*/true);
+}
+
+// Releases the row of a request that is over. `is_valid`: whether the row holds the tokens that it should.
+void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
+  const auto info = request->info();
+  const bool had_row = request->row != nullptr;
+  if (had_row) {
+    rows_.release(*request->row, is_valid);
+    request->row = nullptr;
+    std::erase(running_, request);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stats_.running -= had_row;
+    if (!request->work) {
+      ++stats_.requests;
+      stats_.failed += info.finish == EXECUTORCH_MLX_ERROR;
+      stats_.prompt_tokens += had_row ? info.prompt_tokens : 0;
+      stats_.reused_tokens += info.reused_tokens;
+    }
+  }
+  request->close();
+}
+
+// Runs `body`. If it throws, the requests end with this error, and their rows are forgotten.
+template <typename Body>
+void Scheduler::guarded(const Requests& requests, Body&& body) {
+  const auto fail = [&](executorch_mlx_status status, const char* message) {
+    for (const auto& request : requests) {
+      if (request->row != nullptr) {
+        request->end(EXECUTORCH_MLX_ERROR, status, message);
+        leave(request, /*is_valid=*/false);
+      }
+    }
+  };
+  try {
+    body();
+  } catch (const EngineError& error) {
+    fail(error.status, error.what());
+  } catch (const std::bad_alloc& error) {
+    fail(EXECUTORCH_MLX_OUT_OF_MEMORY, error.what());
+  } catch (const std::exception& error) {
+    fail(EXECUTORCH_MLX_FAILED, error.what());
+  }
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,84 @@
+// The engine: a thread that gives rows to requests and runs the program.
+//
+// Between two steps, requests join and leave. A step takes all answers that run by one token. While answers run, the
+// chunks of a new prompt alternate with steps.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "llm_program.h"
+#include "request.h"
+#include "rows.h"
+#include "speculation.h"
+
+namespace executorch_mlx {
+
+class Scheduler {
+ public:
+  // Starts the thread. `options` as in executorch_mlx.h.
+  Scheduler(LlmProgram& program, const executorch_mlx_engine_options& options);
+
+  // Cancels all requests and ends the thread.
+  ~Scheduler();
+
+  // Queues a request. Throws EngineError with BUSY if the queue is full.
+  void submit(std::shared_ptr<Request> request);
+
+  // Runs Request::work between steps, and waits for it. Throws EngineError if it fails.
+  void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
+
+  executorch_mlx_engine_stats stats() const;
+
+  bool is_on_thread() const {
+    return std::this_thread::get_id() == thread_.get_id();
+  }
+
+ private:
+  using Requests = std::vector<std::shared_ptr<Request>>;
+
+  void loop();
+  bool wait_for_work();
+  void end_cancelled();
+  void begin_next();
+  void advance_prompt();
+  void step();
+  void draw(std::span<const std::shared_ptr<Request>> requests);
+  Draft propose(Request& request, size_t running);
+  void verify(const std::shared_ptr<Request>& request, Draft draft);
+  void feed(Request& request, std::span<const int64_t> tokens);
+  std::vector<Drawn> run_slots(std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots);
+  int64_t chunk_size() const;
+  void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
+  void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
+  void leave(const std::shared_ptr<Request>& request, bool is_valid);
+  template <typename Body>
+  void guarded(const Requests& requests, Body&& body);
+
+  LlmProgram& program_;
+  const executorch_mlx_engine_options options_;
+
+  // Used only by the thread.
+  Rows rows_;
+  Requests running_; // those that have a row, in the order in which they began
+  double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
+  StepCosts costs_;
+
+  mutable std::mutex mutex_; // guards the rest
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Request>> queue_;
+  executorch_mlx_engine_stats stats_ = {};
+  bool is_closing_ = false;
+
+  std::thread thread_;
+};
+
+} // namespace executorch_mlx

@@ -1,0 +1,115 @@
+#include "speculation.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCosts::kMaxDraft};
+constexpr double kMinGain = 1.03; // over plain steps
+constexpr uint64_t kMeasureEvery = 64;
+constexpr double kForget = 0.95; // per learned draft
+constexpr double kTokenCost = 0.1; // of a plain step: what one more token costs as long as this is not measured
+
+uint64_t hash(std::span<const int64_t> tokens) {
+  uint64_t h = 0x9E3779B97F4A7C15;
+  for (const int64_t token : tokens) {
+    h = (h ^ static_cast<uint64_t>(token)) * 0xD6E8FEB86659FD93;
+    h ^= h >> 32;
+  }
+  return h;
+}
+
+} // namespace
+
+Draft Drafter::propose(std::span<const int64_t> ids, int64_t count) {
+  for (; indexed_ + 1 < ids.size(); ++indexed_) {
+    const auto seen = ids.first(indexed_ + 1);
+    for (size_t level = 0; level < kSizes.size(); ++level) {
+      if (seen.size() >= kSizes[level]) {
+        levels_[level].next[hash(seen.last(kSizes[level]))] = seen.size();
+      }
+    }
+  }
+  for (size_t level = 0; level < kSizes.size() && count > 0; ++level) {
+    const size_t n = kSizes[level];
+    if (ids.size() <= n) {
+      continue;
+    }
+    const auto found = levels_[level].next.find(hash(ids.last(n)));
+    if (found == levels_[level].next.end()) {
+      continue;
+    }
+    // The draft may continue into itself, as in a repetition.
+    Draft draft = {.tokens = {}, .level = level};
+    for (size_t i = found->second; draft.tokens.size() < static_cast<size_t>(count); ++i) {
+      draft.tokens.push_back(i < ids.size() ? ids[i] : draft.tokens[i - ids.size()]);
+    }
+    return draft;
+  }
+  return {};
+}
+
+void Drafter::learn(size_t level, int64_t proposed, int64_t accepted) {
+  Level& l = levels_[level];
+  l.accepted = kForget * l.accepted + static_cast<double>(accepted);
+  l.judged = kForget * l.judged + static_cast<double>(std::min(accepted + 1, proposed));
+}
+
+// A lower time replaces the estimate, a higher one only moves it, because other work may have slowed the call down.
+void StepCosts::record(bool& is_warm, double& cost, double seconds) {
+  if (std::exchange(is_warm, true)) {
+    cost = cost == 0 || seconds < cost ? seconds : 0.9 * cost + 0.1 * seconds;
+  }
+}
+
+void StepCosts::record_one_row(int64_t tokens, double seconds) {
+  record(tokens == 1 ? warm_.plain : warm_.verify, one_row_[tokens], seconds);
+}
+
+void StepCosts::record_all_rows(double seconds) {
+  record(warm_.all_rows, all_rows_, seconds);
+}
+
+bool StepCosts::prefers_single_steps(size_t count) {
+  const bool is_cheaper = one_row_[1] > 0 && all_rows_ > 0 && one_row_[1] * static_cast<double>(count) < all_rows_;
+  return is_cheaper && ++choices_ % kMeasureEvery != 0;
+}
+
+double StepCosts::cost(int64_t tokens) const {
+  int64_t known = tokens;
+  while (known > 1 && one_row_[known] == 0) {
+    --known;
+  }
+  return one_row_[known] + static_cast<double>(tokens - known) * kTokenCost * one_row_[1];
+}
+
+int64_t StepCosts::best_draft(double acceptance, int64_t most, size_t running) const {
+  if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0)) {
+    return 0;
+  }
+  // Tokens per second without speculation. A call of `verify` for one of several answers delays the others, which go on
+  // without it: it has to gain more tokens per second than the others draw.
+  const double plain = running > 1 ? static_cast<double>(running) / all_rows_ : 1 / one_row_[1];
+  int64_t best = 0;
+  double best_rate = kMinGain * plain;
+  double expected = 1; // tokens of a call with a draft of `length` tokens
+  double probability = 1;
+  int64_t length = 0;
+  for (const int64_t candidate : kDraftLengths) {
+    for (; length < std::min(candidate, most); ++length) {
+      probability *= acceptance;
+      expected += probability;
+    }
+    const double rate = (running > 1 ? expected - 1 : expected) / cost(length + 1);
+    if (length > 0 && rate > best_rate) {
+      best = length;
+      best_rate = rate;
+    }
+  }
+  return best;
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,17 @@
+// Text from parts.
+#pragma once
+
+#include <sstream>
+#include <string>
+
+namespace executorch_mlx {
+
+// Concatenates its arguments as operator<< prints them.
+template <typename... Parts>
+std::string str(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
+
+} // namespace executorch_mlx

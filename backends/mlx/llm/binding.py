@@ -1,0 +1,158 @@
+"""The C API of the engine, `executorch_mlx.h`, through ctypes. A test compares the declarations with the header.
+
+ctypes releases the GIL during every call, so that the callbacks, which the engine calls on a thread of its own, can
+take it. The header says what the functions do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from ..loader import load_engine
+from ..memory import OutOfMemoryError
+from .sampling_parameters import SettingError
+
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)
+RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, ERROR = range(6)  # executorch_mlx_finish
+
+
+class BusyError(RuntimeError):
+    """Raised for a request if the queue of the engine is full."""
+
+
+class _Struct(ctypes.Structure):
+    """A struct that begins with its size. The fields have the values of the macro that initializes it in C."""
+
+    _defaults_: dict[str, Any] = {}
+
+    def __init__(self, **values: Any):
+        super().__init__(**{"size": ctypes.sizeof(self), **self._defaults_, **values})
+
+
+class LoadOptions(_Struct):
+    _fields_ = [("size", c_size_t), ("device", c_char_p), ("profile", c_bool)]
+
+
+class EngineOptions(_Struct):
+    _fields_ = [
+        ("size", c_size_t), ("queue_limit", c_int64), ("chunk", c_int64), ("chunk_seconds", c_double),
+        ("reuse_prompts", c_bool),
+    ]  # fmt: skip
+    _defaults_ = {"reuse_prompts": True}
+
+
+class EngineStats(_Struct):
+    _fields_ = [
+        ("size", c_size_t), ("running", c_int64), ("waiting", c_int64), ("rows", c_int64), ("requests", c_int64),
+        ("failed", c_int64), ("prompt_tokens", c_int64), ("reused_tokens", c_int64), ("generated_tokens", c_int64),
+        ("steps", c_int64), ("drafted_tokens", c_int64), ("accepted_tokens", c_int64), ("busy_seconds", c_double),
+    ]  # fmt: skip
+
+
+class Event(_Struct):
+    _fields_ = [
+        ("size", c_size_t), ("token", c_int64),
+        ("text", c_void_p),  # not c_char_p, which would end at the first zero byte
+        ("text_length", c_size_t), ("finish", c_int32), ("stop_index", c_int32), ("logprob", c_float),
+        ("top_count", c_int64), ("top_tokens", POINTER(c_int64)), ("top_logprobs", POINTER(c_float)),
+    ]  # fmt: skip
+
+
+OnEvent = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(Event))
+AllowedTokens = ctypes.CFUNCTYPE(c_bool, c_void_p, POINTER(c_int64), c_size_t, POINTER(c_int32), c_size_t)
+
+
+class RequestOptions(_Struct):
+    _fields_ = [
+        ("size", c_size_t), ("prompt", POINTER(c_int64)), ("prompt_length", c_size_t),
+        ("temperature", c_float), ("top_p", c_float), ("top_k", c_int64), ("min_p", c_float),
+        ("has_seed", c_bool), ("seed", c_int64),
+        ("repetition_penalty", c_float), ("presence_penalty", c_float), ("frequency_penalty", c_float),
+        ("bias_tokens", POINTER(c_int64)), ("bias_values", POINTER(c_float)), ("bias_count", c_size_t),
+        ("allowed_tokens", AllowedTokens), ("max_new_tokens", c_int64),
+        ("stop_ids", POINTER(c_int64)), ("stop_id_count", c_size_t), ("ignore_eos", c_bool),
+        ("stop", POINTER(c_char_p)), ("stop_count", c_size_t),
+        ("logprobs", c_int32), ("priority", c_int32), ("draft", c_int32), ("on_event", OnEvent), ("user_data", c_void_p),
+    ]  # fmt: skip
+    _defaults_ = {"top_p": 1, "repetition_penalty": 1, "logprobs": -1, "draft": -1}
+
+
+class RequestInfo(_Struct):
+    _fields_ = [
+        ("size", c_size_t), ("finish", c_int32), ("status", c_int32), ("has_seed", c_bool), ("seed", c_int64),
+        ("stop_id", c_int64), ("prompt_tokens", c_int64), ("reused_tokens", c_int64), ("generated_tokens", c_int64),
+        ("drafted_tokens", c_int64), ("accepted_tokens", c_int64), ("queue_seconds", c_double),
+        ("prompt_seconds", c_double), ("generation_seconds", c_double),
+    ]  # fmt: skip
+
+
+STRUCTS = {
+    "load_options": LoadOptions, "engine_options": EngineOptions, "engine_stats": EngineStats, "event": Event,
+    "request_options": RequestOptions, "request_info": RequestInfo,
+}  # fmt: skip
+
+_HANDLE, _IDS = c_void_p, POINTER(c_int64)
+# Name without the prefix → the type of the result, and those of the arguments.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "last_error": (c_char_p, []),
+    "model_load": (c_int32, [c_char_p, POINTER(LoadOptions), POINTER(_HANDLE)]),
+    "model_free": (None, [_HANDLE]),
+    "model_get_int": (c_int32, [_HANDLE, c_char_p, POINTER(c_int64)]),
+    "model_get_data": (c_int32, [_HANDLE, c_char_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "model_set_token_bytes": (c_int32, [_HANDLE, c_void_p, _IDS, c_size_t]),
+    "model_write_profile": (c_int32, [_HANDLE, c_char_p]),
+    "engine_create": (c_int32, [_HANDLE, POINTER(EngineOptions), POINTER(_HANDLE)]),
+    "engine_free": (None, [_HANDLE]),
+    "engine_get_stats": (c_int32, [_HANDLE, POINTER(EngineStats)]),
+    "engine_save_prefix": (c_int32, [_HANDLE, _IDS, c_size_t, c_char_p]),
+    "engine_load_prefix": (c_int32, [_HANDLE, c_char_p, _IDS]),
+    "engine_score": (
+        c_int32,
+        [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)],
+    ),
+    "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),
+    "request_cancel": (None, [_HANDLE]),
+    "request_wait": (c_bool, [_HANDLE, c_double]),
+    "request_get_info": (None, [_HANDLE, POINTER(RequestInfo)]),
+    "request_error": (c_char_p, [_HANDLE]),
+    "request_free": (None, [_HANDLE]),
+}
+
+
+@cache
+def library() -> SimpleNamespace:
+    """Load the engine, and return an object with the functions of `FUNCTIONS` as attributes."""
+    loaded = ctypes.CDLL(load_engine())
+    functions = {}
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(loaded, f"executorch_mlx_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return SimpleNamespace(**functions)
+
+
+def check(status: int) -> None:
+    """Raise the exception for the status of the call that this thread just made."""
+    if status != OK:
+        raise error_of(status, library().last_error().decode(errors="replace"))
+
+
+def error_of(status: int, message: str) -> Exception:
+    """Return the exception for a status that is not OK. A SettingError if the message begins with a setting's name."""
+    if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+)(: .*)", message, re.DOTALL)):
+        return SettingError(found[1], found[2])
+    classes = {
+        INVALID_ARGUMENT: ValueError, OUT_OF_MEMORY: OutOfMemoryError, INVALID_PROGRAM: ValueError, BUSY: BusyError,
+        NOT_FOUND: FileNotFoundError,
+    }  # fmt: skip
+    return classes.get(status, RuntimeError)(message)
+
+
+def ids(tokens: Any) -> ctypes.Array:
+    """Return token ids as an array of int64. Raises TypeError if one of them is no integer."""
+    return (c_int64 * len(tokens))(*tokens)

@@ -1,0 +1,102 @@
+"""Renders chat templates, which are Jinja programs from a model's author, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+# The variables that every template gets, besides the special tokens and the options of the caller.
+VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# What a template can raise: by itself, or by an operation on values of wrong types.
+_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
+
+def render(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool = True
+) -> str:
+    """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
+
+    `variables` are further variables of the template: the special tokens, and what the caller adds.
+
+    Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON form.
+    """
+    try:
+        # The sandbox cannot know which methods of an arbitrary object are harmless. It gets JSON values only.
+        messages, variables = json.loads(json.dumps([list(messages), dict(variables)]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"messages: expected JSON values: {error}") from error
+    chat = {"tools": None, "documents": None} | variables
+    chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+    try:
+        return _compile(template).render(chat)
+    except _ERRORS as error:
+        raise ValueError(f"messages: the chat template rejected them: {error}") from error
+
+
+@cache
+def _compile(template: str):
+    return _environment().from_string(template)
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The environment that Hugging Face documents for chat templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals |= {"namespace": _PublicNamespace, "dict": lambda *pairs, **named: dict(*pairs, **named)}
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Jinja's own filter escapes the characters of HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class _PublicNamespace(Namespace):
+    """Jinja's `namespace()`, without names that begin with an underscore: they could reach Python's own attributes."""
+
+    def __init__(*args: Any, **values: Any) -> None:
+        self, *pairs = args
+        initial = dict(*pairs, **values)
+        for name in initial:
+            _check_public(name)
+        Namespace.__init__(self, initial)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"namespace: got the name {name!r}, expected a name that does not begin with an underscore")
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %} … {% endgeneration %}` marks the answers in the data of a training. Here it has no effect."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,0 +1,143 @@
+"""What a text tells about a model: its perplexity, and how large the inputs of its layers are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .packed import is_experts, is_linear
+
+_WINDOW = 512  # tokens of one forward pass
+_CALIBRATION, _HELD_OUT = 4, 2  # windows
+_CHARACTERS = 100_000  # of the text are read: more than the windows need
+
+
+@dataclass
+class Text:
+    """Token ids of a text: those to calibrate on, and those to measure the perplexity on, each [windows, S]."""
+
+    name: str
+    calibration: torch.Tensor
+    held_out: torch.Tensor
+
+    @classmethod
+    def read(cls, tokenizer: Any, path: Path | None, vocabulary: int) -> Text:
+        """Read the text file at `path`, or the language reference of Python's standard library if it is None.
+
+        Raises ValueError if the file cannot be read, or is too short to be split.
+        """
+        if path is None:
+            from pydoc_data.topics import topics
+
+            name, text = "Python's reference", "\n\n".join(topics[key] for key in sorted(topics))
+        else:
+            try:
+                name, text = path.name, path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"export_llm: calibrate: {path}: {error}") from error
+        ids = tokenizer(text[:_CHARACTERS], add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([i for i in ids if i < vocabulary])
+        window = min(_WINDOW, len(ids) // 3)
+        if window < 16:
+            raise ValueError(f"export_llm: calibrate: {name}: got {len(ids)} tokens, expected at least 48")
+        windows = ids[: len(ids) // window * window].view(-1, window)
+        held_out = max(1, min(_HELD_OUT, len(windows) // 3))
+        last = min(len(windows), _CALIBRATION + held_out)
+        return cls(name, windows[: last - held_out], windows[last - held_out : last])
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The perplexity of a model before and after the quantization, on a text of `tokens` tokens."""
+
+    before: float
+    after: float
+    text: str
+    tokens: int
+
+    LIMIT = 1.1
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+    def __str__(self) -> str:
+        line = (
+            f"{self.before:.2f} before and {self.after:.2f} after the quantization: {self.ratio:.3f} times, on "
+            f"{self.tokens} tokens of {self.text}"
+        )
+        return line if self.ratio <= self.LIMIT else f"{line}; warning: it rises by more than {self.LIMIT - 1:.0%}"
+
+
+@torch.no_grad()
+def perplexity(model: torch.nn.Module, windows: torch.Tensor) -> float:
+    """Return the perplexity of `model` on token ids [windows, S], each window on its own."""
+    losses = []
+    with float32_products(model):
+        for window in windows:
+            logits = model(window[None], use_cache=False).logits[0, :-1].float()
+            losses.append(torch.nn.functional.cross_entropy(logits, window[1:]))
+    return float(torch.stack(losses).mean().exp())
+
+
+@torch.no_grad()
+def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the mean squares [K] of the inputs of the linear layers, path → tensor, over token ids [windows, S]."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def watch(path):
+        def hook(_, inputs):
+            sums[path] = sums.get(path, 0) + inputs[0].flatten(0, -2).float().square().mean(0) / len(windows)
+
+        return hook
+
+    handles = [m.register_forward_pre_hook(watch(path)) for path, m in model.named_modules() if is_linear(m)]
+    try:
+        with float32_products(model):
+            for window in windows:
+                model(window[None], use_cache=False, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums
+
+
+@contextlib.contextmanager
+def float32_products(model: torch.nn.Module) -> Iterator[None]:
+    """Make the linear layers and embeddings of `model` compute in float32, whatever the dtype of their weights.
+
+    A weight is converted when it is used. Models with experts, and those with `LayerNorm`, stay as they are: their
+    other weights cannot be combined with float32.
+    """
+    changed = []
+    if not any(is_experts(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
+        for module in model.modules():
+            if is_linear(module) and module.weight.dtype in (torch.float16, torch.bfloat16):
+                module.forward = _Float32Linear(module)
+                changed.append(module)
+    handle = None
+    if changed:
+        handle = model.get_input_embeddings().register_forward_hook(lambda _, __, y: y.float())
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+        if handle is not None:
+            handle.remove()
+
+
+class _Float32Linear:
+    """The forward of a linear layer with half-precision weights, in float32."""
+
+    def __init__(self, layer: torch.nn.Linear):
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.layer.bias
+        return torch.nn.functional.linear(x.float(), self.layer.weight.float(), None if bias is None else bias.float())

@@ -1,0 +1,118 @@
+"""Converts the weights of a model to the formats of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...custom_ops.packing import FLOAT_MODES
+from .calibration import Perplexity, Text, float32_products, importance, perplexity
+from .packed import install, is_linear
+from .quantize import is_microscaled, linear_paths, quantize_model
+from .rounding import Format
+from .sensitivity import choose, measure
+from .tuning import run_by_block, tuned
+from .weights import cast_parameters
+
+QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
+GROUPED = ("int4", "int8")  # the quantizations that take a group size
+GROUP_SIZE = 32
+MIXED_BITS = 4.8  # of a weight of a linear layer on average, with its scales: about that of llama.cpp's Q4_K_M
+_ENDS_BITS = 8  # of the embedding and the output projection
+
+
+@dataclass
+class Conversion:
+    """How the weights were converted. `unquantized` has the paths of the layers that stay in full precision."""
+
+    unquantized: list[str] = field(default_factory=list)
+    perplexity: Perplexity | None = None
+
+
+def convert_weights(
+    model: PreTrainedModel,
+    quantize: str,
+    group_size: int | None,
+    dtype: torch.dtype | None,
+    *,
+    tokenizer: Any,
+    calibrate: Path | None,
+    progress: Callable[[str], Any],
+) -> Conversion:
+    """Pack, quantize and cast the weights of `model` in place. `export_llm` explains the arguments.
+
+    Without a tokenizer, there is no text: the weights are rounded by their own error, and no perplexity is measured.
+    """
+    if is_microscaled(model):
+        from .microscaled import use_packed_weights  # imports prototypes of torchao
+
+        use_packed_weights(model)
+    conversion = Conversion()
+    if quantize != "none" and linear_paths(model):
+        text = before = None
+        if tokenizer is not None:
+            text = Text.read(tokenizer, calibrate, model.config.get_text_config().vocab_size)
+            progress("measure the perplexity")
+            before = perplexity(model, text.held_out)
+        conversion.unquantized = _quantize(model, quantize, group_size or GROUP_SIZE, dtype, text, calibrate, progress)
+        if dtype is not None:
+            cast_parameters(model, dtype)
+        if text is not None:
+            progress("measure the perplexity again")
+            after = perplexity(model, text.held_out)
+            conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel())
+    if dtype is not None:
+        cast_parameters(model, dtype)
+    return conversion
+
+
+def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, progress) -> list[str]:
+    if quantize == "mixed" and text is None:
+        raise ValueError("export_llm: quantize: got mixed without a tokenizer, which its measurement needs")
+    # Scales in half precision: they are a part of the size, and the products are in float32 all the same.
+    scales = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    mode = quantize if quantize in FLOAT_MODES else "affine"
+    common = Format(8 if quantize in ("int8", "mxfp8") else 4, group_size)
+    formats: dict[str, Format] = {}
+    weights: dict[str, torch.Tensor] = {}
+    if quantize == "mixed":
+        progress("measure the layers")
+        with float32_products(model):
+            formats = _mixed(model, text)
+    if text is not None:
+        progress("calibrate")
+        if calibrate is not None and mode == "affine":
+            _tune(model, text, common, formats, scales)
+        elif common.bits < 8:
+            weights = importance(model, text.calibration)
+    progress(f"quantize to {quantize}")
+    return quantize_model(
+        model, common.bits, group_size, mode=mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
+        importance=weights,
+    )  # fmt: skip
+
+
+def _mixed(model: PreTrainedModel, text: Text) -> dict[str, Format]:
+    paths = [path for path in linear_paths(model) if model.get_submodule(path).weight.shape[1] % 32 == 0]
+    effects = measure(model, text.calibration[:2], paths)
+    return choose(effects, {path: model.get_submodule(path).weight.numel() for path in paths}, MIXED_BITS)
+
+
+def _tune(model, text: Text, common: Format, formats: dict[str, Format], dtype: torch.dtype) -> None:
+    """Quantize the linear layers of the decoder layers, in order, over the calibration text."""
+
+    def visit(_, moments):
+        for path, moment in moments.items():
+            layer = model.get_submodule(path)
+            format = formats.get(path, common)
+            if is_linear(layer) and layer.weight.shape[1] % format.group_size == 0:
+                operands = tuned(layer.weight, moment, format.bits, format.group_size, dtype)
+                install(model, path, "weight", *operands, bits=format.bits, group_size=format.group_size)
+
+    with float32_products(model):
+        run_by_block(model, text.calibration, visit)

@@ -1,0 +1,172 @@
+"""GGUF's block formats in MLX's packed format.
+
+Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. That is MLX's affine format
+with groups of 32, so that the packed weights have the same values. Q4_K and Q5_K also have groups of 32, but their
+scales are products, which are rounded to float16. Other formats are dequantized and quantized again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from ...custom_ops.packing import dequantize, pack
+from .rounding import fit
+
+GROUP_SIZE = 32
+FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
+_STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
+
+
+@dataclass
+class Packing:
+    """A packed weight: the operands of `packing`, and its squared error and squared norm, both 0 if it is exact."""
+
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    bits: int
+    error: float = 0.0
+    norm: float = 0.0
+
+
+def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
+    """Return the values of a tensor of any type: F32, F16 and BF16 memory-mapped, other types as float32."""
+    shape = _shape(tensor)
+    if (dtype := FLOATS.get(tensor.tensor_type)) is not None:
+        return torch.from_numpy(tensor.data).view(dtype).reshape(shape)
+    return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
+
+
+def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
+    """Convert a quantized tensor [..., K], a few rows at a time. The scales and biases are float16."""
+    shape, type_ = _shape(tensor), tensor.tensor_type
+    rows = np.asarray(tensor.data).reshape(-1, tensor.data.shape[-1])
+    bits = _bits(type_)
+    count, columns = len(rows), shape[-1]
+    operands = (
+        torch.empty(count, columns * bits // 32, dtype=torch.uint32),
+        *(torch.empty(count, columns // GROUP_SIZE, dtype=torch.float16) for _ in range(2)),
+    )
+    packing = Packing(tuple(t.unflatten(0, shape[:-1]) for t in operands), bits)
+    step = max(1, _STEP_ELEMENTS // columns)
+    for first in range(0, count, step):
+        blocks = rows[first : first + step]
+        part = _grouped(blocks, type_) if type_ in _GROUPS else _requantized(blocks, type_, bits)
+        for whole, converted in zip(operands, part):
+            whole[first : first + step] = converted
+        if type_ not in EXACT:
+            expected = torch.from_numpy(gguf.dequantize(blocks, type_))
+            packing.error += float((dequantize(*part, GROUP_SIZE, bits) - expected).square().sum())
+            packing.norm += float(expected.square().sum())
+    return packing
+
+
+def _shape(tensor: gguf.ReaderTensor) -> list[int]:
+    return [int(n) for n in reversed(tensor.shape)]
+
+
+def _bits(type_: Type) -> int:
+    """Return the number of bits of MLX's format for a GGUF format: 4 if that one has at most 4, else 8.
+
+    MLX has 5 and 6 bits too, but no fast kernels for these on a CPU.
+    """
+    values, size = gguf.GGML_QUANT_SIZES[type_]
+    return 4 if size * 8 / values <= 5 else 8
+
+
+def _requantized(blocks: np.ndarray, type_: Type, bits: int):
+    return fit(torch.from_numpy(gguf.dequantize(blocks, type_)), bits, GROUP_SIZE, torch.float16)
+
+
+def _grouped(blocks: np.ndarray, type_: Type):
+    """Return the packed rows, scales and biases of `blocks`, rows of bytes, whose format has groups of 32."""
+    _, size = gguf.GGML_QUANT_SIZES[type_]
+    data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, size))  # [rows, blocks, bytes of a block]
+    q, scales, biases = _GROUPS[type_](data)
+    operands = (t.reshape(len(blocks), -1) for t in (q, scales, biases))
+    q, scales, biases = operands
+    return pack(q, _bits(type_)), scales.half(), biases.half()
+
+
+# Each of these functions takes blocks [..., bytes] and returns integers [..., 32 or 256], scales and biases.
+
+
+def _half(data: torch.Tensor) -> torch.Tensor:
+    return data.contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Return the low halves of the bytes [..., n], then the high halves: [..., 2 n]."""
+    return torch.cat((data & 15, data >> 4), -1)
+
+
+def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
+    """Return the bits of the bytes [..., 4], least significant first, times 16: [..., 32]."""
+    bits = torch.arange(8, dtype=torch.uint8)
+    return ((data.unsqueeze(-1) >> bits & 1) << 4).flatten(-2)
+
+
+def _q4_0(data):
+    d = _half(data[..., :2])
+    return _nibbles(data[..., 2:]), d, -8 * d
+
+
+def _q4_1(data):
+    return _nibbles(data[..., 4:]), _half(data[..., :2]), _half(data[..., 2:4])
+
+
+def _q5_0(data):
+    d = _half(data[..., :2])
+    return _nibbles(data[..., 6:]) | _fifth_bits(data[..., 2:6]), d, -16 * d
+
+
+def _q5_1(data):
+    q = _nibbles(data[..., 8:]) | _fifth_bits(data[..., 4:8])
+    return q, _half(data[..., :2]), _half(data[..., 2:4])
+
+
+def _q8_0(data):
+    d = _half(data[..., :2])
+    return data[..., 2:] ^ 128, d, -128 * d  # int8 + 128 as uint8
+
+
+def _k_scales(data):
+    """Return the scales and biases of the 8 groups of blocks of Q4_K or Q5_K, whose first 16 bytes hold them.
+
+    Those bytes are two factors in float16, and 8 scales and 8 minimums of 6 bits.
+    """
+    d, d_min = _half(data[..., :2]), _half(data[..., 2:4])
+    low, middle, high = data[..., 4:8], data[..., 8:12], data[..., 12:16]
+    scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
+    minimums = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
+    return d * scales, -d_min * minimums
+
+
+def _k_nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Return the integers of 8 groups from the bytes [..., 128]. 32 bytes hold two groups."""
+    return _nibbles(data.unflatten(-1, (4, 32))).flatten(-2)
+
+
+def _q4_k(data):
+    return _k_nibbles(data[..., 16:]), *_k_scales(data)
+
+
+def _q5_k(data):
+    groups = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
+    fifth = (data[..., 16:48].unsqueeze(-2) >> groups & 1) << 4  # bit g of byte i belongs to value i of group g
+    return _k_nibbles(data[..., 48:]) | fifth.flatten(-2), *_k_scales(data)
+
+
+_GROUPS = {
+    Type.Q4_0: _q4_0,
+    Type.Q4_1: _q4_1,
+    Type.Q5_0: _q5_0,
+    Type.Q5_1: _q5_1,
+    Type.Q8_0: _q8_0,
+    Type.Q4_K: _q4_k,
+    Type.Q5_K: _q5_k,
+}

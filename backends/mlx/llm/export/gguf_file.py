@@ -1,0 +1,232 @@
+"""Loads GGUF files: the model with packed weights, the tokenizer and the chat template."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from .gguf_blocks import EXACT, FLOATS, GROUP_SIZE, Packing, float_tensor, packed_tensor
+from .packed import MLXEmbedding, install, is_experts, packable_weights
+from .weights import compute_buffers, load_unpacked, shortened, tie
+
+# The name of an architecture in GGUF → in transformers.
+ARCHITECTURES = {
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "llama": "llama",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+}
+PERMUTED = ("llama",)  # llama.cpp reorders the rows of the query and key projections
+OFFSET_NORMS = ("gemma2", "gemma3")  # the norms are stored with 1 added
+# A key of the metadata, after the name of the architecture → the name in the config of transformers.
+_CONFIG = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "rope.freq_base": "rope_theta",
+}
+_TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+# The number of layers of the models with 27 billion weights. They scale queries by the width of the model per head.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+
+
+@dataclass
+class GGUFFile:
+    """An open GGUF file, memory-mapped.
+
+    After `load`, `notes` has a line about each format that MLX lacks, with the error of the conversion.
+    Raises ValueError if the file is damaged or its architecture is not one of `ARCHITECTURES`.
+    """
+
+    path: Path
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.path = Path(self.path)
+        try:
+            # "c" is copy-on-write: PyTorch warns about read-only memory.
+            self.reader = gguf.GGUFReader(self.path, "c")
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:  # as the package raises them
+            raise ValueError(f"{self.path}: damaged or not a GGUF file: {error!r}") from error
+        self.architecture = self.value("general.architecture")
+        experts = " with experts" if self.architecture != "qwen3moe" and self.get("expert_count") else ""
+        if self.architecture not in ARCHITECTURES or experts:
+            raise ValueError(
+                f"{self.path}: general.architecture: got {self.architecture}{experts}, expected one of "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return a value of the metadata, or `default` if the file lacks it."""
+        return default if (found := self.reader.get_field(key)) is None else found.contents()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like `value`, for a key that begins with the name of the architecture."""
+        return self.value(f"{self.architecture}.{key}", default)
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer with its chat template, or None if the file has none."""
+        if self.value("tokenizer.ggml.tokens") is None:
+            return None
+        return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+
+    def load(self) -> PreTrainedModel:
+        """Return the model. Weights in a quantized format are packed, and other weights keep their dtype.
+
+        The rows of a tensor are converted a few at a time. Raises ValueError if the tensors do not match the model.
+        """
+        config = self.config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        frequencies = self._install(model)
+        compute_buffers(model)
+        for module in model.modules():
+            if isinstance(module, MLXEmbedding):
+                module.factor = module.factor.float()
+        if frequencies is not None:  # Llama 3 divides its rotary frequencies by these numbers
+            model.model.rotary_emb.inv_freq /= frequencies
+        ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+        if ids and model.generation_config is not None:
+            model.generation_config.eos_token_id = sorted(ids)
+        return model.eval()
+
+    # Config ------------------------------------------------------------------------------
+
+    def config(self) -> PretrainedConfig:
+        """Return the config that the metadata and the shapes describe. Raises ValueError if they are incomplete."""
+        values = {name: self.get(key) for key, name in _CONFIG.items()}
+        values["head_dim"] = self.get("attention.key_length") or self.get("rope.dimension_count")
+        if self.architecture in OFFSET_NORMS:
+            values["query_pre_attn_scalar"] = values["head_dim"]
+            if values["num_hidden_layers"] == _SCALED_BY_WIDTH[self.architecture]:
+                values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
+        if self.architecture == "qwen3moe":
+            values["norm_topk_prob"] = True
+        embedding = next((t for t in self.reader.tensors if t.name == "token_embd.weight"), None)
+        if embedding is None or values["num_hidden_layers"] is None:
+            raise ValueError(f"{self.path}: expected a tensor token_embd.weight and {self.architecture}.block_count")
+        config = AutoConfig.for_model(
+            ARCHITECTURES[self.architecture],
+            vocab_size=int(embedding.shape[1]),
+            tie_word_embeddings=all(t.name != "output.weight" for t in self.reader.tensors),
+            # None too: the default of the config belongs to one model.
+            **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
+            **{name: value for name, value in values.items() if value is not None},
+        )
+        self._set_rope(config)
+        return config
+
+    def _set_rope(self, config: PretrainedConfig) -> None:
+        """Set the scaling of the rotary embedding. Raises ValueError for a kind that is not supported."""
+        rope = config.rope_parameters
+        rotated = self.get("rope.dimension_count")
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kind = self.get("rope.scaling.type", "none")
+        names = [t.name for t in self.reader.tensors if t.name.startswith("rope_factors")]
+        if kind not in ("none", "linear") or names or (rotated or width) != width:
+            got = names[0] if names else f"rope.scaling.type {kind}, rope.dimension_count {rotated}"
+            raise ValueError(
+                f"{self.path}: got {got}, expected no scaling of the rotary embedding, or linear scaling, of "
+                f"{width} dimensions"
+            )
+        if kind == "linear":
+            # The layers of Gemma 3 with a sliding window have no scaling.
+            rope = rope.get("full_attention", rope)
+            rope.update(rope_type="linear", factor=self.get("rope.scaling.factor"))
+
+    # Weights -----------------------------------------------------------------------------
+
+    def _install(self, model: PreTrainedModel) -> torch.Tensor | None:
+        """Install all tensors, and return the divisors of the rotary frequencies, or None."""
+        names, unpacked, errors, unknown = self._names(model), {}, defaultdict(list), []
+        frequencies, gates = None, {}
+        for tensor in self.reader.tensors:
+            name = names.get(tensor.name)
+            if tensor.name == "rope_freqs.weight":
+                frequencies = float_tensor(tensor).float()
+            elif name is None and (match := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up)_exps\.weight", tensor.name)):
+                gates.setdefault(int(match[1]), {})[match[2]] = tensor
+            elif name is None:
+                unknown.append(tensor.name)
+            else:
+                self._install_tensor(model, name, [tensor], unpacked, errors)
+        for layer, parts in gates.items():
+            name = f"model.layers.{layer}.mlp.experts.gate_up_proj"
+            self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, errors)
+        if unknown:
+            raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
+        tie(model, model.config)
+        load_unpacked(model, unpacked)
+        for type_, packings in errors.items():
+            error = (sum(p.error for p in packings) / max(sum(p.norm for p in packings), 1e-30)) ** 0.5
+            bits = packings[0].bits
+            self.notes.append(
+                f"{type_.name}: {len(packings)} weights converted to {bits} bits in groups of {GROUP_SIZE}, "
+                f"relative error {error:.1e}"
+            )
+        return frequencies
+
+    def _names(self, model: PreTrainedModel) -> dict[str, str]:
+        """Return the name of each tensor in the file → its name in the model."""
+        architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
+        table = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+        names = {}
+        for name in model.state_dict():
+            found = table.get_name(name, (".weight", ".bias"))
+            if is_experts(model.get_submodule(name.rpartition(".")[0])) and found is not None:
+                found += ".weight"
+            names[found] = name
+        return names
+
+    def _install_tensor(self, model, name: str, parts: list, unpacked: dict, errors: dict) -> None:
+        """Install the tensor `name` of the model, or put it into `unpacked`. Its rows are those of all `parts`."""
+        path, _, leaf = name.rpartition(".")
+        module, types = model.get_submodule(path), {part.tensor_type for part in parts}
+        shape = [*getattr(module, leaf).shape]
+        got = [sum(n) if i == len(shape) - 2 else n[0] for i, n in enumerate(zip(*(p.shape[::-1].tolist() for p in parts)))]
+        if got != shape:
+            raise ValueError(f"{self.path}: {parts[0].name}: got shape {got}, expected {shape}")
+        if len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
+            packings = [packed_tensor(part) for part in parts]
+            if (type_ := types.pop()) not in EXACT:
+                errors[type_] += packings
+            operands = [self._ordered(torch.cat(part, -2) if len(parts) > 1 else part[0], name, model.config)
+                        for part in zip(*(p.operands for p in packings))]
+            install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE)
+            return
+        values = self._ordered(torch.cat([float_tensor(part) for part in parts], -2) if len(parts) > 1
+                               else float_tensor(parts[0]), name, model.config)
+        if self.architecture in OFFSET_NORMS and name.endswith("norm.weight"):
+            values = values.float() - 1
+        unpacked[name] = values
+
+    def _ordered(self, rows: torch.Tensor, name: str, config: PretrainedConfig) -> torch.Tensor:
+        """Return the rows in the order of transformers.
+
+        llama.cpp rotates neighbouring rows of a head, and transformers rotates row i and row i + D / 2.
+        """
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if self.architecture not in PERMUTED or heads is None:
+            return rows
+        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,0 +1,196 @@
+"""Quantization with the least squared error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
+
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
+_ROUNDS = 2
+_STEP_ELEMENTS = 1 << 22  # the number of weights that are converted to float32 at a time, to bound the peak memory
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of MLX's formats, as `custom_ops.packing` explains them."""
+
+    bits: int
+    group_size: int
+    mode: str = "affine"
+
+    @classmethod
+    def of(cls, mode: str) -> Format:
+        """The format of a mode whose scales are 8-bit floats."""
+        return cls(*FLOAT_MODES[mode], mode)
+
+    @property
+    def size(self) -> float:
+        """The number of bits that a weight takes, with its part of the scales and biases, which are half precision."""
+        return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
+
+
+def rounded(
+    w: torch.Tensor, format: Format, dtype: torch.dtype, importance: torch.Tensor | None = None
+) -> list[torch.Tensor | None]:
+    """Return the packed weight, scales and biases of a weight [..., K]. The biases are None in a float mode.
+
+    Scales and biases in affine mode have `dtype`. With 8 bits they are those of `fit_range`, whose error is small;
+    otherwise `importance` [K] is that of `fit`. Only a few rows are quantized at a time.
+    """
+    rows = w.detach().flatten(0, -2)
+    parts: list[tuple] = []
+    step = max(1, _STEP_ELEMENTS // rows.shape[1])
+    for first in range(0, len(rows), step):
+        part = rows[first : first + step]
+        if format.mode != "affine":
+            parts.append(fit_float(part, format.mode, importance))
+        elif format.bits == 8:
+            parts.append(fit_range(part, 8, format.group_size, dtype))
+        else:
+            parts.append(fit(part, format.bits, format.group_size, dtype, importance))
+    return [None if ts[0] is None else torch.cat(ts).unflatten(0, w.shape[:-1]) for ts in zip(*parts)]
+
+
+def fit(
+    w: torch.Tensor,
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype | None = None,
+    importance: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize floats [N, K] in affine mode with scales and biases that minimize the squared error.
+
+    `importance` [K] multiplies the squared error of each column. Returns what `packing.quantize` returns. For each
+    group, several ranges are tried: the range of the values, and narrower ranges, which clip the outermost values.
+    From each, the method alternates between the nearest integers for a scale and bias, and the scale and bias of
+    the least squared error for these integers.
+    """
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    scales, biases = search(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
+    return pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
+
+
+def fit_range(
+    w: torch.Tensor, bits: int, group_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize floats [N, K] in affine mode over the range of each group. Returns what `packing.quantize` returns.
+
+    The range is that of the values, or one that is symmetric about 0, whichever has the smaller squared error. The
+    second is exact for weights that were quantized symmetrically, as Q8_0 of GGUF is.
+    """
+    q, scales, biases = quantize(w, bits, group_size, dtype)
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    codes = unpack(q, bits).unflatten(-1, (-1, group_size))
+    step = (x.abs().amax(-1) / (2 ** (bits - 1) - 1)).clamp(min=1e-7).to(dtype)
+    origin = step * -(2 ** (bits - 1))
+    symmetric = integers(x, step, origin, bits)
+    errors = [
+        _values(n, *grid).sub_(x).square_().sum(-1) for n, grid in ((codes, (scales, biases)), (symmetric, (step, origin)))
+    ]
+    is_better = errors[1] < errors[0]
+    codes = torch.where(is_better.unsqueeze(-1), symmetric.to(torch.uint8), codes)
+    return pack(codes.flatten(-2), bits), torch.where(is_better, step, scales), torch.where(is_better, origin, biases)
+
+
+def search(
+    x: torch.Tensor, bits: int, dtype: torch.dtype, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales and biases, [...] of `dtype`, for groups of floats [..., G]. `fit` explains the method.
+
+    `importance` broadcasts to the shape of `x`.
+    """
+    importance = torch.ones(x.shape[-1], device=x.device) if importance is None else importance
+    minimum, maximum = x.amin(-1), x.amax(-1)
+    best = None
+    for shrink in _SHRINKS:
+        scales = ((maximum - minimum) * shrink / (2**bits - 1)).clamp_(min=1e-7)
+        biases = minimum + (maximum - minimum) * ((1 - shrink) / 2)
+        for _ in range(_ROUNDS):
+            scales, biases = _least_squares(x, integers(x, scales, biases, bits), importance, scales, biases)
+        scales, biases = scales.to(dtype), biases.to(dtype)
+        error = _values(integers(x, scales, biases, bits), scales, biases).sub_(x).square_().mul_(importance).sum(-1)
+        if best is None:
+            best = [error, scales, biases]
+        else:
+            is_better = error < best[0]
+            best = [torch.where(is_better, new, old) for new, old in zip((error, scales, biases), best)]
+    return best[1], best[2]
+
+
+def integers(x: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the nearest integers, float32 [..., G], of groups of floats [..., G]."""
+    scales, biases = scales.float().unsqueeze(-1), biases.float().unsqueeze(-1)
+    return x.sub(biases).div_(scales).round_().clamp_(0, 2**bits - 1)
+
+
+def _values(q, scales, biases):
+    return q.mul(scales.float().unsqueeze(-1)).add_(biases.float().unsqueeze(-1))
+
+
+def _least_squares(x, q, importance, scales, biases):
+    """Return the scales and biases that minimize the weighted squared error for the integers `q`.
+
+    Where all integers of a group are equal, the old scales and biases are returned.
+    """
+    total = importance.expand_as(x).sum(-1)
+    mean_q, mean_x = (q * importance).sum(-1) / total, (x * importance).sum(-1) / total
+    q = q.sub_(mean_q.unsqueeze(-1))
+    weighted = q * importance
+    variance, covariance = (weighted * q).sum(-1), (weighted * x).sum(-1)
+    slope = covariance / variance
+    is_valid = (variance > 0) & (slope > 1e-7)
+    scales = torch.where(is_valid, slope, scales)
+    return scales, torch.where(is_valid, mean_x - scales * mean_q, biases)
+
+
+def _grouped(importance: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
+    return None if importance is None else importance.unflatten(-1, (-1, group_size))
+
+
+# 8-bit floats as scales ------------------------------------------------------------------
+
+
+def fit_float(
+    w: torch.Tensor, mode: str, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Like `fit`, in a mode whose scales are 8-bit floats. Returns (packed, scales, None)."""
+    bits, group_size = FLOAT_MODES[mode]
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    importance = torch.ones(group_size, device=x.device) if importance is None else _grouped(importance, group_size)
+    largest = x.abs().amax(-1) / (6.0 if bits == 4 else 448.0)
+    best = None
+    for scales in _float_scales(largest, mode):
+        divisor = decode_scales(scales, mode).unsqueeze(-1)
+        elements = _float_elements(x / torch.where(divisor == 0, 1, divisor), bits)
+        error = (decode_elements(elements, bits) * divisor - x).square_().mul_(importance).sum(-1)
+        if best is None:
+            best = [error, scales, elements]
+        else:
+            is_better = error < best[0]
+            best = [
+                torch.where(is_better, error, best[0]),
+                torch.where(is_better, scales, best[1]),
+                torch.where(is_better.unsqueeze(-1), elements, best[2]),
+            ]
+    return pack(best[2].flatten(-2), bits), best[1], None
+
+
+def _float_scales(largest: torch.Tensor, mode: str) -> list[torch.Tensor]:
+    """Return the scales to try, as bytes, for groups whose largest magnitude needs the scale `largest`."""
+    if mode == "nvfp4":
+        tried = (largest * shrink for shrink in (1.1, *_SHRINKS))
+        return [t.clamp(2.0**-9, 448).to(torch.float8_e4m3fn).view(torch.uint8) for t in tried]
+    exponent = largest.clamp(min=2.0**-126).log2().floor()
+    return [(exponent + 127 + step).clamp(0, 254).to(torch.uint8) for step in (0, 1)]
+
+
+def _float_elements(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the nearest elements, as uint8."""
+    if bits == 8:
+        return x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    values = decode_elements(torch.arange(8, dtype=torch.uint8), 4)
+    index = torch.bucketize(x.abs(), (values[1:] + values[:-1]) / 2).to(torch.uint8)
+    return index | (x < 0).to(torch.uint8) << 3

@@ -1,1 +1,0 @@
-"""Runs exported language models: single answers, batches and classification."""

@@ -1,0 +1,366 @@
+"""`Generation`: an answer that the engine generates, token by token."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from . import binding
+from .metrics import Metrics
+from .program import Program, in_callback
+from .sampling_parameters import PENALTIES, SamplingParameters, SettingError, mask_word_count
+
+# The reasons for which an answer ends, in the order of executorch_mlx_finish.
+FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
+CANCELLED, ERROR = "cancelled", "error"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer.
+
+    - `text`: the text that the token completes. The text has only whole characters. Text that may be
+      the beginning of a stop string is held back until a later token.
+    - `finish`: None, except for the last token. There it is `stop` if the token is a stop id, which is
+      not part of the answer, or completes a stop string; `length` after `max_new_tokens` tokens; or
+      `context` if the KV cache is full.
+    - `logprob`: the log probability of the token, or None without `logprobs`.
+    - `top_logprobs`: the most likely tokens and their log probabilities, in descending order.
+    """
+
+    id: int
+    text: str
+    finish: str | None = None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A complete answer.
+
+    - `text`: the text of the answer, without the stop string.
+    - `tokens`: the token ids of the answer, without the stop id.
+    - `finish`: one of `stop`, `length`, `context` and `cancelled`, or None if there is no answer.
+    - `seed`: the seed of the first draw, or None if the program takes no seed.
+    - `logprobs`: the log probability of each of `tokens`, or None without `logprobs`.
+    - `error`: the reason why there is no answer, or None if there is one.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    seed: int | None = None
+    logprobs: list[float] | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a request besides the sampling parameters. `stop_ids` includes those of the tokenizer.
+
+    Raises SettingError for a value of the wrong type or out of range.
+    """
+
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    priority: int = 0
+    draft: int = -1
+
+    def __post_init__(self):
+        for name, lowest in (("max_new_tokens", 1), ("logprobs", 0), ("priority", -(2**31)), ("draft", -1)):
+            value = getattr(self, name)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (is_integer and lowest <= value < 2**31):
+                raise SettingError(name, f": got {value!r}, expected an integer of at least {lowest}")
+        if not all(isinstance(stop, str) and stop and "\0" not in stop for stop in self.stop):
+            raise SettingError("stop", f": got {list(self.stop)!r}, expected non-empty strings")
+
+
+class Generation(Iterator[Token], AsyncIterator[Token]):
+    """An answer. The engine generates it from the moment when it is created, and you iterate over its tokens.
+
+    `for` and `async for` both work. `cancel()` ends the answer, and may be called from any thread. `close()` does the
+    same and does not wait for the engine, and so does the end of a `with` block. An answer that nothing refers to any
+    more is cancelled. These attributes are available at any time:
+
+    - `prompt`: the token ids of the prompt.
+    - `tokens`, `text`: the answer as far as the iteration got.
+    - `finish`: None until the iteration ends, then `stop`, `length`, `context`, `cancelled` or `error`.
+    - `metrics`: token counts and times of the engine, which may be ahead of the iteration.
+    - `seed`: the seed of the first draw, or None if the program takes no seed. The same seed gives the
+      same answer.
+
+    Iteration raises what `allowed_tokens` raised, SettingError for an invalid mask, and RuntimeError if a step fails:
+    `executorch_mlx.memory.OutOfMemoryError` if the step does not fit into memory. Other answers are unaffected.
+    """
+
+    def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
+        self.prompt = list(prompt)
+        self.tokens: list[int] = []
+        self.finish: str | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[float] = []
+        self._is_cancelled = False
+        self._program = program  # the engine must live as long as this object
+        self._request = Request(program, self.prompt, parameters, options)
+        self._has_logprobs = options.logprobs is not None
+        weakref.finalize(self, self._request.release)
+        info = self._request.info()
+        self.seed: int | None = info.seed if info.has_seed else None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def metrics(self) -> Metrics:
+        info = self._request.info()
+        same = set(Metrics.__dataclass_fields__) - {"cached_tokens"}
+        return Metrics(cached_tokens=info.reused_tokens, **{name: getattr(info, name) for name in same})
+
+    def __next__(self) -> Token:
+        while self.finish is None:
+            token = self._take(self._request.events.get())
+            if token is not None:
+                return token
+        raise StopIteration
+
+    async def __anext__(self) -> Token:
+        while self.finish is None:
+            try:
+                event = self._request.events.get_nowait()
+            except Empty:
+                await self._request.event()
+                continue
+            token = self._take(event)
+            if token is not None:
+                return token
+        raise StopAsyncIteration
+
+    def _take(self, event: Event) -> Token | None:
+        """Add an event to the answer. Return its token, or None if it has none or the answer is cancelled."""
+        if self._is_cancelled:
+            self.finish = event.finish and CANCELLED
+            return None
+        self.finish = event.finish
+        if event.finish == ERROR:
+            raise self._request.error()
+        self._texts.append(event.text)
+        if event.token < 0:
+            return None
+        if not event.is_stop_id:
+            self.tokens.append(event.token)
+            self._logprobs.append(event.logprob)
+        return Token(event.token, event.text, event.finish, event.logprob, event.top_logprobs)
+
+    def cancel(self) -> None:
+        """End the answer before the next token. May be called from any thread."""
+        self._is_cancelled = True
+        self._request.cancel()
+
+    def close(self) -> None:
+        """End the answer at once: `finish` becomes `cancelled` unless the answer has ended already."""
+        self.cancel()
+        if self.finish is None:
+            self.finish = CANCELLED
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def result(self) -> Result:
+        """Wait for the rest of the answer, and return the whole answer."""
+        for _ in self:
+            pass
+        logprobs = self._logprobs if self._has_logprobs else None
+        return Result(self.text, self.tokens, self.finish, self.metrics, self.seed, logprobs)
+
+
+# The request of the engine -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """An `executorch_mlx_event`. `is_stop_id`: the token ends the answer and is not part of it."""
+
+    token: int
+    text: str
+    finish: str | None
+    is_stop_id: bool
+    logprob: float | None
+    top_logprobs: tuple[tuple[int, float], ...]
+
+
+_requests: dict[int, Request] = {}  # the requests that run, by the key that the engine passes to the callbacks
+_keys = itertools.count(1)
+
+
+class Request:
+    """A request of the engine. Two parties share it: the engine, until the last event, and a `Generation`.
+
+    `events` receives the events. The constructor raises SettingError for an argument that the program does not
+    support, and BusyError if the queue is full.
+    """
+
+    def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
+        self.events: SimpleQueue[Event] = SimpleQueue()
+        self._library, self._handle = binding.library(), ctypes.c_void_p()
+        self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
+        self._wants_logprobs = options.logprobs is not None
+        self._waker: Callable[[], object] | None = None
+        self._exception: BaseException | None = None  # of allowed_tokens
+        self._parties = [None, None]
+        key = next(_keys)
+        _requests[key] = self
+        settings = _request_options(prompt, parameters, options)
+        settings.user_data = key
+        try:
+            binding.check(
+                self._library.engine_submit(program.engine, ctypes.byref(settings), ctypes.byref(self._handle))
+            )
+        except BaseException:
+            del _requests[key]
+            raise
+
+    def info(self) -> binding.RequestInfo:
+        info = binding.RequestInfo()
+        self._library.request_get_info(self._handle, ctypes.byref(info))
+        return info
+
+    def cancel(self) -> None:
+        self._library.request_cancel(self._handle)
+
+    def error(self) -> BaseException:
+        """The exception of a request that ended with an error."""
+        if self._exception is not None:
+            return self._exception
+        return binding.error_of(self.info().status, self._library.request_error(self._handle).decode(errors="replace"))
+
+    def release(self) -> None:
+        """Cancel the request, and free it if the engine has sent the last event."""
+        self.cancel()
+        self._leave()
+
+    def _leave(self) -> None:
+        """One of the parties does not need the request any more. The second one frees it. pop() is atomic."""
+        self._parties.pop()
+        if not self._parties:
+            self._library.request_free(self._handle)
+
+    async def event(self) -> None:
+        """Wait until `events` may have another event."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+        self._waker = lambda: loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+        if self.events.empty():  # else the event came before _waker was set
+            await arrived
+
+    # Called on the thread of the engine.
+
+    def receive(self, event: binding.Event) -> bool:
+        self.events.put(self._copy(event))
+        waker, self._waker = self._waker, None
+        try:
+            if waker is not None:
+                waker()
+        except RuntimeError:  # the event loop is closed
+            return False
+        return True
+
+    def _copy(self, event: binding.Event) -> Event:
+        count, has_token = event.top_count, event.token >= 0
+        return Event(
+            event.token,
+            ctypes.string_at(event.text, event.text_length).decode() if event.text_length else "",
+            FINISH_REASONS[event.finish],
+            event.finish == binding.STOP and event.stop_index < 0,
+            event.logprob if self._wants_logprobs and has_token else None,
+            tuple(zip(event.top_tokens[:count], event.top_logprobs[:count])) if count else (),
+        )
+
+    def allow(self, answer: list[int], target: Any) -> bool:
+        """Write the mask for the next draw to `target`, a pointer to int32. Return False if there is none."""
+        try:
+            mask = self._allowed_tokens(answer)
+            if mask is not None:
+                _copy_mask(mask, target, self._words)
+            return True
+        except BaseException as error:
+            self._exception = error
+            return False
+
+
+@binding.OnEvent
+def _on_event(key: int, event: Any) -> bool:
+    with in_callback():
+        request, is_last = _requests[key], event.contents.finish != binding.RUNNING
+        goes_on = request.receive(event.contents)
+        if is_last:
+            del _requests[key]
+            request._leave()
+        return goes_on
+
+
+@binding.AllowedTokens
+def _on_allowed_tokens(key: int, answer: Any, length: int, mask: Any, words: int) -> bool:
+    with in_callback():
+        return _requests[key].allow(answer[:length], mask)
+
+
+def _copy_mask(mask: Any, target: Any, words: int) -> None:
+    """Copy a mask, which may be anything that numpy can read. Raises SettingError for a wrong dtype or size."""
+    import numpy
+
+    mask = numpy.asarray(mask)
+    if mask.dtype != numpy.int32 or mask.size != words:
+        raise SettingError(
+            "allowed_tokens", f": got {mask.dtype} of shape {list(mask.shape)}, expected int32 of shape [{words}]"
+        )
+    ctypes.memmove(target, numpy.ascontiguousarray(mask).ctypes.data, mask.nbytes)
+
+
+def _request_options(
+    prompt: Sequence[int], parameters: SamplingParameters, options: Options
+) -> binding.RequestOptions:
+    has_mask = parameters.allowed_tokens is not None
+    bias, stop = parameters.logit_bias, [text.encode() for text in options.stop]
+    return binding.RequestOptions(
+        prompt=binding.ids(prompt),
+        prompt_length=len(prompt),
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=parameters.top_k,
+        min_p=parameters.min_p,
+        has_seed=parameters.seed is not None,
+        seed=parameters.seed or 0,
+        **{name: getattr(parameters, name) for name in PENALTIES},
+        bias_tokens=binding.ids([*bias]),
+        bias_values=(ctypes.c_float * len(bias))(*bias.values()),
+        bias_count=len(bias),
+        allowed_tokens=_on_allowed_tokens if has_mask else binding.AllowedTokens(),
+        max_new_tokens=options.max_new_tokens or 0,
+        stop_ids=binding.ids([*options.stop_ids]),
+        stop_id_count=len(options.stop_ids),
+        ignore_eos=options.ignore_eos,
+        stop=(ctypes.c_char_p * len(stop))(*stop),
+        stop_count=len(stop),
+        logprobs=-1 if options.logprobs is None else options.logprobs,
+        priority=options.priority,
+        # A function that advances a grammar with each answer cannot take a draft back.
+        draft=0 if has_mask and options.draft < 0 else options.draft,
+        on_event=_on_event,
+    )

@@ -1,0 +1,199 @@
+"""`Program`: the `.pte` of a language model, loaded, and its engine."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from . import binding
+from .sampling_parameters import PARAMETERS
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine does now, and what it did since it was created.
+
+    - `running`: the number of requests that have a row of the KV cache.
+    - `waiting`: the number of requests in the queue.
+    - `rows`: the number of rows.
+    - `requests`, `failed`: the number of requests that ended, and of those that ended by an error.
+    - `prompt_tokens`, `reused_tokens`: the tokens of all prompts, and how many of them were in the KV cache already.
+    - `generated_tokens`: the drawn tokens.
+    - `steps`: the calls of the program that drew tokens.
+    - `drafted_tokens`, `accepted_tokens`: the tokens that speculation guessed, and how many were the drawn ones.
+    - `busy_seconds`: the time in the model.
+    """
+
+    running: int
+    waiting: int
+    rows: int
+    requests: int
+    failed: int
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    busy_seconds: float
+
+
+class Program:
+    """A program made by `export_llm`. docs/llm-program.md describes the file.
+
+    - `profile`: time every instruction for `write_profile`, which makes calls slower.
+    - `device`: `cpu`, `gpu`, or None for the default.
+
+    Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
+    cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
+    `has_logits` and `has_verify`, which say what the program returns.
+
+    Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model, RuntimeError if
+    ExecuTorch rejects the file or another library registered an MLXBackend first, and OutOfMemoryError, which is a
+    RuntimeError, if the program does not fit into memory.
+    """
+
+    def __init__(self, path: str | Path, *, profile: bool = False, device: str | None = None):
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._library = binding.library()
+        self._model, self._engine = ctypes.c_void_p(), ctypes.c_void_p()
+        options = binding.LoadOptions(device=None if device is None else device.encode(), profile=profile)
+        binding.check(
+            self._library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self._model))
+        )
+        # What frees the C objects, in order of creation. The finalizer also runs at the exit of the process, before
+        # Python becomes unable to run the callbacks of the engine's thread.
+        self._frees = [partial(self._library.model_free, self._model)]
+        self._finalizer = weakref.finalize(self, _free_all, self._frees)
+        self.chunk: int = self.get("get_max_seq_len", 1)
+        self.max_context_len: int = self.get("get_max_context_len", self.chunk)
+        self.rows: int = self.get("get_max_batch_size", 1)
+        self.vocab_size: int = self.get("get_vocab_size", 0)
+        self.has_head, self.has_logits, self.has_verify = (
+            bool(self.get(name, 0)) for name in ("has_head", "has_logits", "has_verify")
+        )
+        eos = memoryview(self.data("get_eos_ids") or b"").cast("q")
+        self.eos_ids: frozenset[int] = frozenset(eos)
+
+    def start(self, **options: Any) -> None:
+        """Create the engine. `options` are the fields of `executorch_mlx_engine_options`."""
+        settings = binding.EngineOptions(**options)
+        binding.check(
+            self._library.engine_create(self._model, ctypes.byref(settings), ctypes.byref(self._engine))
+        )
+        self._frees.append(partial(self._library.engine_free, self._engine))
+
+    def close(self) -> None:
+        """Cancel all requests and free the memory. Later calls have no effect."""
+        self._finalizer()
+
+    @property
+    def engine(self) -> ctypes.c_void_p:
+        """The engine. Raises RuntimeError if the program is closed."""
+        if not self._finalizer.alive:
+            raise RuntimeError(f"{self.path.name} is closed")
+        return self._engine
+
+    # Metadata ---------------------------------------------------------------------------
+
+    def get(self, name: str, default: int | None = None) -> int | None:
+        """Return the value of an integer of the metadata, or `default` if the program lacks it."""
+        value = ctypes.c_int64()
+        status = self._library.model_get_int(self._model, name.encode(), ctypes.byref(value))
+        if status == binding.NOT_FOUND:
+            return default
+        binding.check(status)
+        return value.value
+
+    def data(self, name: str) -> bytes | None:
+        """Return an array of the metadata, or None if the program lacks it."""
+        data, size = ctypes.c_void_p(), ctypes.c_size_t()
+        status = self._library.model_get_data(
+            self._model, name.encode(), ctypes.byref(data), ctypes.byref(size)
+        )
+        if status == binding.NOT_FOUND:
+            return None
+        binding.check(status)
+        return ctypes.string_at(data, size.value)
+
+    def takes(self, name: str) -> bool:
+        """Whether the head takes the sampling parameter `name`."""
+        metadata = PARAMETERS[name].metadata
+        return self.has_head and (metadata is None or bool(self.get(metadata, 0)))
+
+    def set_token_bytes(self, table: Sequence[bytes]) -> None:
+        """Give the bytes of each token to a program that lacks them. Must precede `start`."""
+        offsets = binding.ids([0, *accumulate(map(len, table))])
+        binding.check(self._library.model_set_token_bytes(self._model, b"".join(table), offsets, len(table)))
+
+    # The engine -------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        stats = binding.EngineStats()
+        binding.check(self._library.engine_get_stats(self.engine, ctypes.byref(stats)))
+        return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
+
+    def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
+        """Return the log probability of each of `targets`, and whether it is the most likely token."""
+        count = len(targets)
+        logprobs, is_greedy = (ctypes.c_float * count)(), (ctypes.c_bool * count)()
+        binding.check(
+            self._library.engine_score(
+                self.engine, binding.ids(prompt), len(prompt), binding.ids(targets), count, logprobs, is_greedy
+            )
+        )
+        return list(logprobs), list(is_greedy)
+
+    def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
+        binding.check(
+            self._library.engine_save_prefix(self.engine, binding.ids(prompt), len(prompt), os.fsencode(path))
+        )
+
+    def load_prefix(self, path: str | Path) -> int:
+        length = ctypes.c_int64()
+        binding.check(self._library.engine_load_prefix(self.engine, os.fsencode(path), ctypes.byref(length)))
+        return length.value
+
+    def write_profile(self, path: str | Path) -> None:
+        """Write the times of all calls so far as an ETDump for ExecuTorch's Inspector.
+
+        Raises OSError if `path` cannot be written, and ValueError if the program was loaded without `profile`.
+        """
+        open(path, "wb").close()  # raises OSError with the reason
+        binding.check(self._library.model_write_profile(self._model, os.fsencode(path)))
+
+
+# Callbacks -----------------------------------------------------------------------------
+
+_this_thread = threading.local()
+
+
+@contextmanager
+def in_callback() -> Iterator[None]:
+    """A context manager for code that the engine calls on its own thread."""
+    _this_thread.is_engine = True
+    try:
+        yield
+    finally:
+        _this_thread.is_engine = False
+
+
+def _free_all(frees: list[Callable[[], None]]) -> None:
+    # The garbage collector may come here during a callback. The thread of an engine cannot wait for its own end.
+    if getattr(_this_thread, "is_engine", False):
+        threading.Thread(target=_free_all, args=(frees,)).start()
+        return
+    while frees:
+        frees.pop()()

@@ -1,0 +1,130 @@
+"""The log probabilities of given continuations, and classification by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .generation import Generation, Options
+from .program import Program
+from .sampling_parameters import MASK_WORD, SamplingParameters, mask_word_count
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a continuation is, by the model's own distribution: temperature 1, no filters and no penalties.
+
+    - `logprob`: the log probability of the whole continuation, the sum of `logprobs`.
+    - `is_greedy`: whether greedy decoding would draw exactly these tokens.
+    - `tokens`, `logprobs`: the token ids, and the log probability of each of them.
+    """
+
+    logprob: float
+    is_greedy: bool
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The most likely label, and the probability of each label.
+
+    `probabilities` is None if the program can only draw tokens. `error` is None if there is a label; otherwise it says
+    why there is none.
+    """
+
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    error: ValueError | None = None
+
+
+def can_score(program: Program) -> bool:
+    """Whether the program can tell the log probability of a given token."""
+    return program.has_logits or bool(program.get("sampling_logprobs", 0)) and (
+        program.has_verify or program.takes("allowed_tokens")
+    )
+
+
+def score(program: Program, prompt: Sequence[int], continuation: Sequence[int]) -> Score:
+    """Score a continuation of a prompt, both given as token ids.
+
+    Programs with the method `verify` score all tokens in one call, others take a step for each.
+    """
+    if program.has_verify and program.get("sampling_logprobs", 0):
+        logprobs, is_greedy = program.score(prompt, continuation)
+    else:
+        steps = [_draw_only(program, [*prompt, *continuation[:i]], [t]) for i, t in enumerate(continuation)]
+        drawn = [next(step) for step in steps]
+        logprobs = [token.logprob for token in drawn]
+        is_greedy = [token.top_logprobs[0][0] == token.id for token in drawn]
+    return Score(sum(logprobs), all(is_greedy), list(continuation), logprobs)
+
+
+class Classifier:
+    """Classifies prompts. `labels` maps each label to its token ids.
+
+    The probability of a label is the product of the probabilities of its tokens, normalized over the labels. If the
+    program returns only tokens, its head must take `allowed_tokens`. The head then draws the most likely of the labels'
+    first tokens, which must differ.
+
+    Raises ValueError if the labels are not distinct, or if the program can neither score nor take `allowed_tokens`.
+    """
+
+    def __init__(self, program: Program, labels: Mapping[str, Sequence[int]]):
+        self.program, self.labels = program, labels
+        if len(labels) < 2 or not all(labels.values()):
+            raise ValueError(f"labels: got {list(labels)}, expected at least two non-empty labels")
+        if len({tuple(ids) for ids in labels.values()}) < len(labels):
+            raise ValueError(f"labels: got {list(labels)}, expected different tokens for each label")
+        self._scores = can_score(program)
+        if not self._scores:
+            self._check_first_tokens()
+
+    def _check_first_tokens(self) -> None:
+        name, first = self.program.path.name, [ids[0] for ids in self.labels.values()]
+        if not self.program.takes("allowed_tokens"):
+            raise ValueError(
+                f"classify: {name} neither returns logits or log probabilities nor takes allowed_tokens; export it "
+                'with outputs="logits" or "both", or with logprobs or allowed_tokens in the head'
+            )
+        if len(set(first)) < len(first):
+            raise ValueError(
+                f"labels: got {list(self.labels)}, expected different first tokens; to compare all tokens, "
+                f'export {name} with outputs="logits" or "both", or with logprobs in the head'
+            )
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise ValueError if the context has no room for the prompt and a label."""
+        room = self.program.max_context_len - max(map(len, self.labels.values())) + 1
+        if not 0 < len(prompt) <= room:
+            raise ValueError(f"prompt: got {len(prompt)} tokens, expected 1 to {room}")
+
+    def classify(self, prompt: Sequence[int]) -> Classification:
+        if not self._scores:
+            label_of = {ids[0]: label for label, ids in self.labels.items()}
+            return Classification(label_of[next(_draw_only(self.program, prompt, list(label_of))).id])
+        logprobs = {label: score(self.program, prompt, ids).logprob for label, ids in self.labels.items()}
+        highest = max(logprobs.values())
+        weights = {label: math.exp(logprob - highest) for label, logprob in logprobs.items()}
+        total = sum(weights.values())
+        probabilities = {label: weight / total for label, weight in weights.items()}
+        return Classification(max(probabilities, key=probabilities.__getitem__), probabilities)
+
+
+def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+    """Draw the most likely of `tokens`, with its log probability and the most likely token if the program has them."""
+    mask = allow_only(program.vocab_size, tokens)
+    logprobs = 1 if can_score(program) else None
+    options = Options(max_new_tokens=1, ignore_eos=True, logprobs=logprobs)
+    return Generation(program, prompt, SamplingParameters(allowed_tokens=lambda answer: mask), options)
+
+
+def allow_only(vocab_size: int, tokens: Sequence[int]):
+    """Return the mask that allows only `tokens`, a numpy array, int32 `[ceil(vocab_size / 32)]`."""
+    import numpy
+
+    mask = numpy.zeros(mask_word_count(vocab_size), dtype=numpy.uint32)
+    for token in tokens:
+        mask[token // MASK_WORD] |= numpy.uint32(1 << token % MASK_WORD)
+    return mask.view(numpy.int32)

@@ -1,0 +1,144 @@
+"""`Tokenizer`: text to token ids and back, and chats to text, from the files of a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# The special tokens that a tokenizer_config.json names, which are also variables of chat templates.
+NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the second is the name since transformers 5
+DEFAULT_TEMPLATE = "default"
+
+
+class Tokenizer:
+    """A tokenizer, which is parsed when it is first used.
+
+    - `data`: the contents of `tokenizer.json`.
+    - `config`: the contents of `tokenizer_config.json`.
+    - `template`: a chat template, in place of the one in `config`.
+
+    Attributes: `chat_template`, the Jinja source or None; `special_tokens`, the named ones, such as `bos_token`, by
+    name; `backend`, the `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, data: str, config: Mapping[str, Any] = {}, template: str | None = None):
+        self._data, self._config = data, config
+        self.chat_template = template if template is not None else _template_in(config)
+        named = {name: _content(config.get(name)) for name in NAMED_TOKENS}
+        self.special_tokens: dict[str, str] = {name: token for name, token in named.items() if token is not None}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Load the tokenizer of a Hugging Face folder.
+
+        A folder that has only the tokenizer of an older format, such as `tokenizer.model`, is converted by
+        transformers. Raises ValueError if the folder has no tokenizer, or if transformers is needed and not installed.
+        """
+        folder = Path(folder)
+        if not (folder / "tokenizer.json").is_file():
+            return _convert(folder)
+        config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+        return cls(
+            (folder / "tokenizer.json").read_text(encoding="utf-8"),
+            json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {},
+            template.read_text(encoding="utf-8") if template.is_file() else None,
+        )
+
+    @cached_property
+    def backend(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(self._data)
+        backend.no_truncation()  # the caller checks the length
+        backend.no_padding()
+        known = backend.get_vocab(with_added_tokens=True)
+        backend.add_special_tokens([token for token in self._special_texts() if token not in known])
+        return backend
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the token that ends a text, or None."""
+        return self.backend.token_to_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
+
+    @cached_property
+    def special_ids(self) -> set[int]:
+        """The ids of the special tokens, which have no text."""
+        added = self.backend.get_added_tokens_decoder().items()
+        named = map(self.backend.token_to_id, self._special_texts())
+        return {id for id, token in added if token.special} | {id for id in named if id is not None}
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text."""
+        return self.backend.encode(text, add_special_tokens=special).ids
+
+    def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of `tokens`."""
+        return self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] = {},
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a chat, up to the beginning of the answer if `add_generation_prompt`.
+
+        `options` are variables of the template.
+
+        Raises ValueError if there is no chat template, if the template rejects the messages, or if a name in `options`
+        is reserved.
+        """
+        from . import chat_template
+
+        if not self.chat_template:
+            raise ValueError("the tokenizer has no chat template; pass the prompt as text")
+        if reserved := sorted(options.keys() & chat_template.VARIABLES - {"tools", "documents"}):
+            raise ValueError(f"template_options: {reserved[0]} is reserved, expected variables of the template")
+        return chat_template.render(self.chat_template, messages, {**self.special_tokens, **options}, add_generation_prompt)
+
+    def _special_texts(self) -> list[str]:
+        extra = [token for name in EXTRA_TOKENS for token in _values(self._config.get(name))]
+        return [*self.special_tokens.values(), *filter(None, map(_content, extra))]
+
+
+def _template_in(config: Mapping[str, Any]) -> str | None:
+    """The chat template of a config, which is one text or a list of named ones."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get(DEFAULT_TEMPLATE)
+    return template
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token in a config, which is a text, or a mapping that has it as `content`."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _values(tokens: Any) -> list[Any]:
+    return list(tokens.values()) if isinstance(tokens, dict) else list(tokens or ())
+
+
+def _convert(folder: Path) -> Tokenizer:
+    """Load a tokenizer of an older format with transformers."""
+    if not any(folder.glob("tokenizer*")):
+        raise ValueError(f"tokenizer: {folder} has no tokenizer.json")
+    import tempfile
+
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"tokenizer: {folder} has no tokenizer.json, and transformers, which can convert its files, is not installed"
+        ) from error
+    with tempfile.TemporaryDirectory() as converted:
+        AutoTokenizer.from_pretrained(folder).save_pretrained(converted, save_jinja_files=False)
+        if not (Path(converted) / "tokenizer.json").is_file():
+            raise ValueError(f"tokenizer: transformers cannot convert the files of {folder} to a tokenizer.json")
+        return Tokenizer.from_folder(converted)

@@ -1,0 +1,45 @@
+"""Lowers `gcd` and `lcm` to Euclid's algorithm, with as many steps as the dtype can need."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..builder.loop import fold
+from ..builder.registry import REGISTRY
+
+aten = torch.ops.aten
+
+
+def _step(a, b, index):
+    """Replaces (a, b) by (b, a mod b), unless b is 0."""
+    done = b == 0
+    remainder = torch.remainder(a, torch.where(done, 1, b))
+    return [torch.where(done, a, b), torch.where(done, 0, remainder)]
+
+
+def _magnitudes(dtype):
+    def function(a, b):
+        return [v.abs().contiguous() for v in torch.broadcast_tensors(a.to(dtype), b.to(dtype))]
+
+    return function
+
+
+@REGISTRY.lower(aten.gcd.default)
+def gcd(P, self, other):
+    dtype = P.out.dtype
+    # Consecutive Fibonacci numbers need the most steps, and they grow by the golden ratio.
+    steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
+    index = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
+    return fold(P, _step, P.trace(_magnitudes(dtype), self, other), [index])[0]
+
+
+@REGISTRY.lower(aten.lcm.default)
+def lcm(P, self, other):
+    return P.trace(_multiple, self, other, gcd(P, self, other))[0]
+
+
+def _multiple(a, b, divisor):
+    quotient = torch.div(a, torch.where(divisor == 0, 1, divisor), rounding_mode="trunc")
+    return torch.where(divisor == 0, 0, (quotient * b).abs())

@@ -1,0 +1,150 @@
+// The C API of executorch_mlx/buffers.h. It accesses the memory of the arrays directly, so that nothing is copied twice.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "guarded.h"
+#include "host_memory.h"
+#include "shared.h"
+
+using namespace executorch_mlx;
+
+struct executorch_mlx_buffers {
+  std::shared_ptr<Session> session;
+  std::vector<std::pair<std::string, std::shared_ptr<Buffer>>> buffers;
+};
+
+namespace {
+
+constexpr int kAxis = 2;
+
+// A buffer as bytes: [outer, length, index_bytes / outer].
+struct Bytes {
+  char* data;
+  size_t outer;
+  size_t length;
+  size_t inner;
+
+  char* at(size_t i, int64_t index) const {
+    return data + (i * length + static_cast<size_t>(index)) * inner;
+  }
+};
+
+// Returns the memory of a buffer. If anything but the buffer might refer to this memory, the buffer gets new memory first.
+Bytes bytes_of(Buffer& buffer, const char* name) {
+  check_argument(buffer.contents.has_value(), name, ": the contents were lost in a failed call");
+  mx::array& array = *buffer.contents;
+  check_argument(array.ndim() > kAxis, name, ": got rank ", array.ndim(), ", expected at least ", kAxis + 1);
+  array.eval();
+  if (!array.flags().row_contiguous || !array.is_donatable()) {
+    mx::array source = mx::contiguous(array);
+    source.eval();
+    mx::array copy = allocate(array.shape(), array.dtype());
+    std::memcpy(copy.data<char>(), source.data<char>(), copy.nbytes());
+    array = std::move(copy);
+  }
+  size_t outer = 1;
+  for (int axis = 0; axis < kAxis; ++axis) {
+    outer *= array.shape(axis);
+  }
+  const size_t length = array.shape(kAxis);
+  return {array.data<char>(), outer, length, array.size() == 0 ? 0 : array.nbytes() / (outer * length)};
+}
+
+// Calls body(bytes) with the memory of a buffer while no method runs.
+template <typename Body>
+int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
+  return static_cast<int>(guarded("buffers", [&] {
+    check_argument(i < buffers->buffers.size(), "got buffer ", i, ", expected less than ", buffers->buffers.size());
+    std::lock_guard lock(buffers->session->mutex);
+    std::lock_guard evaluations(memory_mutex());
+    const auto& [name, buffer] = buffers->buffers[i];
+    body(bytes_of(*buffer, name.c_str()));
+  }));
+}
+
+void check_range(const Bytes& bytes, int64_t begin, int64_t count) {
+  const auto length = static_cast<int64_t>(bytes.length);
+  check_argument(
+      0 <= begin && 0 <= count && begin <= length && count <= length - begin, "got ", count, " indices from ", begin,
+      ", expected a range in [0, ", length, ")");
+}
+
+} // namespace
+
+#define EXECUTORCH_MLX_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers) {
+  return static_cast<int>(guarded("buffers", [&] {
+    check_argument(named_data_map != nullptr && buffers != nullptr, "got a null pointer");
+    auto result = std::make_unique<executorch_mlx_buffers>();
+    const auto shared = SharedData::of(static_cast<const executorch::runtime::NamedDataMap*>(named_data_map));
+    std::lock_guard lock(shared->loading);
+    result->session = shared->first_session();
+    check_argument(result->session != nullptr, "no method of the program is loaded");
+    result->buffers = result->session->buffers.all();
+    *buffers = result.release();
+  }));
+}
+
+EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers) {
+  delete buffers;
+}
+
+EXECUTORCH_MLX_EXPORT size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers) {
+  return buffers->buffers.size();
+}
+
+EXECUTORCH_MLX_EXPORT const char* executorch_mlx_buffers_describe(const executorch_mlx_buffers* buffers, size_t buffer) {
+  return buffer < buffers->buffers.size() ? buffers->buffers[buffer].first.c_str() : "";
+}
+
+EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_size(
+    const executorch_mlx_buffers* buffers, size_t buffer, int64_t* length, size_t* index_bytes) {
+  *length = 0;
+  *index_bytes = 0;
+  if (buffer < buffers->buffers.size()) {
+    std::lock_guard lock(buffers->session->mutex);
+    const auto& contents = buffers->buffers[buffer].second->contents;
+    if (contents && contents->ndim() > kAxis && contents->shape(kAxis) > 0) {
+      *length = contents->shape(kAxis);
+      *index_bytes = contents->nbytes() / contents->shape(kAxis);
+    }
+  }
+}
+
+EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_copy(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t from, int64_t to, int64_t count) {
+  return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
+    check_range(bytes, from, count);
+    check_range(bytes, to, count);
+    for (size_t i = 0; i < bytes.outer; ++i) {
+      std::memmove(bytes.at(i, to), bytes.at(i, from), count * bytes.inner);
+    }
+  });
+}
+
+EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_read(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, void* data) {
+  return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
+    check_range(bytes, begin, count);
+    for (size_t i = 0; i < bytes.outer; ++i) {
+      std::memcpy(static_cast<char*>(data) + i * count * bytes.inner, bytes.at(i, begin), count * bytes.inner);
+    }
+  });
+}
+
+EXECUTORCH_MLX_EXPORT int executorch_mlx_buffers_write(
+    executorch_mlx_buffers* buffers, size_t buffer, int64_t begin, int64_t count, const void* data) {
+  return with_bytes(buffers, buffer, [&](const Bytes& bytes) {
+    check_range(bytes, begin, count);
+    for (size_t i = 0; i < bytes.outer; ++i) {
+      std::memcpy(bytes.at(i, begin), static_cast<const char*>(data) + i * count * bytes.inner, count * bytes.inner);
+    }
+  });
+}
+
+} // extern "C"

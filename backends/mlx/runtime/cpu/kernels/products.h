@@ -1,0 +1,95 @@
+// Matrix products in which each result depends only on its row of x and its row or column of the matrix: not on the
+// number of rows, their positions, or the number of threads. ../README.md states the order of summation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "pool.h"
+#include "simd/kernels.h"
+
+namespace executorch_mlx {
+
+// x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows.
+struct Operands {
+  const float* x;
+  int64_t ldx;
+  float* y;
+  int64_t ldy;
+  int m;
+  int n;
+  int k;
+  float alpha = 1;
+  float beta = 0;
+};
+
+// Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
+constexpr int kManyRows = 48;
+constexpr int kManyQuantizedRows = 64;
+
+// Floats between the copied rows of x. If the distance between rows were a power of two, the rows would compete for the
+// same cache lines.
+constexpr int kPadding = 16;
+
+// Memory for floats that begins at a cache line. A vector that crosses a boundary between lines takes two loads.
+class AlignedFloats {
+ public:
+  AlignedFloats() = default;
+  explicit AlignedFloats(size_t count)
+      : data_(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64}))) {}
+
+  float* get() const {
+    return data_.get();
+  }
+
+ private:
+  struct Delete {
+    void operator()(float* data) const {
+      ::operator delete(data, std::align_val_t{64});
+    }
+  };
+  std::unique_ptr<float, Delete> data_;
+};
+
+// Computes the product of many rows. convert(first, count, to, stride) returns rows first ... first + count - 1 of w
+// [n, k] as float32, with the distance `stride` between rows: a pointer into w, or `to` after writing them there.
+template <typename Convert>
+void multiply_many_rows(const Operands& p, Convert&& convert) {
+  const auto& simd = kernels();
+  const int panel_rows = simd.panel_rows;
+  const size_t size = simd.panel_size(p.k);
+  const int x_panels = (p.m + panel_rows - 1) / panel_rows;
+  const AlignedFloats x(size * x_panels);
+  parallel(x_panels, [&](int i) {
+    const int first = i * panel_rows;
+    simd.pack_panel(p.x + first * p.ldx, p.ldx, std::min(panel_rows, p.m - first), p.k, x.get() + i * size);
+  });
+  constexpr int kPanels = 3;  // of w, which a task multiplies by all of x
+  const int columns = kPanels * panel_rows;
+  parallel((p.n + columns - 1) / columns, [&](int i) {
+    const int first = i * columns;
+    const int count = std::min(columns, p.n - first);
+    static thread_local AlignedFloats buffer;
+    static thread_local size_t buffer_size = 0;
+    const size_t needed = size * (kPanels + 1);
+    if (buffer_size < needed) {
+      buffer = AlignedFloats(needed);
+      buffer_size = needed;
+    }
+    for (int j = 0; j < count; j += panel_rows) {
+      const int rows = std::min(panel_rows, count - j);
+      int64_t stride = p.k;
+      const float* w = convert(first + j, rows, buffer.get() + size * kPanels, stride);
+      simd.pack_panel(w, stride, rows, p.k, buffer.get() + size * (j / panel_rows));
+    }
+    simd.multiply_panels(x.get(), p.m, buffer.get(), count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
+  });
+}
+
+// Computes the product with the rows of a matrix w [n, k] that has elements of `type` and the distance ldw between
+// rows.
+void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw);
+
+} // namespace executorch_mlx

@@ -1,0 +1,139 @@
+// cblas_sgemm, which libmlx calls for products of float32 matrices.
+#include <atomic>
+#include <vector>
+
+#include "products.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+std::atomic<uint64_t> calls{0};
+
+constexpr int64_t kMinParallelWork = 1 << 17;  // multiplications
+constexpr int kMinPartLength = 64;             // rows or columns
+constexpr int kStepsPerPass = 256;             // rows of b that stay in the cache while all rows of x use them
+
+// Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. A large product
+// gets more parts than there are threads, so that one delayed thread does not delay the product.
+template <typename Run>
+void for_parts(int64_t work, int length, Run&& run) {
+  const int threads = executorch_mlx_threads();
+  const int most = threads == 1 || work < kMinParallelWork ? 1 : 4 * threads;
+  const int parts = std::max(1, std::min(most, length / kMinPartLength));
+  parallel(parts, [&](int i) {
+    const auto begin = [&](int part) { return static_cast<int>(int64_t{length} * part / parts / 16 * 16); };
+    const int first = begin(i);
+    run(first, (i + 1 == parts ? length : begin(i + 1)) - first);
+  });
+}
+
+void multiply_columns(const Operands& p, const float* b, int64_t ldb) {
+  if (p.alpha != 1 || p.beta != 0) {
+    std::vector<float> product(int64_t{p.m} * p.n);
+    Operands plain = p;
+    plain.y = product.data();
+    plain.ldy = p.n;
+    plain.alpha = 1;
+    plain.beta = 0;
+    multiply_columns(plain, b, ldb);
+    for (int r = 0; r < p.m; ++r) {
+      for (int j = 0; j < p.n; ++j) {
+        float& y = p.y[r * p.ldy + j];
+        const float scaled = p.alpha * product[int64_t{r} * p.n + j];
+        y = p.beta == 0 ? scaled : scaled + p.beta * y;
+      }
+    }
+    return;
+  }
+  const bool by_columns = p.n >= p.m;
+  for_parts(int64_t{p.m} * p.n * p.k, by_columns ? p.n : p.m, [&](int first, int count) {
+    const float* x = by_columns ? p.x : p.x + first * p.ldx;
+    float* y = by_columns ? p.y + first : p.y + first * p.ldy;
+    for (int i = 0; i == 0 || i < p.k; i += kStepsPerPass) {
+      kernels().multiply_columns(
+          x + i, p.ldx, by_columns ? p.m : count, b + i * ldb + (by_columns ? first : 0), ldb,
+          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0, y, p.ldy);
+    }
+  });
+}
+
+} // namespace
+
+void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw) {
+  const size_t element_size = type == FloatType::float32 ? 4 : 2;
+  const auto* bytes = static_cast<const char*>(w);
+  if (p.m >= kManyRows && p.k > 256) {
+    return multiply_many_rows(p, [&](int first, int count, float* to, int64_t& stride) {
+      const char* rows = bytes + first * ldw * element_size;
+      if (type == FloatType::float32) {
+        stride = ldw;
+        return reinterpret_cast<const float*>(rows);
+      }
+      for (int r = 0; r < count; ++r) {
+        const auto* row = reinterpret_cast<const uint16_t*>(rows) + r * ldw;
+        kernels().widen(row, type, 1, to + int64_t{r} * p.k, p.k);
+      }
+      return static_cast<const float*>(to);
+    });
+  }
+  const int64_t work = int64_t{p.m} * p.n * p.k;
+  AlignedFloats copy;
+  const float* x = p.x;
+  int64_t ldx = p.ldx;
+  if (p.m > 2 && p.n > 16 * p.m && ldx % 256 == 0) {
+    ldx = (p.k + 15) / 16 * 16 + kPadding;
+    copy = AlignedFloats(ldx * p.m);
+    for (int64_t r = 0; r < p.m; ++r) {
+      std::copy_n(p.x + r * p.ldx, p.k, copy.get() + r * ldx);
+    }
+    x = copy.get();
+  }
+  for_parts(work, p.n, [&](int first, int count) {
+    kernels().dot_rows(
+        x, ldx, p.m, bytes + first * ldw * element_size, type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
+        p.ldy);
+  });
+}
+
+} // namespace executorch_mlx
+
+extern "C" void cblas_sgemm(
+    int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a, int lda,
+    const float* b, int ldb, float beta, float* c, int ldc) {
+  using namespace executorch_mlx;
+  if (order != kRowMajor) {  // c.T = b.T @ a.T in row-major order
+    return cblas_sgemm(kRowMajor, trans_b, trans_a, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc);
+  }
+  calls.fetch_add(1, std::memory_order_relaxed);
+  if (m <= 0 || n <= 0) {
+    return;
+  }
+  Operands p{.x = a, .ldx = lda, .y = c, .ldy = ldc, .m = m, .n = n, .k = std::max(0, k), .alpha = alpha, .beta = beta};
+  std::vector<float> a_copy, b_copy;
+  if (trans_a != kNoTranspose) {
+    a_copy.resize(int64_t{m} * p.k);
+    for (int r = 0; r < m; ++r) {
+      for (int i = 0; i < p.k; ++i) {
+        a_copy[int64_t{r} * p.k + i] = a[int64_t{i} * lda + r];
+      }
+    }
+    p.x = a_copy.data();
+    p.ldx = p.k;
+  }
+  if (trans_b != kNoTranspose) {
+    return multiply_rows(p, b, FloatType::float32, ldb);
+  }
+  if (n > 1) {
+    return multiply_columns(p, b, ldb);
+  }
+  // A single column is also a single row of the transposed matrix. Both forms must give the same result.
+  for (int i = 0; ldb > 1 && i < p.k; ++i) {
+    b_copy.push_back(b[int64_t{i} * ldb]);
+  }
+  multiply_rows(p, ldb > 1 ? b_copy.data() : b, FloatType::float32, p.k);
+}
+
+extern "C" uint64_t executorch_mlx_blas_calls() {
+  return executorch_mlx::calls.load(std::memory_order_relaxed);
+}

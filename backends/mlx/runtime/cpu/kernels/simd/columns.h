@@ -1,0 +1,80 @@
+// Products of x [m, k] with a row-major matrix [k, n]. Part of kernels.cpp.
+//
+// Each result adds the products in ascending order of k, each with a fused multiply-add if the instruction set has one.
+// It therefore depends only on one row of x and one column of the matrix, and further products with zeros do not change
+// it.
+#pragma once
+
+#include "vector.h"
+
+namespace executorch_mlx::EXECUTORCH_MLX_ISA {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kColumnTileRows = 8;
+constexpr int column_vectors(int rows) {
+  return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 4 ? 4 : 3;
+}
+#else
+constexpr int kColumnTileRows = 4;
+constexpr int column_vectors(int rows) {
+  return rows == 1 ? 8 : rows == 2 ? 4 : 3;
+}
+#endif
+
+// Computes M rows and V vectors of columns. If `columns` is less than kLanes, V is 1, and these columns are computed.
+template <int M, int V>
+void column_tile(
+    const float* x, ptrdiff_t ldx, const float* b, ptrdiff_t ldb, int columns, int k, bool accumulate, float* y,
+    ptrdiff_t ldy) {
+  const auto load_vector = [&](const float* from) {
+    return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
+  };
+  Floats acc[M][V] = {};
+  for (int r = 0; accumulate && r < M; ++r) {
+    for (int v = 0; v < V; ++v) {
+      acc[r][v] = load_vector(y + r * ldy + v * kLanes);
+    }
+  }
+  for (int i = 0; i < k; ++i) {
+    Floats weights[V];
+    for (int v = 0; v < V; ++v) {
+      weights[v] = load_vector(b + i * ldb + v * kLanes);
+    }
+    for (int r = 0; r < M; ++r) {
+      const Floats element = broadcast(x[r * ldx + i]);
+      for (int v = 0; v < V; ++v) {
+        acc[r][v] += element * weights[v];
+      }
+    }
+  }
+  for (int r = 0; r < M; ++r) {
+    for (int v = 0; v < V; ++v) {
+      float* to = y + r * ldy + v * kLanes;
+      V > 1 || columns >= kLanes ? store(acc[r][v], to) : store_partial(acc[r][v], to, columns);
+    }
+  }
+}
+
+void multiply_columns(
+    const float* x, ptrdiff_t ldx, int m, const float* b, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
+    ptrdiff_t ldy) {
+  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
+    constexpr int M = decltype(rows)::value;
+    constexpr int V = column_vectors(M);
+    const float* xs = x + first * ldx;
+    float* ys = y + first * ldy;
+    int j = 0;
+    for (; j + V * kLanes <= n; j += V * kLanes) {
+      column_tile<M, V>(xs, ldx, b + j, ldb, V * kLanes, k, accumulate, ys + j, ldy);
+    }
+    for (; j < n; j += kLanes) {
+      column_tile<M, 1>(xs, ldx, b + j, ldb, n - j, k, accumulate, ys + j, ldy);
+    }
+  });
+}
+
+} // namespace
+
+} // namespace executorch_mlx::EXECUTORCH_MLX_ISA

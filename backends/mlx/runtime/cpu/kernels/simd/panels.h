@@ -1,0 +1,143 @@
+// Products of many rows of x with many rows of a matrix. The results are those of dot.h, bit for bit. Part of
+// kernels.cpp.
+//
+// A panel holds kLanes rows, transposed: first the elements 0, kLanes, 2 * kLanes, ... of all rows, then the elements 1,
+// kLanes + 1, ..., and so on. So the sum of one lane in dot.h becomes a product of matrices over a part of a panel, with
+// one result in each lane. The sums of the lanes are added as soon as their partners are there.
+#pragma once
+
+#include "dot.h"
+
+namespace executorch_mlx::EXECUTORCH_MLX_ISA {
+
+namespace {
+
+constexpr int kPanelTileRows = kLanes / 2;
+constexpr int kPanelTilePanels = 3;
+
+inline int steps_of(int k) {
+  return (k + kLanes - 1) / kLanes;
+}
+
+// The number of floats for one lane. It is an odd number of vectors, so that the lanes do not compete for the same
+// cache lines.
+inline ptrdiff_t lane_stride(int k) {
+  return ptrdiff_t{steps_of(k) | 1} * kLanes;
+}
+
+size_t panel_size(int k) {
+  return static_cast<size_t>(lane_stride(k)) * kLanes;
+}
+
+// Exchanges the lanes with the bit `Distance` of a with those without this bit of b.
+template <int Distance, int... I>
+inline void exchange(Floats& a, Floats& b, Indices<I...>) {
+  const Floats low = __builtin_shufflevector(a, b, (I & Distance ? I - Distance + kLanes : I)...);
+  b = __builtin_shufflevector(a, b, (I & Distance ? I + kLanes : I + Distance)...);
+  a = low;
+}
+
+template <int Distance>
+inline void transpose(Floats* v) {
+  typedef typename MakeIndices<kLanes>::Type All;
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & Distance) == 0) {
+      exchange<Distance>(v[i], v[i + Distance], All{});
+    }
+  }
+  if constexpr (Distance > 1) {
+    transpose<Distance / 2>(v);
+  }
+}
+
+void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
+  const ptrdiff_t stride = lane_stride(k);
+  for (int i = 0; i < k; i += kLanes, panel += kLanes) {
+    const int count = k - i < kLanes ? k - i : kLanes;
+    Floats v[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      v[r] = r >= rows ? Floats{} : count == kLanes ? load<Floats>(x + r * ldx + i)
+                                                    : load_partial<Floats>(x + r * ldx + i, count);
+    }
+    transpose<kLanes / 2>(v);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      store(v[lane], panel + lane * stride);
+    }
+  }
+}
+
+inline int reversed_bits(int i) {
+  int result = 0;
+  for (int bit = 1; bit < kLanes; bit *= 2) {
+    result = result * 2 + (i & bit ? 1 : 0);
+  }
+  return result;
+}
+
+// Computes kPanelTileRows rows of results for P panels of w, and stores `rows` of them with `columns` columns.
+template <int P>
+void panel_tile(
+    const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy) {
+  constexpr int M = kPanelTileRows;
+  const ptrdiff_t stride = lane_stride(k);
+  const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
+  const int steps = steps_of(k);
+  Floats sums_of_lanes[5][M][P];  // [i] has the sum of 2^i lanes
+  int level = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    const ptrdiff_t lane = reversed_bits(i) * stride;
+    const float* xs = x + lane;
+    const float* ws = w + lane;
+    Floats acc[M][P] = {};
+    for (int step = 0; step < steps; ++step, xs += kLanes, ws += kLanes) {
+      Floats weights[P];
+      for (int p = 0; p < P; ++p) {
+        weights[p] = load<Floats>(ws + p * size);
+      }
+      for (int r = 0; r < M; ++r) {
+        const Floats element = broadcast(xs[r]);
+        for (int p = 0; p < P; ++p) {
+          acc[r][p] += element * weights[p];
+        }
+      }
+    }
+    level = 0;
+    for (; i >> level & 1; ++level) {
+      for (int r = 0; r < M; ++r) {
+        for (int p = 0; p < P; ++p) {
+          acc[r][p] += sums_of_lanes[level][r][p];
+        }
+      }
+    }
+    __builtin_memcpy(sums_of_lanes[level], acc, sizeof(acc));
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int p = 0; p < P; ++p) {
+      float* to = y + r * ldy + p * kLanes;
+      const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
+      const Floats old = beta == 0 ? Floats{} : load_partial<Floats>(to, count);
+      store_partial(scaled(sums_of_lanes[level][r][p], alpha, beta, old), to, count);
+    }
+  }
+}
+
+void multiply_panels(
+    const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+  const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
+  constexpr int block = kPanelTilePanels * kLanes;
+  for (int column = 0; column < n; column += block) {
+    const int columns = n - column < block ? n - column : block;
+    call_with_constant<kPanelTilePanels>((columns + kLanes - 1) / kLanes, [&](auto panels) {
+      for (int row = 0; row < m; row += kPanelTileRows) {
+        const int rows = m - row < kPanelTileRows ? m - row : kPanelTileRows;
+        panel_tile<decltype(panels)::value>(
+            x + row / kLanes * size + row % kLanes, w + column / kLanes * size, k, rows, columns, alpha, beta,
+            y + row * ldy + column, ldy);
+      }
+    });
+  }
+}
+
+} // namespace
+
+} // namespace executorch_mlx::EXECUTORCH_MLX_ISA

@@ -1,0 +1,279 @@
+"""The engine: concurrent requests, the stall during a long prefill, speculation, and cold start.
+
+    python benchmarks/engine.py                        # the architecture of Qwen3-0.6B, float32 and int4
+    python benchmarks/engine.py --only throughput --format int4 --rows 4
+    python benchmarks/engine.py --peer                 # beside the batch generator of mlx-lm
+
+The model has random weights, or is examples/demo_model where the line says so. Each measurement runs in its own
+process. `bar` is the required value.
+
+- throughput: tokens per second of all answers together, while `rows` requests run, and while one request runs.
+- stall: the longest time between two tokens of an answer while another prompt of 2,000 tokens is prefilled.
+- repeat: an answer that repeats a text of 500 tokens from its prompt. A mask that allows one token makes the model
+  repeat the text, in the run with speculation and in the run without.
+- prose: an answer of the demo model, with speculation and without.
+- cold: the wall time of `executorch-mlx run`, from the start of the process to the end, for one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "benchmarks" / "llm"
+DEMO = ROOT / "examples" / "demo_model"
+SHAPE = "qwen3-0.6b"
+CAPACITY = 2304
+PARTS = ("throughput", "stall", "repeat", "prose", "cold")
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1, "ignore_eos": True}
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "llm"))
+import models  # noqa: E402
+
+
+def program(form: str, rows: int, capacity: int = CAPACITY) -> Path:
+    """The program of the random model for `rows` rows, exported if it does not exist."""
+    path = BUILD / f"{SHAPE}-{form}-{capacity}-rows{rows}.pte"
+    if not path.exists():
+        print(f"building {path.name} ...", flush=True)
+        BUILD.mkdir(parents=True, exist_ok=True)
+        code = f"import engine; engine.export({form!r}, {rows}, {capacity}, {str(path)!r})"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT / "benchmarks", check=True)
+    return path
+
+
+def export(form: str, rows: int, capacity: int, path: str) -> None:
+    from executorch_mlx.llm.export import HeadConfig, export_llm
+    from executorch_mlx.llm.export.weights import load_causal_lm
+
+    model = load_causal_lm(models.folder_of(SHAPE, form, BUILD))
+    head = HeadConfig(allowed_tokens=True)
+    exported = export_llm(model, max_context_len=capacity, batch=rows, head=head, verify=False)
+    unfinished = Path(path).with_suffix(".part")
+    exported.save(unfinished)
+    unfinished.rename(path)
+
+
+# Measurements, each in its own process --------------------------------------------------
+
+
+def prompt_of(length: int, key: int = 0) -> list[int]:
+    return [(i * 37 + key * 101 + 11) % 50_000 for i in range(length)]
+
+
+def measure_throughput(path: str, requests: int, seconds: float) -> float:
+    """Tokens per second while `requests` answers run side by side."""
+    from executorch_mlx import LLM
+
+    with LLM.load(path) as llm:
+        options = SAMPLED | {"max_new_tokens": 2000, "draft": 0}
+        generations = [llm.generate(prompt_of(64, key), **options) for key in range(requests)]
+        for generation in generations:
+            next(generation)
+        before, begin = llm.stats.generated_tokens, time.perf_counter()
+        time.sleep(seconds)
+        count, end = llm.stats.generated_tokens - before, time.perf_counter()
+        for generation in generations:
+            generation.close()
+    return count / (end - begin)
+
+
+def measure_stall(path: str, length: int) -> dict[str, float]:
+    """The usual and the longest time between two tokens of an answer, the latter during a prefill of `length`."""
+    from executorch_mlx import LLM
+
+    with LLM.load(path, reuse_prompts=False) as llm:
+        times: list[float] = []
+        options = SAMPLED | {"draft": 0}
+
+        def read(generation) -> None:
+            for _ in generation:
+                times.append(time.perf_counter())
+
+        running = llm.generate(prompt_of(64), max_new_tokens=2000, **options)
+        reader = threading.Thread(target=read, args=[running])
+        reader.start()
+        time.sleep(3)
+        begin = time.perf_counter()
+        other = llm.generate(prompt_of(length, 1), max_new_tokens=1, **options)
+        other.result()
+        end = time.perf_counter()
+        running.close()
+        reader.join()
+    gaps = [(a, b - a) for a, b in zip(times, times[1:])]
+    return {
+        "step": statistics.median(gap for at, gap in gaps if at < begin),
+        "longest": max(gap for at, gap in gaps if begin <= at < end),
+        "prefill": end - begin,
+    }
+
+
+def measure_repeat(path: str, length: int, draft: int) -> float:
+    """Tokens per second of an answer that repeats `length` tokens of its prompt."""
+    import numpy as np
+    from executorch_mlx import LLM
+
+    text = prompt_of(length)
+    with LLM.load(path) as llm:
+        words = -(-models_vocabulary(path) // 32)
+
+        def allowed(answer):
+            token = text[len(answer) % length]
+            mask = np.zeros(words, dtype=np.uint32)
+            mask[token // 32] = 1 << (token % 32)
+            return mask.view(np.int32)
+
+        generation = llm.generate(text, max_new_tokens=length, draft=draft, allowed_tokens=allowed, **SAMPLED)
+        result = generation.result()
+    assert result.tokens == text, "the answer does not repeat the text"
+    return result.metrics.generation_tokens_per_second
+
+
+def measure_prose(path: str, draft: int) -> float:
+    """Tokens per second of answers of the demo model."""
+    from executorch_mlx import LLM
+
+    with LLM.load(path) as llm:
+        rates = []
+        for seed in range(5):
+            options = SAMPLED | {"seed": seed, "max_new_tokens": 400, "draft": draft}
+            rates.append(llm.generate("Once upon a time", **options).result().metrics.generation_tokens_per_second)
+    return statistics.median(rates)
+
+
+def models_vocabulary(path: str) -> int:
+    config = models.folder_of(SHAPE, "float32", BUILD) / "config.json"
+    return json.loads(config.read_text())["vocab_size"]
+
+
+def in_process(call: str) -> object:
+    """Evaluate `call`, an expression of this module, in a new process, and return its value."""
+    code = f"import json, engine; print(json.dumps(engine.{call}))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "benchmarks")
+    if done.returncode:
+        raise SystemExit(f"{call} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# The table ------------------------------------------------------------------------------
+
+
+def line(name: str, value: str, bar: str = "") -> None:
+    print(f"{name:44}{value:>34}   {bar}".rstrip(), flush=True)
+
+
+def throughput(form: str, rows: list[int], rounds: int) -> None:
+    for count in rows:
+        path = str(program(form, count))
+        rates: dict[int, list[float]] = {1: [], count: []}
+        for _ in range(rounds):
+            for requests, values in rates.items():
+                values.append(in_process(f"measure_throughput({path!r}, {requests}, 6.0)"))
+        one, many = (statistics.median(values) for values in rates.values())
+        bar = {4: ">= 2.5x", 8: ">= 3.5x"}.get(count, "")
+        line(f"{form}: {count} requests over 1, tokens/s", f"{many:.1f} / {one:.1f} = {many / one:.2f}x", bar)
+        single = statistics.median(
+            in_process(f"measure_throughput({str(program(form, 1))!r}, 1, 6.0)") for _ in range(rounds)
+        )
+        line(f"  1 request, {count} rows over 1 row, tokens/s", f"{one:.1f} / {single:.1f} = {one / single:.2f}x", ">= 0.90x")
+
+
+def stall(form: str, rows: int) -> None:
+    result = in_process(f"measure_stall({str(program(form, rows))!r}, 2000)")
+    value = f"{1e3 * result['longest']:.0f} ms; a step {1e3 * result['step']:.0f} ms"
+    line(f"{form}: longest stall, prefill of 2,000", value, "<= 2 steps + one chunk")
+
+
+def speculation(path: Path, name: str, call: str, bar: str, rounds: int) -> None:
+    rates = {0: [], -1: []}
+    for _ in range(rounds):
+        for draft, values in rates.items():
+            values.append(in_process(call.format(path=str(path), draft=draft)))
+    plain, drafted = (statistics.median(values) for values in rates.values())
+    line(name, f"{drafted:.1f} / {plain:.1f} = {drafted / plain:.2f}x", bar)
+
+
+def cold(path: Path, rounds: int) -> None:
+    command = [sys.executable, "-m", "executorch_mlx.cli.main", "run", str(path), "--prompt", "Once", "--max-new-tokens", "1"]
+    script = Path(sys.executable).parent / "executorch-mlx"
+    if script.exists():
+        command = [str(script), *command[3:]]
+    times = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    line("demo: executorch-mlx run, one token, s", f"{statistics.median(times[1:]):.2f}", "<= 0.5")
+
+
+def demo_program(folder: Path) -> Path:
+    path = folder / "demo.pte"
+    from executorch_mlx.llm.export import export_llm
+
+    export_llm(DEMO, verify=False).save(path)
+    return path
+
+
+def peer(form: str, counts: list[int], tokens: int) -> None:
+    """The batch generator of mlx-lm: tokens per second of all answers together."""
+    folder = models.folder_of(SHAPE, form, BUILD)
+    for count in counts:
+        rate = in_process(f"measure_peer({str(folder)!r}, {count}, {tokens})")
+        line(f"{form}: mlx-lm, {count} requests, tokens/s", f"{rate:.2f}")
+
+
+def measure_peer(folder: str, requests: int, tokens: int) -> float:
+    import mlx.core as mx
+    from mlx_lm.generate import BatchGenerator
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(Path(folder))
+    generator = BatchGenerator(model, max_tokens=tokens + 2)
+    generator.insert([prompt_of(4, key) for key in range(requests)])
+    generator.next()
+    mx.synchronize()
+    begin = time.perf_counter()
+    for _ in range(tokens):
+        generator.next()
+    return requests * tokens / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--format", nargs="*", choices=models.FORMATS, default=list(models.FORMATS))
+    parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", action="store_true", help="also run mlx-lm, which is slow on a CPU")
+    options = parser.parse_args()
+    for form in options.format:
+        if "throughput" in options.only:
+            throughput(form, options.rows, options.rounds)
+        if options.peer:
+            peer(form, [1, *options.rows], 4)
+        if "stall" in options.only:
+            stall(form, 4)
+        if "repeat" in options.only:
+            call = "measure_repeat({path!r}, 500, {draft})"
+            speculation(program(form, 4), f"{form}: repeat 500 tokens, tokens/s", call, ">= 4x", options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        if {"prose", "cold"} & {*options.only}:
+            path = demo_program(Path(folder))
+        if "prose" in options.only:
+            call = "measure_prose({path!r}, {draft})"
+            speculation(path, "demo: prose, tokens/s", call, ">= 0.98x", options.rounds)
+        if "cold" in options.only:
+            cold(path, 2 * options.rounds)
+
+
+if __name__ == "__main__":
+    main()

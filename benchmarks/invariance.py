@@ -1,0 +1,157 @@
+"""What it costs that a row of a matrix product does not depend on the number of rows.
+
+    python benchmarks/invariance.py                            # against OpenBLAS, float32
+    python benchmarks/invariance.py --against LIBRARY          # against another build of libmlx_blas.so, all formats
+    OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
+
+Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B, the two libraries in turn. Prints medians of the ratios
+new / old, the throughput of M rows relative to one row, and the share of the limits: the bandwidth at which w is read,
+and the floating-point operations that the processor can do. The matrices take turns, so that they come from memory
+and not from the cache. Linux only.
+
+It also counts, for the older library, in how many of the M rows a result differs from that of the row alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+SHAPES = [(1024, 3072), (3072, 1024), (1024, 2048), (1024, 151_936)]  # K, N
+ROWS = [1, 4, 8, 16, 64, 128, 512]
+FORMATS = ["float32", "bf16", "int8", "int4"]
+GROUP_SIZE = 64
+BYTES_PER_WEIGHT = {"float32": 4, "bf16": 2, "int8": 1 + 8 / GROUP_SIZE, "int4": 0.5 + 8 / GROUP_SIZE}
+WEIGHT_BYTES = 100 << 20  # of the matrices that take turns: more than the last-level cache holds
+
+
+class QuantizedMatmul(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
+    _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
+    _fields_ += [("y", ctypes.c_void_p)]
+
+
+class HalfMatmul(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
+        ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class OpenBlas:
+    """The OpenBLAS of scipy-openblas32, with its own threads."""
+
+    def __init__(self):
+        import scipy_openblas32
+
+        library = ctypes.CDLL(str(next(Path(scipy_openblas32.get_lib_dir()).glob("libscipy_openblas*.so"))))
+        library.scipy_openblas_set_num_threads(threads())
+        self.cblas_sgemm = library.scipy_cblas_sgemm
+
+
+def threads() -> int:
+    return int(os.environ.get("OPENBLAS_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
+def address(x: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+def random_weights(form: str, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """The arrays of one matrix: the values, or packed words, scales and biases."""
+    if form == "float32":
+        return (rng.standard_normal((n, k), np.float32),)
+    if form == "bf16":
+        return ((rng.standard_normal((n, k), np.float32).view(np.uint32) >> 16).astype(np.uint16),)
+    words = rng.integers(0, 2**32, (n, k * int(form[3:]) // 32), np.uint32)
+    return words, *(rng.standard_normal((n, k // GROUP_SIZE), np.float32) for _ in range(2))
+
+
+def multiply(library, form: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np.ndarray) -> None:
+    (m, k), n = x.shape, y.shape[1]
+    if form == "float32":
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        library.cblas_sgemm(101, 111, 112, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
+    elif form == "bf16":
+        matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, 2, k, 1, m, n, k, y.ctypes.data)
+        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+    else:
+        arrays = (a.ctypes.data for a in (x, *w))
+        matmul = QuantizedMatmul(*arrays, 0, int(form[3:]), GROUP_SIZE, m, n, k, y.ctypes.data)
+        library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+
+
+def seconds(library, form, x, weights, y, clock) -> float:
+    """The time of one product: the mean over the matrices, each of which is used once."""
+    begin = clock()
+    for w in weights:
+        multiply(library, form, x, w, y)
+    return (clock() - begin) / len(weights)
+
+
+def differing_rows(library, form, x, w, n) -> int:
+    """The number of rows that have other results in a product of all rows than alone."""
+    together, alone = np.empty((len(x), n), np.float32), np.empty((1, n), np.float32)
+    multiply(library, form, x, w, together)
+    count = 0
+    for row in range(len(x)):
+        multiply(library, form, np.ascontiguousarray(x[row : row + 1]), w, alone)
+        count += not np.array_equal(alone[0], together[row])
+    return count
+
+
+def compare(new, old, form, k, n, rows, repeats, limits, clock) -> None:
+    rng = np.random.default_rng(0)
+    size = k * n * BYTES_PER_WEIGHT[form]
+    weights = [random_weights(form, n, k, rng) for _ in range(max(1, round(WEIGHT_BYTES / size)))]
+    one_row = None
+    for m in rows:
+        x, y = rng.standard_normal((m, k), np.float32), np.empty((m, n), np.float32)
+        times = [
+            tuple(seconds(library, form, x, weights, y, clock) for library in (new, old)) for _ in range(repeats + 1)
+        ][1:]
+        ours, ratio = statistics.median(t for t, _ in times), statistics.median(t / s for t, s in times)
+        one_row = one_row or ours / m
+        bandwidth, flops = size / ours / 1e9, 2 * m * n * k / ours / 1e9
+        differing = f"{differing_rows(old, form, x[:16], weights[0], n):3d}/{min(m, 16)}" if m > 1 else ""
+        print(
+            f"{form:8} {k:5} {n:7} {m:4} {ours * 1e6:10.0f} us {ratio:6.2f} {m * one_row / ours:7.1f} x"
+            f" {bandwidth:6.1f} GB/s ({bandwidth / limits[0]:4.0%}) {flops:6.0f} GFLOP/s ({flops / limits[1]:4.0%})"
+            f"  {differing}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    build = Path(__file__).resolve().parents[1] / "build"
+    parser.add_argument("--library", type=Path, default=build / "libmlx_blas.so")
+    parser.add_argument("--against", type=Path, help="another libmlx_blas.so; by default OpenBLAS, for float32 only")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS)
+    parser.add_argument("--shapes", nargs="+", type=int, help="indices into the list of shapes", default=range(4))
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--bandwidth", type=float, default=45, help="of the memory, in GB/s")
+    parser.add_argument("--flops", type=float, default=460, help="of all processors, in GFLOP/s")
+    parser.add_argument("--cpu-time", action="store_true", help="measure the time of the thread, for one thread")
+    arguments = parser.parse_args()
+    if arguments.cpu_time and threads() > 1:
+        parser.error(f"--cpu-time: got {threads()} threads, expected OPENBLAS_NUM_THREADS=1")
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    new = ctypes.CDLL(str(arguments.library.resolve()))
+    old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
+    print(f"{threads()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
+    print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
+          "          rows of old that differ")  # fmt: skip
+    limits = arguments.bandwidth, arguments.flops
+    for form in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
+        for k, n in (SHAPES[i] for i in arguments.shapes):
+            compare(new, old, form, k, n, arguments.rows, arguments.repeats, limits, clock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The C API of the engine by ctypes. The structs follow executorch_mlx.h; the C example checks the header itself."""
+
+import ctypes as c
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from executorch_mlx.loader import load_delegate
+
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)
+RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, ERROR = range(6)
+
+I64, I32, F32 = c.POINTER(c.c_int64), c.POINTER(c.c_int32), c.POINTER(c.c_float)
+
+
+class Struct(c.Structure):
+    def __init__(self, **fields):
+        super().__init__(size=c.sizeof(self), **fields)
+
+
+class LoadOptions(Struct):
+    _fields_ = [("size", c.c_size_t), ("device", c.c_char_p), ("profile", c.c_bool)]
+
+
+class EngineOptions(Struct):
+    _fields_ = [
+        ("size", c.c_size_t), ("queue_limit", c.c_int64), ("chunk", c.c_int64), ("chunk_seconds", c.c_double),
+        ("reuse_prompts", c.c_bool),
+    ]  # fmt: skip
+
+
+class Stats(Struct):
+    _fields_ = [("size", c.c_size_t)] + [
+        (name, c.c_int64)
+        for name in (
+            "running", "waiting", "rows", "requests", "failed", "prompt_tokens", "reused_tokens", "generated_tokens",
+            "steps", "drafted_tokens", "accepted_tokens",
+        )
+    ] + [("busy_seconds", c.c_double)]  # fmt: skip
+
+
+class Event(Struct):
+    _fields_ = [
+        ("size", c.c_size_t), ("token", c.c_int64), ("text", c.c_char_p), ("text_length", c.c_size_t),
+        ("finish", c.c_int32), ("stop_index", c.c_int32), ("logprob", c.c_float), ("top_count", c.c_int64),
+        ("top_tokens", I64), ("top_logprobs", F32),
+    ]  # fmt: skip
+
+
+OnEvent = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.POINTER(Event))
+AllowedTokens = c.CFUNCTYPE(c.c_bool, c.c_void_p, I64, c.c_size_t, I32, c.c_size_t)
+
+
+class RequestOptions(Struct):
+    _fields_ = [
+        ("size", c.c_size_t), ("prompt", I64), ("prompt_length", c.c_size_t), ("temperature", c.c_float),
+        ("top_p", c.c_float), ("top_k", c.c_int64), ("min_p", c.c_float), ("has_seed", c.c_bool), ("seed", c.c_int64),
+        ("repetition_penalty", c.c_float), ("presence_penalty", c.c_float), ("frequency_penalty", c.c_float),
+        ("bias_tokens", I64), ("bias_values", F32), ("bias_count", c.c_size_t), ("allowed_tokens", AllowedTokens),
+        ("max_new_tokens", c.c_int64), ("stop_ids", I64), ("stop_id_count", c.c_size_t), ("ignore_eos", c.c_bool),
+        ("stop", c.POINTER(c.c_char_p)), ("stop_count", c.c_size_t), ("logprobs", c.c_int32), ("priority", c.c_int32),
+        ("draft", c.c_int32), ("on_event", OnEvent), ("user_data", c.c_void_p),
+    ]  # fmt: skip
+
+
+class RequestInfo(Struct):
+    _fields_ = [("size", c.c_size_t), ("finish", c.c_int32), ("status", c.c_int32), ("has_seed", c.c_bool)] + [
+        (name, c.c_int64)
+        for name in (
+            "seed", "stop_id", "prompt_tokens", "reused_tokens", "generated_tokens", "drafted_tokens",
+            "accepted_tokens",
+        )
+    ] + [(name, c.c_double) for name in ("queue_seconds", "prompt_seconds", "generation_seconds")]  # fmt: skip
+
+
+@functools.cache
+def library() -> c.CDLL:
+    """The library beside the delegate."""
+    suffix = ".dylib" if sys.platform == "darwin" else ".so"
+    lib = c.CDLL(str(Path(load_delegate()).parent / f"libmlx_llm_engine{suffix}"))
+    lib.executorch_mlx_last_error.restype = c.c_char_p
+    lib.executorch_mlx_request_error.restype = c.c_char_p
+    lib.executorch_mlx_request_wait.restype = c.c_bool
+    lib.executorch_mlx_request_wait.argtypes = [c.c_void_p, c.c_double]
+    for name in ("model_free", "engine_free", "request_free", "request_cancel"):
+        function = getattr(lib, f"executorch_mlx_{name}")
+        function.argtypes, function.restype = [c.c_void_p], None
+    return lib
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def call(name: str, *arguments) -> None:
+    """Call a function that returns a status. Raises ApiError."""
+    status = getattr(library(), f"executorch_mlx_{name}")(*arguments)
+    if status != OK:
+        raise ApiError(status, library().executorch_mlx_last_error().decode())
+
+
+def array(type_, values: Sequence):
+    return (type_ * len(values))(*values)
+
+
+class Model:
+    def __init__(self, path: object, **options):
+        self.handle = c.c_void_p()
+        call("model_load", str(path).encode(), c.byref(LoadOptions(**options)), c.byref(self.handle))
+
+    def get_int(self, name: str) -> int:
+        value = c.c_int64()
+        call("model_get_int", self.handle, name.encode(), c.byref(value))
+        return value.value
+
+    def get_data(self, name: str) -> bytes:
+        data, size = c.c_void_p(), c.c_size_t()
+        call("model_get_data", self.handle, name.encode(), c.byref(data), c.byref(size))
+        return c.string_at(data, size.value)
+
+    def free(self) -> None:
+        library().executorch_mlx_model_free(self.handle)
+
+
+class Engine:
+    """`Engine(path)` loads the model too. Use it with `with`."""
+
+    def __init__(self, model: object, **options):
+        self.own = None if isinstance(model, Model) else Model(model)
+        self.handle = c.c_void_p()
+        options = {"reuse_prompts": True} | options
+        model = self.own or model
+        call("engine_create", model.handle, c.byref(EngineOptions(**options)), c.byref(self.handle))
+
+    def submit(self, prompt: Sequence[int], on_event: Callable | None = None, **options) -> "Request":
+        return Request(self, prompt, on_event, options)
+
+    def generate(self, prompt: Sequence[int], **options) -> list[int]:
+        """The tokens of the answer."""
+        with self.submit(prompt, **options) as request:
+            request.wait()
+            return request.tokens
+
+    def stats(self) -> Stats:
+        stats = Stats()
+        call("engine_get_stats", self.handle, c.byref(stats))
+        return stats
+
+    def save_prefix(self, prompt: Sequence[int], path: object) -> None:
+        call("engine_save_prefix", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)), str(path).encode())
+
+    def load_prefix(self, path: object) -> int:
+        length = c.c_int64()
+        call("engine_load_prefix", self.handle, str(path).encode(), c.byref(length))
+        return length.value
+
+    def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
+        logprobs, greedy = (c.c_float * len(targets))(), (c.c_bool * len(targets))()
+        call(
+            "engine_score", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)), array(c.c_int64, targets),
+            c.c_size_t(len(targets)), logprobs, greedy,
+        )  # fmt: skip
+        return list(logprobs), list(greedy)
+
+    def free(self) -> None:
+        library().executorch_mlx_engine_free(self.handle)
+        if self.own:
+            self.own.free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+
+class Request:
+    """`events` holds (token, text, finish, stop_index) of each event, `logprobs` what it has besides."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int], on_event: Callable | None, options: dict):
+        self.events, self.logprobs, self.on_event = [], [], on_event
+        values = RequestOptions(top_p=1, repetition_penalty=1, logprobs=-1, draft=-1)
+        values.prompt, values.prompt_length = array(c.c_int64, prompt), len(prompt)
+        bias = options.pop("logit_bias", {})
+        values.bias_tokens, values.bias_values = array(c.c_int64, list(bias)), array(c.c_float, list(bias.values()))
+        values.bias_count = len(bias)
+        ids = options.pop("stop_ids", ())
+        values.stop_ids, values.stop_id_count = array(c.c_int64, ids), len(ids)
+        stop = [text.encode() for text in options.pop("stop", ())]
+        values.stop, values.stop_count = array(c.c_char_p, stop), len(stop)
+        if (seed := options.pop("seed", None)) is not None:
+            values.has_seed, values.seed = True, seed
+        allowed = options.pop("allowed_tokens", None)
+        self._allowed = AllowedTokens(functools.partial(_fill_mask, allowed)) if allowed else AllowedTokens()
+        values.allowed_tokens = self._allowed
+        self._on_event = OnEvent(self._take)
+        values.on_event = self._on_event
+        for name, value in options.items():
+            setattr(values, name, value)
+        self.handle = c.c_void_p()
+        call("engine_submit", engine.handle, c.byref(values), c.byref(self.handle))
+
+    def _take(self, _, pointer) -> bool:
+        event = pointer.contents
+        text = c.string_at(event.text, event.text_length) if event.text_length else b""
+        self.events.append((event.token, text, event.finish, event.stop_index))
+        top = {event.top_tokens[i]: event.top_logprobs[i] for i in range(event.top_count)}
+        self.logprobs.append((event.logprob, top))
+        return self.on_event is None or self.on_event(self) is not False
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the answer, without a stop id."""
+        return [
+            token for token, _, finish, stop in self.events if token >= 0 and not (finish == STOP and stop < 0)
+        ]
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(text for _, text, _, _ in self.events)
+
+    @property
+    def finish(self) -> int:
+        return self.events[-1][2]
+
+    def wait(self, seconds: float = 120) -> bool:
+        return library().executorch_mlx_request_wait(self.handle, seconds)
+
+    def cancel(self) -> None:
+        library().executorch_mlx_request_cancel(self.handle)
+
+    @property
+    def info(self) -> RequestInfo:
+        info = RequestInfo()
+        library().executorch_mlx_request_get_info(self.handle, c.byref(info))
+        return info
+
+    @property
+    def error(self) -> str:
+        return library().executorch_mlx_request_error(self.handle).decode()
+
+    def free(self) -> None:
+        library().executorch_mlx_request_free(self.handle)
+        self.handle = c.c_void_p()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.free()
+
+
+def _fill_mask(allowed: Callable, _, answer, length, mask, words) -> bool:
+    """`allowed(answer)` returns the ids that may be drawn, or None to end the request."""
+    ids = allowed([answer[i] for i in range(length)])
+    if ids is None:
+        return False
+    bits = [0] * words
+    for token in ids:
+        bits[token // 32] |= 1 << (token % 32)
+    for i, word in enumerate(bits):
+        mask[i] = word - (1 << 32) if word >= 1 << 31 else word
+    return True

@@ -1,0 +1,92 @@
+// stress MODEL.pte COUNT
+//
+// Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed while they run, some callbacks
+// throw. In the model, token t is followed by t + 1. Prints the number of complete answers, and of wrong ones.
+#include <executorch_mlx/engine.h>
+
+#include <atomic>
+#include <cstdint>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int kThreads = 16;
+constexpr int64_t kLength = 20;
+
+struct Thrown : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Counts {
+  std::atomic<int> next = 0, complete = 0, wrong = 0;
+};
+
+void run_request(executorch_mlx::Engine& engine, int number, Counts& counts) {
+  const int64_t start = number % 150;
+  const bool is_cancelled = number % 3 == 0;
+  const bool throws = number % 11 == 5;
+  executorch_mlx::RequestOptions options;
+  options.max_new_tokens = kLength;
+  options.draft = number % 3 - 1;
+  options.priority = number % 4;
+  std::vector<int64_t> tokens;
+  auto request = engine.submit(
+      std::vector<int64_t>(1 + number % 30, start), options, [&](const executorch_mlx::Event& event) {
+        if (event.token >= 0) {
+          tokens.push_back(event.token);
+        }
+        if (throws && tokens.size() == 4) {
+          throw Thrown("by the callback");
+        }
+        return true;
+      });
+  if (is_cancelled) {
+    request.cancel();
+  }
+  if (number % 7 == 0) {
+    return; // destroyed while it runs
+  }
+  bool has_thrown = false;
+  try {
+    request.wait();
+  } catch (const Thrown&) {
+    has_thrown = true;
+  }
+  bool is_right = has_thrown == throws || is_cancelled;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    is_right = is_right && tokens[i] == start + 1 + static_cast<int64_t>(i);
+  }
+  const bool is_complete = static_cast<int64_t>(tokens.size()) == kLength;
+  counts.complete += is_complete;
+  counts.wrong += !is_right || !(is_complete || is_cancelled || throws);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    return 2;
+  }
+  const executorch_mlx::Model model(argv[1]);
+  executorch_mlx::Engine engine(model);
+  Counts counts;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int number; (number = counts.next++) < std::stoi(argv[2]);) {
+        run_request(engine, number, counts);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  const auto stats = engine.stats();
+  std::cout << counts.complete << " complete, " << counts.wrong << " wrong, " << stats.requests << " requests, "
+            << stats.running + stats.waiting << " left\n";
+  return counts.wrong != 0;
+}

@@ -1,0 +1,429 @@
+"""The C API of the engine: requests, events, errors, callbacks, and the sizes of structs."""
+
+import ctypes as c
+import itertools
+import threading
+
+import c_api as api
+import llm_programs as programs
+import pytest
+
+PROMPT = [10]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A program with 4 rows. The token after `t` is `t + 1`."""
+    return programs.export_rows(tmp_path_factory.mktemp("rows") / "rows.pte", 4)
+
+
+@pytest.fixture
+def engine(path):
+    with api.Engine(path) as engine:
+        yield engine
+
+
+class Gate:
+    """Blocks the engine in the first event of a request until `open()`."""
+
+    def __init__(self, engine: api.Engine, **options):
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.request = engine.submit(PROMPT, self._wait, max_new_tokens=1, **options)
+        assert self.reached.wait(60)
+
+    def _wait(self, _):
+        self.reached.set()
+        assert self.opened.wait(60)
+
+    def open(self):
+        self.opened.set()
+        assert self.request.wait()
+        self.request.free()
+
+
+def status_of(function, *arguments, **options) -> tuple[int, str]:
+    with pytest.raises(api.ApiError) as error:
+        function(*arguments, **options)
+    return error.value.status, str(error.value)
+
+
+# -- answers -------------------------------------------------------------------------
+
+
+def test_events_and_info_of_an_answer(engine):
+    with engine.submit(b"abc", max_new_tokens=3, seed=4) as request:
+        assert request.wait()
+        assert request.events == [
+            (100, b"d", api.RUNNING, -1), (101, b"e", api.RUNNING, -1), (102, b"f", api.LENGTH, -1)
+        ]  # fmt: skip
+        info = request.info
+        assert (info.finish, info.status, info.seed, info.has_seed, info.stop_id) == (api.LENGTH, api.OK, 4, True, -1)
+        assert (info.prompt_tokens, info.reused_tokens, info.generated_tokens) == (3, 0, 3)
+        assert info.queue_seconds > 0 and info.prompt_seconds > 0 and info.generation_seconds > 0
+        assert request.error == ""
+
+
+def test_stop_id_is_an_event_but_not_part_of_the_answer(engine):
+    with engine.submit(b"a", stop_ids=[100]) as request:
+        request.wait()
+        assert request.text == b"bc" and request.events[-1] == (100, b"", api.STOP, -1)
+        assert request.info.stop_id == 100 and request.info.generated_tokens == 3
+
+
+def test_stop_string_is_named(engine):
+    with engine.submit(b"a", stop=["zz", "de"]) as request:
+        request.wait()
+        assert request.text == b"bc" and request.events[-1][2:] == (api.STOP, 1)
+
+
+def test_last_event_has_the_text_that_was_held_back(engine):
+    with engine.submit(b"a", stop=["cdx"], max_new_tokens=3) as request:
+        request.wait()
+        assert [event[1] for event in request.events] == [b"b", b"", b"cd"]
+
+
+def test_info_is_complete_in_the_last_event(engine):
+    seen = []
+    with engine.submit(PROMPT, lambda r: seen.append(r.info.finish), max_new_tokens=2) as request:
+        request.wait()
+    assert seen == [api.RUNNING, api.LENGTH]
+
+
+def test_context_ends_an_answer(tmp_path):
+    path = programs.export_rows(tmp_path / "short.pte", 2, max_context_len=8)
+    with api.Engine(path) as engine, engine.submit([1, 2, 3]) as request:
+        request.wait()
+        assert request.tokens == [4, 5, 6, 7, 8, 9] and request.finish == api.CONTEXT
+
+
+def test_many_requests_share_the_rows(engine):
+    requests = [engine.submit([i], max_new_tokens=5 + i, temperature=1, seed=i) for i in range(20)]
+    for i, request in enumerate(requests):
+        assert request.wait()
+        expected, last = [], i
+        for step in range(5 + i):
+            last = (last + 1 + ((i + step) & 7)) % 256
+            expected.append(last)
+        assert request.tokens == expected
+        request.free()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.rows, stats.requests, stats.failed) == (0, 0, 4, 20, 0)
+    total = sum(range(5, 25))
+    assert stats.generated_tokens == total and stats.prompt_tokens == 20
+    assert stats.steps < total / 2, "the requests did not run side by side"
+
+
+# -- order and the end of requests -----------------------------------------------------
+
+
+def test_requests_begin_by_priority_then_in_order(tmp_path, program):
+    order = []
+    with api.Engine(program("one_row", programs.successor, max_context_len=10**12)) as engine:
+        gate = Gate(engine)
+        requests = [
+            engine.submit(PROMPT, lambda r, i=i: order.append(i), max_new_tokens=1, priority=priority)
+            for i, priority in enumerate([0, 0, 5, -1, 5])
+        ]
+        gate.open()
+        for request in requests:
+            assert request.wait()
+            request.free()
+    assert order == [2, 4, 0, 1, 3]
+
+
+def test_running_answers_go_on_while_a_prompt_is_read(engine):
+    """Chunks of a prompt alternate with steps: the answer gets a token for each chunk of 8."""
+    counts = []
+    with engine.submit(PROMPT, lambda r: counts.append(1), max_new_tokens=10**9) as runner:
+        while len(counts) < 3:
+            pass
+        before = []
+        with engine.submit([1] * 800, lambda r: before.append(len(counts)), max_new_tokens=1) as long:
+            begin = len(counts)
+            assert long.wait()
+        assert before[0] - begin >= 800 / 8 - 1
+        runner.cancel()
+
+
+def test_cancelled_requests_end_with_an_event(engine):
+    running = [engine.submit(PROMPT) for _ in range(4)]
+    waiting = engine.submit(PROMPT)
+    assert not waiting.wait(0.05)
+    waiting.cancel()
+    assert waiting.wait() and waiting.events == [(-1, b"", api.CANCELLED, -1)]
+    for request in running:
+        assert not request.wait(0)
+        request.cancel()
+        assert request.wait() and request.finish == api.CANCELLED and len(request.tokens) > 0
+        request.free()
+    waiting.free()
+
+
+def test_callback_ends_an_answer(engine):
+    with engine.submit(PROMPT, lambda r: len(r.events) < 3) as request:
+        request.wait()
+        assert request.tokens == [11, 12, 13] and request.events[-1] == (-1, b"", api.CANCELLED, -1)
+
+
+def test_requests_can_be_freed_while_they_run(engine):
+    for request in [engine.submit(PROMPT) for _ in range(10)]:
+        request.free()
+    assert engine.generate(PROMPT, max_new_tokens=2) == [11, 12]
+
+
+def test_requests_outlive_the_engine(path):
+    with api.Engine(path) as engine:
+        requests = [engine.submit(PROMPT) for _ in range(8)]
+    for request in requests:
+        assert request.wait(0) and request.finish == api.CANCELLED
+        request.free()
+
+
+def test_callbacks_may_submit_cancel_and_free(engine):
+    done, second = threading.Event(), []
+
+    def on_event(request):
+        if len(request.events) == 2:
+            second.append(engine.submit([50], lambda r: done.set(), max_new_tokens=1))
+            request.free()  # no event follows
+
+    first = engine.submit(PROMPT, on_event)
+    assert done.wait(60)
+    assert second[0].wait() and second[0].tokens == [51]
+    second[0].free()
+    assert len(first.events) == 2
+    while engine.stats().running:
+        pass
+
+
+def test_full_queue_is_busy(path):
+    with api.Engine(path, queue_limit=2) as engine:
+        gate = Gate(engine)
+        requests = [engine.submit(PROMPT, max_new_tokens=1) for _ in range(3 + 2)]  # 3 free rows, 2 waiting
+        status, message = status_of(engine.submit, PROMPT)
+        assert status == api.BUSY and message == "the queue is full: 2 requests are waiting"
+        assert engine.stats().waiting == 5
+        gate.open()
+        for request in requests:
+            assert request.wait()
+            request.free()
+        assert engine.generate(PROMPT, max_new_tokens=1) == [11]
+
+
+# -- errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": []}, "prompt: got 0 tokens, expected at least 1"),
+        ({"prompt": [256]}, "prompt: id 256 is outside the vocabulary [0, 256)"),
+        ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
+        ({"repetition_penalty": 0}, "repetition_penalty: got 0, expected a finite number greater than 0"),
+        ({"top_k": 5}, "top_k: the program was exported without this parameter"),
+        ({"logprobs": 0}, "logprobs: the program was exported without this parameter"),
+        ({"logprobs": -2}, "logprobs: got -2, expected at least -1"),
+        ({"draft": -2}, "draft: got -2, expected at least -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens: got -1, expected at least 0"),
+        ({"stop": [""]}, "stop: got an empty string, expected at least one character"),
+        ({"stop_ids": [-1]}, "stop_ids: id -1 is outside the vocabulary [0, 256)"),
+        ({"logit_bias": {1: 1.0}}, "logit_bias: the program was exported without this parameter"),
+        ({"allowed_tokens": lambda answer: [1]}, "allowed_tokens: the program was exported without this parameter"),
+    ],
+    ids=str,
+)
+def test_invalid_request_is_refused(engine, options, message):
+    prompt = options.pop("prompt", PROMPT)
+    assert status_of(engine.submit, prompt, **options) == (api.INVALID_ARGUMENT, message)
+
+
+def test_failing_step_ends_its_requests_only(tmp_path):
+    """Token 255 is followed by 256, which is outside the vocabulary. The error comes when both requests share a step."""
+    path = programs.export_rows(tmp_path / "small.pte", 4, get_vocab_size=200, token_offsets=c_int64_offsets(200))
+    with api.Engine(path) as engine:
+        with engine.submit([190]) as failing:
+            assert failing.wait() and failing.finish == api.ERROR
+            assert failing.info.status == api.FAILED
+            assert "returned the token 200, which is outside the vocabulary [0, 200)" in failing.error
+            assert failing.tokens == list(range(191, 200))
+        assert engine.generate([1], max_new_tokens=3) == [2, 3, 4]
+        assert engine.stats().failed == 1
+
+
+def c_int64_offsets(count: int):
+    import torch
+
+    return torch.cat([torch.arange(count), torch.tensor([256])])
+
+
+def test_missing_files_and_values(path, tmp_path):
+    assert status_of(api.Model, tmp_path / "none.pte")[0] == api.NOT_FOUND
+    (tmp_path / "bad.pte").write_bytes(b"x" * 100)
+    assert status_of(api.Model, tmp_path / "bad.pte")[0] == api.INVALID_PROGRAM
+    assert status_of(api.Model, path, device=b"tpu") == (
+        api.INVALID_ARGUMENT, "device: got 'tpu', expected cpu or gpu"
+    )  # fmt: skip
+    model = api.Model(path)
+    assert status_of(model.get_int, "nothing") == (api.NOT_FOUND, "name: the program has no integer nothing")
+    assert status_of(model.get_data, "get_vocab_size")[0] == api.NOT_FOUND
+    model.free()
+
+
+def test_null_pointers_are_errors(engine):
+    lib = api.library()
+    assert lib.executorch_mlx_model_load(None, None, None) == api.INVALID_ARGUMENT
+    assert lib.executorch_mlx_last_error() == b"path: got null"
+    assert lib.executorch_mlx_engine_submit(engine.handle, None, c.byref(c.c_void_p())) == api.INVALID_ARGUMENT
+    assert lib.executorch_mlx_engine_get_stats(None, None) == api.INVALID_ARGUMENT
+    options = api.RequestOptions(prompt_length=3)
+    assert lib.executorch_mlx_engine_submit(engine.handle, c.byref(options), c.byref(c.c_void_p())) != api.OK
+    assert lib.executorch_mlx_last_error() == b"prompt: got null, expected 3 values"
+    for name in ("model_free", "engine_free", "request_free", "request_cancel"):
+        getattr(lib, f"executorch_mlx_{name}")(None)
+
+
+def test_model_has_one_engine_at_a_time(path):
+    model = api.Model(path)
+    with api.Engine(model):
+        assert status_of(api.Engine, model) == (api.INVALID_ARGUMENT, "model: it has an engine already")
+    api.Engine(model).free()
+    model.free()
+
+
+# -- metadata ------------------------------------------------------------------------
+
+
+def test_metadata(path, tmp_path):
+    model = api.Model(path)
+    names = ("get_max_batch_size", "get_vocab_size", "sampling_seed", "has_head", "has_logits", "has_verify")
+    assert [model.get_int(name) for name in names] == [4, 256, 1, 1, 0, 1]
+    assert model.get_data("token_bytes") == bytes(range(256)) and model.get_data("get_eos_ids") == b""
+    model.free()
+    model = api.Model(programs.export(tmp_path / "eos.pte", programs.successor, get_eos_ids=[4, 9]))
+    assert model.get_data("get_eos_ids") == bytes([4, *[0] * 7, 9, *[0] * 7])
+    model.free()
+
+
+def test_token_bytes_can_be_added(program):
+    model = api.Model(program("no_table", programs.successor, vocabulary=None))
+    offsets = api.array(c.c_int64, [0, *range(0, 12)])
+    api.call("model_set_token_bytes", model.handle, b"abcdefghijk", offsets, c.c_size_t(12))
+    with api.Engine(model) as engine:
+        with engine.submit([5], max_new_tokens=8, stop=["x"]) as request:
+            request.wait()
+            assert request.text == b"fghijk"  # the tokens from 12 on have no text
+        arguments = (model.handle, b"", api.array(c.c_int64, [0]), c.c_size_t(0))
+        assert status_of(api.call, "model_set_token_bytes", *arguments)[0] == api.INVALID_ARGUMENT
+    model.free()
+
+
+# -- ABI -----------------------------------------------------------------------------
+
+
+def test_older_structs_are_read_to_their_end_only(engine):
+    """A program that was built with a header without the later fields."""
+    options = api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, temperature=float("nan"))
+    options.size = api.RequestOptions.temperature.offset
+    handle = c.c_void_p()
+    api.call("engine_submit", engine.handle, c.byref(options), c.byref(handle))
+    api.library().executorch_mlx_request_cancel(handle)
+    assert api.library().executorch_mlx_request_wait(handle, 60)
+
+    info = api.RequestInfo(seed=77)
+    info.size = api.RequestInfo.seed.offset
+    api.library().executorch_mlx_request_get_info(handle, c.byref(info))
+    assert (info.finish, info.seed, info.size) == (api.CANCELLED, 77, api.RequestInfo.seed.offset)
+    api.library().executorch_mlx_request_free(handle)
+
+    stats = api.Stats(rows=-5)
+    stats.size = api.Stats.rows.offset
+    api.call("engine_get_stats", engine.handle, c.byref(stats))
+    assert stats.rows == -5
+
+
+def test_newer_structs_are_accepted(engine):
+    class Newer(c.Structure):
+        _fields_ = [("old", api.RequestOptions), ("more", c.c_int64 * 8)]
+
+    newer = Newer(old=api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, top_p=1, max_new_tokens=1))
+    newer.old.repetition_penalty, newer.old.logprobs, newer.old.size = 1, -1, c.sizeof(Newer)
+    handle = c.c_void_p()
+    api.call("engine_submit", engine.handle, c.byref(newer), c.byref(handle))
+    assert api.library().executorch_mlx_request_wait(handle, 60)
+    api.library().executorch_mlx_request_free(handle)
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_struct_without_a_size_is_refused(engine, size):
+    options = api.RequestOptions()
+    options.size = size
+    assert status_of(api.call, "engine_submit", engine.handle, c.byref(options), c.byref(c.c_void_p())) == (
+        api.INVALID_ARGUMENT, f"options: got size {size}, expected that of the struct"
+    )  # fmt: skip
+
+
+# -- masks and drafts ------------------------------------------------------------------
+
+
+def test_drafts_change_nothing(engine):
+    """The answer runs from 0 to 255 and again, so that from the second round on all drafts are right: 7 of 8 tokens."""
+    plain = engine.generate([0], max_new_tokens=600, draft=0)
+    with engine.submit([0], max_new_tokens=600, draft=7) as request:
+        request.wait()
+        assert request.tokens == plain == [(i + 1) % 256 for i in range(600)]
+        info = request.info
+        assert info.accepted_tokens == pytest.approx((600 - 258) * 7 / 8, abs=10) and info.drafted_tokens >= info.accepted_tokens
+    drawn = engine.generate([0] * 5, max_new_tokens=300, temperature=1, seed=1, draft=0)
+    assert engine.generate([0] * 5, max_new_tokens=300, temperature=1, seed=1, draft=4) == drawn
+
+
+@pytest.mark.parametrize("end", [{"stop_ids": [40]}, {"stop": ["()"]}, {"max_new_tokens": 256 + 31}], ids=str)
+def test_answers_end_within_a_draft(engine, end):
+    prompt = [*range(256), 0, 1, 2]  # the answer repeats the prompt
+    with engine.submit(prompt, draft=0, **end) as plain, engine.submit(prompt, draft=7, **end) as drafted:
+        assert plain.wait() and drafted.wait()
+        assert drafted.tokens == plain.tokens and drafted.text == plain.text and drafted.finish == plain.finish
+        assert drafted.info.accepted_tokens > 5
+
+
+# -- stress ----------------------------------------------------------------------------
+
+
+def test_a_thousand_requests_from_16_threads(tmp_path):
+    """A third is cancelled, some fail, the others are complete. Nothing is left behind."""
+    path = programs.export_rows(tmp_path / "rows.pte", 4, get_vocab_size=200, token_offsets=c_int64_offsets(200))
+    numbers, wrong = itertools.count(), []
+    with api.Engine(path) as engine:
+        threads_before = threading.active_count()
+
+        def client():
+            while (number := next(numbers)) < 1000:
+                start = number % 150
+                fails = number % 7 == 3
+                with engine.submit([start], max_new_tokens=300 if fails else 20, draft=number % 3 - 1) as request:
+                    if number % 3 == 0:
+                        request.cancel()
+                    if not request.wait(60):
+                        wrong.append((number, "no end"))
+                    elif number % 3 == 0:
+                        expected = list(range(start + 1, start + 1 + len(request.tokens)))
+                        if request.tokens != expected:
+                            wrong.append((number, request.tokens))
+                    elif fails and request.finish != api.ERROR:
+                        wrong.append((number, request.finish))
+                    elif not fails and request.tokens != list(range(start + 1, start + 21)):
+                        # A request may share the failing step of another one.
+                        if "outside the vocabulary" not in request.error:
+                            wrong.append((number, request.tokens))
+
+        clients = [threading.Thread(target=client) for _ in range(16)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+        assert not wrong, wrong[:5]
+        stats = engine.stats()
+        assert (stats.requests, stats.running, stats.waiting) == (1000, 0, 0)
+        assert stats.failed > 90
+        assert engine.generate([1], max_new_tokens=3) == [2, 3, 4]
+        assert threading.active_count() == threads_before

@@ -1,0 +1,208 @@
+"""The library in another CMake project, and its errors for invalid programs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import llm_programs as programs
+import pytest
+import torch
+from llm_cli import BUILD
+
+PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STRESS = Path(__file__).resolve().parent / "stress"
+
+
+def build_project(source: Path, folder: Path) -> Path:
+    """Build the CMake project `source` in `folder`."""
+    # Prefer CMake from PyPI: that of the system may be too old for the wheels.
+    cmake = shutil.which("cmake", path=Path(sys.executable).parent) or "cmake"
+    for command in (
+        [cmake, "-S", source, "-B", folder, f"-Dexecutorch_mlx_DIR={PACKAGE}"],
+        [cmake, "--build", folder],
+    ):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """`chat(model, seconds, *turns)` runs examples/cpp. It returns the texts of the answers, and the
+    line on stderr for each."""
+    build = build_project(EXAMPLES / "cpp", tmp_path_factory.mktemp("chat"))
+
+    def start(model: Path, seconds: float, *turns: str) -> tuple[list[bytes], list[str]]:
+        command = [str(build / "chat"), str(model), str(seconds), *turns]
+        done = subprocess.run(command, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        reports = [line for line in done.stderr.decode().splitlines() if line.endswith("reused")]
+        return done.stdout.split(b"\n")[:-1], reports
+
+    return start
+
+
+def summed_answer(context: list[int], end: int, capacity: int) -> list[int]:
+    """The answer of `programs.summed`. Appends its tokens to `context`."""
+    answer = []
+    while True:
+        token = sum((i + 1) * t for i, t in enumerate(context)) % 256
+        is_full = len(context) == capacity
+        context.append(token)
+        if token == end:
+            return answer
+        answer.append(token)
+        if is_full:
+            return answer
+
+
+LETTERS = [bytes([65 + i % 26]) for i in range(256)]
+
+
+def test_example_keeps_the_conversation(chat, program):
+    options = {"vocabulary": LETTERS, "max_context_len": 32, "get_eos_ids": [20]}
+    path = program("summed_text", programs.summed, state=programs.summed_state(32), **options)
+    context = [3, 1]
+    answers = [summed_answer(context, 20, 32)]
+    length = len(context)
+    context += [2, 5]
+    answers.append(summed_answer(context, 20, 32))
+    texts, reports = chat(path, 60, "3,1", "2,5")
+    assert texts == [b"".join(LETTERS[t] for t in answer) for answer in answers]
+    assert reports[0].startswith("stop, ") and reports[0].endswith(" 0 tokens reused")
+    assert reports[1].endswith(f" {length - 1} tokens reused")
+
+
+def test_example_replaces_a_turn(chat, program, tmp_path):
+    state = programs.summed_state(64)
+    options = {"vocabulary": LETTERS, "get_eos_ids": [20]}
+    path = program("summed_long", programs.summed, state=state, max_context_len=64, **options)
+    expected = chat(path, 60, "3,1", "7,7,9")
+    texts, reports = chat(path, 60, "3,1", "2,5", "^7,7,9")
+    assert [texts[0], texts[2]] == expected[0]
+    # The replaced turn has added the last token of the first answer to the cache.
+    reused = [int(report.split(", ")[2].split()[0]) for report in (expected[1][1], reports[2])]
+    assert reused[1] == reused[0] + 1 > 1
+    # A program with a ring buffer cannot rewind that far, and computes the prompt again.
+    short = tmp_path / "short.pte"
+    programs.export(short, programs.summed, state=state, max_context_len=64, get_max_rewind=2, **options)
+    again, reports = chat(short, 60, "3,1", "2,5", "^7,7,9")
+    assert again == texts and reports[2].endswith(" 0 tokens reused")
+
+
+def test_example_cancels_after_a_time(chat, program):
+    path = program("endless_text", programs.successor, max_context_len=10**12)
+    texts, reports = chat(path, 0.2, "1", "2")
+    assert texts[0].startswith(b"\2\3\4")
+    assert [line.partition(",")[0] for line in reports] == ["cancelled", "cancelled"]
+
+
+def test_example_in_c(tmp_path):
+    build = build_project(EXAMPLES / "c", tmp_path / "build")
+    path = programs.export_rows(tmp_path / "rows.pte", 2)
+    command = [build / "answers", path, "3", "65,66", "97", "49"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "CDE\nbcd\n234\n"
+    assert done.stderr.count("3 tokens, 0 of the prompt reused\n") == 3
+    done = subprocess.run(list(map(str, [*command, "256"])), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == "CDE\nbcd\n234\n"
+    assert "256: prompt: id 256 is outside the vocabulary [0, 256)" in done.stderr
+
+
+def test_requests_from_many_threads(tmp_path):
+    build = build_project(STRESS, tmp_path / "build")
+    path = programs.export_rows(tmp_path / "rows.pte", 4)
+    done = subprocess.run([str(build / "stress"), str(path), "3000"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong, 3000 requests, 0 left\n") and int(done.stdout.split()[0]) > 1000
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"sampling_head": False}, "forward: got 7 inputs, expected 2 according to the metadata"),
+        ({"sampling_head": 1}, "sampling_head: expected one bool"),
+        ({"get_vocab_size": None}, "missing method get_vocab_size"),
+        ({"get_vocab_size": "256"}, "get_vocab_size: expected one integer"),
+        ({"get_vocab_size": 0}, "get_vocab_size: got 0, expected at least 1"),
+        ({"get_max_seq_len": 17}, "get_max_seq_len: got 17, expected 1 to 16 (get_max_context_len)"),
+        ({"get_max_seq_len": 9}, "input 0 (tokens): got size 8 on axis 1, expected 9 according to the metadata"),
+        ({"get_max_batch_size": 2}, "missing method prefill; the methods are: "),
+        ({"get_max_batch_size": 0}, "get_max_batch_size: got 0, expected at least 1"),
+        ({"sampling_penalties": True}, "forward: got 7 inputs, expected 10 according to the metadata"),
+        ({"sampling_logit_bias": -1}, "sampling_logit_bias: got -1, expected at least 0"),
+        ({"sampling_seed": False}, "forward: got 7 inputs, expected 6 according to the metadata"),
+        ({"sampling_seed": 1}, "sampling_seed: expected one bool"),
+        ({"get_eos_ids": [1, 2.5]}, "get_eos_ids: expected integers or a tensor of integers"),
+        ({"token_offsets": torch.arange(9)}, "token_offsets: got 9 entries, expected 257 (get_vocab_size + 1)"),
+        ({"token_offsets": torch.arange(257) * 2}, "token_offsets: expected ascending values from 0 to 256"),
+        ({"token_bytes": torch.zeros(256)}, "token_bytes: got Float of rank 1, expected Byte of rank 1"),
+    ],
+    ids=lambda value: repr(next(iter(value.items())))[:40] if isinstance(value, dict) else "",
+)
+def test_invalid_metadata_is_an_error(run, tmp_path, metadata, message):
+    path = programs.export(tmp_path / "model.pte", programs.successor, **metadata)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1
+    assert done.stdout == ""
+    assert message in done.stderr
+
+
+def test_eos_ids_may_be_a_tensor(run, tmp_path):
+    path = programs.export(
+        tmp_path / "model.pte", programs.successor, get_eos_ids=torch.tensor([4, 9])
+    )
+    assert run(path, "--prompt-ids", "1", "--ids").ids == [2, 3]
+
+
+def test_wrong_input_dtype_is_an_error(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(programs.OPTIONAL, "top_k", torch.tensor(0.0))
+    path = programs.export(tmp_path / "model.pte", programs.successor)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1
+    assert "forward: input 5 (top_k): got Float of rank 0, expected Long of rank 0" in done.stderr
+
+
+def test_wrong_output_dtype_is_an_error(run, tmp_path):
+    def logits(self, tokens, input_pos, **_):
+        return tokens[:, -1].to(torch.float32)
+
+    done = run(programs.export(tmp_path / "model.pte", logits), "--prompt-ids", "1")
+    assert done.code == 1
+    assert "forward: output: got Float, expected tokens (Long)" in done.stderr
+
+
+def test_token_outside_the_vocabulary_is_an_error(run, tmp_path):
+    def next_up(self, tokens, input_pos, **_):
+        return tokens[:, -1] + 1
+
+    path = programs.export(tmp_path / "model.pte", next_up)
+    done = run(path, "--prompt-ids", "254", "--ids")
+    assert done.code == 1
+    assert done.stdout == "255\n"
+    assert done.finish == "error"
+    assert "forward: returned the token 256, which is outside the vocabulary [0, 256)" in done.stderr
+
+
+def test_missing_forward_is_an_error(run, tmp_path):
+    from executorch.exir import to_edge
+
+    program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2),))
+    path = tmp_path / "model.pte"
+    path.write_bytes(to_edge({"encode": program}).to_executorch().buffer)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1
+    assert "missing method forward; the methods are: encode" in done.stderr
+
+
+@pytest.mark.parametrize("keep", [8, 100, 0.5, 0.99])
+def test_truncated_file_is_an_error(run, successor, tmp_path, keep):
+    data = successor.read_bytes()
+    path = tmp_path / "cut.pte"
+    path.write_bytes(data[: keep if keep >= 1 else int(len(data) * keep)])
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1
+    assert "not an ExecuTorch program" in done.stderr

@@ -1,0 +1,367 @@
+"""The token law on a small model: what runs beside a request, chunks, reuse and speculation do not change its tokens."""
+
+import random
+import struct
+
+import c_api as api
+import pytest
+
+ROWS = 4
+HISTORY = 16
+SETTINGS = [
+    {},
+    {"temperature": 0.9, "seed": 3, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.3, "seed": 2**40, "min_p": 0.02, "repetition_penalty": 1.4, "logit_bias": {7: 2.0, 9: -3.0}},
+    {"temperature": 0.7, "seed": -5, "allowed_tokens": lambda answer: range(len(answer) % 3, 1536, 3)},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+]
+SOURCE = random.Random(5)
+PROMPTS = [[SOURCE.randrange(2, 1500) for _ in range(length)] for length in (1, 3, 16, 17, 40, 100, 33, 5)]
+REQUESTS = [(prompt, SETTINGS[i % len(SETTINGS)]) for i, prompt in enumerate(PROMPTS + PROMPTS[::-1])]
+
+
+def export(tmp_path_factory, name: str, **options):
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+
+    head = HeadConfig(penalties=HISTORY, logit_bias=2, allowed_tokens=True, logprobs=3)
+    return small_llm.shared(tmp_path_factory, name, head=head, **options)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return export(tmp_path_factory, "engine_rows", batch=ROWS)
+
+
+@pytest.fixture(scope="module")
+def one_row(tmp_path_factory):
+    return export(tmp_path_factory, "engine_one_row", outputs="both")
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """Two rows with ring buffers of 24 positions and a chunk."""
+    return export(tmp_path_factory, "engine_windowed", batch=2, sliding_window=24)
+
+
+def options_of(settings: dict, **more) -> dict:
+    return settings | {"max_new_tokens": 20, "ignore_eos": True} | more
+
+
+@pytest.fixture(scope="module")
+def alone(path):
+    """The answers to REQUESTS, one after the other, without speculation and reuse."""
+    with api.Engine(path, reuse_prompts=False) as engine:
+        return [engine.generate(prompt, **options_of(settings, draft=0)) for prompt, settings in REQUESTS]
+
+
+@pytest.mark.parametrize(
+    ("engine_options", "request_options"),
+    [
+        ({}, {}),
+        ({"reuse_prompts": False}, {"draft": 0}),
+        ({"chunk": 3}, {"draft": 0}),
+        ({"chunk": 7, "chunk_seconds": 1e-9}, {"draft": 5}),
+    ],
+    ids=str,
+)
+def test_tokens_do_not_depend_on_other_requests(path, alone, engine_options, request_options):
+    with api.Engine(path, **engine_options) as engine:
+        requests = [engine.submit(prompt, **options_of(settings, **request_options)) for prompt, settings in REQUESTS]
+        for request in requests:
+            assert request.wait(), request.error
+        assert [request.tokens for request in requests] == alone
+        for request in requests:
+            request.free()
+
+
+@pytest.mark.parametrize("draft", [0, -1, 1, 7])
+def test_program_with_one_row_draws_the_same(one_row, alone, draft):
+    with api.Engine(one_row) as engine:
+        assert [engine.generate(p, **options_of(settings, draft=draft)) for p, settings in REQUESTS] == alone
+
+
+def test_host_draws_what_the_head_draws(tmp_path_factory, alone):
+    """The program returns logits of all rows, and no tokens."""
+    import small_llm
+
+    path = small_llm.shared(tmp_path_factory, "engine_logits", outputs="logits", batch=ROWS)
+    with api.Engine(path) as engine:
+        requests = [engine.submit(prompt, **options_of(settings)) for prompt, settings in REQUESTS]
+        for request, expected, (_, settings) in zip(requests, alone, REQUESTS, strict=True):
+            assert request.wait(), request.error
+            # Without a head, the penalties count all tokens, so that those answers differ.
+            if not any(name.endswith("penalty") for name in settings):
+                assert request.tokens == expected
+            request.free()
+
+
+# -- prompt reuse ----------------------------------------------------------------------
+
+LONG = [SOURCE.randrange(2, 1500) for _ in range(200)]
+
+
+def answer(engine, prompt, **options) -> tuple[list[int], int]:
+    """The answer, and how many tokens of the prompt were reused."""
+    with engine.submit(prompt, **options_of({"temperature": 0.8, "seed": 1}, **options)) as request:
+        assert request.wait() and request.finish != api.ERROR, request.error
+        return request.tokens, request.info.reused_tokens
+
+
+@pytest.fixture(scope="module")
+def cold(path):
+    """`cold(prompt)`: the answer without reuse."""
+
+    def run(prompt):
+        with api.Engine(path, reuse_prompts=False) as engine:
+            tokens, reused = answer(engine, prompt)
+            assert reused == 0
+            return tokens
+
+    return run
+
+
+def test_conversation_continues_its_row(path, cold):
+    with api.Engine(path) as engine:
+        first, _ = answer(engine, LONG)
+        turn = [*LONG, *first, 5, 6]
+        second, reused = answer(engine, turn)
+        assert second == cold(turn) and reused == len(LONG) + len(first) - 1
+        # The same prompt again: only its last token is computed.
+        assert answer(engine, turn) == (second, len(turn) - 1)
+
+
+def test_rows_in_use_are_copied(path, cold):
+    prompts = [[*LONG, 5 + i] for i in range(6)]
+    with api.Engine(path) as engine:
+        requests = [engine.submit(p, **options_of({"temperature": 0.8, "seed": 1})) for p in prompts]
+        for request, prompt in zip(requests, prompts, strict=True):
+            assert request.wait()
+            assert request.tokens == cold(prompt)
+        assert [request.info.reused_tokens for request in requests] == [0] + [200] * 5
+        for request in requests:
+            request.free()
+        assert engine.stats().reused_tokens == 1000
+
+
+def test_long_row_is_not_lost_for_a_short_beginning(path):
+    with api.Engine(path) as engine:
+        first, _ = answer(engine, LONG)
+        _, reused = answer(engine, LONG[:50])  # copied to another row
+        assert reused == 49
+        assert answer(engine, LONG) == (first, 199)
+
+
+def test_least_recently_used_row_goes_first(path):
+    others = [[SOURCE.randrange(2, 1500) for _ in range(30)] for _ in range(ROWS)]
+    with api.Engine(path) as engine:
+        for prompt in (LONG, *others[:3]):
+            answer(engine, prompt)
+        assert answer(engine, LONG)[1] == 199
+        answer(engine, others[3])  # replaces others[0]
+        assert [answer(engine, prompt)[1] for prompt in (LONG, others[1], others[2], others[3])] == [199, 29, 29, 29]
+
+
+def test_ring_buffers_rewind_as_far_as_they_can(windowed):
+    with api.Engine(windowed, reuse_prompts=False) as engine:
+        expected = [answer(engine, prompt)[0] for prompt in (LONG, LONG[:150], [*LONG, 7])]
+    with api.Engine(windowed) as engine:
+        rewind = engine.own.get_int("get_max_rewind")
+        assert 0 < rewind < 50
+        assert answer(engine, LONG) == (expected[0], 0)
+        assert answer(engine, LONG[:150]) == (expected[1], 0)
+        assert answer(engine, LONG[:150]) == (expected[1], 149 if rewind >= 20 else 0)
+        tokens, reused = answer(engine, [*LONG, 7])
+        assert tokens == expected[2] and reused in (0, 200)
+
+
+@pytest.mark.parametrize("draft", [0, 3, 15])
+def test_ring_buffers_and_speculation(windowed, draft):
+    with api.Engine(windowed, reuse_prompts=False) as engine:
+        plain = [engine.generate(p, **options_of(s, draft=0, max_new_tokens=60)) for p, s in REQUESTS[:5]]
+    with api.Engine(windowed) as engine:
+        requests = [engine.submit(p, **options_of(s, draft=draft, max_new_tokens=60)) for p, s in REQUESTS[:5]]
+        for request in requests:
+            assert request.wait()
+        assert [request.tokens for request in requests] == plain
+        for request in requests:
+            request.free()
+
+
+# -- prompt caches on disk ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(path, tmp_path_factory):
+    file = tmp_path_factory.mktemp("prefix") / "long.cache"
+    with api.Engine(path) as engine:
+        engine.save_prefix(LONG, file)
+    assert [each.name for each in file.parent.iterdir()] == ["long.cache"]
+    return file
+
+
+@pytest.mark.parametrize("name", ["path", "one_row", "windowed"])
+def test_loaded_prefix_gives_the_answer_of_a_cold_run(request, tmp_path, name):
+    path = request.getfixturevalue(name)
+    with api.Engine(path, reuse_prompts=False) as engine:
+        expected = answer(engine, [*LONG, 5])[0]
+    with api.Engine(path) as engine:
+        engine.save_prefix(LONG, tmp_path / "x.cache")
+    with api.Engine(path) as engine:
+        answer(engine, LONG[50:])
+        assert engine.load_prefix(tmp_path / "x.cache") == 200
+        assert answer(engine, [*LONG, 5]) == (expected, 200)
+
+
+def test_prefix_is_saved_while_an_answer_runs(path, saved, tmp_path):
+    with api.Engine(path) as engine, engine.submit([3], max_new_tokens=500, ignore_eos=True) as running:
+        engine.save_prefix(LONG, tmp_path / "second.cache")
+        running.cancel()
+    first, second = saved.read_bytes(), (tmp_path / "second.cache").read_bytes()
+    assert first == second
+
+
+def refusal(path, file) -> str:
+    with api.Engine(path) as engine:
+        with pytest.raises(api.ApiError) as error:
+            engine.load_prefix(file)
+        assert error.value.status == api.INVALID_ARGUMENT
+        assert answer(engine, PROMPTS[3])[1] == 0
+        return str(error.value)
+
+
+def test_damaged_prefix_is_refused(path, saved, tmp_path):
+    data = saved.read_bytes()
+    file = tmp_path / "bad.cache"
+    source = random.Random(3)
+    for at in [*range(0, 56, 7), *(source.randrange(len(data)) for _ in range(20)), len(data) - 1]:
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << source.randrange(8)
+        file.write_bytes(damaged)
+        refusal(path, file)
+    for length in (1, 55, 56, 1000, len(data) - 1):
+        file.write_bytes(data[:length])
+        refusal(path, file)
+    file.write_bytes(data + b"x")
+    assert "the file is incomplete" in refusal(path, file)
+    file.write_bytes(data[:8] + struct.pack("<Q", 2) + data[16:])
+    assert "got format version 2, expected 1" in refusal(path, file)
+
+
+def test_prefix_of_another_program_is_refused(windowed, saved):
+    assert "the prompt cache of another program" in refusal(windowed, saved)
+
+
+def test_prefix_errors(path, tmp_path, saved):
+    with api.Engine(path) as engine:
+        with pytest.raises(api.ApiError, match="cannot read the file") as error:
+            engine.load_prefix(tmp_path / "none")
+        assert error.value.status == api.NOT_FOUND
+        with pytest.raises(api.ApiError, match="cannot write the file"):
+            engine.save_prefix(LONG, tmp_path / "no" / "folder")
+        with pytest.raises(api.ApiError, match="prompt: id 1536 is outside the vocabulary"):
+            engine.save_prefix([1536], tmp_path / "x")
+        assert engine.generate([5], max_new_tokens=1, ignore_eos=True)
+
+
+# -- log probabilities -------------------------------------------------------------------
+
+
+def test_scores_are_the_log_probabilities_of_the_answer(path):
+    prompt = PROMPTS[4]
+    with api.Engine(path) as engine:
+        with engine.submit(prompt, max_new_tokens=30, ignore_eos=True, logprobs=2) as request:
+            assert request.wait()
+            tokens, events = request.tokens, request.logprobs
+        for token, (logprob, top) in zip(tokens, events, strict=True):
+            assert len(top) == 2 and list(top)[0] == token and top[token] == logprob
+        logprobs, greedy = engine.score(prompt, tokens)
+        assert logprobs == pytest.approx([logprob for logprob, _ in events], abs=1e-4) and all(greedy)
+        wrong = [*tokens[:10], (tokens[10] + 1) % 1536]
+        logprobs, greedy = engine.score(prompt, wrong)
+        assert greedy == [True] * 10 + [False] and logprobs[10] < events[10][0]
+        assert engine.score([5], [7])[0] == pytest.approx(engine.score([5], [7, 8])[0][:1], abs=1e-4)
+
+
+def test_host_computes_log_probabilities_too(tmp_path_factory, path):
+    import small_llm
+
+    logits = small_llm.shared(tmp_path_factory, "engine_logits", outputs="logits", batch=ROWS)
+    results = []
+    for program in (path, logits):
+        with api.Engine(program) as engine:
+            with engine.submit(PROMPTS[4], max_new_tokens=5, ignore_eos=True, logprobs=3) as request:
+                assert request.wait()
+                results.append(request.logprobs)
+    for (head, head_top), (host, host_top) in zip(*results, strict=True):
+        assert host == pytest.approx(head, abs=1e-4)
+        assert list(host_top) == list(head_top) and host_top == pytest.approx(head_top, abs=1e-4)
+
+
+def test_invalid_scores_are_refused(path):
+    with api.Engine(path) as engine:
+        for prompt, targets, message in (
+            ([], [1], "prompt: got 0 tokens"),
+            ([1], [], "targets: got 0 tokens"),
+            ([1], [1536], "targets: id 1536"),
+            ([1] * 1000, [1] * 26, "expected at most 1025 together"),
+        ):
+            with pytest.raises(api.ApiError, match=message) as error:
+                engine.score(prompt, targets)
+            assert error.value.status == api.INVALID_ARGUMENT
+
+
+def test_too_many_biased_tokens_are_refused(path):
+    with api.Engine(path) as engine, pytest.raises(api.ApiError, match="logit_bias: got 3 tokens, expected at most 2"):
+        engine.submit([5], logit_bias={1: 1.0, 2: 1.0, 3: 1.0})
+
+
+# -- failures ------------------------------------------------------------------------------
+
+
+def test_failing_mask_ends_its_request_only(path, alone):
+    prompt, settings = REQUESTS[1]
+
+    def allowed(answer):
+        return range(1536) if len(answer) < 3 else None
+
+    with api.Engine(path) as engine:
+        good = [engine.submit(prompt, **options_of(settings)) for _ in range(3)]
+        with engine.submit(prompt, allowed_tokens=allowed) as bad:
+            assert bad.wait() and bad.finish == api.ERROR and len(bad.tokens) == 3
+            assert bad.error == "allowed_tokens: the callback returned false"
+        for request in good:
+            assert request.wait() and request.tokens == alone[1]
+            request.free()
+
+
+def test_mask_sees_possible_answers_only(path):
+    """With drafts, the callback is called for answers that the masks before allow."""
+    seen = []
+
+    def allowed(answer):
+        seen.append(list(answer))
+        return [11, 12, 13, 14] if len(answer) % 2 else [20, 21, 22, 23]
+
+    options = options_of({"temperature": 5, "seed": 2}, max_new_tokens=80, allowed_tokens=allowed)
+    with api.Engine(path) as engine:
+        plain = engine.generate([4], **options, draft=0)
+        with engine.submit([4], **options, draft=6) as request:
+            assert request.wait() and request.tokens == plain
+            assert request.info.drafted_tokens > 0
+    assert all(token < 15 if i % 2 else token >= 20 for answer in seen for i, token in enumerate(answer))
+
+
+def test_memory_limit_ends_the_requests_of_the_step(path):
+    from executorch_mlx import memory
+
+    with api.Engine(path) as engine:
+        engine.generate([5], max_new_tokens=2, ignore_eos=True)
+        before = memory.set_memory_limit(memory.get_active_memory() + 1000)
+        try:
+            with engine.submit(LONG, max_new_tokens=2) as request:
+                assert request.wait() and request.finish == api.ERROR
+                assert request.info.status == api.OUT_OF_MEMORY and "memory limit" in request.error
+        finally:
+            memory.set_memory_limit(before)
+        assert engine.generate(LONG, max_new_tokens=2, ignore_eos=True)

@@ -1,0 +1,141 @@
+"""Every sampling parameter, in the head and on the host: the same tokens."""
+
+import llm_programs as programs
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# The noise of filtered draws has three parts, by rank: this vocabulary uses all of them.
+VOCABULARY = 3000
+PROMPT = [5, 900, 17, 2999, 4]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """`exported(name, **options)` exports a small model with fixed random weights."""
+    from executorch_mlx.llm.export import export_llm
+
+    folder = tmp_path_factory.mktemp("sampling")
+
+    def make(name, **options):
+        path = folder / f"{name}.pte"
+        if not path.exists():
+            torch.manual_seed(0)
+            config = LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                bos_token_id=None, eos_token_id=None, initializer_range=0.3,
+            )  # fmt: skip
+            export_llm(LlamaForCausalLM(config), chunk=8, verify=False, **options).save(path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def full(exported):
+    """The head takes all parameters."""
+    from executorch_mlx.llm.export import HeadConfig
+
+    return exported("full", outputs="both", head=HeadConfig(penalties=16, logit_bias=3, allowed_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def bare(exported):
+    """The head does not take top_k and others. The host draws for requests with these parameters."""
+    from executorch_mlx.llm.export import HeadConfig
+
+    return exported("bare", outputs="both", head=HeadConfig(penalties=16, top_k=False, min_p=False))
+
+
+def prompt_flags(*prompts):
+    return [flag for ids in prompts for flag in ("--prompt-ids", ",".join(map(str, ids)))]
+
+
+def flags(settings):
+    bias = {"logit_bias": lambda value: ",".join(f"{k}:{v}" for k, v in value.items())}
+    return [f"--{k.replace('_', '-')}={bias.get(k, str)(v)}" for k, v in settings.items()]
+
+
+SETTINGS = [
+    {},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": -(2**62)},
+    {"temperature": 2.5, "top_p": 0.999, "seed": 2**40},
+    {"temperature": 1.2, "min_p": 0.05, "seed": 3},
+    {"temperature": 1.0, "top_k": 2900, "seed": 4},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 3.5, "frequency_penalty": 2.0, "temperature": 0.5, "seed": 11},
+    {"logit_bias": {8: 50.0, 2998: 49.5}, "frequency_penalty": 1.0, "repetition_penalty": 1.1},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_host_draws_the_tokens_of_the_head(run, full, bare, settings):
+    """One prompt fits into a chunk. The other needs two, and exceeds the history of the penalties."""
+    settings = {"top_k": VOCABULARY} | settings  # has no effect, but the host has to draw
+    for prompt in (PROMPT, PROMPT * 2):
+        arguments = [*prompt_flags(prompt), "--ids", "--max-new-tokens=20", *flags(settings)]
+        assert run(bare, *arguments).ids == run(full, *arguments).ids
+
+
+@pytest.mark.parametrize("where", ["full", "bare"])
+def test_only_allowed_tokens_are_drawn(run, request, where):
+    allowed = {3, 31, 32, 2999}
+    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=30", "--temperature=5", "--seed=1"]
+    path = request.getfixturevalue(where)
+    ids = run(path, *arguments, "--allow-ids", ",".join(map(str, allowed))).ids
+    assert len(ids) == 30 and set(ids) == allowed
+
+
+def test_host_adds_a_bias_that_is_too_long_for_the_head(run, full):
+    arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=5", "--logit-bias"]
+    assert run(full, *arguments, "1:1,2:1,3:1,4:100").ids == [4] * 5
+
+
+# -- several prompts ------------------------------------------------------------------
+
+
+def test_several_prompts_are_answered_side_by_side(run, tmp_path):
+    path = programs.export_rows(tmp_path / "rows.pte", 3)
+    prompts = [[1], [65, 66], [9], [200]]
+    arguments = [*prompt_flags(*prompts), "--temperature=1", "--seed=5", "--max-new-tokens=4"]
+    alone = [run(path, *prompt_flags(prompt), *arguments[-3:], "--ids").ids for prompt in prompts]
+    lines = run(path, *arguments, "--json").json
+    answers = {line["sequence"]: line for line in lines if "finish" in line}
+    assert [answers[i]["tokens"] for i in range(4)] == alone
+    assert [answers[i]["prompt_tokens"] for i in range(4)] == [1, 2, 1, 1]
+    shown = run(path, *arguments, "--ids").stdout.splitlines()
+    assert shown == [f"[{i}] {' '.join(map(str, ids))}" for i, ids in enumerate(alone)]
+
+
+# -- programs without a head ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_host_samples_from_logits_of_every_dtype(run, tmp_path, dtype):
+    """The most likely token is the last token plus 1, and the second most likely is the last token plus 2."""
+
+    def logits(self, tokens, input_pos, **_):
+        distance = torch.arange(256) - (tokens[:, -1:] + 1) % 256
+        return torch.where(distance == 0, 4.0, torch.where(distance == 1, 3.0, -40.0)).to(dtype).unsqueeze(1)
+
+    path = programs.export(tmp_path / "logits.pte", logits, parameters=False, sampling_head=False, max_context_len=64)
+    arguments = [path, "--prompt-ids", "10", "--ids", "--max-new-tokens", "30"]
+    assert run(*arguments).ids == list(range(11, 41))
+    drawn = run(*arguments, "--temperature=1", "--seed=3")
+    steps = {b - a for a, b in zip([10, *drawn.ids], drawn.ids)}
+    assert steps == {1, 2} and "seed: 3\n" in drawn.stderr
+    assert run(*arguments, "--temperature=1", "--seed=3", "--top-k=1").ids == list(range(11, 41))
+
+
+def test_output_that_contradicts_the_metadata_is_an_error(run, tmp_path):
+    def logits(self, tokens, input_pos, **_):
+        return torch.zeros(1, 1, 256)
+
+    path = programs.export(tmp_path / "logits.pte", logits)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1 and "forward: output: got Float, expected tokens (Long)" in done.stderr
+    path = programs.export(tmp_path / "tokens.pte", programs.successor, parameters=False, sampling_head=False)
+    done = run(path, "--prompt-ids", "1")
+    assert done.code == 1 and "forward: output: got Long, expected logits (Float, Half or BFloat16)" in done.stderr

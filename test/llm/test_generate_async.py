@@ -1,0 +1,288 @@
+"""`Generation` with `async for`, several at once, and its end when nothing refers to it any more."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import small_llm
+from executorch_mlx.llm import LLM, BusyError
+from executorch_mlx.llm.generation import _requests
+
+PROMPTS = [[n, 300, 12] for n in range(5, 15)]
+
+
+@pytest.fixture(scope="module")
+def llm(chat_program) -> LLM:
+    return LLM.load(chat_program)
+
+
+def until(condition) -> None:
+    """Wait until `condition()` is true."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def idle(llm: LLM) -> None:
+    until(lambda: (llm.stats.running, llm.stats.waiting) == (0, 0))
+
+
+def test_async_for_gives_the_tokens_of_for(llm):
+    expected = list(llm.generate(PROMPTS[0], max_new_tokens=20))
+
+    async def collect():
+        return [token async for token in llm.generate(PROMPTS[0], max_new_tokens=20)]
+
+    assert asyncio.run(collect()) == expected and len(expected) == 20
+
+
+def test_many_answers_in_one_event_loop(llm):
+    expected = [llm.generate(prompt, max_new_tokens=8, temperature=1.0, seed=3).result().tokens for prompt in PROMPTS]
+
+    async def collect(prompt):
+        return [token.id async for token in llm.generate(prompt, max_new_tokens=8, temperature=1.0, seed=3)]
+
+    async def all_of_them():
+        return await asyncio.gather(*map(collect, PROMPTS))
+
+    assert asyncio.run(all_of_them()) == expected
+
+
+def test_event_loop_runs_meanwhile(llm):
+    """The GIL is free while the model runs."""
+
+    async def main():
+        ticks, generation = 0, llm.generate(PROMPTS[0], max_new_tokens=200, ignore_eos=True)
+
+        async def tick():
+            nonlocal ticks
+            while generation.finish is None:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        tokens = [token async for token in generation]
+        await ticking
+        return len(tokens), ticks
+
+    count, ticks = asyncio.run(main())
+    assert count == 200 and ticks > 3
+
+
+def test_cancelled_task_ends_its_answer(llm):
+    async def main():
+        generation = llm.generate(PROMPTS[0], ignore_eos=True)
+
+        async def consume():
+            async for _ in generation:
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    gc.collect()
+    idle(llm)
+    assert llm.stats.generated_tokens < 10 * small_llm.CONTEXT
+
+
+def test_error_in_async_for(llm):
+    def fail(answer):
+        if len(answer) == 3:
+            raise ZeroDivisionError("mine")
+
+    async def main():
+        generation, tokens = llm.generate(PROMPTS[0], allowed_tokens=fail), []
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            async for token in generation:
+                tokens.append(token.id)
+        assert generation.finish == "error" and generation.tokens == tokens and len(tokens) == 3
+
+    asyncio.run(main())
+
+
+def test_exception_of_a_mask_concerns_one_answer(llm):
+    def fail(answer):
+        raise OSError("disk")
+
+    bad = llm.generate(PROMPTS[0], allowed_tokens=fail)
+    good = llm.generate(PROMPTS[1], max_new_tokens=5)
+    with pytest.raises(OSError, match="disk"):
+        bad.result()
+    assert good.result().tokens == llm.generate(PROMPTS[1], max_new_tokens=5).result().tokens
+    assert list(bad) == []
+
+
+def test_answer_starts_before_the_first_iteration(llm):
+    generation = llm.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
+    until(lambda: generation.metrics.generated_tokens == 4)
+    assert generation.tokens == [] and generation.finish is None
+    assert len(generation.result().tokens) == 4
+
+
+def test_dropped_answer_is_cancelled(llm):
+    before = llm.stats.requests
+    generation = llm.generate(PROMPTS[0], ignore_eos=True)
+    next(generation)
+    del generation
+    gc.collect()
+    until(lambda: llm.stats.requests == before + 1)
+    assert llm.stats.running == 0
+
+
+def test_answer_keeps_its_model(chat_program, llm):
+    generation = LLM.load(chat_program).generate(PROMPTS[0], max_new_tokens=5)
+    gc.collect()
+    assert generation.result().tokens == llm.generate(PROMPTS[0], max_new_tokens=5).result().tokens
+
+
+def test_close(chat_program):
+    with LLM.load(chat_program) as llm:
+        generation = llm.generate(PROMPTS[0], ignore_eos=True)
+        next(generation)
+    assert generation.result().finish == "cancelled"
+    with pytest.raises(RuntimeError, match="chat.pte is closed"):
+        llm.generate(PROMPTS[0])
+    llm.close()
+
+
+def test_full_queue(chat_program):
+    gate = threading.Event()
+    with LLM.load(chat_program, queue_limit=2) as llm:
+        held = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=2)
+        until(lambda: llm.stats.running == 1)
+        waiting = [llm.generate(prompt, max_new_tokens=2) for prompt in PROMPTS[:2]]
+        with pytest.raises(BusyError, match="2"):
+            llm.generate(PROMPTS[0])
+        assert llm.stats.waiting == 2
+        gate.set()
+        assert all(len(answer.result().tokens) == 2 for answer in (held, *waiting))
+        # A batch waits for room instead.
+        results = llm.generate_batch(PROMPTS, max_new_tokens=3)
+        assert [len(result.tokens) for result in results] == [3] * len(PROMPTS)
+
+
+def test_priority(chat_program):
+    gate, order = threading.Event(), []
+    with LLM.load(chat_program) as llm:
+        held = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=1)
+        until(lambda: llm.stats.running == 1)
+        answers = [
+            llm.generate(
+                PROMPTS[0], priority=priority, max_new_tokens=1, allowed_tokens=lambda _, p=priority: order.append(p)
+            )
+            for priority in (0, 5, -5, 5)
+        ]
+        gate.set()
+        for answer in (held, *answers):
+            answer.result()
+    assert order == [5, 5, 0, -5]
+
+
+def test_stats(chat_program):
+    with LLM.load(chat_program) as llm:
+        assert llm.rows == llm.stats.rows == 1 and llm.stats.requests == 0
+        llm.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True, draft=0).result()
+        with pytest.raises(ZeroDivisionError):
+            llm.generate(PROMPTS[0], allowed_tokens=lambda answer: 1 / 0).result()
+        idle(llm)
+        stats = llm.stats
+        assert (stats.requests, stats.failed, stats.generated_tokens) == (2, 1, 4)
+        assert stats.prompt_tokens >= 3 and stats.busy_seconds > 0 and stats.steps >= 3
+
+
+def test_many_requests_leave_nothing_behind(chat_program):
+    """300 requests, 16 at once; a third is cancelled or dropped, and some fail. All others are complete and right."""
+
+    async def request(number: int, llm: LLM) -> list[int] | None:
+        fails = number % 7 == 0
+        generation = llm.generate(
+            PROMPTS[number % 10],
+            seed=number % 20,
+            temperature=1.0,
+            ignore_eos=True,
+            max_new_tokens=10,
+            allowed_tokens=(lambda answer: 1 / (3 - len(answer)) and None) if fails else None,
+        )
+        async for token in generation:
+            if number % 3 == 0 and len(generation.tokens) == number % 5 + 1:
+                if number % 2:
+                    generation.cancel()
+                return None
+        return generation.tokens
+
+    async def worker(numbers: list[int], llm: LLM) -> list:
+        return [await asyncio.gather(request(number, llm), return_exceptions=True) for number in numbers]
+
+    async def main(llm: LLM) -> list:
+        answers = await asyncio.gather(*(worker(list(range(first, 300, 16)), llm) for first in range(16)))
+        return [answers[number % 16][number // 16][0] for number in range(300)]
+
+    with LLM.load(chat_program) as llm:
+        settings = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 10}
+        expected = [llm.generate(PROMPTS[n % 10], seed=n, **settings).result().tokens for n in range(20)]
+        threads = threading.active_count()
+        answers = asyncio.run(main(llm))
+        gc.collect()
+        idle(llm)
+        assert threading.active_count() == threads and _requests == {}
+    for number, answer in enumerate(answers):
+        if number % 3 == 0:
+            assert answer is None or isinstance(answer, ZeroDivisionError)
+        elif number % 7 == 0:
+            assert isinstance(answer, ZeroDivisionError)
+        else:
+            assert answer == expected[number % 20]
+
+
+# Processes -----------------------------------------------------------------------------
+
+
+def python(source: str) -> str:
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_generation_imports_no_torch(chat_program):
+    """Text, a chat, a file of its own: none of the large packages is imported."""
+    source = f"""
+import sys
+from executorch_mlx import LLM
+llm = LLM.load({str(chat_program)!r})
+llm.generate("Return", max_new_tokens=2, temperature=1.0, stop="x").result()
+llm.chat([{{"role": "user", "content": "Return"}}], max_new_tokens=2).result()
+large = ("torch", "transformers", "executorch", "mlx", "numpy", "asyncio")
+print([name for name in large if name in sys.modules])"""
+    assert python(source) == "[]\n"
+
+
+def test_process_may_end_while_answers_run(chat_program):
+    source = f"""
+from executorch_mlx import LLM
+llm = LLM.load({str(chat_program)!r})
+answers = [llm.generate([5, n], ignore_eos=True) for n in range(4)]
+print(len([next(answer) for answer in answers[:1]]))"""
+    assert python(source) == "1\n"
+
+
+def test_process_may_end_during_a_callback(chat_program):
+    source = f"""
+import threading, time
+from executorch_mlx import LLM
+llm, called = LLM.load({str(chat_program)!r}), threading.Event()
+def mask(answer):
+    called.set()
+    time.sleep(0.2)
+answer = llm.generate([5], allowed_tokens=mask)
+called.wait()
+print("end")"""
+    assert python(source) == "end\n"

@@ -1,0 +1,127 @@
+"""`Tokenizer` gives the ids and the text that transformers gives."""
+
+import json
+
+import pytest
+import small_llm
+from executorch_mlx.llm.tokenizer import Tokenizer
+from executorch_mlx.llm.tokens import token_bytes
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+TEXTS = [
+    "Return the value.", "", " ", "  two  spaces\n\nand\tlines ", "naïve — 日本語 \U0001f600\U0001f44d\U0001f3fd", "</s><s>x",
+    "<|user|>text<|end|>", "1234567", "don't", "\u00a0\ufeffa\r\n",
+]  # fmt: skip
+CORPUS = ["Return the value of the first item.", "naïve — 日本語", "def f(x):\n\treturn x", "12 345"] * 3
+
+
+def byte_level() -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>", "<|user|>", "<|end|>"]
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special))
+    return backend
+
+
+def sentencepiece() -> Backend:
+    """BPE over pieces with byte fallback, as Llama 2 and Gemma have it."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    letters = sorted(set("".join(CORPUS)) - set(" 日本語")) + ["\u2581"]
+    vocab = {token: id for id, token in enumerate(["<unk>", "<s>", "</s>", *bytes_, *letters, "\u2581t", "th", "\u2581th"])}
+    merges = [("\u2581", "t"), ("t", "h"), ("\u2581t", "h")]
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
+
+
+def with_bos(backend: Backend) -> Backend:
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+    )
+    return backend
+
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "TokenizersBackend"}
+CASES = {
+    "plain": (byte_level, NAMES),
+    "bos in the file": (lambda: with_bos(byte_level()), NAMES),
+    # A tokenizer.json outranks these settings, which belong to the older formats.
+    "bos in the config": (byte_level, NAMES | {"add_bos_token": True, "add_eos_token": True}),
+    "no bos in the config": (lambda: with_bos(byte_level()), NAMES | {"add_bos_token": False}),
+    "added tokens": (
+        byte_level,
+        NAMES | {"pad_token": "<|pad|>", "extra_special_tokens": ["<|more|>"], "eos_token": {"__type": "AddedToken", "content": "<|end|>"}},
+    ),
+    "pieces": (sentencepiece, NAMES | {"unk_token": "<unk>"}),
+    "pieces with bos": (lambda: with_bos(sentencepiece()), NAMES | {"unk_token": "<unk>", "legacy": False}),
+}
+
+
+@pytest.fixture(params=CASES, scope="module")
+def folder(request, tmp_path_factory):
+    make, config = CASES[request.param]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    backend = make()
+    backend.add_tokens([AddedToken("<think>", normalized=False)])
+    backend.enable_truncation(3)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_are_those_of_transformers(folder, special):
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.from_folder(folder)
+    for text in [*TEXTS, "<think>x", "a<|pad|> <|more|>b"]:
+        expected = theirs(text, add_special_tokens=special, verbose=False)["input_ids"]
+        assert ours.encode(text, special) == expected, text
+        assert ours.decode(expected) == theirs.decode(expected, clean_up_tokenization_spaces=False)
+        assert ours.decode(expected, True) == theirs.decode(
+            expected, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+    assert ours.eos_token_id == theirs.eos_token_id is not None
+    assert set(theirs.all_special_ids) <= ours.special_ids
+
+
+def test_tokenizer_of_the_demo_model():
+    theirs, ours = AutoTokenizer.from_pretrained(small_llm.DEMO), Tokenizer.from_folder(small_llm.DEMO)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text, verbose=False)["input_ids"]
+    assert ours.special_tokens["bos_token"] == "<s>" and ours.chat_template is None
+
+
+@pytest.mark.parametrize("text", ["Return the value.", "  tabs\tand\nlines", "naïve — 日本語 \U0001f600", "\x00\x7f"])
+def test_token_bytes_are_those_of_the_text(folder, text):
+    ours = Tokenizer.from_folder(folder)
+    table = token_bytes(ours.backend, ours.special_ids, ours.backend.get_vocab_size() + 5)
+    assert table[-5:] == [b""] * 5 and table[ours.eos_token_id] == b""
+    data = b"".join(table[token] for token in ours.encode(text))
+    begins = " " if ours.backend.normalizer else ""  # SentencePiece puts a space in front
+    assert data.decode() == begins + text
+
+
+def test_chat_template_of_a_folder(tmp_path):
+    tokenizer = small_llm.tokenizer("{{ bos_token }}one")
+    tokenizer.save_pretrained(tmp_path)  # chat_template.jinja
+    assert (tmp_path / "chat_template.jinja").is_file()
+    chat = [{"role": "user", "content": "x"}]
+    assert Tokenizer.from_folder(tmp_path).chat_text(chat) == "<s>one"
+    (tmp_path / "chat_template.jinja").unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "three"}]
+    for template, text in (("{{ eos_token }}", "</s>"), (named, "three")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+        assert Tokenizer.from_folder(tmp_path).chat_text(chat) == text
+
+
+def test_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match="has no tokenizer.json"):
+        Tokenizer.from_folder(tmp_path)

@@ -1,0 +1,234 @@
+"""A row of a result has the same bits, whatever the number of rows: in one call, one row at a time, or in any parts."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_blas import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE
+from test_cpu_kernels import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    HalfMatmul,
+    QuantizedMatmul,
+    Rope,
+    address,
+    attend,
+    encode,
+    random_tensor,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+
+ROWS = 150
+PARTS = [[1], [2], [3, 1, 7], [8], [16, 5], [33], [64], [150]]  # rows of one call after the other, in turn
+SHAPES = [(1024, 203), (1, 9), (37, 17), (300, 1), (513, 130), (64, 50), (1030, 49)]  # k, n
+
+
+def in_parts(lengths, total=ROWS):
+    first, i = 0, 0
+    while first < total:
+        last = min(total, first + lengths[i % len(lengths)])
+        yield slice(first, last)
+        first, i = last, i + 1
+
+
+def assert_parts_do_not_matter(compute, total=ROWS):
+    """`compute(rows)` returns the rows of a slice as a torch tensor or numpy array with rows in the first axis."""
+    results = []
+    for lengths in PARTS:
+        parts = [np.asarray(compute(rows)) for rows in in_parts(lengths, total)]
+        results.append(np.concatenate(parts).view(np.int32))
+    assert len(np.unique(results[0])) > 1
+    for lengths, result in zip(PARTS, results, strict=True):
+        np.testing.assert_array_equal(result, results[0], err_msg=f"in parts of {lengths}")
+
+
+# -- matrix products --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha, beta", [(1, 0), (0.3, 0), (1, 1), (0.7, 0.3)])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("k, n", SHAPES)
+def test_sgemm(library, k, n, trans_b, alpha, beta):
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(s, np.float32) for s in ((ROWS, k), (n, k) if trans_b else (k, n), (ROWS, n)))
+
+    def compute(rows):
+        x, y = a[rows].copy(), c[rows].copy()
+        library.cblas_sgemm(
+            ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE if trans_b else NO_TRANSPOSE, len(x), n, k, ctypes.c_float(alpha),
+            address_of(x), k, address_of(b), b.shape[1], ctypes.c_float(beta), address_of(y), n)  # fmt: skip
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+def address_of(x):
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+def test_sgemm_with_one_row_or_column_ignores_the_transposes(library):
+    """For a matrix of one row or column, MLX may describe the same memory in both ways."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((1, 300), np.float32), rng.standard_normal((300, 1), np.float32)
+    results = set()
+    for trans_a, lda in ((NO_TRANSPOSE, 300), (TRANSPOSE, 1)):
+        for trans_b, ldb in ((NO_TRANSPOSE, 1), (TRANSPOSE, 300)):
+            y = np.empty((1, 1), np.float32)
+            library.cblas_sgemm(
+                ROW_MAJOR, trans_a, trans_b, 1, 1, 300, ctypes.c_float(1), address_of(a), lda, address_of(b), ldb,
+                ctypes.c_float(0), address_of(y), 1)  # fmt: skip
+            results.add(y.item())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("k, n", SHAPES)
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
+def test_half_matmul(library, dtype, column_major, k, n):
+    rng = np.random.default_rng(2)
+    w = encode(rng.standard_normal((k, n) if column_major else (n, k), np.float32), dtype)
+    strides = (1, n) if column_major else (k, 1)
+    x = rng.standard_normal((ROWS, k), np.float32)
+
+    def compute(rows):
+        part = x[rows]
+        y = np.empty((len(part), n), np.float32)
+        matmul = HalfMatmul(part.ctypes.data, w.ctypes.data, dtype, *strides, len(part), n, k, y.ctypes.data)
+        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+@pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_quantized_matmul(library, bits, group_size, scale_type):
+    rng = np.random.default_rng(1)
+    k, n = 9 * group_size, 131
+    w = rng.integers(0, 2**32, (n, k * bits // 32), np.uint32)
+    scales, biases = (encode(rng.standard_normal((n, k // group_size), np.float32), scale_type) for _ in range(2))
+    x = rng.standard_normal((ROWS, k), np.float32)
+
+    def compute(rows):
+        part = x[rows]
+        y = np.empty((len(part), n), np.float32)
+        arrays = (a.ctypes.data for a in (part, w, scales, biases))
+        matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, len(part), n, k, y.ctypes.data)
+        library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+# -- attention --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["causal", "bool mask", "float mask"])
+@pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+@pytest.mark.parametrize("width, v_width", [(24, 10), (128, 128)])
+def test_attention(library, form, memory_order, width, v_width):
+    """Each call sees the keys up to its last query, as in a prefill in chunks. The other keys are masked."""
+    generator = torch.Generator().manual_seed(0)
+    q = random_tensor(generator, (1, 6, ROWS, width), memory_order)
+    k, v = (random_tensor(generator, (1, 3, ROWS, w), memory_order) for w in (width, v_width))
+    mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
+    if form == "float mask":
+        mask = torch.where(mask, torch.randn(ROWS, ROWS, generator=generator), -torch.inf)
+
+    def compute(rows):
+        keys = slice(0, rows.stop)
+        arguments = {"causal": True} if form == "causal" else {"mask": mask[rows, keys]}
+        return attend(library, q[:, :, rows], k[:, :, keys], v[:, :, keys], **arguments)[0].transpose(0, 1)
+
+    assert_parts_do_not_matter(compute)
+
+
+def test_attention_over_more_masked_keys(library):
+    """A cache that holds stale keys gives the same result as one that ends at the last visible key."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 32, generator=generator) for n in (5, 300, 300))
+    expected = attend(library, q, k[:, :, :41], v[:, :, :41])
+    for keys in (42, 48, 64, 300):
+        mask = torch.arange(keys).expand(5, keys) < 41
+        torch.testing.assert_close(attend(library, q, k[:, :, :keys], v[:, :, :keys], mask=mask), expected, rtol=0, atol=0)
+
+
+# -- the other kernels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [17, 128, 1024, 1030])
+def test_rms_norm(library, width):
+    generator = torch.Generator().manual_seed(width)
+    x, weight = torch.randn(ROWS, width, generator=generator), torch.randn(width, generator=generator)
+
+    def compute(rows):
+        y = torch.empty_like(x[rows])
+        sizes = (ctypes.c_int64(len(y)), ctypes.c_int64(width))
+        library.executorch_mlx_rms_norm(address(x[rows]), address(weight), address(y), *sizes, ctypes.c_float(1e-5))
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+@pytest.mark.parametrize("width", [1, 17, 1000])
+def test_silu(library, width):
+    x = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0)) * 5
+
+    def compute(rows):
+        y = torch.empty_like(x[rows])
+        library.executorch_mlx_silu(address(x[rows]), address(y), ctypes.c_int64(y.numel()))
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+def test_rope(library):
+    x = torch.randn(1, 3, ROWS, 24, generator=torch.Generator().manual_seed(0))
+
+    def compute(rows):
+        part = x[:, :, rows]
+        y, offset = torch.empty(part.shape), torch.tensor([7 + rows.start], dtype=torch.int32)
+        strides = (ctypes.c_int64 * 4)(*part.stride())
+        rope = Rope(
+            address(part), strides, *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
+        library.executorch_mlx_rope(ctypes.byref(rope))
+        return y[0].transpose(0, 1)
+
+    assert_parts_do_not_matter(compute)
+
+
+# -- threads ----------------------------------------------------------------------------------------
+
+PRINT_PRODUCT = """
+import ctypes, sys, numpy as np
+library = ctypes.CDLL(sys.argv[1])
+rng = np.random.default_rng(0)
+x, w, b = (rng.standard_normal(s, np.float32) for s in ((100, 700), (333, 700), (700, 333)))
+p = lambda a: ctypes.c_void_p(a.ctypes.data)
+for m in (1, 5, 100):
+    for transpose, matrix in ((112, w), (111, b)):
+        y = np.empty((m, 333), np.float32)
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        library.cblas_sgemm(101, 111, transpose, m, 333, 700, one, p(x), 700, p(matrix), matrix.shape[1], zero, p(y), 333)
+        print(y.tobytes().hex())
+"""
+
+
+def test_the_number_of_threads_does_not_matter(delegate):
+    path = Path(delegate).parent / "libmlx_blas.so"
+    command = [sys.executable, "-c", PRINT_PRODUCT, path]
+    outputs = {
+        subprocess.run(
+            command, env=os.environ | {"OPENBLAS_NUM_THREADS": n}, capture_output=True, check=True, timeout=100
+        ).stdout
+        for n in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
