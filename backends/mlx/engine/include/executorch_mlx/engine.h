@@ -164,7 +164,7 @@ struct Event {
 // Called on the engine's thread. Returns whether to continue. An exception cancels the request; wait() throws it.
 using OnEvent = std::function<bool(const Event&)>;
 
-// A submitted request. The destructor cancels it and waits for its end.
+// A submitted request. The destructor cancels it and waits for its end. It must not be called by a callback of the request.
 class Request {
  public:
   void cancel() noexcept {
