@@ -230,7 +230,6 @@ def test_full_queue_is_busy(path):
         ({"logit_bias": {1: 1.0}}, "logit_bias: the program was exported without this parameter"),
         ({"allowed_tokens": lambda answer: [1]}, "allowed_tokens: the program was exported without this parameter"),
     ],
-    ids=str,
 )
 def test_invalid_request_is_refused(engine, options, message):
     prompt = options.pop("prompt", PROMPT)
