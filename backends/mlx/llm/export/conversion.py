@@ -53,7 +53,7 @@ def convert_weights(
 
         use_packed_weights(model)
     conversion = Conversion()
-    if quantize != "none" and linear_paths(model):
+    if quantize != "none":
         text = before = None
         if tokenizer is not None:
             text = Text.read(tokenizer, calibrate, model.config.get_text_config().vocab_size)
