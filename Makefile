@@ -11,7 +11,7 @@ help:
 	@echo "Start here: make demo. Or make build, then source .venv/bin/activate, then executorch-mlx doctor."
 	@echo
 	@echo "make build      set up .venv and build the delegate in build/"
-	@echo "make demo       export the demo model and print text that the C++ runner generates"
+	@echo "make demo       export the demo model and print text that mlx_llm_runner generates"
 	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"

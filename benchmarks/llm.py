@@ -65,7 +65,7 @@ RUNNER = ROOT / "build" / "mlx_llm_runner"
 
 
 def runner_memory(path: Path, context: int, steps: int) -> int:
-    """Resident memory of the C++ runner in bytes, while it decodes after a prompt of `context` tokens."""
+    """Resident memory of mlx_llm_runner in bytes, while it decodes after a prompt of `context` tokens."""
     prompt = ",".join(str(i * 37 % models.vocabulary(path)) for i in range(context))
     command = [RUNNER, path, "--prompt-ids", "-", "--ids", "--ignore-eos", "--max-new-tokens", str(steps)]
     command += ["--temperature=0.8", "--top-k=40", "--top-p=0.9", "--seed=1"]
@@ -85,7 +85,7 @@ def runner_memory(path: Path, context: int, steps: int) -> int:
 
 
 def runner_baseline() -> int:
-    """Resident memory of the C++ runner in bytes before it loads a model: it waits for a named pipe."""
+    """Resident memory of mlx_llm_runner in bytes before it loads a model: it waits for a named pipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pte"
         os.mkfifo(path)
@@ -164,11 +164,11 @@ def compare(shape: str, form: str, options: argparse.Namespace) -> None:
 
 
 def runner(shape: str, form: str, contexts: list[int]) -> None:
-    """The memory of the C++ runner, whose process contains no Python interpreter."""
+    """The memory of mlx_llm_runner, whose process contains no Python interpreter."""
     weights = models.weight_bytes(shape, form, BUILD)
     needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
     baseline = runner_baseline() / 1e6
-    print(f"C++ runner: {baseline:.1f} MB before load; weights and caches are {needed:.1f} MB")
+    print(f"mlx_llm_runner: {baseline:.1f} MB before load; weights and caches are {needed:.1f} MB")
     for length in contexts:
         used = runner_memory(program(shape, form, CAPACITY[shape]), length, 6) / 1e6
         print(

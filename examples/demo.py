@@ -1,5 +1,5 @@
-"""End to end: export a small Llama with KV caches and the sampling head, then let the C++ runner
-generate text with it.
+"""End to end: export a small Llama with KV caches and the sampling head, then generate text with
+mlx_llm_runner.
 
     make demo        or        .venv/bin/python examples/demo.py
 """
@@ -25,7 +25,7 @@ PARAMETERS = {
 
 
 def run(runner: Path, program: Path, prompt: list[int], tokens: int, parameters: dict) -> str:
-    """The output of the C++ runner."""
+    """The output of mlx_llm_runner."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
     ids = ",".join(map(str, prompt))
     command = [runner, program, "--prompt-ids", ids, "--max-new-tokens", str(tokens), *flags]

@@ -1,4 +1,4 @@
-"""The demo model on MLX: the C++ runner and the Python API generate the same tokens."""
+"""The demo model on MLX: mlx_llm_runner and the Python API generate the same tokens."""
 
 from pathlib import Path
 

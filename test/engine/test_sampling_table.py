@@ -1,4 +1,4 @@
-"""The C++ runner against the table of sampling parameters: options, inputs, metadata and off values."""
+"""The engine against the table of sampling parameters: options, inputs, metadata and off values."""
 
 import re
 from dataclasses import replace

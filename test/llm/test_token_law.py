@@ -1,0 +1,7 @@
+"""A short form of test/token_law.py: tokens do not depend on the requests beside, the chunks, the cache or drafts."""
+
+import token_law
+
+
+def test_tokens_of_mixed_requests_alone_and_side_by_side(tmp_path):
+    assert token_law.check(tmp_path, "int4", rows=[3], tokens=1500, seed=1) == 0
