@@ -94,7 +94,7 @@ FOLDERS = {
     break_the_config: "config.json: invalid JSON: Expecting property name",
     set_a_gptq_config: "GPTQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
-    shutil.rmtree: "model: .*model is not a folder, and the hub did not provide it",
+    shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
 }
 
 

@@ -71,10 +71,10 @@ def test_the_documented_inputs_are_those_of_the_table():
     documented = {}
     for line in DOCS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[0].startswith("`"):
-            for name, dtype in zip(re.findall(r"`([a-z_]+)`", cells[0]), cells[1].split(", ")):
-                documented[name] = (dtype, *cells[2:])
-    assert tuple(documented) == INPUTS
+        if len(cells) == 5 and cells[0].startswith("`"):
+            for name, dtype in zip(re.findall(r"`([a-z_]+)`", cells[0]), cells[2].split(", ")):
+                documented[name] = (dtype, *cells[3:])
+    assert tuple(documented) == (*INPUTS, "logprobs")
     for parameter, spec in PARAMETERS.items():
         for name in spec.inputs:
             dtype, condition, off = documented[name]

@@ -238,7 +238,7 @@ def test_unseeded_random_bits_create_no_threads():
     before = count()
     for _ in range(20):
         in_thread(lambda: model()[0].clone())
-    assert count() <= before + 1
+    assert count() < before + 10  # other parts of this process may start threads, but not one for each call
 
 
 def test_integer_outputs_are_returned():
