@@ -1,6 +1,6 @@
 """Checks the token law: the tokens of a request depend on the model, the prompt, the parameters and the seed only.
 
-    python test/token_law.py                          # 100,000 tokens in every setting, about ... minutes
+    python test/token_law.py                          # 100,000 tokens in every setting, about two hours
     python test/token_law.py --tokens 2000 --format int4 --rows 1 4
 
 The same mixed requests are answered in several settings. In the first, every request has the engine for itself: one
