@@ -118,18 +118,14 @@ def measure_stall(path: str, length: int) -> dict[str, float]:
 
 def measure_repeat(path: str, length: int, draft: int) -> float:
     """Tokens per second of an answer that repeats `length` tokens of its prompt."""
-    import numpy as np
     from executorch_mlx import LLM
+    from executorch_mlx.llm.scoring import allow_only
 
     text = prompt_of(length)
     with LLM.load(path) as llm:
-        words = -(-models_vocabulary(path) // 32)
 
         def allowed(answer):
-            token = text[len(answer) % length]
-            mask = np.zeros(words, dtype=np.uint32)
-            mask[token // 32] = 1 << (token % 32)
-            return mask.view(np.int32)
+            return allow_only(llm.program.vocab_size, [text[len(answer) % length]])
 
         generation = llm.generate(text, max_new_tokens=length, draft=draft, allowed_tokens=allowed, **SAMPLED)
         result = generation.result()
@@ -147,11 +143,6 @@ def measure_prose(path: str, draft: int) -> float:
             options = SAMPLED | {"seed": seed, "max_new_tokens": 400, "draft": draft}
             rates.append(llm.generate("Once upon a time", **options).result().metrics.generation_tokens_per_second)
     return statistics.median(rates)
-
-
-def models_vocabulary(path: str) -> int:
-    config = models.folder_of(SHAPE, "float32", BUILD) / "config.json"
-    return json.loads(config.read_text())["vocab_size"]
 
 
 def in_process(call: str) -> object:

@@ -115,13 +115,11 @@ def _mask_of(key: int) -> Callable[[Sequence[int]], Any]:
 
 def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
     """Return a function `allowed_tokens` that allows the next token of a prompt that repeats itself, and `other`."""
-    import numpy as np
+    from executorch_mlx.llm.scoring import allow_only
 
     def allowed(answer: Sequence[int]) -> Any:
-        mask = np.zeros(VOCABULARY // 32, dtype=np.uint32)
-        for token in (prompt[len(answer) % len(prompt)], *([other] if len(answer) % 8 == 7 else [])):
-            mask[token // 32] |= np.uint32(1 << (token % 32))
-        return mask.view(np.int32)
+        next_token = prompt[len(answer) % len(prompt)]
+        return allow_only(VOCABULARY, [next_token, other] if len(answer) % 8 == 7 else [next_token])
 
     return allowed
 

@@ -1,92 +1,14 @@
-"""The C API of the engine by ctypes. The structs follow executorch_mlx.h; the C example checks the header itself."""
+"""The objects of the C API, through the declarations of `llm/binding.py`. Errors keep their status and their message."""
 
 import ctypes as c
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from executorch_mlx.loader import load_delegate
-
-OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)
-RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, ERROR = range(6)
-
-I64, I32, F32 = c.POINTER(c.c_int64), c.POINTER(c.c_int32), c.POINTER(c.c_float)
-
-
-class Struct(c.Structure):
-    def __init__(self, **fields):
-        super().__init__(size=c.sizeof(self), **fields)
-
-
-class LoadOptions(Struct):
-    _fields_ = [("size", c.c_size_t), ("device", c.c_char_p), ("profile", c.c_bool)]
-
-
-class EngineOptions(Struct):
-    _fields_ = [
-        ("size", c.c_size_t), ("queue_limit", c.c_int64), ("chunk", c.c_int64), ("chunk_seconds", c.c_double),
-        ("reuse_prompts", c.c_bool),
-    ]  # fmt: skip
-
-
-class Stats(Struct):
-    _fields_ = [("size", c.c_size_t)] + [
-        (name, c.c_int64)
-        for name in (
-            "running", "waiting", "rows", "requests", "failed", "prompt_tokens", "reused_tokens", "generated_tokens",
-            "steps", "drafted_tokens", "accepted_tokens",
-        )
-    ] + [("busy_seconds", c.c_double)]  # fmt: skip
-
-
-class Event(Struct):
-    _fields_ = [
-        ("size", c.c_size_t), ("token", c.c_int64), ("text", c.c_char_p), ("text_length", c.c_size_t),
-        ("finish", c.c_int32), ("stop_index", c.c_int32), ("logprob", c.c_float), ("top_count", c.c_int64),
-        ("top_tokens", I64), ("top_logprobs", F32),
-    ]  # fmt: skip
-
-
-OnEvent = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.POINTER(Event))
-AllowedTokens = c.CFUNCTYPE(c.c_bool, c.c_void_p, I64, c.c_size_t, I32, c.c_size_t)
-
-
-class RequestOptions(Struct):
-    _fields_ = [
-        ("size", c.c_size_t), ("prompt", I64), ("prompt_length", c.c_size_t), ("temperature", c.c_float),
-        ("top_p", c.c_float), ("top_k", c.c_int64), ("min_p", c.c_float), ("has_seed", c.c_bool), ("seed", c.c_int64),
-        ("repetition_penalty", c.c_float), ("presence_penalty", c.c_float), ("frequency_penalty", c.c_float),
-        ("bias_tokens", I64), ("bias_values", F32), ("bias_count", c.c_size_t), ("allowed_tokens", AllowedTokens),
-        ("max_new_tokens", c.c_int64), ("stop_ids", I64), ("stop_id_count", c.c_size_t), ("ignore_eos", c.c_bool),
-        ("stop", c.POINTER(c.c_char_p)), ("stop_count", c.c_size_t), ("logprobs", c.c_int32), ("priority", c.c_int32),
-        ("draft", c.c_int32), ("on_event", OnEvent), ("user_data", c.c_void_p),
-    ]  # fmt: skip
-
-
-class RequestInfo(Struct):
-    _fields_ = [("size", c.c_size_t), ("finish", c.c_int32), ("status", c.c_int32), ("has_seed", c.c_bool)] + [
-        (name, c.c_int64)
-        for name in (
-            "seed", "stop_id", "prompt_tokens", "reused_tokens", "generated_tokens", "drafted_tokens",
-            "accepted_tokens",
-        )
-    ] + [(name, c.c_double) for name in ("queue_seconds", "prompt_seconds", "generation_seconds")]  # fmt: skip
-
-
-@functools.cache
-def library() -> c.CDLL:
-    """The library beside the delegate."""
-    suffix = ".dylib" if sys.platform == "darwin" else ".so"
-    lib = c.CDLL(str(Path(load_delegate()).parent / f"libmlx_llm_engine{suffix}"))
-    lib.executorch_mlx_last_error.restype = c.c_char_p
-    lib.executorch_mlx_request_error.restype = c.c_char_p
-    lib.executorch_mlx_request_wait.restype = c.c_bool
-    lib.executorch_mlx_request_wait.argtypes = [c.c_void_p, c.c_double]
-    for name in ("model_free", "engine_free", "request_free", "request_cancel"):
-        function = getattr(lib, f"executorch_mlx_{name}")
-        function.argtypes, function.restype = [c.c_void_p], None
-    return lib
+from executorch_mlx.llm.binding import (  # noqa: F401  (tests use the names that are not used here)
+    BUSY, CANCELLED, CONTEXT, ERROR, FAILED, INVALID_ARGUMENT, INVALID_PROGRAM, LENGTH, NOT_FOUND, OK, OUT_OF_MEMORY,
+    RUNNING, STOP, AllowedTokens, EngineOptions, LoadOptions, OnEvent, RequestInfo, RequestOptions, library,
+)  # fmt: skip
+from executorch_mlx.llm.binding import EngineStats as Stats
 
 
 class ApiError(Exception):
@@ -97,9 +19,9 @@ class ApiError(Exception):
 
 def call(name: str, *arguments) -> None:
     """Call a function that returns a status. Raises ApiError."""
-    status = getattr(library(), f"executorch_mlx_{name}")(*arguments)
+    status = getattr(library(), name)(*arguments)
     if status != OK:
-        raise ApiError(status, library().executorch_mlx_last_error().decode())
+        raise ApiError(status, library().last_error().decode())
 
 
 def array(type_, values: Sequence):
@@ -122,7 +44,7 @@ class Model:
         return c.string_at(data, size.value)
 
     def free(self) -> None:
-        library().executorch_mlx_model_free(self.handle)
+        library().model_free(self.handle)
 
 
 class Engine:
@@ -131,7 +53,6 @@ class Engine:
     def __init__(self, model: object, **options):
         self.own = None if isinstance(model, Model) else Model(model)
         self.handle = c.c_void_p()
-        options = {"reuse_prompts": True} | options
         model = self.own or model
         call("engine_create", model.handle, c.byref(EngineOptions(**options)), c.byref(self.handle))
 
@@ -166,7 +87,7 @@ class Engine:
         return list(logprobs), list(greedy)
 
     def free(self) -> None:
-        library().executorch_mlx_engine_free(self.handle)
+        library().engine_free(self.handle)
         if self.own:
             self.own.free()
 
@@ -182,7 +103,7 @@ class Request:
 
     def __init__(self, engine: Engine, prompt: Sequence[int], on_event: Callable | None, options: dict):
         self.events, self.logprobs, self.on_event = [], [], on_event
-        values = RequestOptions(top_p=1, repetition_penalty=1, logprobs=-1, draft=-1)
+        values = RequestOptions()
         values.prompt, values.prompt_length = array(c.c_int64, prompt), len(prompt)
         bias = options.pop("logit_bias", {})
         values.bias_tokens, values.bias_values = array(c.c_int64, list(bias)), array(c.c_float, list(bias.values()))
@@ -227,23 +148,23 @@ class Request:
         return self.events[-1][2]
 
     def wait(self, seconds: float = 120) -> bool:
-        return library().executorch_mlx_request_wait(self.handle, seconds)
+        return library().request_wait(self.handle, seconds)
 
     def cancel(self) -> None:
-        library().executorch_mlx_request_cancel(self.handle)
+        library().request_cancel(self.handle)
 
     @property
     def info(self) -> RequestInfo:
         info = RequestInfo()
-        library().executorch_mlx_request_get_info(self.handle, c.byref(info))
+        library().request_get_info(self.handle, c.byref(info))
         return info
 
     @property
     def error(self) -> str:
-        return library().executorch_mlx_request_error(self.handle).decode()
+        return library().request_error(self.handle).decode()
 
     def free(self) -> None:
-        library().executorch_mlx_request_free(self.handle)
+        library().request_free(self.handle)
         self.handle = c.c_void_p()
 
     def __enter__(self):

@@ -138,8 +138,10 @@ def test_running_answers_go_on_while_a_prompt_is_read(engine):
         while len(counts) < 3:
             pass
         before = []
+        gate = Gate(engine)  # no chunk runs before `begin` is read
         with engine.submit([1] * 800, lambda r: before.append(len(counts)), max_new_tokens=1) as long:
             begin = len(counts)
+            gate.open()
             assert long.wait()
         assert before[0] - begin >= 800 / 8 - 1
         runner.cancel()
@@ -270,15 +272,15 @@ def test_missing_files_and_values(path, tmp_path):
 
 def test_null_pointers_are_errors(engine):
     lib = api.library()
-    assert lib.executorch_mlx_model_load(None, None, None) == api.INVALID_ARGUMENT
-    assert lib.executorch_mlx_last_error() == b"path: got null"
-    assert lib.executorch_mlx_engine_submit(engine.handle, None, c.byref(c.c_void_p())) == api.INVALID_ARGUMENT
-    assert lib.executorch_mlx_engine_get_stats(None, None) == api.INVALID_ARGUMENT
+    assert lib.model_load(None, None, None) == api.INVALID_ARGUMENT
+    assert lib.last_error() == b"path: got null"
+    assert lib.engine_submit(engine.handle, None, c.byref(c.c_void_p())) == api.INVALID_ARGUMENT
+    assert lib.engine_get_stats(None, None) == api.INVALID_ARGUMENT
     options = api.RequestOptions(prompt_length=3)
-    assert lib.executorch_mlx_engine_submit(engine.handle, c.byref(options), c.byref(c.c_void_p())) != api.OK
-    assert lib.executorch_mlx_last_error() == b"prompt: got null, expected 3 values"
+    assert lib.engine_submit(engine.handle, c.byref(options), c.byref(c.c_void_p())) != api.OK
+    assert lib.last_error() == b"prompt: got null, expected 3 values"
     for name in ("model_free", "engine_free", "request_free", "request_cancel"):
-        getattr(lib, f"executorch_mlx_{name}")(None)
+        getattr(lib, name)(None)
 
 
 def test_model_has_one_engine_at_a_time(path):
@@ -325,14 +327,14 @@ def test_older_structs_are_read_to_their_end_only(engine):
     options.size = api.RequestOptions.temperature.offset
     handle = c.c_void_p()
     api.call("engine_submit", engine.handle, c.byref(options), c.byref(handle))
-    api.library().executorch_mlx_request_cancel(handle)
-    assert api.library().executorch_mlx_request_wait(handle, 60)
+    api.library().request_cancel(handle)
+    assert api.library().request_wait(handle, 60)
 
     info = api.RequestInfo(seed=77)
     info.size = api.RequestInfo.seed.offset
-    api.library().executorch_mlx_request_get_info(handle, c.byref(info))
+    api.library().request_get_info(handle, c.byref(info))
     assert (info.finish, info.seed, info.size) == (api.CANCELLED, 77, api.RequestInfo.seed.offset)
-    api.library().executorch_mlx_request_free(handle)
+    api.library().request_free(handle)
 
     stats = api.Stats(rows=-5)
     stats.size = api.Stats.rows.offset
@@ -347,9 +349,9 @@ def test_newer_structs_are_accepted(engine):
     newer = Newer(old=api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, top_p=1, max_new_tokens=1))
     newer.old.repetition_penalty, newer.old.logprobs, newer.old.size = 1, -1, c.sizeof(Newer)
     handle = c.c_void_p()
-    api.call("engine_submit", engine.handle, c.byref(newer), c.byref(handle))
-    assert api.library().executorch_mlx_request_wait(handle, 60)
-    api.library().executorch_mlx_request_free(handle)
+    api.call("engine_submit", engine.handle, c.byref(newer.old), c.byref(handle))
+    assert api.library().request_wait(handle, 60)
+    api.library().request_free(handle)
 
 
 @pytest.mark.parametrize("size", [0, 4])

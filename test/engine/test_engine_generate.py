@@ -57,23 +57,22 @@ def test_prompt_may_fill_the_context(run, program):
     assert done.finish == "context"
 
 
+@pytest.fixture
+def summed(program):
+    """A program whose next token depends on all tokens of the context: see `_summed`."""
+    return program("summed", programs.summed, state=programs.summed_state(32), max_seq_len=8, max_context_len=32)
+
+
 def _summed(context: list[int]) -> int:
     return sum((i + 1) * token for i, token in enumerate(context)) % 256
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 21])
-def test_long_prompt_is_processed_in_chunks(run, program, length):
+def test_long_prompt_is_processed_in_chunks(run, summed, length):
     """A chunk has at most max_seq_len tokens."""
-    path = program(
-        "summed",
-        programs.summed,
-        state=programs.summed_state(32),
-        max_seq_len=8,
-        max_context_len=32,
-    )
     context = [(7 * i + 3) % 256 for i in range(length)]
     done = run(
-        path, "--prompt-ids", ",".join(map(str, context)), "--ids", "--max-new-tokens", "4"
+        summed, "--prompt-ids", ",".join(map(str, context)), "--ids", "--max-new-tokens", "4"
     )
     expected = []
     for _ in range(4):
@@ -142,15 +141,8 @@ def test_timings_are_printed(run, successor):
         assert re.search(f"^{line}$", done.stderr, re.MULTILINE), (line, done.stderr)
 
 
-def test_repeat_starts_from_an_empty_context(run, program):
-    path = program(
-        "summed",
-        programs.summed,
-        state=programs.summed_state(32),
-        max_seq_len=8,
-        max_context_len=32,
-    )
-    done = run(path, "--prompt-ids", "9,8", "--ids", "--max-new-tokens", "3", "--repeat", "3")
+def test_repeat_starts_from_an_empty_context(run, summed):
+    done = run(summed, "--prompt-ids", "9,8", "--ids", "--max-new-tokens", "3", "--repeat", "3")
     assert len(done.ids) == 9
     assert done.ids[:3] == done.ids[3:6] == done.ids[6:]
     assert done.stderr.count("finish:") == 3

@@ -1,0 +1,29 @@
+"""A small model with large KV caches, and the memory that a call needs: a call that copies a cache shows."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def two_layers(capacity: int) -> LlamaForCausalLM:
+    """A model with four cache buffers, each of `capacity * 2 * 64` float32 for a row."""
+    config = LlamaConfig(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=128,
+        max_position_embeddings=capacity,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def memory_growth(call: Callable[[], object]) -> tuple[int, int]:
+    """By how many bytes the peak and the active memory of MLX exceed the active memory before the call."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    call()
+    return mx.get_peak_memory() - before, mx.get_active_memory() - before
