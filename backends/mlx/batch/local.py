@@ -16,7 +16,10 @@ from .run import http_answer
 
 
 class LocalWorker:
-    """Answers requests with the app of the server. `width` is the number of requests that should run or wait at once."""
+    """Answers requests with the app of the server.
+
+    `width`: the number of requests that should run or wait at once.
+    """
 
     def __init__(self, app: FastAPI, width: int):
         self.app, self.width = app, width

@@ -84,10 +84,9 @@ def count_requests(requests: Requests, answers: AnswerFile) -> int:
                 f"{answers.path} answers another request than number {request_number(id)} of {requests.path}: choose "
                 "another file for the answers"
             )
-    if known < len(answers.answered):
+    if others := len(answers.answered) - known:
         raise ValueError(
-            f"{answers.path} answers {len(answers.answered) - known} requests that {requests.path} lacks: choose another "
-            "file for the answers"
+            f"{answers.path} answers {others} requests that {requests.path} lacks: choose another file for the answers"
         )
     return total
 

@@ -185,7 +185,8 @@ def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str
 
     answers = iter(answers)
     fields = [pyarrow.field(name, pyarrow.string()) for name in names]
-    own = table.schema if isinstance(table, _ParquetTable) else [pyarrow.field(n, pyarrow.string()) for n in table.columns]
+    texts = [pyarrow.field(name, pyarrow.string()) for name in table.columns]
+    own = table.schema if isinstance(table, _ParquetTable) else texts
     schema = pyarrow.schema([*own, *fields])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for columns in _groups(table):

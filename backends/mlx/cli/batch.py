@@ -42,7 +42,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     table.add_argument("--column", metavar="NAME", help="column with the prompts")
     table.add_argument("--answer-column", metavar="NAME", default="answer",
         help="column for the answers; NAME_error tells why there is none (default: %(default)s)")
-    table.add_argument("--chat", action="store_true", help="treat the prompts as chat messages: apply the chat template")
+    table.add_argument("--chat", action="store_true",
+        help="treat the prompts as chat messages: apply the chat template")
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
     table.add_argument("--body", metavar="JSON", type=_json_object, default={},
         help='further fields of every request, such as \'{"max_tokens": 100, "temperature": 0}\'')
