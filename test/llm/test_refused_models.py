@@ -22,9 +22,9 @@ MODELS = {
         "GPTJForCausalLM has its own attention in layers 0",
     ),
     "no attention": (
-        hf.MambaForCausalLM,
-        hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4),
-        "the config of mamba has no max_position_embeddings",
+        hf.RwkvForCausalLM,
+        hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1),
+        "the config of rwkv has no max_position_embeddings",
     ),
     "latent attention": (
         hf.DeepseekV3ForCausalLM,

@@ -29,6 +29,10 @@ WITHOUT_OP_ROW = {
     "torch.sym_not": "part of an assertion",
     "mlx.token_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",
     "mlx.top_logprobs.default": "a composite; test/custom_kernel_ops compares it with eager torch",
+    "mlx.gated_delta_rule.default": "a loop; test_recurrence.py compares it with its formula",
+    "mlx.gated_linear_attention.default": "a loop; test_recurrence.py compares it with its formula",
+    "mlx.selective_scan.default": "a loop; test_recurrence.py compares it with its formula",
+    "mlx.diagonal_recurrence.default": "a loop; test_recurrence.py compares it with its formula",
     **{f"operator.{n}": "part of an assertion" for n in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
 }
 

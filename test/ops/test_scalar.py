@@ -35,6 +35,7 @@ ROWS = [
     arithmetic("mul", lambda n, m: n * m + 3 * n),
     arithmetic("floordiv", lambda n, m: (n * m) // 3 + 1),
     arithmetic("mod", lambda n, m: n % 3 + m),
+    row("operator.neg", lambda x: x[:, -x.shape[0]:] + 1, floats(N, 20), dtypes=F32_ONLY),
     row("sym_size.int", lambda x, y: (x.reshape(x.shape[0] * 2, 3) + 1, y.expand(x.shape[0], y.shape[0])),
         floats(N, 6), floats(M), dtypes=F32_ONLY),
     row("operator.mul/number of elements", lambda x: x.reshape(x.numel()) + 1, floats(N, 3, M), dtypes=F32_ONLY),

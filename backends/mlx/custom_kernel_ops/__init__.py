@@ -4,6 +4,6 @@ None of them has a kernel. The folder has the name that ExecuTorch gives to such
 operator to its torch function, which takes the operator's arguments.
 """
 
-from . import logprobs, penalties, sample
+from . import layer_state, logprobs, penalties, sample
 
-COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES, **logprobs.COMPOSITES}
+COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES, **logprobs.COMPOSITES, **layer_state.COMPOSITES}

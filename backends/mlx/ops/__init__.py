@@ -28,6 +28,7 @@ from . import (  # noqa: F401
     pool,
     quant,
     random,
+    recurrence,
     recurrent,
     reduce,
     resample,

@@ -36,6 +36,11 @@ for _target, _op in ARITHMETIC.items():
     REGISTRY.add(_target, _arithmetic(_op))
 
 
+@REGISTRY.lower(operator.neg)
+def negative(P, a):
+    return _arithmetic(ir.SubtractIntNode)(P, 0, a)
+
+
 @REGISTRY.lower(aten.sym_size.int)
 def sym_size(P, self, dim):
     return P.size(self, dim)

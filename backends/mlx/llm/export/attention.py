@@ -25,7 +25,8 @@ def attend_over_cache(
     """An attention function for the attention interface of `transformers`.
 
     Takes `query` `[1, H, S, D]`, and as `key` and `value` the whole cache `[1, G, C, D]`. Returns the
-    result `[1, S, H, D]`, and None in place of the attention weights. The cache determines to which keys
+    result `[1, S, H, D]`, and None in place of the attention weights. A model with states runs tokens of
+    several rows as a batch: `query` is then `[B, H, 1, D]`, and the result `[B, 1, H, D]`. The cache determines to which keys
     a query attends, so `attention_mask` is not used.
     """
     if s_aux is not None:
@@ -34,6 +35,9 @@ def attend_over_cache(
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
     cache = module.kv_cache
     cache.attended.add(module.layer_idx)
+    is_batch = query.shape[0] > 1  # of one token of each row
+    if is_batch:
+        query = query.transpose(0, 2)
     out = torch.ops.mlx.cached_attention(
         query,
         key,
@@ -45,7 +49,8 @@ def attend_over_cache(
         cache.row,
         cache.rows,
     )
-    return out.transpose(1, 2), None
+    out = out.transpose(1, 2)
+    return out.transpose(0, 1) if is_batch else out, None
 
 
 def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:

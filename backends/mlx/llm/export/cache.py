@@ -79,6 +79,11 @@ class KVCache(Cache):
         return self
 
     @property
+    def without_keys(self) -> set[int]:
+        """The layers that keep no keys and values."""
+        return set()
+
+    @property
     def has_sliding_window(self) -> bool:
         """Whether any layer has a sliding window."""
         return any(layer.window is not None for layer in self.layers)

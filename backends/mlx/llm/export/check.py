@@ -189,8 +189,8 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
 
     The tokens are random, except that a later call of one token takes the greedy token of the call before. The call
     with the number `noisy_call` also runs with rounding noise, which shows how much rounding changes the logits; this
-    change is added to the logits of every call to get `noisy`. The noise does not affect later calls, because the same
-    call without noise overwrites the same positions of the caches.
+    change is added to the logits of every call to get `noisy`. The noise does not affect later calls, because the caches
+    are restored.
     """
     if not steps:
         return []
@@ -209,8 +209,11 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
             inputs.append(torch.tensor(step.rows))
         noisy = None
         if noisy_call is not None and number == min(noisy_call, len(steps) - 1):
+            held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
             with RoundingNoise(number):
                 noisy = _logits(eager, step.form, inputs)
+            for name, buffer in held_state.items():
+                getattr(eager, name).copy_(buffer)
         logits = _logits(eager, step.form, inputs)
         if noisy is not None:
             delta = noisy - logits

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from transformers import PreTrainedModel
 
 from .attention import use_cached_attention
 from .cache import KVCache
+from .recurrent import cache_argument, kernels_of, use_cached_states
 from .rope import use_stateless_rotary
+from .state import StateCache, has_state
 from .weights import compute_dtype
 
 
@@ -36,15 +40,16 @@ class CachedDecoder(torch.nn.Module):
         self.model = model
         self.rows, self.max_context_len, self.window = rows, max_context_len, window
         self.chunk = min(chunk or max_context_len, max_context_len)
-        self.cache = KVCache.register_on(
-            self,
-            model.config.get_text_config(),
-            rows=rows,
-            capacity=max_context_len,
-            chunk=self.chunk,
-            dtype=compute_dtype(model),
-            window=window,
+        config = model.config.get_text_config()
+        caches = dict(
+            rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=compute_dtype(model), window=window
         )
+        self.has_state = has_state(config)
+        if self.has_state:
+            use_cached_states(model)
+            self.cache = StateCache.register_on(self, model, **caches)
+        else:
+            self.cache = KVCache.register_on(self, config, **caches)
         use_cached_attention(model, self.cache)
         use_stateless_rotary(model)
 
@@ -58,17 +63,32 @@ class CachedDecoder(torch.nn.Module):
     ) -> torch.Tensor:
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
-        logits = self.model(
-            input_ids=tokens,
-            position_ids=positions.unsqueeze(0),
-            past_key_values=self.cache.begin_call(input_pos, row),
-            use_cache=True,
-            logits_to_keep=0 if all_positions else 1,
-        ).logits
-        bypassed = sorted(set(range(len(self.cache.layers))) - self.cache.attended)
+        positions = positions.unsqueeze(0)
+        self.cache.begin_call(input_pos, row)
+        is_batch = self.has_state and not consecutive  # a state needs the tokens of different rows apart
+        if is_batch:
+            tokens, positions = tokens.mT, positions.mT
+        with self._kernels():
+            logits = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=0 if all_positions else 1,
+                **{cache_argument(self.model): self.cache},
+            ).logits
+        self._check_layers()
+        if self.has_state:
+            self.cache.end_call()
+        return logits.transpose(0, 1) if is_batch else logits
+
+    def _kernels(self) -> AbstractContextManager:
+        return kernels_of(self.model, self.cache) if self.has_state else nullcontext()
+
+    def _check_layers(self) -> None:
+        """Raises ValueError if a layer did not use the cache in the current call."""
+        bypassed = sorted(set(range(len(self.cache.layers))) - self.cache.attended - self.cache.without_keys)
         if bypassed:
             raise ValueError(
                 f"export_llm: model: {type(self.model).__name__} has its own attention in layers "
                 f"{', '.join(map(str, bypassed))}, expected the attention interface of transformers"
             )
-        return logits

@@ -27,10 +27,12 @@ from .head_config import HeadConfig
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .quantize import GROUP_SIZES
+from .state import has_state
 from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
+UNLIMITED = 1 << 24  # positions of a model without a limit
 CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
 
 
@@ -146,7 +148,8 @@ def export_llm(
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
-    kinds = method_kinds(outputs, batch, speculation)
+    # A state cannot be rewound after a wrong draft. Without drafts, `verify` is for log probabilities of given tokens.
+    kinds = method_kinds(outputs, batch, speculation and (head.logprobs > 0 or not decoder.has_state))
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
@@ -242,6 +245,8 @@ def _context_len(model: PreTrainedModel, max_context_len: int | None, head: Head
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
+    if limit is None and has_state(config):
+        limit = UNLIMITED
     if limit is None:
         raise ValueError(
             f"export_llm: model: the config of {config.model_type} has no max_position_embeddings, expected a decoder "

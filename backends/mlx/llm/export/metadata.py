@@ -27,7 +27,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
         "get_max_seq_len": decoder.chunk,
         "get_max_context_len": decoder.max_context_len,
         "get_max_batch_size": decoder.rows,
-        "get_max_rewind": decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len,
+        "get_max_rewind": _max_rewind(decoder),
         "get_vocab_size": config.vocab_size,
         "get_bos_id": -1 if bos is None else bos,
         "get_eos_ids": _eos_ids(decoder.model),
@@ -41,6 +41,12 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
         constants |= zip(("token_bytes", "token_offsets"), table)
         constants |= _tokenizer_files(tokenizer)
     return constants
+
+
+def _max_rewind(decoder: CachedDecoder) -> int:
+    if decoder.has_state:
+        return 0
+    return decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len
 
 
 def _eos_ids(model: PreTrainedModel) -> list[int]:

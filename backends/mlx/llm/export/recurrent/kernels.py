@@ -1,0 +1,190 @@
+"""Replacements for the functions in `transformers` that have optional CUDA kernels: convolutions and recurrences.
+
+The modules of many families call functions of the same few names, each family its own copy. `kernels_of` replaces
+them by functions that can be exported for any number of tokens, and that continue from the state of a cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+
+from ....custom_kernel_ops import layer_state, recurrence  # noqa: F401  (define the operators)
+
+
+@contextmanager
+def kernels_of(model: PreTrainedModel, cache: Any) -> Iterator[None]:
+    """Within the context, the modules of `model` call the functions below, with the states of `cache`."""
+    replaced = []
+    try:
+        for module in {sys.modules[type(m).__module__] for m in model.modules()}:
+            for name, value in list(vars(module).items()):
+                new = _replacement(module, name, value, cache)
+                if new is not None:
+                    replaced.append((module, name, value))
+                    setattr(module, name, new)
+        yield
+    finally:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+
+
+def _replacement(module: Any, name: str, value: Any, cache: Any) -> Any:
+    if inspect.isfunction(value) and value.__module__.startswith("transformers.models."):
+        kernel = KERNELS.get(value.__name__)
+        return None if kernel is None else _bound(kernel, cache)
+    # A family's own class of caches, which its modules require.
+    if inspect.isclass(value) and issubclass(value, Cache) and value.__module__ == module.__name__:
+        return Cache
+    return None
+
+
+def _bound(kernel: Callable, cache: Any) -> Callable:
+    return lambda *args, **kwargs: kernel(cache, *args, **kwargs)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name of the argument of `model.forward` that takes the cache."""
+    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def begin(cache: Any, state: torch.Tensor | None, shape: tuple) -> torch.Tensor:
+    """Return `state`, float32, or zeros of `shape`. Notes that the current layer continues from it."""
+    cache.recurred.add(cache.current[0])
+    return torch.zeros(shape) if state is None else state.float()
+
+
+# Convolutions -----------------------------------------------------------------------------
+
+
+def causal_conv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None):
+    """Return the causal convolution of each channel of `x` `[B, D, S]` with `weight` `[D, K]`."""
+    out = torch.ops.mlx.causal_conv1d(x, weight, bias)
+    return (out if activation is None else ACT2FN[activation](out)).to(x.dtype)
+
+
+def causal_conv1d_fn(cache, hidden_states, weight, bias=None, activation=None, **kwargs):
+    return causal_conv(hidden_states, weight, bias, activation)
+
+
+def causal_conv1d_update(cache, hidden_states, conv_state, weight, bias=None, activation=None):
+    """Updates `conv_state` `[B, D, K]` in place."""
+    joined = torch.cat([conv_state, hidden_states], -1)
+    conv_state.copy_(joined[..., -conv_state.shape[-1] :])
+    return causal_conv(joined, weight, bias, activation)[..., -hidden_states.shape[-1] :]
+
+
+# The gated delta rule ---------------------------------------------------------------------
+
+
+def gated_delta_rule(
+    cache, query, key, value, g, beta, initial_state=None, use_qk_l2norm_in_kernel=False, **kwargs
+):
+    """Takes tensors `[B, S, H, D]`. Returns the outputs and the new state."""
+    dtype = query.dtype
+    query, key, value, g, beta = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
+    if use_qk_l2norm_in_kernel:
+        query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
+    query = query * query.shape[-1] ** -0.5
+    shape = (*value.shape[:2], key.shape[-1], value.shape[-1])
+    state = begin(cache, initial_state, shape)
+    out, state = torch.ops.mlx.gated_delta_rule(query, key, value, g, beta, state)
+    return out.transpose(1, 2).to(dtype), state
+
+
+# State spaces -----------------------------------------------------------------------------
+
+
+def mamba2_chunk_scan(
+    cache, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
+    dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **kwargs,
+):  # fmt: skip
+    """Takes `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
+    dt = _step(dt, dt_bias, dt_softplus)
+    if tuple(dt_limit) != (0.0, float("inf")) or not dt_softplus:
+        dt = torch.clamp(dt, min=dt_limit[0], max=dt_limit[1])
+    x = hidden_states.float()
+    value = (x * dt[..., None].float()).transpose(1, 2)
+    decay = (A.float() * dt.float()).transpose(1, 2)
+    key, query = (t.transpose(1, 2).float() for t in (B, C))
+    state = begin(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
+    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state.mT)
+    out = out.transpose(1, 2).contiguous()
+    if D is not None:
+        out = out + x * D[..., None]
+    if z is not None:
+        out = out * torch.nn.functional.silu(z)
+    return (out, state.mT) if return_final_states else out
+
+
+def mamba2_selective_state_update(
+    cache, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs
+):
+    """Updates `state` `[B, H, P, N]` in place. The others are those of one token: `dt` `[B, H, P]`, `A` `[H, P, N]`."""
+    dt = _step(dt, dt_bias, dt_softplus).float()
+    x = hidden_states.float()
+    repeats = hidden_states.shape[1] // B.shape[1]
+    key, query = (t.float().repeat_interleave(repeats, 1) for t in (B, C))
+    is_shared = A.stride()[1:] == (0, 0)  # one rate for each head
+    decay = (dt[..., :1] * A[:, :1, 0]).exp()[..., None] if is_shared else (dt[..., None] * A).exp()
+    new = state.float() * decay + (dt * x)[..., None] * key[:, :, None]
+    state.copy_(new.to(state.dtype))
+    out = (new @ query[..., None])[..., 0]
+    if D is not None:
+        out = out + x * D
+    if z is not None:
+        out = out * torch.nn.functional.silu(z)
+    return out.to(hidden_states.dtype)
+
+
+def mamba_selective_scan(
+    cache, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+    **kwargs,
+):  # fmt: skip
+    """Takes `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
+
+    The function of `transformers` takes no initial state. It is the one that the layer has just read. If it has an axis
+    for heads, the layer calls this function for one head after the other.
+    """
+    layer, state = cache.current
+    if state is not None and state.dim() == 4:
+        head, cache.head = (0 if layer not in cache.recurred else cache.head), 0
+        cache.head = head + 1
+        state = state[:, head]
+    dt = _step(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)
+    x = hidden_states.float()
+    state = begin(cache, state, (*x.shape[:2], A.shape[-1]))
+    tokens = (t.float().transpose(1, 2) for t in (x, dt, B, C))
+    out, state = torch.ops.mlx.selective_scan(*tokens, A.float(), state)
+    out = out.transpose(1, 2)
+    if D is not None:
+        out = out + x * D[:, None]
+    if z is not None:
+        out = out * torch.nn.functional.silu(z)
+    return (out, state) if return_last_state else out
+
+
+def _step(dt, bias, softplus):
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return torch.nn.functional.softplus(dt) if softplus else dt
+
+
+KERNELS = {
+    "causal_conv1d_fn": causal_conv1d_fn,
+    "causal_conv1d_update": causal_conv1d_update,
+    "torch_chunk_gated_delta_rule": gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": gated_delta_rule,
+    "chunk_kimi_delta_attention": gated_delta_rule,
+    "recurrent_kimi_delta_attention": gated_delta_rule,
+    "mamba2_chunk_scan": mamba2_chunk_scan,
+    "mamba2_selective_state_update": mamba2_selective_state_update,
+    "mamba_selective_scan": mamba_selective_scan,
+}

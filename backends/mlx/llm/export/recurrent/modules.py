@@ -1,0 +1,61 @@
+"""Recurrent modules of `transformers` that keep their state elsewhere than in a cache."""
+
+from __future__ import annotations
+
+from types import MethodType
+
+import torch
+
+from .kernels import begin, causal_conv
+
+
+def use_cached_states(model: torch.nn.Module) -> None:
+    """Change `model` in place: the modules below read and write their state through the methods of the cache."""
+    for path, module in model.named_modules():
+        forward = FORWARDS.get(type(module).__name__)
+        if forward is not None:
+            module.layer_idx = next(int(part) for part in path.split(".") if part.isdigit())
+            module.forward = MethodType(forward, module)
+
+
+def lightning_attention(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+    """The forward method of `MiniMaxLightningAttention`. The state of a head decays at a constant rate."""
+    batch, length, _ = hidden_states.shape
+    heads, size = self.num_attention_heads, self.head_dim
+    states = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, length, heads, 3 * size)
+    query, key, value = (x.transpose(1, 2).float() for x in torch.split(states, size, dim=3))
+    state = past_key_values.get_recurrent_state(self.layer_idx)
+    state = begin(past_key_values, state, (batch, heads, size, size))
+    decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
+    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state)
+    past_key_values.update_recurrent_state(state, self.layer_idx)
+    out = self.norm(out.transpose(1, 2).reshape(batch, length, heads * size).to(hidden_states.dtype))
+    return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * out), None
+
+
+def gated_linear_recurrence(self, input_states, position_ids, attention_mask, use_cache=True, **kwargs):
+    """The forward method of `RecurrentGemmaRecurrentBlock`."""
+    cache, length = kwargs["past_key_values"], input_states.shape[1]
+    gate = self.act_fn(self.linear_y(input_states))
+    x = self.linear_x(input_states).transpose(1, 2)
+    joined = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=self.conv1d_width)
+    x = causal_conv(joined, self.conv_1d.weight[:, 0], self.conv_1d.bias, None)[..., -length:].transpose(1, 2)
+    state = cache.get_recurrent_state(self.layer_idx)
+
+    def scan(hidden_states, recurrent_gate, reset, recurrent_states):
+        initial = begin(cache, state, (hidden_states.shape[0], hidden_states.shape[2]))
+        decay = recurrent_gate * ~reset
+        out, last = torch.ops.mlx.diagonal_recurrence(hidden_states.float(), decay.float(), initial)
+        return out.to(hidden_states.dtype), last
+
+    self.rg_lru._rnn_scan = scan
+    x = self.rg_lru(x, position_ids)
+    last, self.rg_lru.recurrent_states = self.rg_lru.recurrent_states, None
+    cache.update_recurrent_state(last, self.layer_idx)
+    return self.linear_out(x * gate), None
+
+
+FORWARDS = {
+    "MiniMaxLightningAttention": lightning_attention,
+    "RecurrentGemmaRecurrentBlock": gated_linear_recurrence,
+}

@@ -1,0 +1,80 @@
+"""Lowers the recurrences of `custom_kernel_ops/recurrence.py`, such as `mlx::gated_delta_rule`, to `ScanNode`.
+
+The body of the loop is the traced rule for a token, or for a block of tokens. If the number of tokens is dynamic and
+there is a rule for blocks, an `IfNode` chooses the loop.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..builder.cache_write import add, subtract
+from ..builder.registry import REGISTRY
+from ..builder.slots import TensorSlot
+from ..custom_kernel_ops.recurrence import FEW, RULES, Rule
+from ..serialization import ir
+
+
+def _lowering(choose_rule):
+    def lower(P, **arguments):
+        *tensors, state = (P.cast(x, torch.float32) for x in arguments.values())
+        rule = choose_rule(tensors)
+        fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
+        length = P.size(tensors[0], rule.axis)
+        if rule.block is None or (isinstance(length, int) and length < FEW):
+            return _by_token(P, rule, state, tensors, fixed)
+        if isinstance(length, int):
+            return _by_block(P, rule, state, tensors, length)
+        outs = [P.fresh(v) for v in P.out]
+        chains = []
+        for form in (lambda: _by_block(P, rule, state, tensors, length), lambda: _by_token(P, rule, state, tensors)):
+            with P.chain() as index:
+                for value, out in zip(form(), outs, strict=True):
+                    P.emit(ir.IdCopyNode, x=value, out=out)
+            chains.append(index)
+        is_many = P.emit(ir.FloorDivideIntNode, a=length, b=FEW)
+        P.emit(ir.IfNode, cond=is_many, then_chain_idx=chains[0], else_chain_idx=chains[1])
+        return outs
+
+    return lower
+
+
+def _by_token(P, rule: Rule, state, tensors, fixed=()):
+    return _scan(P, rule.token, rule.axis, state, tensors, fixed)
+
+
+def _by_block(P, rule: Rule, state, tensors, length):
+    """The tokens [B, H, S, ...] become blocks [B, H, count, size, ...], of which the last is filled up with zeros."""
+    size = rule.size
+    count = P.emit(ir.FloorDivideIntNode, a=add(P, length, size - 1), b=size)
+    missing = subtract(P, P.emit(ir.MultiplyIntNode, a=count, b=size), length)
+    blocks = []
+    for x in tensors:
+        zeros = P.full([*x.shape[:2], missing, *x.shape[3:]], 0.0, x.dtype)
+        filled = P.emit(ir.ConcatenateNode, tensors=[x, zeros], axis=2, dtype=x.dtype)
+        block = P.emit(ir.ReshapeNode, x=filled, shape=[*x.shape[:2], count, size, *x.shape[3:]])
+        block.shape = (*x.shape[:2], -1, size, *x.shape[3:])
+        blocks.append(block)
+    out, state = _scan(P, rule.block, 2, state, blocks, ())
+    batch, heads, _, width = P.out[0].shape
+    out = P.emit(ir.ReshapeNode, x=out, shape=[batch, heads, P.emit(ir.MultiplyIntNode, a=count, b=size), width])
+    return [P.emit(ir.SliceNode, x=out, axis=2, start=0, stop=length), state]
+
+
+def _scan(P, step, axis, state, tensors, fixed):
+    """Emits the loop over `axis` of the tensors. Returns the stacked outputs, and the last state."""
+    carry = P.emit(ir.IdCopyNode, x=state, out=TensorSlot(state.dtype, state.shape))
+    sliced = [TensorSlot(x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :])) for x in tensors]
+    output = TensorSlot(state.dtype)
+    with P.chain() as body:
+        for value, slot in zip(P.trace(step, carry, *sliced, *fixed), (carry, output), strict=True):
+            P.emit(ir.IdCopyNode, x=value, out=slot)
+    P.emit(
+        ir.ScanNode, originals=tensors, sliced=sliced, outputs=[output], carry=[carry], body_chain_idx=body,
+        scan_axis=axis,
+    )
+    return [output, carry]
+
+
+for _target, _choose_rule in RULES.items():
+    REGISTRY.add(_target, _lowering(_choose_rule))
