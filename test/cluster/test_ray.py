@@ -135,7 +135,9 @@ def url(cluster, batch_program):
     serve.start(http_options={"port": port})
     autoscaling = {"upscale_delay_s": 1, "metrics_interval_s": 0.5, "look_back_period_s": 1, "downscale_delay_s": 600}
     serve.run(serve_app(batch_program, name="small", rows=2, min_replicas=2, max_replicas=3, autoscaling=autoscaling))
-    yield f"http://127.0.0.1:{port}"
+    address = f"http://127.0.0.1:{port}"
+    wait_until(lambda: httpx.get(f"{address}/health").status_code == 200)  # the proxy learns of the route later
+    yield address
     serve.shutdown()
 
 

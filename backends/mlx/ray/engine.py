@@ -44,9 +44,9 @@ class Engine:
         self._worker = await self._stack.enter_async_context(local_worker(llm, model.name))
         return self._worker.width
 
-    async def answer(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """Return the HTTP status and the body of the response to a request."""
+    async def answer(self, url: str, body: bytes) -> tuple[int, bytes, str]:
+        """Return the HTTP status and the body of the response to a request, and the id that the request has here."""
         from ..serve.in_process import post
 
         response = await post(self._worker.app, url, body)
-        return response.status, response.body
+        return response.status, response.body, response.request_id

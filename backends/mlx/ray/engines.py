@@ -77,8 +77,7 @@ class RayEngines:
         while deaths_alone < MAX_DEATHS_ALONE:
             slot, engine = await self._acquire(alone)
             try:
-                status, body = await engine.actor.answer.remote(request.url, request.body)
-                return http_answer(request, status, body)
+                return http_answer(request, *await engine.actor.answer.remote(request.url, request.body))
             except DIED as error:
                 await self._remove(slot, engine, f"{slot.host}: the engine died: {error}")
                 deaths_alone += alone
