@@ -43,14 +43,14 @@ inline mx::array attend(
     const std::string& mode,
     const std::optional<mx::array>& mask,
     const Context& c) {
+  const auto float_mask = mask ? std::optional(to_float32(*mask, c)) : mask;
+  if (const auto y = cpu::attention(q, k, v, scale, mode == "causal", float_mask, c.stream)) {
+    return *y;
+  }
   if (computes_in_float32(q, c)) {
     const auto in_float32 = attend(
-        to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, mode,
-        mask ? std::optional(to_float32(*mask, c)) : mask, c);
+        to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, mode, float_mask, c);
     return mx::astype(in_float32, q.dtype(), c.stream);
-  }
-  if (const auto y = cpu::attention(q, k, v, scale, mode == "causal", mask, c.stream)) {
-    return *y;
   }
   return mx::fast::scaled_dot_product_attention(
       q, k, v, scale, mode, mask, std::nullopt, /*force_fused=*/false, c.stream);
