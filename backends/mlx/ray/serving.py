@@ -55,7 +55,7 @@ def serve_app(
     - `autoscaling`: further fields of Serve's `AutoscalingConfig`, such as `{"upscale_delay_s": 5}`.
     - `actor_options`: the resources of a replica, such as `{"num_gpus": 1}`, and other options of Ray actors.
 
-    Raises ValueError if `rows` or a number of replicas is not positive, and ModuleNotFoundError if Ray is not installed.
+    Raises ValueError if `rows` or a number of replicas is not positive, and ModuleNotFoundError without Ray.
     """
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
