@@ -57,7 +57,10 @@ class Totals:
 
 def http_answer(request: Request, status: int, body: bytes, server_id: str) -> dict[str, Any]:
     """Return the answer with a response of the server, which knows the request as `server_id`."""
-    response = {"status_code": status, "request_id": server_id, "body": json.loads(body)}
+    try:
+        response = {"status_code": status, "request_id": server_id, "body": json.loads(body)}
+    except ValueError:
+        return error_answer(request, "invalid_response", f"the response with status {status} has no JSON body")
     return {"id": request.id, "custom_id": request.custom_id, "response": response, "error": None}
 
 

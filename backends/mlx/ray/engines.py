@@ -78,6 +78,8 @@ class RayEngines:
             slot, engine = await self._acquire(alone)
             try:
                 return http_answer(request, *await engine.actor.answer.remote(request.url, request.body))
+            except RayTaskError as error:
+                return error_answer(request, "server_error", str(error.cause))
             except DIED as error:
                 await self._remove(slot, engine, f"{slot.host}: the engine died: {error}")
                 deaths_alone += alone
