@@ -23,8 +23,8 @@ MODELS = {
     ),
     "no attention": (
         hf.RwkvForCausalLM,
-        hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1),
-        "the config of rwkv has no max_position_embeddings",
+        hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2),
+        "the config of rwkv has no num_attention_heads",
     ),
     "latent attention": (
         hf.DeepseekV3ForCausalLM,

@@ -49,6 +49,11 @@ class CachedDecoder(torch.nn.Module):
             use_cached_states(model)
             self.cache = StateCache.register_on(self, model, **caches)
         else:
+            if not hasattr(config, "num_attention_heads"):
+                raise ValueError(
+                    f"export_llm: model: the config of {config.model_type} has no num_attention_heads, expected a "
+                    "decoder with attention or with states that a cache holds"
+                )
             self.cache = KVCache.register_on(self, config, **caches)
         use_cached_attention(model, self.cache)
         use_stateless_rotary(model)
