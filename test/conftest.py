@@ -1,5 +1,6 @@
 """The delegate, registered once per session, and small language models, exported once."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ DELEGATE = load_delegate()
 def seeded_torch():
     """Seeds torch's generator before each test, so that random inputs do not depend on earlier tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Gives SIGINT its handler, for programs that tests start and interrupt: a background shell ignores the signal."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

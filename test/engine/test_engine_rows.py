@@ -25,7 +25,7 @@ def export(tmp_path_factory, name: str, **options):
     from executorch_mlx.llm.export import HeadConfig
 
     head = HeadConfig(penalties=HISTORY, logit_bias=2, allowed_tokens=True, logprobs=3)
-    return small_llm.shared(tmp_path_factory, name, head=head, **options)
+    return small_llm.shared(tmp_path_factory, name, head=head, **{"speculation": True} | options)
 
 
 @pytest.fixture(scope="module")
