@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from executorch_mlx import load_delegate
+from faster_export import remember_composites
 
 # Before a test imports executorch.runtime, which has another MLXBackend on macOS, or mlx, which would use its own BLAS.
 DELEGATE = load_delegate()
+remember_composites()
 
 
 @pytest.fixture(autouse=True)
