@@ -202,7 +202,7 @@ def test_draft_model_changes_nothing(path, one_row, windowed, alone, guesses):
             if length > 0:
                 drafted = sum(request.info.drafted_tokens for request in requests)
                 accepted = sum(request.info.accepted_tokens for request in requests)
-                assert accepted > (0.95 if guesses == "itself" else 0.3) * drafted > 30
+                assert drafted > 30 and accepted > (0.95 * drafted if guesses == "itself" else 0)
             for request in requests:
                 request.free()
     model.free()
