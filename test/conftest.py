@@ -58,7 +58,7 @@ def logprob_program(tmp_path_factory) -> Path:
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 
-    return small_llm.shared(tmp_path_factory, "logprobs", head=HeadConfig(logprobs=4))
+    return small_llm.shared(tmp_path_factory, "logprobs", speculation=True, head=HeadConfig(logprobs=4))
 
 
 @pytest.fixture(scope="session")
