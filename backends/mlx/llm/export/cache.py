@@ -22,6 +22,7 @@ class LayerSpec:
       keys, as those of latent attention are.
     - `pattern`: to which positions a query attends.
     - `slopes`: [H], the biases of the scores for each position between query and key, or None.
+    - `has_sinks`: whether the softmax has a score that belongs to no key.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LayerSpec:
     values: tuple[int, int] | None
     pattern: Pattern
     slopes: torch.Tensor | None = None
+    has_sinks: bool = False
 
 
 class KVCache(Cache):

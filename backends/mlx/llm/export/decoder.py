@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from .attention import use_cached_attention
 from .cache import KVCache, LayerSpec
+from .complex_pairs import ComplexPairs
 from .latent import absorb
 from .observe import observe
 from .rope import use_stateless_rotary
@@ -73,5 +74,6 @@ class CachedDecoder(torch.nn.Module):
         known = inspect.signature(self.model.forward).parameters
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
-        logits = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **options).logits
+        with ComplexPairs():
+            logits = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ...custom_ops import quantized
+from .adapted_experts import adapt
 from .packed import MLXExperts, is_experts
 
 NAME = "mlx"
@@ -15,12 +16,11 @@ NAME = "mlx"
 def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
     """Make the experts of `model` use `mlx::gathered_matmul`, and return `model`.
 
-    Changes `model` in place. A model without experts stays unchanged.
+    Changes `model` in place. A model without experts stays unchanged. Mixtures that compute their experts themselves
+    are changed too if `adapt` knows their kind.
     """
     use_interface = any(is_experts(module) for module in model.modules())
-    for module in model.modules():
-        if _scales_inputs(module):
-            _gather(module)
+    adapt(model, gathered_experts)
     if use_interface:
         ALL_EXPERTS_FUNCTIONS.register(NAME, gathered_experts)
         model.set_experts_implementation(NAME)
@@ -47,39 +47,6 @@ def gathered_experts(
     if experts.has_post_expert_norm:
         x = experts.post_expert_norm(x)
     return (x * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
-
-
-def _scales_inputs(module: torch.nn.Module) -> bool:
-    """Whether `module` is a mixture that runs every expert on every token, times the score of the expert, as Llama 4's.
-
-    The scores of the experts that were not chosen are zero.
-    """
-    experts, router = getattr(module, "experts", None), getattr(module, "router", None)
-    weights = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
-    return (
-        hasattr(module, "shared_expert")
-        and hasattr(router, "top_k")
-        and all(isinstance(weight, torch.Tensor) and weight.dim() == 3 for weight in weights)
-        and not is_experts(experts)
-    )
-
-
-def _gather(mixture: torch.nn.Module) -> None:
-    """Change a mixture that `_scales_inputs` in place: it then computes the chosen experts only."""
-    experts = mixture.experts
-    experts.is_transposed, experts.has_gate = True, True
-    experts.has_bias = experts.has_post_expert_norm = False
-    experts._apply_gate = lambda x: experts.act_fn(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]
-
-    def forward(hidden_states: torch.Tensor):
-        x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        scores, logits = mixture.router(x)
-        values, index = scores.topk(mixture.router.top_k, -1)
-        gate_up = _project(experts, "gate_up_proj", (x[:, None] * values[..., None]).unsqueeze(2), index)
-        routed = _project(experts, "down_proj", experts._apply_gate(gate_up), index).squeeze(2).sum(1)
-        return mixture.shared_expert(x) + routed, logits
-
-    mixture.forward = forward
 
 
 def _project(experts, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -53,11 +53,7 @@ class Mask:
 
 def mask_interface(*arguments, mask_function: Callable, q_offset: Any = 0, kv_offset: Any = 0, **options) -> Mask:
     """A mask function for the mask interface of `transformers`. The result is a `Mask`."""
-    def function(query, key):
-        with torch.device("cpu"):
-            return mask_function(0, 0, query, key)
-
-    return Mask(function)
+    return Mask(lambda query, key: mask_function(0, 0, query, key))
 
 
 def tensor_mask(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
@@ -77,13 +73,18 @@ def pattern_of(function: MaskFunction, capacity: int) -> Pattern | None:
 
     Compares the mask with the pattern for queries around the places where a pattern changes.
     """
-    positions = torch.arange(capacity)
+    with torch.device("cpu"):  # also while a model runs on the device meta
+        return _pattern_of(function, torch.arange(capacity))
+
+
+def _pattern_of(function: MaskFunction, positions: torch.Tensor) -> Pattern | None:
+    capacity = len(positions)
     try:
         size = int(function(positions[:, None], positions[:1]).reshape(-1).sum())  # queries that attend to position 0
         at = {0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, capacity // 2, capacity - 1}
         queries = torch.tensor(sorted(q for q in at if 0 <= q < capacity))[:, None]
         allowed = function(queries, positions[None]).broadcast_to(len(queries), capacity)
-    except IndexError:  # a mask tensor with fewer positions
+    except (IndexError, RuntimeError):  # a mask tensor with fewer positions, or without values
         return None
     limited = [Pattern(size), Pattern(size, blocks=True)] if size else []
     candidates = [Pattern()] if size == capacity else limited

@@ -108,22 +108,26 @@ class _ObservedLayer:
         self.keys: tuple[int, int] | None = None
         self.values: tuple[int, int] | None = None
         self.slopes: torch.Tensor | None = None
+        self.has_sinks = self.is_meta = False
         self.patterns: set[Pattern] = set()
         self.is_latent = self.has_attended = False
 
     def update(self, key_states, value_states):
         self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))
+        self.is_meta = key_states.is_meta
         return CachedStates(key_states, self), CachedStates(value_states, self)
 
     def attend(
         self, query, scale, *, softcap=None, sinks=None, slopes=None, keys=None, values=None, value_size=None
     ) -> torch.Tensor:
-        self.has_attended, self.is_latent = True, value_size is not None
+        self.has_attended, self.is_latent, self.has_sinks = True, value_size is not None, sinks is not None
         size = value_size or (self.values[1] if values is None else values.shape[3])
         return query.new_zeros((*query.shape[:3], size))
 
     def add_mask(self, function: MaskFunction) -> None:
         pattern = pattern_of(function, self.capacity)
+        if pattern is None and self.is_meta:  # the mask depends on values: `pattern_by_config` has to do
+            return
         if pattern is None:
             raise ValueError(
                 f"export_llm: model: {self.name}: got a mask other than causal, with or without a window or blocks of "
@@ -171,7 +175,7 @@ class _ObservedLayer:
             pattern = Pattern(window or None)
         else:
             pattern = next(iter(patterns), None) or pattern_by_config(config, self.index)
-        return LayerSpec(self.name, keys, values, pattern, self.slopes)
+        return LayerSpec(self.name, keys, values, pattern, self.slopes, self.has_sinks)
 
 
 def _innermost_module(model: torch.nn.Module) -> str:

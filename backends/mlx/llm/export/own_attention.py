@@ -155,8 +155,10 @@ class Scores(_TorchArgument):
 
     def _masked(self, mask, hides: bool = False) -> Scores:
         """Note the mask. A mask tensor is true where a query attends, or where it does not if `hides`."""
-        if mask is not None:
-            self.layer.add_mask(mask.function if isinstance(mask, Mask) else tensor_mask(mask, hides))
+        if isinstance(mask, Mask):
+            self.layer.add_mask(mask.function)
+        elif mask is not None and not mask.is_meta:
+            self.layer.add_mask(tensor_mask(mask, hides))
         return self
 
     def _attend(self, values: CachedStates) -> torch.Tensor:

@@ -78,4 +78,6 @@ def _description(spec: LayerSpec) -> str:
         parts.append(f"{'blocks' if spec.pattern.blocks else 'a window'} of {spec.pattern.window} positions")
     if spec.slopes is not None:
         parts.append("linear biases")
+    if spec.has_sinks:
+        parts.append("attention sinks")
     return ", ".join(parts)
