@@ -92,7 +92,8 @@ def test_greedy_of_an_exported_model_equals_transformers(name, tmp_path):
     # Again, from the cached prompt, in all rows at once.
     answers = llm.generate_batch([PROMPT[0].tolist()] * rows, max_new_tokens=STEPS)
     assert [answer.tokens for answer in answers] == [expected] * rows
-    assert max(answer.metrics.cached_tokens for answer in answers) > 0
+    has_ring = exported.metadata["get_max_rewind"] < STEPS
+    assert has_ring or max(answer.metrics.cached_tokens for answer in answers) > 0
     if name == "latent attention":
         assert exported.cache_numbers == (16 + 8,) * 2  # kv_lora_rank + qk_rope_head_dim
 
