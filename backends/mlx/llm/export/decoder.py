@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from .attention import use_cached_attention
-from .cache import KVCache
+from .cache import KVCache, LayerSpec
+from .complex_pairs import ComplexPairs
+from .latent import absorb
+from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .rope import use_stateless_rotary
-from .state import StateCache, has_state
+from .state import StateCache, StateObserver, has_state
 from .weights import compute_dtype
 
 
@@ -22,9 +28,11 @@ class CachedDecoder(torch.nn.Module):
     tokens are consecutive: `input_pos` is the position of the first of them, and `row` is their row. If the shape is
     `[S]`, each token has a position and a row of its own. `row` is None if there is one row.
 
-    The constructor changes `model` in place, so that its layers attend over the caches of this module.
+    The constructor changes `model` in place, so that its layers attend over the caches of this module. It raises
+    ValueError if a layer does something that a program cannot do over its caches.
     `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
-    config of the model, or a number: the window of every layer, where 0 stands for no window.
+    config of the model, or a number: the window of every layer, where 0 stands for no window. `specs` are the `specs`
+    of another decoder with the same model, which saves finding them out.
     """
 
     def __init__(
@@ -35,28 +43,24 @@ class CachedDecoder(torch.nn.Module):
         max_context_len: int,
         chunk: int | None = None,
         window: str | int = "auto",
+        specs: Sequence[LayerSpec | None] | None = None,
     ):
         super().__init__()
         self.model = model
-        self.rows, self.max_context_len, self.window = rows, max_context_len, window
+        self.rows, self.max_context_len = rows, max_context_len
         self.chunk = min(chunk or max_context_len, max_context_len)
-        config = model.config.get_text_config()
-        caches = dict(
-            rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=compute_dtype(model), window=window
-        )
-        self.has_state = has_state(config)
+        dtype = compute_dtype(model)
+        absorb(model, dtype)
+        use_stateless_rotary(model)
+        self.has_state = has_state(model.config.get_text_config())
         if self.has_state:
             use_cached_states(model)
-            self.cache = StateCache.register_on(self, model, **caches)
-        else:
-            if not hasattr(config, "num_attention_heads"):
-                raise ValueError(
-                    f"export_llm: model: the config of {config.model_type} has no num_attention_heads, expected a "
-                    "decoder with attention or with states that a cache holds"
-                )
-            self.cache = KVCache.register_on(self, config, **caches)
+        observer = StateObserver if self.has_state else None
+        self.specs = observe(model, self._logits, max_context_len, window, observer) if specs is None else specs
+        self.cache = (StateCache if self.has_state else KVCache).register_on(
+            self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
+        )
         use_cached_attention(model, self.cache)
-        use_stateless_rotary(model)
 
     def forward(
         self,
@@ -68,32 +72,23 @@ class CachedDecoder(torch.nn.Module):
     ) -> torch.Tensor:
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
+        cache = self.cache.begin_call(tokens.shape[1], input_pos, row)
         positions = positions.unsqueeze(0)
-        self.cache.begin_call(input_pos, row)
         is_batch = self.has_state and not consecutive  # a state needs the tokens of different rows apart
         if is_batch:
             tokens, positions = tokens.mT, positions.mT
-        with self._kernels():
-            logits = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                use_cache=True,
-                logits_to_keep=0 if all_positions else 1,
-                **{cache_argument(self.model): self.cache},
-            ).logits
-        self._check_layers()
+        logits = self._logits(tokens, positions, cache, all_positions=all_positions)
+        if bypassed := sorted({layer.name for layer in cache.kv_layers} - cache.attended):
+            raise ValueError(f"export_llm: model: {', '.join(bypassed)}: expected attention over the cache in every call")
         if self.has_state:
-            self.cache.end_call()
+            cache.end_call()
         return logits.transpose(0, 1) if is_batch else logits
 
-    def _kernels(self) -> AbstractContextManager:
-        return kernels_of(self.model, self.cache) if self.has_state else nullcontext()
-
-    def _check_layers(self) -> None:
-        """Raises ValueError if a layer did not use the cache in the current call."""
-        bypassed = sorted(set(range(len(self.cache.layers))) - self.cache.attended - self.cache.without_keys)
-        if bypassed:
-            raise ValueError(
-                f"export_llm: model: {type(self.model).__name__} has its own attention in layers "
-                f"{', '.join(map(str, bypassed))}, expected the attention interface of transformers"
-            )
+    def _logits(self, tokens, positions, cache: Any, *, all_positions: bool = False) -> torch.Tensor:
+        known = inspect.signature(self.model.forward).parameters
+        options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
+        options = {name: value for name, value in options.items() if name in known}
+        options[cache_argument(self.model)] = cache
+        with ComplexPairs(), kernels_of(self.model, cache) if self.has_state else nullcontext():
+            logits = self.model(input_ids=tokens, use_cache=True, **options).logits
+        return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]

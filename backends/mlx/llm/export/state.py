@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
 
-from .cache import KVCache, _Layer
+from .cache import KVCache
+from .observe import STATE_KINDS, ObservingCache, Specs
+from .recurrent import KERNELS
 
 CONV, RECURRENT = "conv", "recurrent"
-STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layer types of transformers that have a state
 
 
 def has_state(config) -> bool:
     """Whether a layer of the model keeps a state."""
     return not STATE_KINDS.isdisjoint(getattr(config, "layer_types", None) or ())
-
-
-@dataclass
-class LayerSpec:
-    """What a layer keeps: the shapes and dtypes, without the batch, of its states, keys and values.
-
-    `states` is by kind, `CONV` or `RECURRENT`, and number, because a layer may have several of a kind. `keys` has the
-    heads and sizes of keys and values, or is None for a layer without attention.
-    """
-
-    states: dict[tuple[str, int], tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
-    keys: list[tuple[int, int]] | None = None
 
 
 class LayerState:
@@ -75,35 +60,17 @@ class StateCache(KVCache):
     current: tuple[int, torch.Tensor | None] | None  # the layer and the recurrent state that was read last
 
     @classmethod
-    def register_on(cls, owner, model: PreTrainedModel, *, rows, capacity, chunk, dtype, window="auto") -> StateCache:
-        """Register buffers of zeros on `owner`, and return a cache that consists of these buffers.
-
-        The shapes are those that the modules of `model` pass to a cache.
-        """
-        config = model.config.get_text_config()
-        specs = _specs(model)
-        layers: list[_Layer | _NoKeys] = []
-        states: dict[tuple[int, str, int], LayerState] = {}
-        for index, (spec, layer_window) in enumerate(zip(specs, _windows(config, window), strict=True)):
-            for (kind, number), (shape, state_dtype) in spec.states.items():
-                name = f"{kind}_state_{index}_{number}"
-                states[index, kind, number] = LayerState(owner, name, shape, state_dtype, rows)
-            if spec.keys is None:
-                layers.append(_NoKeys())
-                continue
-            if layer_window is not None and layer_window >= capacity:
-                layer_window = None
-            length = capacity if layer_window is None else min(capacity, layer_window + chunk - 1)
-            names = (f"key_cache_{index}", f"value_cache_{index}")
-            for name, (heads, size) in zip(names, spec.keys):
-                owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=dtype))
-            layers.append(_BatchedLayer(owner, names, layer_window))
-        cache = cls(layers=layers)
-        cache.rows, cache.states = rows, states
+    def register_on(cls, owner, specs: Specs, *, rows, capacity, chunk, dtype) -> StateCache:
+        """Register buffers of zeros on `owner`, and return a cache that consists of these buffers."""
+        cache = super().register_on(owner, specs, rows=rows, capacity=capacity, chunk=chunk, dtype=dtype)
+        cache.states = {
+            (layer, kind, number): LayerState(owner, f"{kind}_state_{layer}_{number}", shape, state_dtype, rows)
+            for (layer, kind, number), (shape, state_dtype) in specs.states.items()
+        }
         return cache
 
-    def begin_call(self, position, row=None):
-        super().begin_call(position, row)
+    def begin_call(self, length, position, row=None):
+        super().begin_call(length, position, row)
         self.origin, self.recurred, self.current = torch.zeros_like(position), set(), None
         for state in self.states.values():
             state.value = None
@@ -115,19 +82,6 @@ class StateCache(KVCache):
             if state.value is not None:
                 state.write(self)
                 state.value = None
-
-    @property
-    def without_keys(self) -> set[int]:
-        """The layers without attention."""
-        return {index for index, layer in enumerate(self.layers) if isinstance(layer, _NoKeys)}
-
-    @property
-    def recurrent_layers(self) -> set[int]:
-        return {layer for layer, kind, _ in self.states if kind == RECURRENT}
-
-    @property
-    def has_sliding_window(self) -> bool:
-        return any(layer.window is not None for layer in self.layers)
 
     @property
     def bytes(self) -> int:
@@ -160,51 +114,19 @@ class StateCache(KVCache):
     def is_recording_past(self, layer_idx):
         return False
 
-    def get_seq_length(self, layer_idx=0):
-        return 0
 
+class StateObserver(ObservingCache):
+    """A cache that also notes the states of the layers.
 
-class _NoKeys(LinearAttentionCacheLayerMixin):
-    """Stands for a layer without keys and values in a `StateCache`."""
+    `states` maps the index of the layer, `CONV` or `RECURRENT`, and the number of the state, because a layer may have
+    several of a kind, to its shape without the batch and its dtype.
+    """
 
-    window = None
-
-    def lazy_initialization(self, *args, **kwargs):
-        pass
-
-    def update_conv_state(self, *args, **kwargs):
-        raise NotImplementedError
-
-    update_recurrent_state = update_conv_state
-
-    def buffers(self):
-        return []
-
-
-class _BatchedLayer(_Layer):
-    """Keys and values `[B, G, S, D]` of a model that runs B tokens of B rows as a batch."""
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        if key_states.shape[0] > 1:
-            key_states, value_states = key_states.transpose(0, 2), value_states.transpose(0, 2)
-        return super().update(key_states, value_states, *args, **kwargs)
-
-
-def _windows(config, window: str | int) -> list[int | None]:
-    kinds, arguments = get_layer_types_and_kwargs(config)
-    if window != "auto":
-        return [window or None] * len(kinds)
-    return [kwargs.get("sliding_window") for kwargs in arguments]
-
-
-class _Recorder(Cache):
-    """A cache that records what the layers of a model pass to it."""
-
-    def __init__(self, count: int):
-        super().__init__(layers=[_NoKeys() for _ in range(count)])
-        self.specs = [LayerSpec() for _ in range(count)]
+    def __init__(self, model: PreTrainedModel, capacity: int):
+        super().__init__(model, capacity)
+        self.model = model
         self.recurred: set[int] = set()
-        self.current = None
+        self.current: tuple[int, None] | None = None
 
     def get_conv_state(self, layer_idx, state_idx=0):
         return None
@@ -215,47 +137,20 @@ class _Recorder(Cache):
 
     def update_conv_state(self, conv_states, layer_idx, state_idx=0, conv_kernel_size=None, **kwargs):
         shape = torch.Size([*conv_states.shape[1:-1], conv_kernel_size or conv_states.shape[-1]])
-        self.specs[layer_idx].states[CONV, state_idx] = shape, conv_states.dtype
+        self.states[layer_idx, CONV, state_idx] = shape, conv_states.dtype
         return conv_states
 
     def update_recurrent_state(self, recurrent_states, layer_idx, state_idx=0, **kwargs):
-        shape = recurrent_states.shape[1:]
-        self.specs[layer_idx].states[RECURRENT, state_idx] = shape, recurrent_states.dtype
+        self.states[layer_idx, RECURRENT, state_idx] = recurrent_states.shape[1:], recurrent_states.dtype
         return recurrent_states
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        self.specs[layer_idx].keys = [states.shape[1::2] for states in (key_states, value_states)]
-        return key_states, value_states
-
-    def has_previous_state(self, layer_idx=None, state_idx=None):
-        return False
 
     def is_recording_past(self, layer_idx):
         return False
 
-    def get_seq_length(self, layer_idx=0):
-        return 0
-
-    def get_mask_sizes(self, query_length, layer_idx):
-        return query_length, 0
-
-
-def _specs(model: PreTrainedModel) -> list[LayerSpec]:
-    """Return what each layer keeps, by running `model` on two tokens without computing anything."""
-    from .recurrent import KERNELS, cache_argument, kernels_of
-
-    recorder = _Recorder(model.config.get_text_config().num_hidden_layers)
-    model.set_attn_implementation("eager")
-    tokens = torch.zeros(1, 2, dtype=torch.int64)
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), kernels_of(model, recorder):
-        model(
-            input_ids=tokens, position_ids=torch.arange(2).unsqueeze(0), use_cache=True,
-            **{cache_argument(model): recorder},
-        )  # fmt: skip
-    recurrent = {i for i, spec in enumerate(recorder.specs) if any(kind == RECURRENT for kind, _ in spec.states)}
-    for layer in sorted(recurrent - recorder.recurred):
-        raise ValueError(
-            f"export_llm: model: {type(model).__name__}: layer {layer} has a recurrence of its own, expected one of "
-            f"{', '.join(sorted(KERNELS))}"
-        )
-    return recorder.specs
+    def check(self) -> None:
+        unknown = sorted({layer for layer, kind, _ in self.states if kind == RECURRENT} - self.recurred)
+        if unknown:
+            raise ValueError(
+                f"export_llm: model: {type(self.model).__name__}: layers {', '.join(map(str, unknown))} have a recurrence "
+                f"of their own, expected one of {', '.join(sorted(KERNELS))}"
+            )
