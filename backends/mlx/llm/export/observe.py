@@ -58,7 +58,8 @@ class Specs(list):
 
 def check_layer_types(model: PreTrainedModel) -> None:
     """Raise ValueError if the config has layers of an unknown kind."""
-    unknown = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {*_KINDS, *STATELESS_KINDS, *STATE_KINDS})
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    unknown = sorted(kinds - {*_KINDS, *STATE_KINDS, *STATELESS_KINDS})
     if unknown:
         raise ValueError(
             f"export_llm: model: {type(model).__name__}: got layers of kind {', '.join(unknown)}, expected attention"
