@@ -27,8 +27,9 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization"},
     # never builder or ops
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
+    "speech": {"custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
-    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
+    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve", "speech"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

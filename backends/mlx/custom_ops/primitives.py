@@ -216,3 +216,16 @@ cached_attention = define(
     lambda query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1:
         torch.empty_like(query, memory_format=torch.contiguous_format),
 )
+
+
+# State ------------------------------------------------------------------------------------
+
+
+# Returns a copy of `buffer`, for a method that reads a buffer that only another method writes. A program holds a buffer
+# that no operator of the method writes as a constant. The module therefore copies the result to the buffer:
+#
+#     state = torch.ops.mlx.read_state(self.buffer)
+#     self.buffer.copy_(state)
+#
+# which adds no instruction to the program.
+read_state = define("read_state(Tensor buffer) -> Tensor", torch.Tensor.clone, torch.empty_like)
