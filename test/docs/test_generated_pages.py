@@ -10,6 +10,7 @@ import pytest
 from markdown_pages import ROOT
 
 PUBLIC = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
+PUBLIC += ("executorch_mlx.speech", "executorch_mlx.speech.export")
 
 
 @pytest.mark.parametrize("script", ["docs/figures/architecture.py", "tools/docs/operators.py"])
@@ -56,7 +57,7 @@ def test_documented_options_exist():
     """Every option in the guides is an option of a command."""
     known = {"--model", "--tasks"}  # of lm-eval
     known |= options(ROOT / "build" / "mlx_llm_runner")
-    for name in ("export", "run", "serve", "inspect"):
+    for name in ("export", "run", "serve", "transcribe", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
     for page in ("README", "docs/language-models", "docs/server", "docs/sampling", "docs/undelegated-nodes"):
         used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))

@@ -31,13 +31,14 @@ def whisper(multilingual: bool = True, **changes):
     }  # fmt: skip
     model = WhisperForConditionalGeneration(WhisperConfig(**options | IDS | changes)).eval()
     model.model.decoder.embed_positions.weight.data.normal_(0, 1.0)  # so that the tokens vary
-    generation = model.generation_config
-    generation.update(
-        no_timestamps_token_id=NO_TIMESTAMPS, is_multilingual=multilingual, suppress_tokens=[7, 8, 9],
-        begin_suppress_tokens=[11, 1_000_000], max_initial_timestamp_index=20, max_length=None,
-    )  # fmt: skip
+    generation = {
+        "no_timestamps_token_id": NO_TIMESTAMPS, "is_multilingual": multilingual, "suppress_tokens": [7, 8, 9],
+        "begin_suppress_tokens": [11, 1_000_000], "max_initial_timestamp_index": 20, "max_length": None,
+    }  # fmt: skip
     if multilingual:
-        generation.update(lang_to_id=LANGUAGES, task_to_id=TASKS)
+        generation |= {"lang_to_id": LANGUAGES, "task_to_id": TASKS}
+    for name, value in generation.items():
+        setattr(model.generation_config, name, value)
     return model
 
 

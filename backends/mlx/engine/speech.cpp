@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "check.h"
 #include "metadata.h"
@@ -52,6 +53,7 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
   m.suppressed = read_tokens(reader, "speech_suppressed", vocab_size, path);
   m.suppressed_first = read_tokens(reader, "speech_suppressed_first", vocab_size, path);
   const bool is_valid = m.sample_rate > 0 && 0 < m.min_samples && m.min_samples <= m.max_samples &&
+      m.max_samples <= std::numeric_limits<int32_t>::max() &&
       0 < m.sample_multiple && m.min_samples % m.sample_multiple == 0 && m.max_samples % m.sample_multiple == 0;
   check_program(
       is_valid, path, ": speech_max_samples: got ", m.min_samples, " to ", m.max_samples, " samples at ", m.sample_rate,
@@ -59,6 +61,9 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
   check_program(
       -1 <= m.timestamp_begin && m.timestamp_begin < vocab_size && m.timestamp_begin != 0, path,
       ": speech_timestamp_begin: got ", m.timestamp_begin, ", expected a token in [1, ", vocab_size, ")");
+  check_program(
+      -1 <= m.max_initial_timestamp && m.max_initial_timestamp < vocab_size, path,
+      ": speech_max_initial_timestamp: got ", m.max_initial_timestamp, ", expected -1 to ", vocab_size - 1);
   return m;
 }
 
@@ -105,7 +110,7 @@ void mask_speech_tokens(
   if (last && last_but_one) {
     forbid(mask, begin, vocab_size);
   } else if (last && stop_id >= 0) {
-    forbid(mask, 0, stop_id);
+    forbid(mask, 0, std::min(stop_id, vocab_size));
   }
   const auto latest = std::find_if(answer.rbegin(), answer.rend(), is_timestamp);
   if (latest != answer.rend()) {

@@ -37,7 +37,7 @@ std::vector<float> padded_samples(const SpeechMetadata& metadata, std::span<cons
 
 // Clears the bits of the tokens that may not follow `answer`. The mask has a bit for each token, as
 // executorch_mlx_allowed_tokens. With `timestamps`, these come in pairs and do not decrease, as in Whisper; otherwise
-// there are none. `stop_id` is the first token that is neither text nor an end.
+// there are none. `stop_id` is the first token that is not text, or -1.
 void mask_speech_tokens(
     const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps, int64_t stop_id,
     int64_t vocab_size, std::span<int32_t> mask);

@@ -159,7 +159,7 @@ class SpeechModel:
         """Return the tokens with which an answer begins. Raises ValueError for a task that the model does not have."""
         if task not in (self.tasks or TASKS[:1]):
             raise ValueError(f"task: got {task}, expected {' or '.join(self.tasks or TASKS[:1])} with this model")
-        tokens = [self._config["start"]]
+        tokens = [self._config["start"], *self._config["forced"]]
         if language is not None:
             tokens.append(self._config["languages"][language])
         if self.tasks:

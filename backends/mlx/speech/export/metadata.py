@@ -26,6 +26,7 @@ def prompt_config(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
 
     - `model_type`; `start`, the first token;
     - `languages`: code → token, `names`: English name → code, and `tasks`: name → token, empty unless the model has them;
+    - `forced`: the tokens after the first one, for a model without languages;
     - `no_timestamps`: the token that asks for no timestamps, or None; `timestamp_begin`, the first timestamp, or None;
     - `seconds_per_timestamp`: the time between one timestamp and the next;
     - `tokens_per_second`: the limit of an answer, or None.
@@ -54,11 +55,21 @@ def prompt_config(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
         "model_type": config.model_type,
         "start": start,
         "languages": codes,
+        "forced": [] if codes else _forced(model, no_timestamps),
         "names": {name: code for name, code in TO_LANGUAGE_CODE.items() if code in codes},
         "tasks": tasks,
         "no_timestamps": no_timestamps,
         "tokens_per_second": None if is_whisper else _MOONSHINE_TOKENS_PER_SECOND,
     }
+
+
+def _forced(model: PreTrainedModel, no_timestamps: int | None) -> list[int]:
+    """Return the tokens of the old setting `forced_decoder_ids` that follow the start token."""
+    pairs = dict(setting(model, "forced_decoder_ids") or ())
+    tokens = []
+    while (token := pairs.get(len(tokens) + 1)) is not None:
+        tokens.append(token)
+    return [token for token in tokens if token != no_timestamps]
 
 
 def setting(model: PreTrainedModel, name: str, default: Any = None) -> Any:
