@@ -123,13 +123,12 @@ def test_each_method_is_one_delegate_and_only_encode_computes_the_cross_attentio
 
 def test_requests_with_the_same_sound_share_the_encoder(whisper):
     samples, other = noise(16_000, seed=1), noise(16_000, seed=2)
-    first = whisper.model.generate(samples, language="de", max_new_tokens=4)
-    alone = first.result().tokens
-    again = whisper.model.generate(samples.copy(), language="de", max_new_tokens=4)
+    alone = whisper.model.generate(samples, language="de", max_new_tokens=STEPS).result().tokens
+    again = whisper.model.generate(samples.copy(), language="de", max_new_tokens=STEPS)
     assert again.result().tokens == alone and again.metrics.cached_tokens > 0
-    changed = whisper.model.generate(other, language="de", max_new_tokens=4)
+    changed = whisper.model.generate(other, language="de", max_new_tokens=STEPS)
     assert changed.result().tokens != alone and changed.metrics.cached_tokens == 0
-    assert whisper.tokens(samples, language="de")[4:8] == alone
+    assert whisper.tokens(samples, language="de")[4:] == alone
 
 
 def test_sampling_depends_on_the_seed_alone(whisper):
@@ -143,7 +142,7 @@ def test_long_sound_is_transcribed_in_windows(whisper, moonshine):
     samples = noise(56_000, seed=4)
     segments = list(whisper.model.transcribe(samples, language="de", max_new_tokens=STEPS))
     assert segments[0].start < 1 and segments[-1].end <= 3.5
-    assert all(a.start < a.end and a.start <= b.start for a, b in zip(segments, segments[1:]))
+    assert all(a.start <= a.end and a.start <= b.start for a, b in zip(segments, segments[1:]))
     assert all(segment.language == "de" and segment.text for segment in segments)
     first = list(segments[0].tokens)
     assert whisper.tokens(samples[:16_000], language="de", timestamps=True)[3:][: len(first)] == first

@@ -202,8 +202,11 @@ class SpeechModel:
         return min(length, max(1, round(time * self._config["seconds_per_timestamp"] * self.sample_rate)))
 
     def _segment(self, tokens: list[int], piece: Piece, seek: int, length: int, language: str | None) -> Segment:
-        start, step = seek / self.sample_rate, self._config["seconds_per_timestamp"]
-        end = start + (length / self.sample_rate if piece.last is None else piece.last * step)
+        start, stop = seek / self.sample_rate, (seek + length) / self.sample_rate
+        step = self._config["seconds_per_timestamp"] or 0
+        # The model may write a time in the silence after the sound.
+        first = min(start + piece.first * step, stop)
+        last = stop if piece.last is None else min(start + piece.last * step, stop)
         part = tokens[piece.begin : piece.end]
         text = "" if self._table is None else self._table.text(part)
-        return Segment(start + piece.first * (step or 0), end, text, tuple(part), language)
+        return Segment(first, last, text, tuple(part), language)

@@ -79,10 +79,10 @@ def export_speech(
     progress("load")
     model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
     family = _family(model, feature_extractor, max_seconds)
-    prompt = prompt_config(model, tokenizer)
+    prompt = prompt_config(model)
     conversion = convert_weights(
         model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress
-    )  # fmt: skip
+    )
     length = _context_len(model, max_context_len)
     timestamps = _timestamps(prompt, family)
     decoder = SpeechDecoder(
@@ -151,7 +151,22 @@ def _load_folder(folder: Path) -> PreTrainedModel:
     for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
         if items:
             raise ValueError(f"export_speech: model: {folder}: {problem}: {shortened(items)}")
+    _complete_generation_config(model, folder)
     return model
+
+
+def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """Add what transformers leaves out when it reads `generation_config.json`: the values of Whisper alone."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
+    for name, value in stored.items():
+        if getattr(model.generation_config, name, None) is None:
+            setattr(model.generation_config, name, value)
 
 
 def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:
@@ -176,8 +191,8 @@ def _context_len(model: PreTrainedModel, max_context_len: int | None) -> int:
 def _timestamps(prompt: dict[str, Any], family: Family) -> int | None:
     """Add the timestamps to `prompt`, and return the first of them, or None."""
     begin = None if prompt["no_timestamps"] is None else prompt["no_timestamps"] + 1
-    if begin is not None and not 0 < begin < family.model.config.vocab_size:
-        begin = None
+    if begin == family.model.config.vocab_size:
+        begin = None  # the vocabulary has no timestamps
     prompt["timestamp_begin"] = begin
     prompt["seconds_per_timestamp"] = family.max_samples / family.frames() / 16000 if family.is_fixed else None
     return begin

@@ -21,11 +21,11 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _MOONSHINE_TOKENS_PER_SECOND = 6.5
 
 
-def prompt_config(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
     """Return how a prompt is composed, and how its answer is read.
 
     - `model_type`; `start`, the first token;
-    - `languages`: code → token, `names`: English name → code, and `tasks`: name → token, empty unless the model has them;
+    - `languages`: code → token, `names`: English name → code, `tasks`: name → token; empty if the model has none;
     - `forced`: the tokens after the first one, for a model without languages;
     - `no_timestamps`: the token that asks for no timestamps, or None; `timestamp_begin`, the first timestamp, or None;
     - `seconds_per_timestamp`: the time between one timestamp and the next;
@@ -39,17 +39,14 @@ def prompt_config(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
     if start is None:
         raise ValueError("export_speech: model: decoder_start_token_id: got none, expected a token")
     is_whisper = config.model_type == "whisper"
-    vocabulary = {} if tokenizer is None or not is_whisper else tokenizer.get_vocab()
     languages, tasks, no_timestamps = {}, {}, None
     if is_whisper:
-        no_timestamps = setting(model, "no_timestamps_token_id", vocabulary.get("<|notimestamps|>"))
+        no_timestamps = setting(model, "no_timestamps_token_id")
         if setting(model, "is_multilingual", True):
-            languages = setting(model, "lang_to_id") or {
-                text: id for text, id in vocabulary.items() if _LANGUAGE.fullmatch(text)
-            }
-            tasks = setting(model, "task_to_id") or {
-                task: vocabulary[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in vocabulary
-            }
+            languages, tasks = setting(model, "lang_to_id", {}), setting(model, "task_to_id", {})
+    for name, token in {"no_timestamps_token_id": no_timestamps, **languages, **tasks}.items():
+        if token is not None and not 0 < token < config.vocab_size:
+            raise ValueError(f"export_speech: model: {name}: got {token}, expected a token in [1, {config.vocab_size})")
     codes = {_LANGUAGE.sub(r"\1", text): id for text, id in languages.items()}
     return {
         "model_type": config.model_type,
