@@ -26,7 +26,17 @@ foreach(_wheel executorch/share/cmake/executorch-config.cmake mlx/share/cmake/ML
 endforeach()
 
 find_package(executorch REQUIRED NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/executorch/share/cmake")
-find_package(MLX REQUIRED CONFIG NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/mlx/share/cmake/MLX")
+if(APPLE)
+  find_package(MLX REQUIRED CONFIG NO_DEFAULT_PATH PATHS "${EXECUTORCH_MLX_WHEELS}/mlx/share/cmake/MLX")
+else()
+  # The CMake package in mlx's CUDA wheels requires the CUDA toolkit, the headers of cuDNN and the driver. Only libmlx
+  # uses them, at run time. With a target of our own, a machine without a GPU can build the delegate.
+  add_library(mlx SHARED IMPORTED)
+  set_target_properties(mlx PROPERTIES
+    IMPORTED_LOCATION "${EXECUTORCH_MLX_WHEELS}/mlx/lib/libmlx.so"
+    INTERFACE_INCLUDE_DIRECTORIES "${EXECUTORCH_MLX_WHEELS}/mlx/include"
+    INTERFACE_COMPILE_FEATURES cxx_std_20)
+endif()
 if(NOT TARGET executorch::runtime)
   message(FATAL_ERROR "the executorch wheel in ${EXECUTORCH_MLX_WHEELS} has no libexecutorch: install version 1.5.1 or newer")
 endif()

@@ -29,7 +29,8 @@ RULES = {
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
     "speech": {"custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
-    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve", "speech"},
+    "batch": {"llm", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve", "speech"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

@@ -37,6 +37,14 @@ def test_device_option_accepts_the_cpu():
         assert g.run(torch.ones(2))[0].tolist() == [-1, -1]
 
 
+def test_a_gpu_that_mlx_does_not_support_is_named(delegate, capfd):
+    mx = pytest.importorskip("mlx.core")
+    if mx.is_available(mx.Device(mx.gpu, 0)):
+        pytest.skip("MLX supports the GPU of this machine")
+    assert set_option("device", "gpu") == NOT_SUPPORTED
+    assert 'device: got "gpu", but ' in capfd.readouterr().err
+
+
 # -- limits --------------------------------------------------------------------------
 
 

@@ -2,6 +2,9 @@
 
 #include <mlx/scheduler.h>
 
+#include <string_view>
+
+#include "error.h"
 #include "memory_limit.h"
 #include "memory_plan.h"
 
@@ -27,6 +30,20 @@ void settle_locked(mx::Stream stream) {
   }
 }
 
+// On an NVIDIA GPU, MLX compiles kernels at run time, with the headers of the CUDA toolkit. Throws a Failure that says
+// so if `error` comes from missing headers.
+void check_cuda_headers(const std::exception& error) {
+  const std::string_view message = error.what();
+  const auto mentions = [&](std::string_view text) { return message.find(text) != std::string_view::npos; };
+  if (mentions("locations of CUDA headers") ||
+      (mentions("Failed to compile kernel") && mentions("cannot open source file"))) {
+    fail(
+        Error::NotSupported,
+        "MLX compiles kernels at run time and cannot find the headers of CUDA: set CUDA_HOME to a CUDA toolkit whose "
+        "folder include/ contains cuda_fp16.h (", message.substr(0, message.find('\n')), ")");
+  }
+}
+
 } // namespace
 
 Evaluation::Evaluation(
@@ -45,6 +62,10 @@ void Evaluation::run() {
     for (auto& stage : stages_) {
       mx::eval(std::exchange(stage, {}));
     }
+  } catch (const std::exception& error) {
+    settle_locked(stream_);
+    check_cuda_headers(error);
+    throw;
   } catch (...) {
     settle_locked(stream_);
     throw;

@@ -142,7 +142,7 @@ AttentionInputs KvLayer::append_linear(const mx::array& k, const mx::array& v, i
   append(keys, k);
   append(values, v);
   return {
-      slice_positions(*keys, 0, end, stream), slice_positions(*values, 0, end, stream), tokens > 1 ? "causal" : "",
+      slice_positions(*keys, 0, end, stream), slice_positions(*values, 0, end, stream), /*is_causal=*/true,
       std::nullopt};
 }
 
@@ -158,11 +158,11 @@ AttentionInputs KvLayer::append_to_ring(const mx::array& k, const mx::array& v, 
     // depend on their order.
     write(keys, k, start % window_, stream);
     write(values, v, start % window_, stream);
-    return {*keys, *values, "", std::nullopt};
+    return {*keys, *values, /*is_causal=*/false, std::nullopt};
   }
   const int past = std::min(start, window_ - 1);  // cached positions that the first query attends to
   AttentionInputs inputs = {
-      unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream), "",
+      unroll(*keys, start, past, k, stream), unroll(*values, start, past, v, stream), /*is_causal=*/false,
       sliding_window_mask(tokens, past, window_, stream)};
   const int stored = std::min(tokens, window_);  // the last ones: earlier tokens would be overwritten at once
   const int first = start + tokens - stored;

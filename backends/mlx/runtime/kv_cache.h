@@ -16,7 +16,6 @@
 #include <mlx/mlx.h>
 
 #include <optional>
-#include <string>
 
 namespace executorch_mlx {
 
@@ -26,8 +25,8 @@ namespace mx = mlx::core;
 struct AttentionInputs {
   mx::array keys;  // [batch, heads, positions, head_dim]
   mx::array values;
-  std::string mask_mode;  // "causal" or ""
-  std::optional<mx::array> mask;  // [tokens, positions], bool; nullopt: only mask_mode applies
+  bool is_causal;  // the last query attends to all positions, the one before it to all but the last, and so on
+  std::optional<mx::array> mask;  // [tokens, positions], bool; nullopt: only is_causal applies
 };
 
 class KvLayer {

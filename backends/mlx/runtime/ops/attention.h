@@ -33,27 +33,29 @@ inline void rope(const fb::RopeParams& n, Context& c) {
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 
-// Scaled dot-product attention. `mode` is the mask mode of MLX's function: "causal" or "". For half precision on the
-// CPU, computes in float32. The result has the dtype of q.
+// Scaled dot-product attention. `is_causal`: query i attends to all keys but the last `queries - 1 - i`. For half
+// precision on the CPU, computes in float32. The result has the dtype of q.
 inline mx::array attend(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
     float scale,
-    const std::string& mode,
+    bool is_causal,
     const std::optional<mx::array>& mask,
     const Context& c) {
+  // A single query attends to all keys. On an NVIDIA GPU, the causal kernel takes 40 us for it, the other one 12 us.
+  is_causal = is_causal && q.shape(2) > 1;
   if (computes_in_float32(q, c)) {
     const auto in_float32 = attend(
-        to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, mode,
+        to_float32(q, c), to_float32(k, c), to_float32(v, c), scale, is_causal,
         mask ? std::optional(to_float32(*mask, c)) : mask, c);
     return mx::astype(in_float32, q.dtype(), c.stream);
   }
-  if (const auto y = cpu::attention(q, k, v, scale, mode == "causal", mask, c.stream)) {
+  if (const auto y = cpu::attention(q, k, v, scale, is_causal, mask, c.stream)) {
     return *y;
   }
   return mx::fast::scaled_dot_product_attention(
-      q, k, v, scale, mode, mask, std::nullopt, /*force_fused=*/false, c.stream);
+      q, k, v, scale, is_causal ? "causal" : "", mask, std::nullopt, /*force_fused=*/false, c.stream);
 }
 
 inline void check_rank_4(const mx::array& q, const mx::array& k, const mx::array& v) {
@@ -76,7 +78,7 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
     mask = mx::astype(*mask, q.dtype(), c.stream);
   }
   c.count_operations(q.size(), k.shape(2));
-  c.set_product(n.out(), attend(q, k, v, n.scale(), n.causal() ? "causal" : "", mask, c), k.shape(2));
+  c.set_product(n.out(), attend(q, k, v, n.scale(), n.causal(), mask, c), k.shape(2));
 }
 
 // Checks that `position` [tokens, 1] contains consecutive integers and returns the first one. If the positions are
@@ -119,7 +121,7 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
   const auto inputs = c.cache(*n.layer_id()).append(k, v, first_position(c.in(n.position()), tokens, c), c.stream);
   const auto attended = attend(
       q, mx::astype(inputs.keys, q.dtype(), c.stream), mx::astype(inputs.values, q.dtype(), c.stream), *n.scale(),
-      inputs.mask_mode, inputs.mask, c);
+      inputs.is_causal, inputs.mask, c);
   c.count_operations(q.size(), inputs.keys.shape(2));
   c.set_product(
       n.out(), n.out_dtype() ? mx::astype(attended, dtype_of(*n.out_dtype()), c.stream) : attended,
