@@ -60,7 +60,7 @@ def test_documented_options_exist():
     known |= options(ROOT / "build" / "mlx_llm_runner")
     for name in ("export", "run", "serve", "batch", "transcribe", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
-    guides = ("language-models", "speech", "server", "batch", "sampling", "undelegated-nodes")
+    guides = ("language-models", "speech", "server", "batch", "cluster", "sampling", "undelegated-nodes")
     for page in ("README", *(f"docs/{guide}" for guide in guides)):
         used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
         assert set(used) - known == set(), page

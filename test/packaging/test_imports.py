@@ -30,7 +30,8 @@ RULES = {
     "speech": {"custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
     "batch": {"llm", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve", "speech"},
+    "ray": {"batch", "llm", "memory", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

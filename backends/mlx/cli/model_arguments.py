@@ -20,8 +20,14 @@ class CommandError(Exception):
     """An error to report to the user in one line, without a traceback."""
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
+def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the arguments. `several`: the command takes several models, as the list `models`."""
+    if several:
+        parser.add_argument(
+            "models", metavar="MODEL.pte", type=Path, nargs="+", help="language models made by executorch-mlx export"
+        )
+    else:
+        parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
     parser.add_argument(
         "--tokenizer", metavar="DIR", type=Path,
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",

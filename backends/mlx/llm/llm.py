@@ -313,6 +313,15 @@ class LLM:
             raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
         return self._table.text(tokens)
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the UTF-8 bytes of a token, possibly part of a character. Special tokens have none.
+
+        Raises ValueError if there are neither token bytes nor a tokenizer.
+        """
+        if self._table is None:
+            raise ValueError(f"token_bytes: {self._name} has neither token bytes nor a tokenizer")
+        return self._table[token]
+
     @cached_property
     def _table(self) -> TokenTable | None:
         data, offsets = self.program.data("token_bytes"), self.program.data("token_offsets")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
+from executorch.exir import ExecutorchProgramManager
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ...partitioner import MLXPartitioner, Report
-from ...quiet import quiet_lowering
+from ...partitioner import Report
 from .adapter import merge_adapter
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError, check_program
@@ -24,6 +23,7 @@ from .conversion import GROUPED, QUANTIZATIONS, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
+from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .quantize import GROUP_SIZES
@@ -150,14 +150,7 @@ def export_llm(
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-    with quiet_lowering():
-        lowered = to_edge_transform_and_lower(
-            methods,
-            partitioner={name: [partitioner] for name in methods},
-            constant_methods=constants,
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+    lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
     program = lowered.to_executorch()
     checker = None
@@ -166,7 +159,7 @@ def export_llm(
             check_program, program=program, decoder=decoder, kinds=kinds, head=head
         )
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes,
+        program, report, constants, tuple(methods), decoder.cache.bytes,
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
     )
 
