@@ -10,8 +10,7 @@ namespace executorch_mlx {
 
 namespace {
 
-// The first chunk while answers run, before the speed of the prefill is known, and the smallest one.
-constexpr int64_t kFirstChunk = 64;
+// The smallest chunk while answers run. The first one, as long as the speed of the prefill is unknown.
 constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
 
@@ -179,7 +178,7 @@ int64_t Scheduler::chunk_size() const {
     return limit;
   }
   if (token_seconds_ == 0) {
-    return std::min(kFirstChunk, limit);
+    return std::min(kMinChunk, limit);
   }
   const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
   return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
@@ -393,6 +392,8 @@ std::vector<Drawn> Scheduler::run_slots(
     costs_.record_all_rows(seconds);
   } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
+  } else if (static_cast<int64_t>(slots[0].tokens.size()) >= kMinChunk) {
+    token_seconds_ = seconds / static_cast<double>(slots[0].tokens.size());
   }
   count_steps(1, 0, 0, seconds);
   return drawn;
