@@ -33,6 +33,10 @@ def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
     )  # fmt: skip
     parser.add_argument(
+        "--draft-model", metavar="DRAFT.pte", type=Path,
+        help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
+    )  # fmt: skip
+    parser.add_argument(
         "--memory-limit", metavar="SIZE", type=parse_size,
         help="limit of the memory for weights, KV caches and results together, such as 2GiB (default: no limit)",
     )  # fmt: skip
@@ -60,7 +64,7 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
 
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, **settings)
+        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, **settings)
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:
