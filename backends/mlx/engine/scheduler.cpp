@@ -10,8 +10,7 @@ namespace executorch_mlx {
 
 namespace {
 
-// The first chunk while answers run, before the speed of the prefill is known, and the smallest one.
-constexpr int64_t kFirstChunk = 64;
+// The smallest chunk while answers run. The first one, as long as the speed of the prefill is unknown.
 constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
 
@@ -135,7 +134,7 @@ void Scheduler::begin_next() {
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
   try {
-    row = rows_.take(request->ids, request->work ? length : length - 1);
+    row = rows_.take(request->ids, request->work ? length : length - 1, request->options.samples.get());
   } catch (const std::bad_alloc&) {
     row = rows_.take({}, 0); // without reuse, which needs memory
   }
@@ -154,6 +153,7 @@ void Scheduler::advance_prompt() {
   }
   const auto request = *found;
   guarded({request}, [&] {
+    encode(*request);
     // The work may add tokens to the row.
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto chunk = rest.first(std::min<size_t>(rest.size(), chunk_size()));
@@ -178,10 +178,26 @@ int64_t Scheduler::chunk_size() const {
     return limit;
   }
   if (token_seconds_ == 0) {
-    return std::min(kFirstChunk, limit);
+    return std::min(kMinChunk, limit);
   }
   const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
   return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
+}
+
+// Runs the encoder of a speech model, unless the row holds what it computes for the sound of the request.
+void Scheduler::encode(Request& request) {
+  Row& row = *request.row;
+  const auto& samples = request.options.samples;
+  if (samples == nullptr || row.has_samples(samples.get())) {
+    return;
+  }
+  const auto begin = Clock::now();
+  row.samples.reset();
+  row.truncate(0);
+  program_.encode(*samples);
+  row.samples = samples;
+  std::lock_guard lock(mutex_);
+  stats_.busy_seconds += seconds_since(begin);
 }
 
 // Adds tokens to the row of a request. What the program returns is discarded.
@@ -376,6 +392,8 @@ std::vector<Drawn> Scheduler::run_slots(
     costs_.record_all_rows(seconds);
   } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
+  } else if (static_cast<int64_t>(slots[0].tokens.size()) >= kMinChunk) {
+    token_seconds_ = seconds / static_cast<double>(slots[0].tokens.size());
   }
   count_steps(1, 0, 0, seconds);
   return drawn;
