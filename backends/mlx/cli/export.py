@@ -165,7 +165,7 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"converted    {note}")
     counts = collections.Counter(exported.cache_numbers)
     layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
-    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers}")
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers or 'none'}")
     if exported.check:
         print(f"verified     {exported.check}")
 
