@@ -1,4 +1,4 @@
-"""`mlx::read_state` and `mlx::causal_conv1d`, for layers that keep a state in place of keys and values."""
+"""`mlx::read_layer_state` and `mlx::causal_conv1d`, for layers that keep a state in place of keys and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from ..custom_ops.library import define
 
 
-def read_state_reference(states, start, row=None, rows=1):
+def read_layer_state_reference(states, start, row=None, rows=1):
     """Returns the states `[B, N]`."""
     held = states.reshape(rows, -1)
     if row is not None:
@@ -29,16 +29,16 @@ def causal_conv1d_reference(x, weight, bias=None):
 def _check_state(states, start, row=None, rows=1):
     if (row is None) != (rows == 1) or states.dim() != 4 or states.shape[:3] != (1, 1, rows):
         raise ValueError(
-            f"mlx::read_state: got states {list(states.shape)}, {'no row' if row is None else 'row'} and {rows} rows, "
+            f"mlx::read_layer_state: got states {list(states.shape)}, {'no row' if row is None else 'row'} and {rows} rows, "
             f"expected states [1, 1, {rows}, N], and row if there are several rows"
         )
 
 
-def _read_state(states, start, row=None, rows=1):
+def _read_layer_state(states, start, row=None, rows=1):
     _check_state(states, start, row, rows)
     if row is not None and not 0 <= int(row.min()) <= int(row.max()) < rows:
-        raise ValueError(f"mlx::read_state: row: got {row.tolist()}, expected rows in [0, {rows})")
-    return read_state_reference(states, start, row, rows)
+        raise ValueError(f"mlx::read_layer_state: row: got {row.tolist()}, expected rows in [0, {rows})")
+    return read_layer_state_reference(states, start, row, rows)
 
 
 def _fake_read(states, start, row=None, rows=1):
@@ -65,12 +65,12 @@ def _fake_conv(x, weight, bias=None):
 
 # Copies the states of B rows from the buffer `states` [1, 1, rows, N]. `row` int64 [B] is None if there is one row. The
 # next token of a row is at the position in `start` int64 [B]; at position 0, the state is zero.
-read_state = define(
-    "read_state(Tensor states, Tensor start, Tensor? row=None, int rows=1) -> Tensor", _read_state, _fake_read
+read_layer_state = define(
+    "read_layer_state(Tensor states, Tensor start, Tensor? row=None, int rows=1) -> Tensor", _read_layer_state, _fake_read
 )
 
 # A convolution of each channel of `x` [B, D, S] with its row of `weight` [D, K]. Output s is computed from the inputs
 # s - K + 1 to s; inputs before the first one are zero. `bias` is [D].
 causal_conv1d = define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", _causal_conv1d, _fake_conv)
 
-COMPOSITES = {read_state: read_state_reference, causal_conv1d: causal_conv1d_reference}
+COMPOSITES = {read_layer_state: read_layer_state_reference, causal_conv1d: causal_conv1d_reference}

@@ -35,7 +35,7 @@ class LayerState:
 
     def read(self, cache: StateCache) -> torch.Tensor:
         if self.value is None:
-            states = torch.ops.mlx.read_state(self.buffer, cache.position, cache.row, cache.rows)
+            states = torch.ops.mlx.read_layer_state(self.buffer, cache.position, cache.row, cache.rows)
             self.value = states.reshape(-1, *self.shape)
         return self.value
 
