@@ -1,7 +1,7 @@
 // CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
 // header of this folder. README.md describes the other files.
 //
-// Each function returns a lazy float32 array, or nullopt if no kernel applies: `stream` is not a CPU
+// Each function returns a lazy array, of float32 unless it says otherwise, or nullopt if no kernel applies: `stream` is not a CPU
 // stream, an operand has an unsupported dtype or shape, or the platform has no kernels. The caller then
 // uses MLX's own operation.
 #pragma once
@@ -9,6 +9,8 @@
 #include <mlx/mlx.h>
 
 #include <optional>
+
+#include "../sample_inputs.h"
 
 namespace executorch_mlx {
 
@@ -86,6 +88,9 @@ std::optional<mx::array> attention(
     bool causal,
     const std::optional<mx::array>& mask,
     mx::Stream stream);
+
+// Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.
+std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream);
 
 } // namespace cpu
 

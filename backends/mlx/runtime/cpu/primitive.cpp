@@ -41,9 +41,14 @@ class CpuPrimitive : public mx::UnaryPrimitive {
 } // namespace
 
 mx::array lazy_array(
-    const char* name, mx::Shape shape, std::vector<mx::array> inputs, mx::Stream stream, MakeTask make_task) {
+    const char* name,
+    mx::Shape shape,
+    std::vector<mx::array> inputs,
+    mx::Stream stream,
+    MakeTask make_task,
+    mx::Dtype dtype) {
   auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_task));
-  return mx::array(std::move(shape), mx::float32, std::move(primitive), std::move(inputs));
+  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
