@@ -21,6 +21,7 @@ from .adapter import merge_adapter
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError, check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_weights
+from .cache import layer_windows
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
@@ -31,7 +32,8 @@ from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
-CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
+CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
+WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 
 
 @dataclass
@@ -89,7 +91,7 @@ def export_llm(
     group_size: int | None = None,
     calibrate: str | Path | None = None,
     max_context_len: int | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
     outputs: str = "tokens",
@@ -116,7 +118,8 @@ def export_llm(
       by default on a part of Python's documentation, and is tuned layer by layer.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
-    - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
+    - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
+      Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
@@ -142,6 +145,7 @@ def export_llm(
         calibrate=None if calibrate is None else Path(calibrate), progress=progress,
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
+    chunk = chunk or _default_chunk(model, sliding_window)
     decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
     progress("export")
     has_head = outputs != "logits"
@@ -181,7 +185,7 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
     for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
-        if value < minimum:
+        if value is not None and value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
     if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):
         raise ValueError(
@@ -190,6 +194,11 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
         )
     if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
         raise ValueError(f"export_llm: sliding_window: got {sliding_window}, expected 'auto' or a number of positions")
+
+
+def _default_chunk(model: PreTrainedModel, sliding_window: str | int) -> int:
+    windows = layer_windows(model.config.get_text_config(), sliding_window)
+    return CHUNK if all(window is None for window in windows) else WINDOW_CHUNK
 
 
 def _check_choice(name: str, value: Any, choices: Collection) -> None:
