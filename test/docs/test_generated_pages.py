@@ -55,10 +55,11 @@ def test_documented_name_has_a_docstring(name):
 def test_documented_options_exist():
     """Every option in the guides is an option of a command."""
     known = {"--model", "--tasks"}  # of lm-eval
+    known |= {"--requests", "--kills"}  # of test/batch/killed.py
     known |= options(ROOT / "build" / "mlx_llm_runner")
-    for name in ("export", "run", "serve", "inspect"):
+    for name in ("export", "run", "serve", "batch", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
-    for page in ("README", "docs/language-models", "docs/server", "docs/sampling", "docs/undelegated-nodes"):
+    for page in ("README", "docs/language-models", "docs/server", "docs/batch", "docs/sampling", "docs/undelegated-nodes"):
         used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
         assert set(used) - known == set(), page
 

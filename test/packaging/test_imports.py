@@ -28,7 +28,8 @@ RULES = {
     # never builder or ops
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
-    "cli": {"inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
+    "batch": {"llm", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

@@ -16,17 +16,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is 
 class QuantizedMatmul(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
     _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p)]
+    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int)]
 
 
 class HalfMatmul(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
         ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
-    ]
+        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int),
+    ]  # fmt: skip
 
 
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
 HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
 
 
@@ -56,16 +58,47 @@ def test_half_matmul(library, dtype, column_major, m, n, k):
     dense = decode(w, dtype).T if column_major else decode(w, dtype)
     x, y = rng.standard_normal((m, k), np.float32), np.full((m, n), np.nan, np.float32)
     strides = (1, n) if column_major else (k, 1)
-    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, *strides, m, n, k, y.ctypes.data)
+    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, *strides, m, n, k, y.ctypes.data, FLOAT32, FLOAT32)
     library.executorch_mlx_half_matmul(ctypes.byref(matmul))
     assert_product(y, x, dense)
+
+
+@HALF_TYPES
+@pytest.mark.parametrize("m, n, k", [(1, 203, 1024), (3, 17, 5), (4, 31, 66), (70, 60, 1026)])
+def test_half_matmul_of_half_operands(library, dtype, m, n, k):
+    """bfloat16 with an even k uses pairs, if the processor has an instruction for them."""
+    rng = np.random.default_rng(3)
+    x, w = (encode(rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (n, k)))
+    results = []
+    for y_type in (FLOAT32, dtype):
+        y = np.full((m, n), 7, np.float32 if y_type == FLOAT32 else np.uint16)
+        matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, k, 1, m, n, k, y.ctypes.data, dtype, y_type)
+        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        results.append(y)
+    assert_product(results[0], decode(x, dtype), decode(w, dtype))
+    expected = torch.from_numpy(results[0]).to(TYPES[dtype])
+    assert torch.equal(torch.from_numpy(results[1].view(np.int16)), expected.view(torch.int16))
+
+
+@HALF_TYPES
+def test_half_results_are_rounded_to_nearest_even(library, dtype):
+    """The norm of a row of ones is its weight: here float32 values at, near and between those of the half type."""
+    exact = decode(np.arange(1 << 16, dtype=np.uint16), dtype)
+    bits = exact[np.isfinite(exact)].view(np.uint32)
+    offsets = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFF, 0x1000, 0x1001], np.uint32)
+    x = torch.from_numpy((bits[:, None] + offsets).ravel().view(np.float32))
+    ones, y = (torch.ones(len(x), dtype=TYPES[dtype]) for _ in range(2))
+    sizes = (ctypes.c_int64(1), ctypes.c_int64(len(x)))
+    library.executorch_mlx_rms_norm(address(ones), dtype, address(x), FLOAT32, address(y), *sizes, ctypes.c_float(0))
+    assert torch.equal(y.isnan(), x.isnan())
+    assert torch.equal(y[~x.isnan()], x[~x.isnan()].to(TYPES[dtype]))
 
 
 @HALF_TYPES
 def test_half_matmul_converts_every_bit_pattern(library, dtype):
     w = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 1)
     x, y = np.ones((1, 1), np.float32), np.empty((1, 1 << 16), np.float32)
-    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, 1, 1, 1, 1 << 16, 1, y.ctypes.data)
+    matmul = HalfMatmul(x.ctypes.data, w.ctypes.data, dtype, 1, 1, 1, 1 << 16, 1, y.ctypes.data, FLOAT32, FLOAT32)
     library.executorch_mlx_half_matmul(ctypes.byref(matmul))
     np.testing.assert_array_equal(y, decode(w, dtype).T)
 
@@ -88,7 +121,7 @@ def test_quantized_matmul(library, bits, group_size, k, m, scale_type):
     scale, bias = (decode(values, scale_type).repeat(group_size, 1) for values in (scales, biases))
     y = np.full((m, n), np.nan, np.float32)
     arrays = (a.ctypes.data for a in (x, w, scales, biases))
-    matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, m, n, k, y.ctypes.data)
+    matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, m, n, k, y.ctypes.data, FLOAT32)
     assert library.executorch_mlx_supports_quantized(bits, group_size, k)
     library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
     assert_product(y, x, q * scale.astype(float) + bias)
@@ -105,14 +138,14 @@ def address(tensor):
 def test_silu(library, count):
     x = torch.linspace(-95, 95, count)
     y = torch.full((count,), torch.nan)
-    library.executorch_mlx_silu(address(x), address(y), ctypes.c_int64(count))
+    library.executorch_mlx_silu(address(x), FLOAT32, address(y), ctypes.c_int64(count))
     torch.testing.assert_close(y, torch.nn.functional.silu(x.double()).float(), rtol=1e-6, atol=1e-36)
 
 
 def test_silu_of_special_values(library):
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3e38, -3e38, 1e-40])
     y = torch.empty_like(x)
-    library.executorch_mlx_silu(address(x), address(y), ctypes.c_int64(len(x)))
+    library.executorch_mlx_silu(address(x), FLOAT32, address(y), ctypes.c_int64(len(x)))
     torch.testing.assert_close(y, torch.nn.functional.silu(x), equal_nan=True)
     assert y[4].signbit()
 
@@ -125,7 +158,7 @@ def test_rms_norm(library, rows, width, has_weight):
     weight = torch.randn(width, generator=generator) if has_weight else None
     y = torch.empty_like(x)
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.executorch_mlx_rms_norm(address(x), address(weight), address(y), *sizes, ctypes.c_float(1e-5))
+    library.executorch_mlx_rms_norm(address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
@@ -133,9 +166,17 @@ def test_rms_norm(library, rows, width, has_weight):
 # -- rotary embedding -------------------------------------------------------------------------------
 
 
+class Heads(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("type", ctypes.c_int), ("strides", ctypes.c_int64 * 4)]
+
+
+def heads_of(x: torch.Tensor) -> Heads:
+    return Heads(address(x), TYPES.index(x.dtype), (ctypes.c_int64 * 4)(*x.stride()))
+
+
 class Rope(ctypes.Structure):
     _fields_ = [
-        ("x", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4),
+        ("x", Heads),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "half")),
         ("offsets", ctypes.c_void_p), ("offset_per_sequence", ctypes.c_bool), ("periods", ctypes.c_void_p),
         ("base", ctypes.c_float), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
@@ -148,6 +189,29 @@ def random_tensor(generator, shape, memory_order):
     return x.permute([memory_order.index(axis) for axis in range(len(shape))])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_operands_of_the_other_kernels(library, dtype):
+    """silu, rms_norm and rope compute in float32 and round the result."""
+    x = torch.randn(3, 1030, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y, z, kind, floats = torch.empty_like(x), torch.empty(x.shape), TYPES.index(dtype), x.float()
+    library.executorch_mlx_silu(address(x), kind, address(y), ctypes.c_int64(x.numel()))
+    library.executorch_mlx_silu(address(floats), FLOAT32, address(z), ctypes.c_int64(x.numel()))
+    assert torch.equal(y, z.to(dtype))
+
+    sizes, weight = (ctypes.c_int64(3), ctypes.c_int64(1030), ctypes.c_float(1e-6)), floats[0].to(dtype)
+    library.executorch_mlx_rms_norm(address(x), kind, address(weight), kind, address(y), *sizes)
+    library.executorch_mlx_rms_norm(address(floats), FLOAT32, address(floats), FLOAT32, address(z), *sizes)
+    assert torch.equal(y, z.to(dtype))
+
+    offset, results = torch.tensor([5], dtype=torch.int32), []
+    for heads in (x.reshape(1, 3, 10, 103), floats.reshape(1, 3, 10, 103)):
+        result = torch.empty(1, 3, 10, 103, dtype=heads.dtype)
+        rope = Rope(heads_of(heads), *heads.shape, 50, address(offset), False, None, 100.0, 1.0, address(result))
+        library.executorch_mlx_rope(ctypes.byref(rope))
+        results.append(result)
+    assert torch.equal(results[0], results[1].to(dtype))
+
+
 @pytest.mark.parametrize("has_periods", [True, False])
 @pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 0, 2, 1)])
 @pytest.mark.parametrize("offsets", [[7], [0, 30, 2000]])
@@ -158,7 +222,7 @@ def test_rope(library, memory_order, offsets, has_periods):
     periods = torch.rand(half, generator=generator) * 50 + 1 if has_periods else None
     offset, y = torch.tensor(offsets, dtype=torch.int32), torch.empty(batch, heads, tokens, width)
     rope = Rope(
-        address(x), (ctypes.c_int64 * 4)(*x.stride()), batch, heads, tokens, width, half, address(offset),
+        heads_of(x), batch, heads, tokens, width, half, address(offset),
         len(offsets) > 1, address(periods), 100.0, 0.5, address(y),
     )
     library.executorch_mlx_rope(ctypes.byref(rope))
@@ -176,7 +240,7 @@ def test_rope(library, memory_order, offsets, has_periods):
 
 class Attention(ctypes.Structure):
     _fields_ = [
-        *(field for x in "qkv" for field in ((x, ctypes.c_void_p), (f"{x}_strides", ctypes.c_int64 * 4))),
+        *((name, Heads) for name in "qkv"),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "v_width")),
         ("causal", ctypes.c_bool), ("bool_mask", ctypes.c_void_p), ("float_mask", ctypes.c_void_p),
         ("mask_strides", ctypes.c_int64 * 4), ("scale", ctypes.c_float), ("y", ctypes.c_void_p),
@@ -184,10 +248,10 @@ class Attention(ctypes.Structure):
 
 
 def attend(library, q, k, v, causal=False, mask=None, scale=0.5):
-    scores, y = (*q.shape[:3], k.shape[2]), torch.full((*q.shape[:3], v.shape[3]), torch.nan)
+    scores, y = (*q.shape[:3], k.shape[2]), torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
     mask = None if mask is None else mask.expand(scores)
     is_bool = mask is not None and mask.dtype == torch.bool
-    operands = (field for x in (q, k, v) for field in (address(x), (ctypes.c_int64 * 4)(*x.stride())))
+    operands = (heads_of(x) for x in (q, k, v))
     sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
     masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
     mask_strides = (ctypes.c_int64 * 4)(*(mask.stride() if mask is not None else ()))
@@ -214,7 +278,12 @@ def test_attention(library, queries, keys, memory_order, make_mask):
     k, v = (random_tensor(generator, (2, 3, keys, width), memory_order) for width in (24, 10))
     arguments = make_mask(generator, queries, keys)
     y = attend(library, q, k, v, **arguments)
+    torch.testing.assert_close(y.double(), reference_attention(q, k, v, arguments), rtol=1e-4, atol=5e-6)
 
+
+def reference_attention(q, k, v, arguments):
+    """Attention in float64 for two heads of q to each head of k and v, with the scale 0.5."""
+    queries, keys = q.shape[2], k.shape[2]
     scores = q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2) * 0.5
     mask = arguments.get("mask")
     if arguments.get("causal"):
@@ -224,8 +293,27 @@ def test_attention(library, queries, keys, memory_order, make_mask):
         scores = torch.where(mask, scores, torch.finfo(torch.float32).min)
     elif mask is not None:
         scores = scores + mask
-    expected = scores.softmax(-1) @ v.double().repeat_interleave(2, 1)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=5e-6)
+    return scores.softmax(-1) @ v.double().repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize("mask", ["causal", "bool", "float"])
+@pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("width, v_width", [(24, 10), (7, 128)])
+@pytest.mark.parametrize("queries, keys", [(1, 300), (5, 77), (150, 150)])
+@pytest.mark.parametrize(
+    "dtype, cache_dtype",
+    [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.float32, torch.bfloat16)],
+    ids=["bfloat16", "float16", "float32 over bfloat16"],
+)
+def test_attention_of_half_operands(library, dtype, cache_dtype, queries, keys, width, v_width, memory_order, mask):
+    generator = torch.Generator().manual_seed(queries)
+    q = random_tensor(generator, (2, 6, queries, width), memory_order).to(dtype)
+    k, v = (random_tensor(generator, (2, 3, keys, w), memory_order).to(cache_dtype) for w in (width, v_width))
+    arguments = MASKS[mask](generator, queries, keys)
+    y = attend(library, q, k, v, **arguments)
+    expected = reference_attention(q, k, v, arguments)
+    rounding = torch.finfo(dtype).eps if dtype != torch.float32 else 1e-4
+    torch.testing.assert_close(y.double(), expected, rtol=rounding, atol=5e-6)
 
 
 def test_causal_attention_with_more_queries_than_keys(library):

@@ -20,6 +20,7 @@ from test_cpu_kernels import (
     address,
     attend,
     encode,
+    heads_of,
     random_tensor,
 )
 
@@ -100,7 +101,24 @@ def test_half_matmul(library, dtype, column_major, k, n):
     def compute(rows):
         part = x[rows]
         y = np.empty((len(part), n), np.float32)
-        matmul = HalfMatmul(part.ctypes.data, w.ctypes.data, dtype, *strides, len(part), n, k, y.ctypes.data)
+        matmul = HalfMatmul(part.ctypes.data, w.ctypes.data, dtype, *strides, len(part), n, k, y.ctypes.data, FLOAT32, FLOAT32)
+        library.executorch_mlx_half_matmul(ctypes.byref(matmul))
+        return y
+
+    assert_parts_do_not_matter(compute)
+
+
+@pytest.mark.parametrize("k, n", [(1024, 203), (2, 9), (300, 1), (514, 130), (37, 17)])
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
+def test_half_matmul_of_half_operands(library, dtype, k, n):
+    rng = np.random.default_rng(2)
+    x, w = (encode(rng.standard_normal(shape, np.float32), dtype) for shape in ((ROWS, k), (n, k)))
+
+    def compute(rows):
+        part = x[rows]
+        y = np.empty((len(part), n), np.float32)
+        matmul = HalfMatmul(
+            part.ctypes.data, w.ctypes.data, dtype, k, 1, len(part), n, k, y.ctypes.data, dtype, FLOAT32)  # fmt: skip
         library.executorch_mlx_half_matmul(ctypes.byref(matmul))
         return y
 
@@ -121,7 +139,7 @@ def test_quantized_matmul(library, bits, group_size, scale_type):
         part = x[rows]
         y = np.empty((len(part), n), np.float32)
         arrays = (a.ctypes.data for a in (part, w, scales, biases))
-        matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, len(part), n, k, y.ctypes.data)
+        matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, len(part), n, k, y.ctypes.data, FLOAT32)
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
         return y
 
@@ -133,12 +151,13 @@ def test_quantized_matmul(library, bits, group_size, scale_type):
 
 @pytest.mark.parametrize("form", ["causal", "bool mask", "float mask"])
 @pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width, v_width", [(24, 10), (128, 128)])
-def test_attention(library, form, memory_order, width, v_width):
+def test_attention(library, form, memory_order, dtype, width, v_width):
     """Each call sees the keys up to its last query, as in a prefill in chunks. The other keys are masked."""
     generator = torch.Generator().manual_seed(0)
-    q = random_tensor(generator, (1, 6, ROWS, width), memory_order)
-    k, v = (random_tensor(generator, (1, 3, ROWS, w), memory_order) for w in (width, v_width))
+    q = random_tensor(generator, (1, 6, ROWS, width), memory_order).to(dtype)
+    k, v = (random_tensor(generator, (1, 3, ROWS, w), memory_order).to(dtype) for w in (width, v_width))
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
     if form == "float mask":
         mask = torch.where(mask, torch.randn(ROWS, ROWS, generator=generator), -torch.inf)
@@ -146,7 +165,7 @@ def test_attention(library, form, memory_order, width, v_width):
     def compute(rows):
         keys = slice(0, rows.stop)
         arguments = {"causal": True} if form == "causal" else {"mask": mask[rows, keys]}
-        return attend(library, q[:, :, rows], k[:, :, keys], v[:, :, keys], **arguments)[0].transpose(0, 1)
+        return attend(library, q[:, :, rows], k[:, :, keys], v[:, :, keys], **arguments)[0].transpose(0, 1).float()
 
     assert_parts_do_not_matter(compute)
 
@@ -172,7 +191,7 @@ def test_rms_norm(library, width):
     def compute(rows):
         y = torch.empty_like(x[rows])
         sizes = (ctypes.c_int64(len(y)), ctypes.c_int64(width))
-        library.executorch_mlx_rms_norm(address(x[rows]), address(weight), address(y), *sizes, ctypes.c_float(1e-5))
+        library.executorch_mlx_rms_norm(address(x[rows]), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
         return y
 
     assert_parts_do_not_matter(compute)
@@ -184,7 +203,7 @@ def test_silu(library, width):
 
     def compute(rows):
         y = torch.empty_like(x[rows])
-        library.executorch_mlx_silu(address(x[rows]), address(y), ctypes.c_int64(y.numel()))
+        library.executorch_mlx_silu(address(x[rows]), FLOAT32, address(y), ctypes.c_int64(y.numel()))
         return y
 
     assert_parts_do_not_matter(compute)
@@ -196,9 +215,8 @@ def test_rope(library):
     def compute(rows):
         part = x[:, :, rows]
         y, offset = torch.empty(part.shape), torch.tensor([7 + rows.start], dtype=torch.int32)
-        strides = (ctypes.c_int64 * 4)(*part.stride())
         rope = Rope(
-            address(part), strides, *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
+            heads_of(part), *part.shape, 12, address(offset), False, None, 1e4, 1.0, address(y))
         library.executorch_mlx_rope(ctypes.byref(rope))
         return y[0].transpose(0, 1)
 

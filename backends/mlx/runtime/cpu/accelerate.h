@@ -1,7 +1,7 @@
 // CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
 // header of this folder. README.md describes the other files.
 //
-// Each function returns a lazy array, of float32 unless it says otherwise, or nullopt if no kernel applies: `stream` is not a CPU
+// Each function returns a lazy array, or nullopt if no kernel applies: `stream` is not a CPU
 // stream, an operand has an unsupported dtype or shape, or the platform has no kernels. The caller then
 // uses MLX's own operation.
 #pragma once
@@ -18,11 +18,12 @@ namespace mx = mlx::core;
 
 namespace cpu {
 
-// x [..., k] @ b [k, n] -> [..., n]. x is float32; b is float16 or bfloat16 with any strides.
-std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Stream stream);
+// x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums are
+// float32. The result has the given dtype, one of these three.
+std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream);
 
-// x [..., k] @ w.T -> [..., n]. x is float32; w [n, k] is in MLX's affine packing. scales and biases are
-// float32, float16 or bfloat16.
+// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. w [n, k] is in MLX's affine packing.
+// scales and biases are float32, float16 or bfloat16. Sums are float32.
 std::optional<mx::array> quantized_matmul(
     const mx::array& x,
     const mx::array& w,
@@ -59,15 +60,17 @@ std::optional<mx::array> gather_quantized_matmul(
     int bits,
     mx::Stream stream);
 
-// x * sigmoid(x) for float32 x.
+// x * sigmoid(x) for float32, float16 or bfloat16 x, computed in float32.
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
 
-// Like mx::fast::rms_norm. x [..., width] and weight [width] are float32.
+// Like mx::fast::rms_norm, computed in float32. x [..., width] and weight [width] are float32, float16 or bfloat16. The
+// result has the dtype of x.
 std::optional<mx::array> rms_norm(
     const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::Stream stream);
 
-// Like mx::fast::rope with traditional=false. x [batch, heads, tokens, width] is float32. offset contains one
-// integer, or `batch` integers. freqs [dims / 2] is float32; if it is given, base is not used.
+// Like mx::fast::rope with traditional=false, computed in float32. x [batch, heads, tokens, width] is float32, float16
+// or bfloat16, and so is the result. offset contains one integer, or `batch` integers. freqs [dims / 2] is float32; if
+// it is given, base is not used.
 std::optional<mx::array> rope(
     const mx::array& x,
     int dims,
@@ -77,9 +80,9 @@ std::optional<mx::array> rope(
     const std::optional<mx::array>& freqs,
     mx::Stream stream);
 
-// Like mx::fast::scaled_dot_product_attention. All operands are float32: q [batch, heads, queries, width],
-// k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width], where heads is a multiple of
-// kv_heads. mask is bool or float32 and broadcasts to [batch, heads, queries, keys].
+// Like mx::fast::scaled_dot_product_attention, with float32 sums. q [batch, heads, queries, width], k [batch, kv_heads,
+// keys, width] and v [batch, kv_heads, keys, v_width] are float32, float16 or bfloat16; heads is a multiple of kv_heads.
+// mask is bool or float32 and broadcasts to [batch, heads, queries, keys]. The result has the dtype of q.
 std::optional<mx::array> attention(
     const mx::array& q,
     const mx::array& k,

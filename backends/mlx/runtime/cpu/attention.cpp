@@ -9,7 +9,7 @@ namespace executorch_mlx::cpu {
 namespace {
 
 ExecutorchMlxHeads heads_of(const mx::array& x) {
-  return {x.data<float>(), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
+  return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
 }
 
 bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
@@ -70,10 +70,10 @@ std::optional<mx::array> rope(
         .periods = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
         .base = base,
         .scale = scale,
-        .y = out.data<float>()};
+        .y = out.data<void>()};
     return [rope] { executorch_mlx_rope(&rope); };
   };
-  return lazy_array("Rope", x.shape(), std::move(inputs), stream, make_task);
+  return lazy_array("Rope", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 std::optional<mx::array> attention(
@@ -108,7 +108,7 @@ std::optional<mx::array> attention(
         .float_mask = nullptr,
         .mask_strides = {},
         .scale = scale,
-        .y = out.data<float>()};
+        .y = out.data<void>()};
     if (inputs.size() > 3) {
       const auto& mask = inputs[3];
       const bool is_bool = mask.dtype() == mx::bool_;
@@ -120,7 +120,7 @@ std::optional<mx::array> attention(
   };
   auto shape = q.shape();
   shape.back() = v.shape(3);
-  return lazy_array("Attention", std::move(shape), std::move(inputs), stream, make_task);
+  return lazy_array("Attention", std::move(shape), q.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -9,11 +9,12 @@ std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
     return std::nullopt;
   }
   const auto make_task = [](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    return [x = inputs[0].data<float>(), y = out.data<float>(), count = static_cast<int64_t>(out.size())] {
-      executorch_mlx_silu(x, y, count);
+    const auto count = static_cast<int64_t>(out.size());
+    return [x = inputs[0].data<void>(), type = *float_type(out.dtype()), y = out.data<void>(), count] {
+      executorch_mlx_silu(x, type, y, count);
     };
   };
-  return lazy_array("Silu", x.shape(), {contiguous(x, stream)}, stream, make_task);
+  return lazy_array("Silu", x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -114,7 +114,8 @@ MultiplyOne quantized_multiplier(
       .m = 0,
       .n = n,
       .k = k,
-      .y = nullptr};
+      .y = nullptr,
+      .type = FloatType::float32};
   const size_t matrix_words = size_t(n) * (size_t(k) * bits / 32);
   const size_t scale_bytes = size_t(n) * (k / group_size) * scales.itemsize();
   return [=](uint32_t matrix, const float* x, int m, float* y) {
@@ -171,12 +172,12 @@ mx::array gather(
         : quantized_multiplier(inputs[3], inputs[4], inputs[5], k, n, group_size, bits);
     return [products, multiply_one = std::move(multiply_one)] { multiply_all(products, multiply_one); };
   };
-  return lazy_array("GatherMatmul", std::move(shape), std::move(inputs), stream, make_task);
+  return lazy_array("GatherMatmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
 }
 
 bool is_supported_gather(
     const mx::array& x, const mx::array& matrices, const std::optional<mx::array>& rhs, mx::Stream stream) {
-  return is_supported_operand(x, stream) && matrices.ndim() == 3 && matrices.size() > 0 && rhs && rhs->size() > 0;
+  return is_supported_operand(x, stream) && x.dtype() == mx::float32 && matrices.ndim() == 3 && matrices.size() > 0 && rhs && rhs->size() > 0;
 }
 
 } // namespace

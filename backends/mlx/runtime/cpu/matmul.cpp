@@ -5,7 +5,7 @@
 
 namespace executorch_mlx::cpu {
 
-std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Stream stream) {
+std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {
   // The kernel copies columns of b to float32, each with as many elements as b has rows. This limit on the rows bounds
   // the memory of the copies.
   constexpr int kMaxDepth = 1 << 20;
@@ -22,7 +22,7 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
     const auto& b = inputs[1];
     const int k = b.shape(0);
     const ExecutorchMlxHalfMatmul matmul{
-        .x = x.data<float>(),
+        .x = x.data<void>(),
         .w = b.data<uint16_t>(),  // w is b transposed
         .type = *type,
         .row_stride = b.strides(1),
@@ -30,10 +30,12 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
         .m = static_cast<int>(x.size() / k),
         .n = b.shape(1),
         .k = k,
-        .y = out.data<float>()};
+        .y = out.data<void>(),
+        .x_type = *float_type(x.dtype()),
+        .y_type = *float_type(out.dtype())};
     return [matmul] { executorch_mlx_half_matmul(&matmul); };
   };
-  return lazy_array("MatmulHalf", std::move(shape), {contiguous(x, stream), b}, stream, make_task);
+  return lazy_array("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
 }
 
 std::optional<mx::array> quantized_matmul(
@@ -57,7 +59,7 @@ std::optional<mx::array> quantized_matmul(
     const auto& x = inputs[0];
     const int k = x.shape(-1);
     const ExecutorchMlxQuantizedMatmul matmul{
-        .x = x.data<float>(),
+        .x = x.data<void>(),
         .w = inputs[1].data<uint32_t>(),
         .scales = inputs[2].data<void>(),
         .biases = inputs[3].data<void>(),
@@ -67,14 +69,15 @@ std::optional<mx::array> quantized_matmul(
         .m = static_cast<int>(x.size() / k),
         .n = out.shape(-1),
         .k = k,
-        .y = out.data<float>()};
+        .y = out.data<void>(),
+        .type = *float_type(x.dtype())};
     return [matmul] { executorch_mlx_quantized_matmul(&matmul); };
   };
   std::vector<mx::array> inputs;
   for (const auto& input : {x, w, scales, biases}) {
     inputs.push_back(contiguous(input, stream));
   }
-  return lazy_array("QuantizedMatmul", std::move(shape), std::move(inputs), stream, make_task);
+  return lazy_array("QuantizedMatmul", std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -41,18 +41,14 @@ class CpuPrimitive : public mx::UnaryPrimitive {
 } // namespace
 
 mx::array lazy_array(
-    const char* name,
-    mx::Shape shape,
-    std::vector<mx::array> inputs,
-    mx::Stream stream,
-    MakeTask make_task,
-    mx::Dtype dtype) {
+    const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
+    MakeTask make_task) {
   auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_task));
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
-  return stream.device == mx::Device::cpu && x.dtype() == mx::float32 && x.size() > 0 && x.ndim() > 0;
+  return stream.device == mx::Device::cpu && float_type(x.dtype()) && x.size() > 0 && x.ndim() > 0;
 }
 
 std::optional<FloatType> float_type(mx::Dtype dtype) {

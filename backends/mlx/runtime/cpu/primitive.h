@@ -22,17 +22,14 @@ using Task = std::function<void()>;
 // elements of the inputs may still be missing.
 using MakeTask = std::function<Task(const std::vector<mx::array>& inputs, mx::array& out)>;
 
-// Returns a lazy array on a CPU stream, which the task from `make_task` computes from `inputs`. `name` is the
-// name of the MLX primitive.
+// Returns a lazy array on a CPU stream, which the task from `make_task` computes from `inputs`. `name` is the name of the
+// MLX primitive.
 mx::array lazy_array(
-    const char* name,
-    mx::Shape shape,
-    std::vector<mx::array> inputs,
-    mx::Stream stream,
-    MakeTask make_task,
-    mx::Dtype dtype = mx::float32);
+    const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
+    MakeTask make_task);
 
-// Whether the kernels accept x as an operand: x is float32, not empty and not a scalar, and `stream` is a CPU stream.
+// Whether the kernels accept x as an operand: x is float32, float16 or bfloat16, not empty and not a scalar, and
+// `stream` is a CPU stream.
 bool is_supported_operand(const mx::array& x, mx::Stream stream);
 
 // Returns the FloatType of a dtype, or nullopt if the kernels do not support the dtype.

@@ -3,7 +3,7 @@
 
 namespace executorch_mlx::cpu {
 
-std::optional<mx::array> matmul_half(const mx::array&, const mx::array&, mx::Stream) {
+std::optional<mx::array> matmul_half(const mx::array&, const mx::array&, mx::Dtype, mx::Stream) {
   return std::nullopt;
 }
 

@@ -30,11 +30,11 @@ inline void check_min_rank(const mx::array& x, const char* argument, size_t lowe
   check_argument(x.ndim() >= lowest, argument, ": got ", x.ndim(), " axes, expected at least ", lowest);
 }
 
-// Computes addmm for operands of half precision on the CPU. Returns a float32 result.
+// Computes addmm for operands of half precision on the CPU, in float32. The result is float32 or has the dtype of a.
 inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
-  const auto x = to_float32(a, c);
-  const auto product = cpu::matmul_half(x, b, c.stream);
-  auto y = product ? *product : mx::matmul(x, to_float32(b, c), c.stream);
+  const bool is_product = n.alpha() == 1.0f && n.bias() == nullptr;
+  const auto product = cpu::matmul_half(a, b, is_product ? a.dtype() : mx::float32, c.stream);
+  auto y = product ? *product : mx::matmul(to_float32(a, c), to_float32(b, c), c.stream);
   y = n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream);
   if (n.bias() == nullptr) {
     return y;

@@ -58,9 +58,6 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   auto q = quantized(n, c);
   check_min_rank(x, "x", 1);
   const auto dtype = x.dtype();
-  if (computes_in_float32(x, c)) {
-    x = to_float32(x, c);
-  }
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
   const bool is_vector = x.ndim() == 1;
   if (is_vector) {
@@ -73,6 +70,9 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     if (const auto y = cpu::quantized_matmul(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
       return set(*y);
     }
+  }
+  if (computes_in_float32(x, c)) {
+    x = to_float32(x, c);
   }
   if (dtype != x.dtype()) {
     q = to_float32(std::move(q), c);

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "pool.h"
-#include "simd/kernels.h"
+#include "products.h"
 
 namespace executorch_mlx {
 
@@ -17,30 +16,80 @@ constexpr int64_t kScoresPerTile = 128 << 10;  // about this many, if the limits
 constexpr int64_t kMaxTileQueries = 128;
 constexpr int64_t kMinTileQueries = 16;
 
-// A matrix as BLAS reads it. The elements of a row are contiguous, and each row begins `stride` elements after the
-// previous one.
+// A matrix as the products read it. The elements of a row are contiguous, and each row begins `stride` elements after
+// the previous one.
 struct Matrix {
-  const float* data;
+  const void* data;
+  FloatType type;
   int64_t stride;
 };
 
-// Returns rows first ... first + count - 1 of one attention head of x. Each row has `width` elements. If BLAS cannot
-// read the rows in place, they are copied to `buffer`.
+template <typename T>
+void gather_rows(const T* data, const int64_t* strides, int64_t count, int64_t width, T* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t j = 0; j < width; ++j) {
+      to[i * width + j] = data[i * strides[2] + j * strides[3]];
+    }
+  }
+}
+
+// Returns rows first ... first + count - 1 of one attention head of x. Each row has `width` elements. If the products
+// cannot read the rows in place, they are copied to `buffer`.
 Matrix rows_of(
     const ExecutorchMlxHeads& x, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t width,
     std::vector<float>& buffer) {
-  const float* data = x.data + batch * x.strides[0] + head * x.strides[1] + first * x.strides[2];
+  const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1] + first * x.strides[2]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
-  if (has_contiguous_rows && (count == 1 || x.strides[2] >= width)) {
-    return {data, std::max(x.strides[2], width)};
+  const bool keeps_pairs = size_of(x.type) == 4 || x.strides[2] % 2 == 0 || width % 2 != 0;
+  if (has_contiguous_rows && keeps_pairs && (count == 1 || x.strides[2] >= width)) {
+    return {data, x.type, std::max(x.strides[2], width)};
+  }
+  buffer.resize(count * width);
+  if (x.type == FloatType::float32) {
+    gather_rows(static_cast<const float*>(data), x.strides, count, width, buffer.data());
+  } else {
+    gather_rows(
+        static_cast<const uint16_t*>(data), x.strides, count, width, reinterpret_cast<uint16_t*>(buffer.data()));
+  }
+  return {buffer.data(), x.type, width};
+}
+
+// Converts a matrix of `count` rows to contiguous float32 in `buffer`, which does not hold the matrix.
+Matrix as_float32(const Matrix& x, int64_t count, int64_t width, std::vector<float>& buffer) {
+  if (x.type == FloatType::float32) {
+    return x;
   }
   buffer.resize(count * width);
   for (int64_t i = 0; i < count; ++i) {
-    for (int64_t j = 0; j < width; ++j) {
-      buffer[i * width + j] = data[i * x.strides[2] + j * x.strides[3]];
-    }
+    const auto* row = static_cast<const uint16_t*>(at(x.data, x.type, i * x.stride));
+    kernels().widen(row, x.type, 1, &buffer[i * width], width);
   }
-  return {buffer.data(), width};
+  return {buffer.data(), FloatType::float32, width};
+}
+
+// scores [m, keys] = scale * q @ k.T
+void multiply_by_keys(const Attention& a, Matrix q, Matrix k, int64_t m, int64_t keys, float* scores) {
+  static thread_local std::vector<float> buffer;
+  int64_t width = a.width;
+  const bool in_pairs = kernels().multiplies_pairs && q.type == FloatType::bfloat16 &&
+      k.type == FloatType::bfloat16 && width % 2 == 0;
+  if (in_pairs) {
+    width /= 2;
+    q.stride /= 2;
+    k = {k.data, FloatType::bfloat16_pair, k.stride / 2};
+  } else {
+    q = as_float32(q, m, width, buffer);
+  }
+  const Operands operands{
+      .x = static_cast<const float*>(q.data),
+      .ldx = q.stride,
+      .y = scores,
+      .ldy = keys,
+      .m = static_cast<int>(m),
+      .n = static_cast<int>(keys),
+      .k = static_cast<int>(width),
+      .alpha = a.scale};
+  multiply_rows(operands, k.data, k.type, k.stride);
 }
 
 // Applies the masks to the scores of one query, and then replaces these scores by unnormalized softmax weights.
@@ -67,7 +116,7 @@ float softmax_weights(const Attention& a, int64_t batch, int64_t head, int64_t q
 
 // Computes the output of queries [first, last) of one attention head.
 void attend(const Attention& a, int64_t batch, int64_t head, int64_t first, int64_t last) {
-  static thread_local std::vector<float> scores, q_buffer, k_buffer, v_buffer;
+  static thread_local std::vector<float> scores, q_buffer, k_buffer, v_buffer, y_buffer;
   const int64_t m = last - first;
   const int64_t offset = a.keys - a.queries;  // if causal, query i sees the keys up to i + offset
   // Leaves out the last keys if none of these queries sees them. But if the first query sees no key at all, all keys
@@ -78,21 +127,31 @@ void attend(const Attention& a, int64_t batch, int64_t head, int64_t first, int6
   const Matrix k = rows_of(a.k, batch, kv_head, 0, keys, a.width, k_buffer);
   const Matrix v = rows_of(a.v, batch, kv_head, 0, keys, a.v_width, v_buffer);
   scores.resize(m * keys);
-  cblas_sgemm(
-      kRowMajor, kNoTranspose, kTranspose, m, keys, a.width, a.scale, q.data, q.stride, k.data, k.stride, 0,
-      scores.data(), keys);
+  multiply_by_keys(a, q, k, m, keys, scores.data());
   float factors[kMaxTileQueries];
   for (int64_t i = 0; i < m; ++i) {
     factors[i] = 1 / softmax_weights(a, batch, head, first + i, &scores[i * keys], keys);
   }
-  float* y = a.y + ((batch * a.heads + head) * a.queries + first) * a.v_width;
-  cblas_sgemm(
-      kRowMajor, kNoTranspose, kNoTranspose, m, a.v_width, keys, 1, scores.data(), keys, v.data, v.stride, 0, y,
-      a.v_width);
+  const bool is_float32 = a.q.type == FloatType::float32;
+  const int64_t index = ((batch * a.heads + head) * a.queries + first) * a.v_width;
+  y_buffer.resize(is_float32 ? 0 : m * a.v_width);
+  float* y = is_float32 ? static_cast<float*>(a.y) + index : y_buffer.data();
+  const Operands operands{
+      .x = scores.data(),
+      .ldx = keys,
+      .y = y,
+      .ldy = a.v_width,
+      .m = static_cast<int>(m),
+      .n = static_cast<int>(a.v_width),
+      .k = static_cast<int>(keys)};
+  multiply_columns(operands, v.data, v.type, v.stride);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < a.v_width; ++j) {
       y[i * a.v_width + j] *= factors[i];
     }
+  }
+  if (!is_float32) {
+    kernels().narrow(y, a.q.type, static_cast<uint16_t*>(a.y) + index, m * a.v_width);
   }
 }
 

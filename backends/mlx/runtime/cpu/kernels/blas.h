@@ -56,7 +56,7 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(voi
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].
 struct ExecutorchMlxQuantizedMatmul {
-  const float* x;
+  const void* x;
   const uint32_t* w;
   const void* scales;
   const void* biases;
@@ -66,7 +66,8 @@ struct ExecutorchMlxQuantizedMatmul {
   int m;
   int n;
   int k;
-  float* y;
+  void* y;
+  executorch_mlx::FloatType type;  // of x and y
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
@@ -75,7 +76,7 @@ EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int gro
 
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is float16 or bfloat16.
 struct ExecutorchMlxHalfMatmul {
-  const float* x;
+  const void* x;
   const uint16_t* w;
   executorch_mlx::FloatType type;  // of w
   int64_t row_stride;              // of w
@@ -83,27 +84,33 @@ struct ExecutorchMlxHalfMatmul {
   int m;
   int n;
   int k;
-  float* y;
+  void* y;
+  executorch_mlx::FloatType x_type;
+  executorch_mlx::FloatType y_type;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
 
 // -- operations that MLX's CPU backend composes of several others ---------------------------------
 
-// y = x / (1 + exp(-x)).
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(const float* x, float* y, int64_t count);
+// y = x / (1 + exp(-x)). x and y have elements of `type`.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(
+    const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 
-// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight [width] may be null.
+// y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.
+// weight [width] may be null.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rms_norm(
-    const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps);
+    const void* x, executorch_mlx::FloatType type, const void* weight, executorch_mlx::FloatType weight_type, void* y,
+    int64_t rows, int64_t width, float eps);
 
-// An array [batch, heads, tokens, width] with any strides.
+// An array [batch, heads, tokens, width] of any type but pairs, with any strides.
 struct ExecutorchMlxHeads {
-  const float* data;
+  const void* data;
+  executorch_mlx::FloatType type;
   int64_t strides[4];
 };
 
 // Rotary position embedding of x [batch, heads, tokens, width]. Rotates the pairs (x[i], x[half + i]), i < half,
-// by the angle (offset + token) * scale / periods[i], and copies the elements from x[2 * half] on.
+// by the angle (offset + token) * scale / periods[i], and copies the elements from x[2 * half] on. y has the type of x.
 struct ExecutorchMlxRope {
   ExecutorchMlxHeads x;
   int64_t batch;
@@ -116,14 +123,14 @@ struct ExecutorchMlxRope {
   const float* periods;      // [half], or null for base^(i / half)
   float base;
   float scale;
-  float* y;
+  void* y;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_rope(const ExecutorchMlxRope* rope);
 
 // y [batch, heads, queries, v_width] = softmax(scale * q @ k.T + mask) @ v for q [batch, heads, queries, width],
 // k [batch, kv_heads, keys, width] and v [batch, kv_heads, keys, v_width]. heads / kv_heads consecutive heads of
 // q share a head of k and v. At most one of the two masks is set. If a bool mask or `causal` hides all keys from a
-// query, all keys have the same weight for this query, as in MLX.
+// query, all keys have the same weight for this query, as in MLX. y has the type of q.
 struct ExecutorchMlxAttention {
   ExecutorchMlxHeads q;
   ExecutorchMlxHeads k;
@@ -140,7 +147,7 @@ struct ExecutorchMlxAttention {
   const float* float_mask;  // added to the scores; may be null
   int64_t mask_strides[4];
   float scale;
-  float* y;
+  void* y;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttention* attention);
 
@@ -174,9 +181,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sa
 
 // -- tests ---------------------------------------------------------------------------------------
 
-// Selects the kernels for the instruction set "avx512", "avx2" or "portable" from now on, instead of the fastest
-// ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be called
-// while kernels run.
+// Selects the kernels for the instruction set "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of the
+// fastest ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be
+// called while kernels run.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_use_kernels(const char* name);
 
 } // extern "C"

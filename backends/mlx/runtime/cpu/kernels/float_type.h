@@ -2,7 +2,8 @@
 
 namespace executorch_mlx {
 
-// Element types that the kernels read.
-enum class FloatType : int { float32, float16, bfloat16 };
+// Element types that the kernels read. A bfloat16_pair is two consecutive bfloat16 values of a row. Products of pairs
+// need an instruction of their own: see Kernels::multiplies_pairs.
+enum class FloatType : int { float32, float16, bfloat16, bfloat16_pair };
 
 } // namespace executorch_mlx

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <new>
 
-#include "pool.h"
-#include "simd/kernels.h"
+#include "conversion.h"
 
 namespace executorch_mlx {
 
@@ -33,30 +30,11 @@ constexpr int kManyQuantizedRows = 64;
 // same cache lines.
 constexpr int kPadding = 16;
 
-// Memory for floats that begins at a cache line. A vector that crosses a boundary between lines takes two loads.
-class AlignedFloats {
- public:
-  AlignedFloats() = default;
-  explicit AlignedFloats(size_t count)
-      : data_(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64}))) {}
-
-  float* get() const {
-    return data_.get();
-  }
-
- private:
-  struct Delete {
-    void operator()(float* data) const {
-      ::operator delete(data, std::align_val_t{64});
-    }
-  };
-  std::unique_ptr<float, Delete> data_;
-};
-
-// Computes the product of many rows. convert(first, count, to, stride) returns rows first ... first + count - 1 of w
-// [n, k] as float32, with the distance `stride` between rows: a pointer into w, or `to` after writing them there.
+// Computes the product of many rows of float32 or of pairs. convert(first, count, to, stride) returns rows first ...
+// first + count - 1 of w [n, k] in this type, with the distance `stride` between rows: a pointer into w, or `to` after
+// writing them there.
 template <typename Convert>
-void multiply_many_rows(const Operands& p, Convert&& convert) {
+void multiply_many_rows(const Operands& p, FloatType type, Convert&& convert) {
   const auto& simd = kernels();
   const int panel_rows = simd.panel_rows;
   const size_t size = simd.panel_size(p.k);
@@ -84,12 +62,15 @@ void multiply_many_rows(const Operands& p, Convert&& convert) {
       const float* w = convert(first + j, rows, buffer.get() + size * kPanels, stride);
       simd.pack_panel(w, stride, rows, p.k, buffer.get() + size * (j / panel_rows));
     }
-    simd.multiply_panels(x.get(), p.m, buffer.get(), count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
+    simd.multiply_panels(type, x.get(), p.m, buffer.get(), count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
   });
 }
 
 // Computes the product with the rows of a matrix w [n, k] that has elements of `type` and the distance ldw between
-// rows.
+// rows. x has float32 elements, or pairs if w has.
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw);
+
+// y = alpha * x @ b + beta * y for a row-major matrix b [k, n] of float32, float16 or bfloat16.
+void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
 
 } // namespace executorch_mlx

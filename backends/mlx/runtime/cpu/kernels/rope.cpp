@@ -2,8 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "pool.h"
-#include "simd/kernels.h"
+#include "conversion.h"
 
 extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
   using namespace executorch_mlx;
@@ -17,7 +16,9 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
   // All attention heads of a token share the same cosines and sines.
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
     std::vector<float> cosines(p.half), sines(p.half);
-    std::vector<float> copy(strides[3] == 1 ? 0 : p.width);  // of elements that are not contiguous
+    const bool is_float32 = p.x.type == FloatType::float32;
+    std::vector<float> copy(is_float32 && strides[3] == 1 ? 0 : p.width);  // of elements to gather or to convert
+    std::vector<float> rotated_row(is_float32 ? 0 : p.width);
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;
       const int64_t t = i % p.tokens;
@@ -27,14 +28,22 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
         sines[j] = std::sin(position * frequencies[j]);
       }
       for (int64_t h = 0; h < p.heads; ++h) {
-        const float* from = p.x.data + b * strides[0] + h * strides[1] + t * strides[2];
-        for (size_t j = 0; j < copy.size(); ++j) {
-          copy[j] = from[static_cast<int64_t>(j) * strides[3]];
+        const void* row = at(p.x.data, p.x.type, b * strides[0] + h * strides[1] + t * strides[2]);
+        const int64_t index = ((b * p.heads + h) * p.tokens + t) * p.width;
+        if (!is_float32) {
+          kernels().widen(static_cast<const uint16_t*>(row), p.x.type, strides[3], copy.data(), p.width);
+        } else {
+          for (size_t j = 0; j < copy.size(); ++j) {
+            copy[j] = static_cast<const float*>(row)[static_cast<int64_t>(j) * strides[3]];
+          }
         }
-        from = copy.empty() ? from : copy.data();
-        float* to = p.y + ((b * p.heads + h) * p.tokens + t) * p.width;
+        const float* from = copy.empty() ? static_cast<const float*>(row) : copy.data();
+        float* to = is_float32 ? static_cast<float*>(p.y) + index : rotated_row.data();
         kernels().rotate(from, cosines.data(), sines.data(), to, p.half);
         std::memcpy(to + rotated, from + rotated, (p.width - rotated) * sizeof(float));
+        if (!is_float32) {
+          kernels().narrow(to, p.x.type, static_cast<uint16_t*>(p.y) + index, p.width);
+        }
       }
     }
   });

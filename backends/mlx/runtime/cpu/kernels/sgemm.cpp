@@ -28,7 +28,9 @@ void for_parts(int64_t work, int length, Run&& run) {
   });
 }
 
-void multiply_columns(const Operands& p, const float* b, int64_t ldb) {
+} // namespace
+
+void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb) {
   if (p.alpha != 1 || p.beta != 0) {
     std::vector<float> product(int64_t{p.m} * p.n);
     Operands plain = p;
@@ -36,7 +38,7 @@ void multiply_columns(const Operands& p, const float* b, int64_t ldb) {
     plain.ldy = p.n;
     plain.alpha = 1;
     plain.beta = 0;
-    multiply_columns(plain, b, ldb);
+    multiply_columns(plain, b, type, ldb);
     for (int r = 0; r < p.m; ++r) {
       for (int j = 0; j < p.n; ++j) {
         float& y = p.y[r * p.ldy + j];
@@ -52,26 +54,23 @@ void multiply_columns(const Operands& p, const float* b, int64_t ldb) {
     float* y = by_columns ? p.y + first : p.y + first * p.ldy;
     for (int i = 0; i == 0 || i < p.k; i += kStepsPerPass) {
       kernels().multiply_columns(
-          x + i, p.ldx, by_columns ? p.m : count, b + i * ldb + (by_columns ? first : 0), ldb,
+          x + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + (by_columns ? first : 0)), type, ldb,
           by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0, y, p.ldy);
     }
   });
 }
 
-} // namespace
-
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw) {
-  const size_t element_size = type == FloatType::float32 ? 4 : 2;
-  const auto* bytes = static_cast<const char*>(w);
   if (p.m >= kManyRows && p.k > 256) {
-    return multiply_many_rows(p, [&](int first, int count, float* to, int64_t& stride) {
-      const char* rows = bytes + first * ldw * element_size;
-      if (type == FloatType::float32) {
+    const bool is_half = size_of(type) == 2;
+    return multiply_many_rows(p, is_half ? FloatType::float32 : type, [&](int first, int count, float* to, int64_t& stride) {
+      const void* rows = at(w, type, first * ldw);
+      if (!is_half) {
         stride = ldw;
-        return reinterpret_cast<const float*>(rows);
+        return static_cast<const float*>(rows);
       }
       for (int r = 0; r < count; ++r) {
-        const auto* row = reinterpret_cast<const uint16_t*>(rows) + r * ldw;
+        const auto* row = static_cast<const uint16_t*>(rows) + r * ldw;
         kernels().widen(row, type, 1, to + int64_t{r} * p.k, p.k);
       }
       return static_cast<const float*>(to);
@@ -91,7 +90,7 @@ void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw
   }
   for_parts(work, p.n, [&](int first, int count) {
     kernels().dot_rows(
-        x, ldx, p.m, bytes + first * ldw * element_size, type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
+        x, ldx, p.m, at(w, type, first * ldw), type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
         p.ldy);
   });
 }
@@ -125,7 +124,7 @@ extern "C" void cblas_sgemm(
     return multiply_rows(p, b, FloatType::float32, ldb);
   }
   if (n > 1) {
-    return multiply_columns(p, b, ldb);
+    return multiply_columns(p, b, FloatType::float32, ldb);
   }
   // A single column is also a single row of the transposed matrix. Both forms must give the same result.
   for (int i = 0; ldb > 1 && i < p.k; ++i) {

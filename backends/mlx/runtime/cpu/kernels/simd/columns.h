@@ -24,9 +24,9 @@ constexpr int column_vectors(int rows) {
 #endif
 
 // Computes M rows and V vectors of columns. If `columns` is less than kLanes, V is 1, and these columns are computed.
-template <int M, int V>
+template <FloatType Type, int M, int V>
 void column_tile(
-    const float* x, ptrdiff_t ldx, const float* b, ptrdiff_t ldb, int columns, int k, bool accumulate, float* y,
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k, bool accumulate, float* y,
     ptrdiff_t ldy) {
   const auto load_vector = [&](const float* from) {
     return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
@@ -40,7 +40,8 @@ void column_tile(
   for (int i = 0; i < k; ++i) {
     Floats weights[V];
     for (int v = 0; v < V; ++v) {
-      weights[v] = load_vector(b + i * ldb + v * kLanes);
+      const auto* from = b + i * ldb + v * kLanes;
+      weights[v] = V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
     }
     for (int r = 0; r < M; ++r) {
       const Floats element = broadcast(x[r * ldx + i]);
@@ -57,9 +58,11 @@ void column_tile(
   }
 }
 
-void multiply_columns(
-    const float* x, ptrdiff_t ldx, int m, const float* b, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
+template <FloatType Type>
+void multiply_columns_of(
+    const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
     ptrdiff_t ldy) {
+  const auto* b = static_cast<const typename Elements<Type>::Element*>(matrix);
   for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
     constexpr int M = decltype(rows)::value;
     constexpr int V = column_vectors(M);
@@ -67,12 +70,25 @@ void multiply_columns(
     float* ys = y + first * ldy;
     int j = 0;
     for (; j + V * kLanes <= n; j += V * kLanes) {
-      column_tile<M, V>(xs, ldx, b + j, ldb, V * kLanes, k, accumulate, ys + j, ldy);
+      column_tile<Type, M, V>(xs, ldx, b + j, ldb, V * kLanes, k, accumulate, ys + j, ldy);
     }
     for (; j < n; j += kLanes) {
-      column_tile<M, 1>(xs, ldx, b + j, ldb, n - j, k, accumulate, ys + j, ldy);
+      column_tile<Type, M, 1>(xs, ldx, b + j, ldb, n - j, k, accumulate, ys + j, ldy);
     }
   });
+}
+
+void multiply_columns(
+    const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k, bool accumulate,
+    float* y, ptrdiff_t ldy) {
+  switch (type) {
+    case FloatType::float16:
+      return multiply_columns_of<FloatType::float16>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+    case FloatType::bfloat16:
+      return multiply_columns_of<FloatType::bfloat16>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+    default:
+      return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+  }
 }
 
 } // namespace

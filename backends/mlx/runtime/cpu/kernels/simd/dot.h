@@ -55,7 +55,7 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
   }
 }
 
-// Multiplies M rows of x by R rows of the matrix w.
+// Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has.
 template <FloatType Type, int M, int R>
 void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int k, float alpha,
@@ -70,7 +70,7 @@ void dot_tile(
       Floats elements = load_x(x + r * ldx);
       keep_in_register(elements);
       for (int j = 0; j < R; ++j) {
-        acc[r * R + j] += elements * weights[j];
+        acc[r * R + j] = multiply_add<Type>(elements, weights[j], acc[r * R + j]);
       }
     }
   };
@@ -140,6 +140,12 @@ void dot_rows(
       return dot_rows_for_type<FloatType::float16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
     case FloatType::bfloat16:
       return dot_rows_for_type<FloatType::bfloat16>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
+    case FloatType::bfloat16_pair:
+#if defined(__AVX512BF16__)
+      return dot_rows_for_type<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
+#else
+      return;  // no such products: see multiplies_pairs
+#endif
   }
 }
 

@@ -15,6 +15,11 @@
 namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 extern const Kernels kernels = {
+#if defined(__AVX512BF16__)
+    .multiplies_pairs = true,
+#else
+    .multiplies_pairs = false,
+#endif
     .dot_rows = dot_rows,
     .panel_rows = kLanes,
     .panel_size = panel_size,
@@ -25,6 +30,7 @@ extern const Kernels kernels = {
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
     .widen = widen,
+    .narrow = narrow,
     .silu = silu,
     .softmax_numerators = softmax_numerators,
     .rms_norm = rms_norm,

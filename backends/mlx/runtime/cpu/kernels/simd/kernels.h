@@ -27,6 +27,10 @@ struct QuantizedMatrix {
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
+  // Whether dot_rows and multiply_panels accept bfloat16_pair. Then x also consists of pairs, and k and the distances
+  // between rows count pairs. A product of pairs is rounded once, to float32; subnormal numbers count as zeros.
+  bool multiplies_pairs;
+
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
   void (*dot_rows)(
       const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float alpha,
@@ -37,14 +41,15 @@ struct Kernels {
   int panel_rows;
   size_t (*panel_size)(int k);
   void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
-  // Like dot_rows, for x and w in consecutive panels.
+  // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair.
   void (*multiply_panels)(
-      const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy);
-
-  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`.
-  void (*multiply_columns)(
-      const float* x, ptrdiff_t ldx, int m, const float* b, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
+      FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
       ptrdiff_t ldy);
+
+  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`: float32, float16 or bfloat16.
+  void (*multiply_columns)(
+      const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
+      bool accumulate, float* y, ptrdiff_t ldy);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
@@ -59,6 +64,8 @@ struct Kernels {
 
   // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);
+  // y[i] = x[i] for i < count. Rounds float32 to the nearest value of `type`, float16 or bfloat16; ties to even.
+  void (*narrow)(const float* x, FloatType type, uint16_t* y, ptrdiff_t count);
 
   // y = x / (1 + exp(-x)).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
@@ -87,6 +94,9 @@ namespace avx2 {
 extern const Kernels kernels;
 }
 namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512_bf16 {  // avx512 with BF16 and VNNI
 extern const Kernels kernels;
 }
 

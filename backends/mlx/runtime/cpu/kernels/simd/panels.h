@@ -75,7 +75,7 @@ inline int reversed_bits(int i) {
 }
 
 // Computes kPanelTileRows rows of results for P panels of w, and stores `rows` of them with `columns` columns.
-template <int P>
+template <FloatType Type, int P>
 void panel_tile(
     const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy) {
   constexpr int M = kPanelTileRows;
@@ -97,7 +97,7 @@ void panel_tile(
       for (int r = 0; r < M; ++r) {
         const Floats element = broadcast(xs[r]);
         for (int p = 0; p < P; ++p) {
-          acc[r][p] += element * weights[p];
+          acc[r][p] = multiply_add<Type>(element, weights[p], acc[r][p]);
         }
       }
     }
@@ -121,7 +121,8 @@ void panel_tile(
   }
 }
 
-void multiply_panels(
+template <FloatType Type>
+void multiply_panels_of(
     const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   constexpr int block = kPanelTilePanels * kLanes;
@@ -130,12 +131,25 @@ void multiply_panels(
     call_with_constant<kPanelTilePanels>((columns + kLanes - 1) / kLanes, [&](auto panels) {
       for (int row = 0; row < m; row += kPanelTileRows) {
         const int rows = m - row < kPanelTileRows ? m - row : kPanelTileRows;
-        panel_tile<decltype(panels)::value>(
+        panel_tile<Type, decltype(panels)::value>(
             x + row / kLanes * size + row % kLanes, w + column / kLanes * size, k, rows, columns, alpha, beta,
             y + row * ldy + column, ldy);
       }
     });
   }
+}
+
+void multiply_panels(
+    FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
+    ptrdiff_t ldy) {
+#if defined(__AVX512BF16__)
+  if (type == FloatType::bfloat16_pair) {
+    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy);
+  }
+#else
+  (void)type;  // float32: see multiplies_pairs
+#endif
+  multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy);
 }
 
 } // namespace

@@ -20,8 +20,12 @@ std::vector<Choice> choices() {
   std::vector<Choice> result;
 #if EXECUTORCH_MLX_X86_KERNELS
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+    result.push_back({"avx512_bf16", &avx512_bf16::kernels});
+  }
+  if (has_avx512) {
     result.push_back({"avx512", &avx512::kernels});
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {

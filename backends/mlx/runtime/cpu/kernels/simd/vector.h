@@ -163,13 +163,27 @@ inline Floats to_float(Halves x) {
   if constexpr (Type == FloatType::bfloat16) {
     return (Floats)(bits << 16);
   }
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps((__m256i)x);
+#endif
   const Words magnitude = (bits & 0x7fffu) << 13;
   const Words finite = (Words)((Floats)magnitude * 0x1p112f);  // changes the exponent bias from 15 to 127
   const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
   return (Floats)(value | (bits & 0x8000u) << 16);
 }
 
-// Loads elements of `Type` as float32. load_first() loads `count` elements and sets the other lanes to 0.
+// acc + x * w. For pairs, the sum of both products is added.
+template <FloatType Type>
+inline Floats multiply_add(Floats x, Floats w, Floats acc) {
+#if defined(__AVX512BF16__)
+  if constexpr (Type == FloatType::bfloat16_pair) {
+    return (Floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
+  }
+#endif
+  return acc + x * w;
+}
+
+// Loads elements of `Type` as float32, and pairs as they are. load_first() loads `count` elements and sets the other lanes to 0.
 template <FloatType Type>
 struct Elements {
   typedef uint16_t Element;
@@ -191,6 +205,44 @@ struct Elements<FloatType::float32> {
     return load_partial<Floats>(from, count);
   }
 };
+
+template <>
+struct Elements<FloatType::bfloat16_pair> : Elements<FloatType::float32> {};
+
+// Rounds to float16 or bfloat16, to the nearest value, ties to even. The result is in the low half of each lane.
+template <FloatType Type>
+inline Words to_half(Floats x) {
+  const Words bits = (Words)x;
+  const Words magnitude = bits & 0x7fffffffu;
+  if constexpr (Type == FloatType::bfloat16) {
+    const Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return magnitude > 0x7f800000u ? bits >> 16 | 0x40u : rounded;
+  }
+  const Words normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+  const Words subnormal = (Words)((Floats)magnitude + 0.5f) - 0x3f000000u;  // the addition rounds to 2^-24
+  const Words large = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;
+  const Words finite = magnitude < (113u << 23) ? subnormal : normal;
+  return (magnitude >= (143u << 23) ? large : finite) | (bits >> 16 & 0x8000u);
+}
+
+template <FloatType Type>
+void narrow_to(const float* x, uint16_t* y, ptrdiff_t count) {
+  for (ptrdiff_t i = 0; i < count; i += kLanes) {
+    const ptrdiff_t lanes = count - i < kLanes ? count - i : kLanes;
+    const Words bits = to_half<Type>(load_partial<Floats>(x + i, static_cast<int>(lanes)));
+#if defined(__AVX512F__)
+    const Halves halves = (Halves)_mm512_cvtepi32_epi16((__m512i)bits);
+#else
+    const Halves halves = __builtin_convertvector(bits, Halves);
+#endif
+    __builtin_memcpy(y + i, &halves, lanes * sizeof(uint16_t));
+  }
+}
+
+void narrow(const float* x, FloatType type, uint16_t* y, ptrdiff_t count) {
+  type == FloatType::bfloat16 ? narrow_to<FloatType::bfloat16>(x, y, count)
+                              : narrow_to<FloatType::float16>(x, y, count);
+}
 
 template <FloatType Type>
 void widen_from(const uint16_t* x, ptrdiff_t stride, float* y, ptrdiff_t count) {

@@ -1,0 +1,78 @@
+// Arrays of float16 and bfloat16 for kernels that compute in float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "pool.h"
+#include "simd/kernels.h"
+
+namespace executorch_mlx {
+
+constexpr size_t size_of(FloatType type) {
+  return type == FloatType::float16 || type == FloatType::bfloat16 ? 2 : 4;
+}
+
+// The address of element `index`.
+inline const void* at(const void* x, FloatType type, int64_t index) {
+  return static_cast<const char*>(x) + index * static_cast<int64_t>(size_of(type));
+}
+
+// Memory for floats that begins at a cache line. A vector that crosses a boundary between lines takes two loads.
+class AlignedFloats {
+ public:
+  AlignedFloats() = default;
+  explicit AlignedFloats(size_t count)
+      : data_(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{64}))) {}
+
+  float* get() const {
+    return data_.get();
+  }
+
+ private:
+  struct Delete {
+    void operator()(float* data) const {
+      ::operator delete(data, std::align_val_t{64});
+    }
+  };
+  std::unique_ptr<float, Delete> data_;
+};
+
+// Elements of any type as float32: the array itself, or a converted copy.
+class AsFloats {
+ public:
+  AsFloats(const void* x, FloatType type, int64_t count) : data_(static_cast<const float*>(x)) {
+    if (x != nullptr && type != FloatType::float32) {
+      copy_ = AlignedFloats(count);
+      data_ = copy_.get();
+      parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+        kernels().widen(static_cast<const uint16_t*>(x) + first, type, 1, copy_.get() + first, last - first);
+      });
+    }
+  }
+
+  const float* get() const {
+    return data_;
+  }
+
+ private:
+  const float* data_;
+  AlignedFloats copy_;
+};
+
+// Calls compute(results) for an array of `count` float32 results, and converts them to y with elements of `type`.
+template <typename Compute>
+void compute_as(void* y, FloatType type, int64_t count, Compute&& compute) {
+  if (type == FloatType::float32) {
+    return compute(static_cast<float*>(y));
+  }
+  const AlignedFloats results(count);
+  compute(results.get());
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    kernels().narrow(results.get() + first, type, static_cast<uint16_t*>(y) + first, last - first);
+  });
+}
+
+} // namespace executorch_mlx

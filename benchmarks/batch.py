@@ -1,0 +1,89 @@
+"""The throughput of `executorch-mlx batch`, against one request at a time.
+
+    python benchmarks/batch.py                       # the architecture of Qwen3-0.6B, int4, 8 rows
+    python benchmarks/batch.py --rows 4 --requests 16
+
+The model has random weights. The requests have 64 prompt tokens and 64 to 128 new tokens, drawn with a fixed seed.
+Both sides pass through the loop and the server code of the command. One request at a time runs on a program with one
+row. The line shows generated tokens per second, their ratio, and the ratio that is required.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME, BAR, PROMPT, ANSWERS = "model", 3.0, 64, (64, 128)
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import engine  # noqa: E402
+
+
+def write_requests(path: Path, count: int) -> None:
+    rng = random.Random(0)
+    with open(path, "w") as file:
+        for number in range(count):
+            body = {"model": NAME, "prompt": engine.prompt_of(PROMPT, number), "max_tokens": rng.randint(*ANSWERS)}
+            body |= {"temperature": 0.8, "seed": number, "ignore_eos": True}
+            line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+
+
+def measure(program: str, requests: str) -> float:
+    """Return the generated tokens per second of a batch in this process."""
+    import time
+
+    from executorch_mlx.batch import RequestLines, Totals, answer_all
+    from executorch_mlx.batch.local import local_worker
+    from executorch_mlx.llm import LLM
+
+    totals = Totals()
+
+    async def work() -> float:
+        with LLM.load(program) as llm:
+            async with local_worker(llm, NAME) as worker:
+                if llm.rows == 1:
+                    worker.width = 1
+                begin = time.perf_counter()
+                await answer_all(RequestLines(Path(requests)), worker, totals.add)
+                return time.perf_counter() - begin
+
+    seconds = asyncio.run(work())
+    assert totals.answers and not totals.errors, totals
+    return totals.tokens / seconds
+
+
+def run(program: Path, requests: Path) -> float:
+    """`measure` in a process of its own."""
+    code = f"import batch; print(batch.measure({str(program)!r}, {str(requests)!r}))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", default="int4", choices=("float32", "int4"))
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=32)
+    options = parser.parse_args()
+    many, one = (engine.program(options.format, rows) for rows in (options.rows, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        requests = Path(folder) / "requests.jsonl"
+        write_requests(requests, options.requests)
+        alone, batch = run(one, requests), run(many, requests)
+    print(
+        f"{engine.SHAPE} {options.format}, {options.requests} requests: one at a time {alone:.1f} tokens/s, batch with "
+        f"{options.rows} rows {batch:.1f} tokens/s: {batch / alone:.2f} x, bar {BAR} x"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The command executorch-mlx batch with files of requests."""
+
+import json
+
+import killed
+import pytest
+from executorch_mlx.batch import AnswerFile
+from executorch_mlx.cli.main import main
+from executorch_mlx.llm import LLM
+
+COUNT = 60
+
+
+def line(custom_id="a", url="/v1/completions", method="POST", model="batch", **body):
+    body = {"model": model, "prompt": [5, 6], "max_tokens": 2, "temperature": 0} | body
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": body})
+
+
+def batch(program, requests, output, *options) -> int:
+    return main(["batch", str(program), str(requests), "-o", str(output), "--name", "batch", *options])
+
+
+def answers_in(path) -> list[dict]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory):
+    path = tmp_path_factory.mktemp("requests") / "requests.jsonl"
+    killed.write_requests(path, COUNT, "batch")
+    return path
+
+
+@pytest.fixture(scope="module")
+def texts(batch_program, requests):
+    """The texts that `LLM` gives, one request at a time."""
+    with LLM.load(batch_program) as llm:
+
+        def answer(body):
+            start, prompt = (llm.chat, body["messages"]) if "messages" in body else (llm.generate, body["prompt"])
+            return start(prompt, max_new_tokens=body["max_tokens"]).result().text
+
+        lines = map(json.loads, requests.read_text().splitlines())
+        return {request["custom_id"]: answer(request["body"]) for request in lines}
+
+
+def test_killed_batch_resumes_without_repeating_or_losing_a_line(batch_program, requests, texts, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    command = [*killed.COMMAND, batch_program, requests, "-o", output, "--name", "batch"]
+    points = killed.run_and_kill(command, output, COUNT, kills=3, seed=1)
+    assert 0 < points[0] < points[1] < points[2] < COUNT
+    assert killed.texts_in(output) == texts
+
+
+def test_answers_have_the_format_of_openai(batch_program, tmp_path, capfd):
+    requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests.write_text(f"{line('one')}\n\n{line('two')}\n")  # the blank line is no request
+    assert batch(batch_program, requests, output) == 0
+    assert "2 of 2 requests answered in this run, 0 with an error" in capfd.readouterr().err
+    one, two = sorted(answers_in(output), key=lambda answer: answer["custom_id"])
+    assert one.keys() == {"id", "custom_id", "response", "error"} and one["error"] is None
+    assert one["response"].keys() == {"status_code", "request_id", "body"} and one["response"]["status_code"] == 200
+    assert one["response"]["body"]["object"] == "text_completion"
+    assert one["id"] != two["id"] and one["response"]["request_id"] != two["response"]["request_id"]
+
+    before = output.read_bytes()
+    assert batch(tmp_path / "no.pte", requests, output) == 0  # the model is not even loaded
+    assert output.read_bytes() == before
+    assert "all 2 requests are answered already" in capfd.readouterr().err
+
+    requests.write_text(f"{line('one')}\n\n{line('two')}\n{line('three')}\n")
+    assert batch(batch_program, requests, output) == 0
+    assert [answer["custom_id"] for answer in answers_in(output)][2:] == ["three"]
+    assert output.read_bytes().startswith(before)
+
+
+LINES = [
+    (line("valid"), None),
+    ("{", "invalid_json"),
+    ("[]", "invalid_json"),
+    ('"\\ud800', "invalid_json"),
+    ("[" * 100_000, "invalid_json"),
+    (b"\xff\xfe{", "invalid_json"),
+    ("{}", "invalid_request"),
+    (line(custom_id=""), "invalid_request"),
+    (line("get", method="GET"), "invalid_request"),
+    (line("path", url="v1/completions"), "invalid_request"),
+    (line("stream", stream=True), "invalid_request"),
+    ('{"custom_id": "body", "method": "POST", "url": "/v1/completions", "body": 3}', "invalid_request"),
+    ('{"custom_id": "more", "method": "POST", "url": "/v1/completions", "body": {}, "x": 1}', "invalid_request"),
+    (line("valid"), "duplicate_custom_id"),
+    (line("path404", url="/v1/nothing"), 404),
+    (line("model", model="other"), 404),
+    (line("empty", prompt=[]), 400),
+    (line("long", prompt=[5] * 5000), 400),
+    (line("field", nonsense=1), 400),
+    (line("value", top_p=7), 400),
+    (line("surrogate \ud800", top_p=7), 400),
+    (line("last"), None),
+]
+
+
+def test_each_wrong_line_has_an_error_and_harms_no_other(batch_program, tmp_path):
+    requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    encoded = [text if isinstance(text, bytes) else text.encode() for text, _ in LINES]
+    requests.write_bytes(b"\n".join(encoded))  # without a newline at the end
+    assert batch(batch_program, requests, output) == 0
+    answers = {int(answer["id"].split("_")[2]): answer for answer in answers_in(output)}
+    assert answers.keys() == set(range(1, len(LINES) + 1))
+    for number, (text, expected) in enumerate(LINES, 1):
+        answer = answers[number]
+        if isinstance(expected, str):
+            assert (answer["error"]["code"], answer["response"]) == (expected, None), text
+            assert answer["error"]["message"]
+        else:
+            assert answer["response"]["status_code"] == (expected or 200), (text, answer)
+            assert answer["custom_id"] == json.loads(text)["custom_id"]
+    assert killed.text_of(answers[1]) == killed.text_of(answers[len(LINES)])
+
+
+def test_overlong_line_is_an_error(tmp_path, monkeypatch):
+    from executorch_mlx.batch import RequestLines, request_file
+
+    monkeypatch.setattr(request_file, "MAX_LINE", 200)
+    path = tmp_path / "requests.jsonl"
+    fits = line("fits").ljust(200)
+    path.write_text("\n".join([fits, "x" * 201, "x" * 1000, line("last")]))
+    codes = [(request.custom_id, request.error and request.error.code) for request in RequestLines(path)]
+    assert codes == [("fits", None), (None, "line_too_long"), (None, "line_too_long"), ("last", None)]
+
+
+def test_torn_line_is_dropped_wherever_it_ends(tmp_path):
+    path, whole = tmp_path / "answers.jsonl", []
+    with AnswerFile(path) as file:
+        for number in range(1, 4):
+            answer = {"id": f"batch_req_{number}_{number:016}", "custom_id": "x" * 40_000 * (number - 1)}
+            file.write(answer | {"response": None, "error": {"code": "c", "message": "m"}})
+            whole.append(path.stat().st_size)
+    data = path.read_bytes()
+    for size in [*range(1, 80), *(end + step for end in whole for step in (-40_000, -2, -1, 0))]:
+        if 0 < size <= len(data):
+            path.write_bytes(data[:size])
+            with AnswerFile(path) as file:
+                assert len(file.answered) == sum(end <= size for end in whole), size
+            assert path.read_bytes() == data[: max((end for end in whole if end <= size), default=0)]
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path, capfd):
+    requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests.write_text(line())
+    program = tmp_path / "no.pte"
+
+    def error_with(content: str) -> str:
+        output.write_text(content)
+        assert batch(program, requests, output) == 1
+        assert output.read_text() == content
+        return capfd.readouterr().err
+
+    assert "line 1 is not an answer of a batch" in error_with("my notes")
+    assert "line 1 is not an answer of a batch" in error_with("my notes\n")
+    assert "line 2 is not an answer" in error_with('{"id": "batch_req_1_0123456789abcdef"}\n{}\n')
+    other = '{"id": "batch_req_%d_0123456789abcdef"}\n'
+    assert "answers another request than number 1" in error_with(other % 1)
+    assert "1 requests that" in error_with(other % 2)
+    assert batch(program, requests, requests) == 1
+    assert "expected another file than that of the requests" in capfd.readouterr().err
+    with AnswerFile(tmp_path / "locked.jsonl"):
+        assert batch(program, requests, tmp_path / "locked.jsonl") == 1
+    assert "another process writes the answers" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "input, output, options, message",
+    [
+        ("r.txt", "a.jsonl", [], "r.txt: got the suffix '.txt', expected .jsonl, .csv or .parquet"),
+        ("r.jsonl", "a.csv", [], "a.csv: got the suffix '.csv', expected .jsonl"),
+        ("r.jsonl", "a.jsonl", ["--column", "x"], "--column: expected a table (.csv or .parquet)"),
+        ("none.jsonl", "a.jsonl", [], "No such file"),
+    ],
+)
+def test_options_that_do_not_fit_are_errors(input, output, options, message, tmp_path, capfd):
+    (tmp_path / "r.jsonl").write_text(line())
+    assert batch(tmp_path / "no.pte", tmp_path / input, tmp_path / output, *options) == 1
+    assert message in capfd.readouterr().err
