@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm docs test test-suite build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm docs test test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -15,6 +15,7 @@ help:
 	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
+	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
 	@echo "make sanitize   run the payload fuzzer, the runtime's and engine's tests and the op rows under ASan and UBSan,"
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
@@ -42,6 +43,13 @@ test: build
 
 test-suite: build
 	@$(PY) test/suite/run.py -n $(N) $(ARGS)
+
+test-ray: build $(VENV)/.ray
+	@$(PY) -m pytest $(ARGS) test/cluster
+
+$(VENV)/.ray: $(VENV)/.installed
+	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[ray]"
+	@touch $@
 
 # Not with --quiet, which would also silence the warnings that --strict counts.
 docs: $(VENV)/.docs

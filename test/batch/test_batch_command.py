@@ -1,6 +1,7 @@
 """The command executorch-mlx batch with files of requests."""
 
 import json
+from importlib.util import find_spec
 
 import killed
 import pytest
@@ -182,3 +183,10 @@ def test_options_that_do_not_fit_are_errors(input, output, options, message, tmp
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / input, tmp_path / output, *options) == 1
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_is_needed_only_for_its_option(tmp_path, capfd):
+    (tmp_path / "r.jsonl").write_text(line())
+    assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1
+    assert "batch needs ray: pip install 'executorch-mlx[ray]'" in capfd.readouterr().err

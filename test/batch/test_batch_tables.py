@@ -94,7 +94,7 @@ def test_formats_mix_and_tables_resume(batch_program, csv_table, parquet_table, 
 def test_chats_and_token_ids(batch_program, tmp_path):
     table, output = tmp_path / "prompts.parquet", tmp_path / "answers.parquet"
     messages = [[{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}], None]
-    columns = {"ids": [[5, 6, 7], [9]], "text": ["Hello", "You"], "chat": messages}
+    columns = {"ids": [[5, 6, 7], [9]], "text": ["Hello", "You"], "chat": messages, "bytes": [b"x", b"y"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
 
     def answers(column, *options):
@@ -117,6 +117,7 @@ def test_chats_and_token_ids(batch_program, tmp_path):
         (first, second), (_, error) = answers("chat", "--chat")
         assert first == chat(None, "one", "two")
         assert second is None and "messages" in error
+    assert answers("bytes") == ([None, None], ["bytes: got bytes, expected text or a list"] * 2)
 
 
 def test_files_that_are_no_tables_are_errors(batch_program, tmp_path, capfd):

@@ -59,7 +59,7 @@ def test_documented_options_exist():
     known |= options(ROOT / "build" / "mlx_llm_runner")
     for name in ("export", "run", "serve", "batch", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
-    for page in ("README", "docs/language-models", "docs/server", "docs/batch", "docs/sampling", "docs/undelegated-nodes"):
+    for page in ("README", "docs/language-models", "docs/server", "docs/batch", "docs/cluster", "docs/sampling", "docs/undelegated-nodes"):
         used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
         assert set(used) - known == set(), page
 

@@ -29,7 +29,8 @@ RULES = {
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
     "batch": {"llm", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "serve"},
+    "ray": {"batch", "llm", "memory", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

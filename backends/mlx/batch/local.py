@@ -26,7 +26,7 @@ class LocalWorker:
 
     async def answer(self, request: Request) -> dict[str, Any]:
         response = await post(self.app, request.url, request.body)
-        return http_answer(request, response.status, response.body)
+        return http_answer(request, response.status, response.body, response.request_id)
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +55,12 @@ class Totals:
         self.tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
 
 
-def http_answer(request: Request, status: int, body: bytes) -> dict[str, Any]:
-    """Return the answer with a response of the server."""
-    response = {"status_code": status, "request_id": f"req_{uuid.uuid4().hex}", "body": json.loads(body)}
+def http_answer(request: Request, status: int, body: bytes, server_id: str) -> dict[str, Any]:
+    """Return the answer with a response of the server, which knows the request as `server_id`."""
+    try:
+        response = {"status_code": status, "request_id": server_id, "body": json.loads(body)}
+    except ValueError:
+        return error_answer(request, "invalid_response", f"the response with status {status} has no JSON body")
     return {"id": request.id, "custom_id": request.custom_id, "response": response, "error": None}
 
 

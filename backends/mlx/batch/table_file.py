@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .answer_file import read_answers
-from .request_file import Request, request_id, request_number
+from .request_file import LineError, Request, request_id, request_number
 
 CSV, PARQUET = ".csv", ".parquet"
 SUFFIXES = (CSV, PARQUET)
@@ -116,8 +116,13 @@ class TableRequests:
     def __iter__(self) -> Iterator[Request]:
         url = "/v1/chat/completions" if self.chat else "/v1/completions"
         for number, row in enumerate(self.table.rows([self.column]), 1):
-            body = json.dumps(self.fields | self._prompt(row[self.column]), default=str).encode()
-            yield Request(request_id(number, body), f"row-{number}", url, body)
+            value, error = row[self.column], None
+            try:
+                body = json.dumps(self.fields | self._prompt(value)).encode()
+            except TypeError:  # such as bytes or a date, which have no form in JSON
+                body = repr(value).encode()
+                error = LineError(f"{self.column}: got {type(value).__name__}, expected text or a list")
+            yield Request(request_id(number, body), f"row-{number}", url, body, error)
 
     def _prompt(self, value: Any) -> dict[str, Any]:
         if not self.chat:

@@ -38,6 +38,9 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     add("-o", "--output", required=True, metavar="FILE", type=Path,
         help="file for the answers: .jsonl, or .csv or .parquet with the rows of a table and the answers as columns")
     add("--name", help="name of the model in the requests (default: the file name without .pte)")
+    add("--ray", nargs="?", const="", metavar="ADDRESS",
+        help="spread the requests over the machines of a Ray cluster (default ADDRESS: the running cluster, or a new "
+             "one on this machine)")
     table = parser.add_argument_group("tables")
     table.add_argument("--column", metavar="NAME", help="column with the prompts")
     table.add_argument("--answer-column", metavar="NAME", default="answer",
@@ -88,6 +91,8 @@ def _check_installed(options: argparse.Namespace) -> None:
     needed = {"serve": ["fastapi", "rich"]}
     if PARQUET in (options.input.suffix, options.output.suffix):
         needed["batch"] = ["pyarrow"]
+    if options.ray is not None:
+        needed["ray"] = ["ray"]
     for extra, modules in needed.items():
         if missing := [name for name in modules if find_spec(name) is None]:
             raise CommandError(f"batch needs {' and '.join(missing)}: pip install 'executorch-mlx[{extra}]'")
@@ -181,6 +186,15 @@ def _answer(options: argparse.Namespace, requests: RequestLines | TableRequests,
 
 @asynccontextmanager
 async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
+    if options.ray is not None:
+        from ..ray.engine import ModelOptions
+        from ..ray.engines import ray_engines
+
+        tokenizer = options.tokenizer and options.tokenizer.resolve()
+        model = ModelOptions(options.model.resolve(), _name(options), tokenizer, options.memory_limit)
+        async with ray_engines(model, options.ray) as engines:
+            yield engines
+        return
     from ..batch.local import local_worker
 
     with model_arguments.load(options) as llm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from fastapi import FastAPI
 
 @dataclass(frozen=True)
 class Response:
-    """A whole response: the HTTP status and the bytes of the body."""
+    """A whole response: the HTTP status, the bytes of the body, and the id of the request, by which logs name it."""
 
     status: int
     body: bytes
+    request_id: str
 
 
 @asynccontextmanager
@@ -31,13 +33,14 @@ async def post(app: FastAPI, path: str, body: bytes) -> Response:
     An exception in the app is the response 500 that a client of the server would get. Cancelling the call cancels the
     answer.
     """
-    status, parts = 500, []
+    status, headers, parts = 500, {}, []
     async for message in exchange(app, path, body):
         if message["type"] == "http.response.start":
-            status = message["status"]
+            status, headers = message["status"], dict(message["headers"])
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
-    return Response(status, b"".join(parts))
+    id = headers.get(b"x-request-id", b"").decode() or f"req_{uuid.uuid4().hex}"
+    return Response(status, b"".join(parts), id)
 
 
 async def exchange(

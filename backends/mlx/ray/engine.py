@@ -1,0 +1,52 @@
+"""`Engine`: an actor of Ray that answers requests with a model."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What an actor loads.
+
+    - `path`: the `.pte` file, which every machine of the cluster must be able to read.
+    - `name`: the name of the model in requests.
+    - `tokenizer`: a Hugging Face folder, or None for the tokenizer in the file.
+    - `memory_limit`: the memory limit of each engine in bytes, or None.
+    """
+
+    path: Path
+    name: str
+    tokenizer: Path | None = None
+    memory_limit: int | None = None
+
+    def load(self):
+        """Load the model in this process. Raises what `LLM.load` raises."""
+        from .. import memory
+        from ..llm import LLM
+
+        if self.memory_limit is not None:
+            memory.set_memory_limit(self.memory_limit)
+        return LLM.load(self.path, self.tokenizer)
+
+
+class Engine:
+    """Answers requests with the app of the server. `start` must be called first."""
+
+    async def start(self, model: ModelOptions) -> int:
+        """Load the model, and return the number of requests that should run or wait at once."""
+        from ..batch.local import local_worker
+
+        self._stack = AsyncExitStack()
+        llm = self._stack.enter_context(model.load())
+        self._worker = await self._stack.enter_async_context(local_worker(llm, model.name))
+        return self._worker.width
+
+    async def answer(self, url: str, body: bytes) -> tuple[int, bytes, str]:
+        """Return the HTTP status and the body of the response to a request, and the id that the request has here."""
+        from ..serve.in_process import post
+
+        response = await post(self._worker.app, url, body)
+        return response.status, response.body, response.request_id

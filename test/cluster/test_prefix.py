@@ -1,0 +1,50 @@
+"""Routing by prefix, without Ray."""
+
+import json
+
+from executorch_mlx.ray.prefix import BLOCK, PrefixTable, prefix_blocks
+
+
+def chat(*texts) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text} for text in texts]}).encode()
+
+
+def common(left: list, right: list) -> int:
+    return next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))
+
+
+def test_prompts_have_as_many_digests_in_common_as_blocks():
+    one, two = prefix_blocks(chat("a" * 1000, "b" * 500)), prefix_blocks(chat("a" * 1000, "c" * 500))
+    assert 900 // BLOCK <= common(one, two) <= 1100 // BLOCK < len(one)
+    assert one[-1] != two[-1]  # also those of equal blocks after the difference
+    continued = prefix_blocks(chat("a" * 1000, "b" * 500, "d" * 500))
+    assert common(one, continued) >= len(one) - 1
+    assert prefix_blocks(json.dumps({"temperature": 1, "prompt": list(range(500))}).encode()) == prefix_blocks(
+        json.dumps({"prompt": list(range(500)), "seed": 3}).encode()
+    )
+    for body in (b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b"{}"):
+        assert prefix_blocks(body) == []
+
+
+def test_request_goes_to_the_replica_with_the_longest_prefix_unless_it_is_busy():
+    table, long, short = PrefixTable(capacity=3), list("abcdefgh"), list("abcd")
+    assert table.rank(long, {}, 2) == []
+    assert table.rank(long, {1: 1, 2: 0}, 2) == [2, 1]
+    table.add(1, long)
+    table.add(2, short)
+    assert table.rank(long, {1: 0, 2: 0, 3: 0}, 2) == [1, 2, 3]
+    assert table.rank(long, {1: 2, 2: 2, 3: 0}, 2) == [1, 2, 3]
+    assert table.rank(long, {1: 3, 2: 2, 3: 0}, 2) == [2, 3, 1]
+    assert table.rank(list("axxxxxxx"), {1: 1, 2: 0, 3: 0}, 2) == [3, 2, 1]  # too little in common
+    table.keep([2, 3])
+    assert table.rank(long, {1: 0, 2: 0}, 2) == [2, 1]
+
+
+def test_replica_holds_its_last_prompts_and_a_continued_one_counts_once():
+    table = PrefixTable(capacity=2)
+    for prompt in ("aaaa", "bbbb", "bbbbcc"):  # the third continues the second
+        table.add(1, list(prompt))
+    assert table.rank(list("aaaa"), {1: 1, 2: 0}, 2) == [1, 2]
+    table.add(1, list("dddd"))
+    assert table.rank(list("aaaa"), {1: 1, 2: 0}, 2) == [2, 1]
+    assert table.rank(list("bbbbcc"), {1: 1, 2: 0}, 2) == [1, 2]
