@@ -1,7 +1,8 @@
 """Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
 
-run.sh of a bundle calls it. Weights are random. Every side runs in a process of its own. Decode numbers are medians over
-the steps of an answer after a prompt of that length; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+run.sh of a bundle calls it. Weights are random. Every side runs in a process of its own. A number is the best of six
+runs, because the host decides how fast a small model decodes, and its speed varies. A decode run draws 100 tokens after
+a prompt of that length; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 """
 
 from __future__ import annotations

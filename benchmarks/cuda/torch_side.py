@@ -7,7 +7,7 @@ import torch
 from export_config import CONFIG
 from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 
-CONTEXTS, STEPS, CAPACITY = (128, 2048), 100, 4096
+CONTEXTS, STEPS, REPEATS, CAPACITY = (128, 2048), 100, 6, 4096
 
 
 def draw(logits):
@@ -37,16 +37,19 @@ def main() -> None:
             positions = torch.arange(length, device="cuda")
             model(prompt, cache_position=positions, position_ids=positions[None], past_key_values=cache)
             for kind in ("greedy", "sampled"):
-                token = prompt[:, -1:].clone()
-                position = torch.tensor([length], device="cuda")
-                for i in range(STEPS):
-                    if i == 10:
-                        torch.cuda.synchronize()
-                        begin = time.perf_counter()
-                    token = step(token, position, cache, kind == "sampled").clone()
-                    position = position + 1
-                torch.cuda.synchronize()
-                result[f"decode at {length}, {kind}"] = (STEPS - 10) / (time.perf_counter() - begin)
+                speeds = []
+                for _ in range(REPEATS):
+                    token = prompt[:, -1:].clone()
+                    position = torch.tensor([length], device="cuda")
+                    for i in range(STEPS):
+                        if i == 10:
+                            torch.cuda.synchronize()
+                            begin = time.perf_counter()
+                        token = step(token, position, cache, kind == "sampled").clone()
+                        position = position + 1
+                    torch.cuda.synchronize()
+                    speeds.append((STEPS - 10) / (time.perf_counter() - begin))
+                result[f"decode at {length}, {kind}"] = max(speeds)
     print(json.dumps(result))
 
 
