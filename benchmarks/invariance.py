@@ -1,7 +1,7 @@
 """What it costs that a row of a matrix product does not depend on the number of rows.
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
-    python benchmarks/invariance.py --against LIBRARY          # against another build of libmlx_blas.so, all formats
+    python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B, the two libraries in turn. Prints medians of the ratios
@@ -25,7 +25,8 @@ import numpy as np
 
 SHAPES = [(1024, 3072), (3072, 1024), (1024, 2048), (1024, 151_936)]  # K, N
 ROWS = [1, 4, 8, 16, 64, 128, 512]
-FORMATS = ["float32", "bf16", "int8", "int4"]
+FORMATS = ["float32", "bf16", "int8", "int4"]  # of w; with bf16, x and y are bfloat16 too
+FLOAT32, BFLOAT16 = 0, 2
 GROUP_SIZE = 64
 BYTES_PER_WEIGHT = {"float32": 4, "bf16": 2, "int8": 1 + 8 / GROUP_SIZE, "int4": 0.5 + 8 / GROUP_SIZE}
 WEIGHT_BYTES = 100 << 20  # of the matrices that take turns: more than the last-level cache holds
@@ -34,13 +35,14 @@ WEIGHT_BYTES = 100 << 20  # of the matrices that take turns: more than the last-
 class QuantizedMatmul(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
     _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p)]
+    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int)]
 
 
 class HalfMatmul(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p), ("w", ctypes.c_void_p), ("type", ctypes.c_int), ("row_stride", ctypes.c_int64),
         ("column_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("y", ctypes.c_void_p),
+        ("x_type", ctypes.c_int), ("y_type", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -63,12 +65,17 @@ def address(x: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.ctypes.data)
 
 
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """The bits of `x` in bfloat16, rounded towards zero."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def random_weights(form: str, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """The arrays of one matrix: the values, or packed words, scales and biases."""
     if form == "float32":
         return (rng.standard_normal((n, k), np.float32),)
     if form == "bf16":
-        return ((rng.standard_normal((n, k), np.float32).view(np.uint32) >> 16).astype(np.uint16),)
+        return (bfloat16(rng.standard_normal((n, k), np.float32)),)
     words = rng.integers(0, 2**32, (n, k * int(form[3:]) // 32), np.uint32)
     return words, *(rng.standard_normal((n, k // GROUP_SIZE), np.float32) for _ in range(2))
 
@@ -79,11 +86,12 @@ def multiply(library, form: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         library.cblas_sgemm(101, 111, 112, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
     elif form == "bf16":
-        matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, 2, k, 1, m, n, k, y.ctypes.data)
+        kind = FLOAT32 if x.dtype == np.float32 else BFLOAT16
+        matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, BFLOAT16, k, 1, m, n, k, y.ctypes.data, kind, kind)
         library.executorch_mlx_half_matmul(ctypes.byref(matmul))
     else:
         arrays = (a.ctypes.data for a in (x, *w))
-        matmul = QuantizedMatmul(*arrays, 0, int(form[3:]), GROUP_SIZE, m, n, k, y.ctypes.data)
+        matmul = QuantizedMatmul(*arrays, 0, int(form[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, FLOAT32)
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
 
 
@@ -97,7 +105,7 @@ def seconds(library, form, x, weights, y, clock) -> float:
 
 def differing_rows(library, form, x, w, n) -> int:
     """The number of rows that have other results in a product of all rows than alone."""
-    together, alone = np.empty((len(x), n), np.float32), np.empty((1, n), np.float32)
+    together, alone = np.empty((len(x), n), x.dtype), np.empty((1, n), x.dtype)
     multiply(library, form, x, w, together)
     count = 0
     for row in range(len(x)):
@@ -113,6 +121,8 @@ def compare(new, old, form, k, n, rows, repeats, limits, clock) -> None:
     one_row = None
     for m in rows:
         x, y = rng.standard_normal((m, k), np.float32), np.empty((m, n), np.float32)
+        if form == "bf16":
+            x, y = bfloat16(x), np.empty((m, n), np.uint16)
         times = [
             tuple(seconds(library, form, x, weights, y, clock) for library in (new, old)) for _ in range(repeats + 1)
         ][1:]

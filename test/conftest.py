@@ -1,19 +1,29 @@
 """The delegate, registered once per session, and small language models, exported once."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from executorch_mlx import load_delegate
+from faster_export import remember_composites
 
 # Before a test imports executorch.runtime, which has another MLXBackend on macOS, or mlx, which would use its own BLAS.
 DELEGATE = load_delegate()
+remember_composites()
 
 
 @pytest.fixture(autouse=True)
 def seeded_torch():
     """Seeds torch's generator before each test, so that random inputs do not depend on earlier tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Gives SIGINT its handler, for programs that tests start and interrupt: a background shell ignores the signal."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +58,7 @@ def logprob_program(tmp_path_factory) -> Path:
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 
-    return small_llm.shared(tmp_path_factory, "logprobs", head=HeadConfig(logprobs=4))
+    return small_llm.shared(tmp_path_factory, "logprobs", speculation=True, head=HeadConfig(logprobs=4))
 
 
 @pytest.fixture(scope="session")

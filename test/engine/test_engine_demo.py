@@ -14,7 +14,7 @@ def demo(tmp_path_factory) -> Path:
     from executorch_mlx.llm.export import export_llm
 
     path = tmp_path_factory.mktemp("demo") / "demo.pte"
-    export_llm(MODEL).save(path)
+    export_llm(MODEL, speculation=False, verify=False).save(path)
     return path
 
 

@@ -25,7 +25,7 @@ def export(tmp_path_factory, name: str, **options):
     from executorch_mlx.llm.export import HeadConfig
 
     head = HeadConfig(penalties=HISTORY, logit_bias=2, allowed_tokens=True, logprobs=3)
-    return small_llm.shared(tmp_path_factory, name, head=head, **options)
+    return small_llm.shared(tmp_path_factory, name, head=head, **{"speculation": True} | options)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,26 @@ def test_ring_buffers_and_speculation(windowed, draft):
         assert [request.tokens for request in requests] == plain
         for request in requests:
             request.free()
+
+
+@pytest.mark.parametrize("guesses", ["itself", "ring buffers", "one row"])
+def test_draft_model_changes_nothing(path, one_row, windowed, alone, guesses):
+    """The draft model has the same weights. With a window of 24 positions it often guesses wrong."""
+    draft = {"itself": path, "ring buffers": windowed, "one row": one_row}[guesses]
+    model = api.Model(path, draft=str(draft).encode())
+    with api.Engine(model) as engine:
+        for length in (4, -1):
+            requests = [engine.submit(p, **options_of(s, draft=length)) for p, s in REQUESTS]
+            for request in requests:
+                assert request.wait(), request.error
+            assert [request.tokens for request in requests] == alone
+            if length > 0:
+                drafted = sum(request.info.drafted_tokens for request in requests)
+                accepted = sum(request.info.accepted_tokens for request in requests)
+                assert drafted > 30 and accepted > (0.95 * drafted if guesses == "itself" else 0)
+            for request in requests:
+                request.free()
+    model.free()
 
 
 # -- prompt caches on disk ---------------------------------------------------------------

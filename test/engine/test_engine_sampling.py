@@ -26,7 +26,7 @@ def exported(tmp_path_factory):
                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
                 bos_token_id=None, eos_token_id=None, initializer_range=0.3,
             )  # fmt: skip
-            export_llm(LlamaForCausalLM(config), chunk=8, verify=False, **options).save(path)
+            export_llm(LlamaForCausalLM(config), chunk=8, verify=False, speculation=False, **options).save(path)
         return path
 
     return make

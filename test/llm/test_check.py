@@ -51,7 +51,7 @@ def test_broken_lowering_is_refused(outputs, tmp_path):
     path = tmp_path / "model.pte"
     path.write_bytes(b"older")
     with scaled_constant(WEIGHT):
-        exported = export_llm(small_llm.model(), chunk=16, outputs=outputs)
+        exported = export_llm(small_llm.model(), chunk=16, outputs=outputs, speculation=False)
     with pytest.raises(VerificationError, match="differs from the eager model beyond rounding") as raised:
         exported.save(path)
     check = raised.value.check
@@ -63,7 +63,7 @@ def test_broken_lowering_is_refused(outputs, tmp_path):
 def test_wrong_token_is_refused(tmp_path):
     """A program that returns tokens, of a model that was changed after its export."""
     model = small_llm.model()
-    exported = export_llm(model, chunk=16, head=HeadConfig.minimal())
+    exported = export_llm(model, chunk=16, head=HeadConfig.minimal(), speculation=False)
     model.lm_head.weight.data = model.lm_head.weight.data.roll(1, 0).clone()
     with pytest.raises(VerificationError):
         exported.save(tmp_path / "model.pte")
@@ -73,13 +73,13 @@ def test_wrong_token_is_refused(tmp_path):
 
 def test_verify_false_writes_unchecked(tmp_path):
     with scaled_constant(WEIGHT):
-        exported = export_llm(copy.deepcopy(small_llm.model()), chunk=16, verify=False)
+        exported = export_llm(copy.deepcopy(small_llm.model()), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False)
     exported.save(tmp_path / "model.pte")
     assert exported.check is None and (tmp_path / "model.pte").exists()
 
 
 def test_missing_folder_is_named(tmp_path):
-    exported = export_llm(small_llm.model(), chunk=16, verify=False)
+    exported = export_llm(small_llm.model(), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False)
     with pytest.raises(FileNotFoundError, match="nowhere/model.pte"):
         exported.save(tmp_path / "nowhere" / "model.pte")
 

@@ -6,34 +6,12 @@ import pytest
 import torch
 from executorch_mlx import Runtime
 from executorch_mlx.llm.export import export_llm
-from test_families import FAMILIES, random_model
+from test_families import CHUNK, CONTEXT, FAMILIES, family_program, wide_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems use MLX's matrix products")
 
-# Wide enough for every kernel of a matrix product, with lengths that are no multiples of a vector.
-WIDE = dict(hidden_size=328, intermediate_size=424, vocab_size=256, max_position_embeddings=400)
-PROMPT_LENGTH, CHUNK = 110, 64
+PROMPT_LENGTH = 110
 SPLITS = {"1": [1], "3": [3], "16": [16], "64": [64], "mixed": [33, 1, 7, 40, 2, 12]}
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request):
-    return request.param
-
-
-def export(family, path, dtype=torch.float32, quantize="none"):
-    config, model, changes = FAMILIES[family]
-    sizes = dict(WIDE)
-    if quantize != "none":
-        sizes |= dict(hidden_size=320, intermediate_size=448)  # multiples of a group
-    if "longrope" in family:
-        del sizes["hidden_size"]  # the family's factors are for a small head
-    model = random_model(config, model, changes | sizes)
-    exported = export_llm(
-        model, dtype=dtype, quantize=quantize, chunk=CHUNK, max_context_len=200, outputs="logits", verify=False)
-    assert exported.report.refused == ()
-    exported.save(path)
-    return Runtime.get().load_program(path)
 
 
 def logits_by_position(method, prompt, lengths):
@@ -47,7 +25,8 @@ def logits_by_position(method, prompt, lengths):
     return logits
 
 
-def assert_chunks_do_not_matter(program):
+def assert_chunks_do_not_matter(path):
+    program = Runtime.get().load_program(path)
     method = program.load_method("forward")
     prompt = torch.randint(1, 256, (PROMPT_LENGTH,), generator=torch.Generator().manual_seed(1))
     expected = logits_by_position(method, prompt, SPLITS["1"])
@@ -62,8 +41,9 @@ def assert_chunks_do_not_matter(program):
     assert not different, {name: (len(found), found[:3]) for name, found in different.items()}
 
 
-def test_float32(family, tmp_path):
-    assert_chunks_do_not_matter(export(family, tmp_path / "model.pte"))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32(name, tmp_path_factory):
+    assert_chunks_do_not_matter(family_program(name, tmp_path_factory))
 
 
 @pytest.mark.parametrize(
@@ -79,4 +59,9 @@ def test_float32(family, tmp_path):
 )
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "mixtral"])
 def test_forms(name, form, tmp_path):
-    assert_chunks_do_not_matter(export(name, tmp_path / "model.pte", **form))
+    sizes = dict(hidden_size=320, intermediate_size=448) if "quantize" in form else {}  # multiples of a group
+    model = wide_model(name, **sizes)
+    exported = export_llm(model, **form, chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
+    assert exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    assert_chunks_do_not_matter(tmp_path / "model.pte")

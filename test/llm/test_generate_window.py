@@ -31,7 +31,7 @@ def mistral() -> MistralForCausalLM:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory) -> LLM:
     path = tmp_path_factory.mktemp("window") / "model.pte"
-    export_llm(mistral(), chunk=CHUNK).save(path)
+    export_llm(mistral(), chunk=CHUNK, speculation=False, verify=False).save(path)
     return LLM.load(path)
 
 

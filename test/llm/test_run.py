@@ -92,6 +92,11 @@ def test_chat_over_a_pipe(chat_program, llm):
     assert done.stderr.startswith("unknown command /nonsense; /clear starts a new chat")
 
 
+def test_unsuitable_draft_model_is_an_error(run_in_process, chat_program):
+    done = run_in_process("run", chat_program, "--prompt", PROMPT, "--draft-model", chat_program)
+    assert done.returncode == 1 and "draft: " in done.stderr and "without the method verify" in done.stderr
+
+
 def test_chat_on_a_terminal(chat_program):
     """Ctrl-C does not end the chat; Ctrl-D does."""
     controller, terminal = pty.openpty()

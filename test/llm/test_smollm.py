@@ -26,7 +26,9 @@ def gguf_file():
 
 
 def test_it_knows_the_capital_of_france(gguf_file, tmp_path):
-    exported = export_llm(gguf_file, max_context_len=256, chunk=64, head=HeadConfig.minimal(), verify=False)
+    exported = export_llm(
+        gguf_file, max_context_len=256, chunk=64, head=HeadConfig.minimal(), speculation=False, verify=False
+    )
     assert exported.report.refused == () and exported.notes == ()
     size = exported.save(tmp_path / "smollm2.pte")
     assert size < 105e6  # the weights keep their 4 and 8 bits, with float16 scales

@@ -4,11 +4,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import uvicorn
 from executorch_mlx.llm import LLM, Generation
-from executorch_mlx.serve import create_app
+from executorch_mlx.serve import Settings, create_app
+from executorch_mlx.serve.server import configuration
 from fastapi import FastAPI
 
 NAME = "small"
@@ -24,12 +25,12 @@ class Served:
 
 
 @contextmanager
-def serve(path, queue: int = 64) -> Iterator[Served]:
+def serve(path, queue: int = 64, **settings) -> Iterator[Served]:
+    """Serve a program. `settings` are fields of `Settings`."""
     llm = LLM.load(path, queue_limit=queue)
-    app = create_app(llm, name=NAME, host="127.0.0.1")
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=5)
-    server, bound = uvicorn.Server(config), config.bind_socket()
-    served = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", app, llm)
+    settings = replace(Settings(host="127.0.0.1", grace_seconds=0), **settings)
+    app = create_app(llm, name=NAME, settings=settings)
+    served = Served("", app, llm)
     generate = llm.generate
 
     def generate_and_record(*args, **options):
@@ -39,10 +40,20 @@ def serve(path, queue: int = 64) -> Iterator[Served]:
         return served.generations[-1]
 
     llm.generate = generate_and_record
+    with listening(app, settings) as served.url:
+        yield served
+
+
+@contextmanager
+def listening(app: FastAPI, settings: Settings) -> Iterator[str]:
+    """Run an app, and yield its address."""
+    config = configuration(app, settings, port=0, log_level="warning")
+    server, bound = uvicorn.Server(config), config.bind_socket()
+    bound.listen()  # clients can connect before the thread runs
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:
-        yield served
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

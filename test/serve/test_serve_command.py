@@ -14,9 +14,10 @@ from executorch_mlx.cli.main import main
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
 
-def test_ctrl_c_ends_the_server_and_its_streams(chat_program, tmp_path):
+@pytest.mark.parametrize("grace", [0, 60])
+def test_ctrl_c_finishes_running_answers_within_the_time_for_it(chat_program, tmp_path, grace):
     with open(tmp_path / "log", "wb") as log:
-        command = [*COMMAND, chat_program, "--port", "0", "--name", "mine"]
+        command = [*COMMAND, chat_program, "--port", "0", "--name", "mine", "--grace", str(grace)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     line = process.stdout.readline()
     found = re.fullmatch(r"mine: chat page at (http://127.0.0.1:\d+)/, OpenAI API at \1/v1\n", line)
@@ -28,8 +29,13 @@ def test_ctrl_c_ends_the_server_and_its_streams(chat_program, tmp_path):
         assert json.loads(next(events))["model"] == "mine"
         process.send_signal(signal.SIGINT)
         *_, last = events
-    assert json.loads(last)["error"]["message"] == "the server is shutting down"
+    if grace:
+        assert last == "[DONE]"
+    else:
+        assert json.loads(last)["error"]["message"] == "the server is shutting down"
     assert process.wait(timeout=60) == 0
+    log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    assert [(line["path"], line["status"]) for line in log] == [("/v1/completions", 200)]
 
 
 def test_missing_model_is_an_error(tmp_path, capfd):
@@ -49,9 +55,25 @@ def test_address_in_use_is_an_error(chat_program, capfd):
     [
         (["--port", "70000"], "argument --port: got '70000', expected 0 to 65535"),
         (["--queue", "0"], "argument --queue: got '0', expected at least 1"),
+        (["--grace", "-1"], "argument --grace: got '-1', expected at least 0"),
     ],
 )
 def test_numbers_out_of_range_are_usage_errors(arguments, message, capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "model.pte", *arguments])
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--host", "0.0.0.0"], "other machines can reach 0.0.0.0: set --api-key, or --no-auth to serve without one"),
+        (["--name", "a", "--name", "b"], "--name: got 2 names, expected one for each of 1 models"),
+        (["--tool-format", "xml"], "--tool-format: got 'xml', expected one of hermes"),
+        (["--model-memory", "1KiB"], "bytes, the budget is 1024"),
+    ],
+)
+def test_unsafe_and_wrong_options_are_errors(chat_program, arguments, message, capfd, monkeypatch):
+    monkeypatch.delenv("EXECUTORCH_MLX_API_KEY", raising=False)
+    assert main(["serve", str(chat_program), "--port", "0", *arguments]) == 1
     assert message in capfd.readouterr().err

@@ -20,11 +20,21 @@ class CommandError(Exception):
     """An error to report to the user in one line, without a traceback."""
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
+def add_to(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the arguments. `several`: the command takes several models, as the list `models`."""
+    if several:
+        parser.add_argument(
+            "models", metavar="MODEL.pte", type=Path, nargs="+", help="language models made by executorch-mlx export"
+        )
+    else:
+        parser.add_argument("model", metavar="MODEL.pte", type=Path, help="language model made by executorch-mlx export")
     parser.add_argument(
         "--tokenizer", metavar="DIR", type=Path,
         help="Hugging Face folder with a tokenizer (default: the tokenizer in MODEL.pte)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft-model", metavar="DRAFT.pte", type=Path,
+        help="smaller model with the same tokenizer, which guesses tokens; the answers stay the same",
     )  # fmt: skip
     parser.add_argument(
         "--memory-limit", metavar="SIZE", type=parse_size,
@@ -54,7 +64,7 @@ def load(options: argparse.Namespace, **settings: Any) -> LLM:
 
         if options.memory_limit is not None:
             memory.set_memory_limit(options.memory_limit)
-        return LLM.load(options.model, options.tokenizer, **settings)
+        return LLM.load(options.model, options.tokenizer, draft=options.draft_model, **settings)
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
     except (ValueError, RuntimeError) as error:

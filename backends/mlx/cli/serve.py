@@ -3,37 +3,101 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from .. import memory
 from . import model_arguments
+from .model_arguments import CommandError, parse_size
+
+if TYPE_CHECKING:
+    from ..serve import Models
+
+KEY_VARIABLE = "EXECUTORCH_MLX_API_KEY"
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve a language model with an OpenAI-compatible API",
-        description="Serve a language model with an OpenAI-compatible API below /v1 and a chat page at /. The server "
-        "has no authentication: with --host 0.0.0.0 everyone who can reach this machine can use it.",
+        help="serve language models with an OpenAI-compatible API",
+        description="Serve language models with an OpenAI-compatible API below /v1 and a chat page at /. If other "
+        f"machines can reach the server, it needs an API key: --api-key or the environment variable {KEY_VARIABLE}.",
     )
-    model_arguments.add_to(parser)
+    model_arguments.add_to(parser, several=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_integer(0, 65535), default=8000, help="port; 0 picks a free one (default: %(default)s)"
+        "--port", type=_number(int, 0, 65535), default=8000, help="port; 0 picks a free one (default: %(default)s)"
     )
-    parser.add_argument("--name", help="name of the model in the API (default: the file name without .pte)")
     parser.add_argument(
-        "--queue", type=_integer(1, None), default=64, metavar="N",
-        help="number of requests that may wait (default: %(default)s)",
+        "--name", action="append", metavar="NAME",
+        help="name of the model in the API; once for each model (default: the file name without .pte)",
     )  # fmt: skip
+    parser.add_argument(
+        "--queue", type=_number(int, 1), default=64, metavar="N",
+        help="number of requests that may wait, for each model (default: %(default)s)",
+    )  # fmt: skip
+    _add_limits(parser)
+    _add_several_models(parser)
     parser.set_defaults(run=run)
 
 
-def _integer(low: int, high: int | None) -> Callable[[str], int]:
-    """Returns a parser of an integer argument in [low, high], for argparse. `high` may be None, for no limit."""
-    def parse(argument: str) -> int:
-        if argument.lstrip("-").isdecimal() and low <= int(argument) and (high is None or int(argument) <= high):
-            return int(argument)
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("access and limits")
+    group.add_argument(
+        "--api-key", metavar="KEY",
+        help=f"key that clients must send (default: the environment variable {KEY_VARIABLE}, which other users of this "
+        "machine do not see)",
+    )  # fmt: skip
+    group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
+    group.add_argument(
+        "--max-body", metavar="SIZE", type=parse_size, default=16 * 2**20,
+        help="largest size of a request, such as 1MiB (default: 16MiB)",
+    )  # fmt: skip
+    seconds = _number(float, 0)
+    group.add_argument(
+        "--request-timeout", metavar="SECONDS", type=seconds, default=0.0,
+        help="longest time of an answer, waiting included; 0: no limit (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stall-timeout", metavar="SECONDS", type=_number(float, 1), default=120.0,
+        help="/health fails if requests run and no step ended for this long (default: 120)",
+    )  # fmt: skip
+    group.add_argument(
+        "--grace", metavar="SECONDS", type=seconds, default=30.0,
+        help="time that running answers have to end at the shutdown; a second Ctrl-C ends them at once (default: 30)",
+    )  # fmt: skip
+
+
+def _add_several_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several models")
+    group.add_argument(
+        "--model-memory", metavar="SIZE", type=parse_size,
+        help="memory that loaded models may take together, such as 8GiB; others are loaded on demand (default: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--idle-timeout", metavar="SECONDS", type=_number(float, 0), default=0.0,
+        help="unload a model that no request used for this long; 0: never (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tool-format", metavar="FORMAT",
+        help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags or harmony (default: the "
+        "one of the chat template)",
+    )  # fmt: skip
+
+
+def _number(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
+    """Returns a parser of a number of type `kind` in [low, high], for argparse. `high` may be None, for no limit."""
+
+    def parse(argument: str) -> float:
+        try:
+            value = kind(argument)
+        except ValueError:
+            value = None
+        if value is not None and low <= value <= (high if high is not None else 1e9):
+            return value
         expected = f"{low} to {high}" if high is not None else f"at least {low}"
         raise argparse.ArgumentTypeError(f"got {argument!r}, expected {expected}")
 
@@ -41,11 +105,51 @@ def _integer(low: int, high: int | None) -> Callable[[str], int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise model_arguments.CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
-    llm = model_arguments.load(options, queue_limit=options.queue)
-    from ..serve import serve
+        raise CommandError(f"serve needs {' and '.join(missing)}: pip install 'executorch-mlx[serve]'")
+    from ..serve import Settings, serve
 
-    name = options.name or options.model.stem
-    return serve(llm, name=name, host=options.host, port=options.port)
+    settings = Settings(
+        api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
+        max_body_bytes=options.max_body,
+        request_seconds=options.request_timeout,
+        stall_seconds=options.stall_timeout,
+        grace_seconds=options.grace,
+    )
+    models = _models(options)
+    try:
+        return serve(models, host=options.host, port=options.port, settings=settings, no_auth=options.no_auth)
+    except ValueError as error:
+        raise CommandError(str(error).replace("no_auth", "--no-auth").replace("an API key", "--api-key")) from error
+
+
+def _models(options: argparse.Namespace) -> Models:
+    """Return the models that the command line names, each loaded once."""
+    from ..llm import LLM
+    from ..serve import Models
+    from ..serve.formats import FORMATS
+
+    names = options.name or [path.stem for path in options.models]
+    if len(names) != len(options.models):
+        raise CommandError(f"--name: got {len(names)} names, expected one for each of {len(options.models)} models")
+    if options.tokenizer is not None and len(names) > 1:
+        raise CommandError("--tokenizer: got several models, expected one")
+    if options.tool_format not in (None, *FORMATS):
+        raise CommandError(f"--tool-format: got {options.tool_format!r}, expected one of {', '.join(FORMATS)}")
+    if options.memory_limit is not None:
+        memory.set_memory_limit(options.memory_limit)
+    models = Models(options.model_memory, options.idle_timeout)
+    for name, path in zip(names, options.models):
+        load = partial(LLM.load, path, options.tokenizer, queue_limit=options.queue)
+        try:
+            models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
+        except ValueError as error:
+            raise CommandError(f"--{error}") from error
+    try:
+        models.load_all()
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: pip install 'executorch-mlx[llm]'") from error
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(str(error)) from error
+    return models

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "check.h"
+#include "draft_model.h"
 #include "llm_program.h"
 #include "option_checks.h"
 #include "request.h"
@@ -21,6 +22,7 @@ using namespace executorch_mlx;
 
 struct executorch_mlx_model {
   std::shared_ptr<LlmProgram> program;
+  std::unique_ptr<LlmProgram> draft; // null: no draft model
   std::atomic<bool> has_engine = false;
 };
 
@@ -141,6 +143,10 @@ executorch_mlx_status executorch_mlx_model_load(
     const auto o = read_struct<executorch_mlx_load_options>(options, EXECUTORCH_MLX_LOAD_OPTIONS);
     auto result = std::make_unique<executorch_mlx_model>();
     result->program = std::make_shared<LlmProgram>(path, o.device ? o.device : "", o.profile);
+    if (o.draft != nullptr) {
+      result->draft = std::make_unique<LlmProgram>(o.draft, o.device ? o.device : "", false);
+      check_draft(*result->program, *result->draft);
+    }
     *model = result.release();
   });
 }
@@ -214,7 +220,7 @@ executorch_mlx_status executorch_mlx_engine_create(
     check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
     check_argument(!model->has_engine.exchange(true), "model: it has an engine already");
     try {
-      *engine = new executorch_mlx_engine{model, std::make_unique<Scheduler>(*model->program, o)};
+      *engine = new executorch_mlx_engine{model, std::make_unique<Scheduler>(*model->program, model->draft.get(), o)};
     } catch (...) {
       model->has_engine = false;
       throw;

@@ -211,6 +211,8 @@ constexpr Option kOptions[] = {
      [](RunnerOptions& o, std::string_view, const std::string&) { o.json = true; }},
     {"--device", "NAME", "cpu or gpu (default: $EXECUTORCH_MLX_DEVICE, or MLX's default)",
      [](RunnerOptions& o, std::string_view, const std::string& t) { o.device = t; }},
+    {"--draft-model", "FILE", "a smaller program with the same tokenizer, which guesses tokens for speculation",
+     [](RunnerOptions& o, std::string_view, const std::string& t) { o.draft_model = t; }},
     {"--memory-limit", "SIZE", "limit for weights, KV caches and results together, such as 2GiB (default: no limit)",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.memory_limit = parse_size(f, t); }},
     {"--repeat", "N", "generate N times, each from an empty context (default: 1)",

@@ -15,6 +15,7 @@ namespace executorch_mlx {
 struct RunnerOptions {
   bool help = false;
   std::string model; // path of the .pte file
+  std::string draft_model; // path of the draft model; empty: none
   std::string device; // "cpu", "gpu" or "", with the same meaning as for Model
   std::optional<size_t> memory_limit; // in bytes
   std::vector<std::vector<int64_t>> prompts; // if there are several, they run side by side

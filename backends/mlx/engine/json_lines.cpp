@@ -56,7 +56,7 @@ std::string answer_line(size_t sequence, const Answer& answer, double load_secon
       ", \"stop_string\": ", answer.stop_string ? quoted(*answer.stop_string) : "null",
       ", \"seed\": ", optional(i.has_seed, i.seed), ", \"prompt_tokens\": ", i.prompt_tokens,
       ", \"generated_tokens\": ", i.generated_tokens, ", \"drafted_tokens\": ", i.drafted_tokens,
-      ", \"accepted_tokens\": ", i.accepted_tokens, ", \"load_seconds\": ", load_seconds,
+      ", \"accepted_tokens\": ", i.accepted_tokens, ", \"calls\": ", i.calls, ", \"load_seconds\": ", load_seconds,
       ", \"queue_seconds\": ", i.queue_seconds, ", \"prompt_seconds\": ", i.prompt_seconds,
       ", \"generation_seconds\": ", i.generation_seconds,
       ", \"prompt_tokens_per_second\": ", answer.prompt_tokens_per_second(),

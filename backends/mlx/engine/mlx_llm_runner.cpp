@@ -52,8 +52,9 @@ void print_timings(const Answer& answer, const std::string& label) {
       answer.decode_tokens_per_second());
   if (i.drafted_tokens > 0) {
     std::fprintf(
-        stderr, "%sspeculation: %lld of %lld tokens accepted\n", label.c_str(),
-        static_cast<long long>(i.accepted_tokens), static_cast<long long>(i.drafted_tokens));
+        stderr, "%sspeculation: %lld of %lld tokens accepted, %.2f tokens per call\n", label.c_str(),
+        static_cast<long long>(i.accepted_tokens), static_cast<long long>(i.drafted_tokens),
+        static_cast<double>(i.generated_tokens) / static_cast<double>(i.calls));
   }
   std::fprintf(stderr, "%sfinish: %s\n", label.c_str(), to_string(i.finish));
 }
@@ -146,7 +147,7 @@ int run(RunnerOptions options) {
     executorch_mlx_set_memory_limit(*options.memory_limit);
   }
   const auto begin = std::chrono::steady_clock::now();
-  Model model(options.model, options.device, !options.profile.empty());
+  Model model(options.model, options.device, !options.profile.empty(), options.draft_model);
   const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!options.ids && !options.json && model.get_data("token_offsets").empty()) {
     throw LlmArgumentError(EXECUTORCH_MLX_INVALID_ARGUMENT, options.model + ": the program has no token bytes, use --ids");

@@ -83,7 +83,7 @@ void Request::begin(int64_t reused) {
 Slot Request::draw_slot(std::vector<int64_t>& draft) {
   Slot slot;
   slot.sampling = &options.sampling;
-  slot.seed = static_cast<int64_t>(base_seed_ + (ids.size() - options.prompt.size()));
+  slot.seed = seed_of_draw(0);
   slot.wants_logprobs = options.logprobs >= 0;
   if (allowed_tokens_ == nullptr) {
     return slot;
@@ -160,8 +160,9 @@ void Request::take(const Drawn& drawn, bool has_room) {
   }
 }
 
-void Request::count_draft(int64_t drafted, int64_t accepted) {
+void Request::count_call(int64_t drafted, int64_t accepted) {
   std::lock_guard lock(mutex_);
+  ++info_.calls;
   info_.drafted_tokens += drafted;
   info_.accepted_tokens += accepted;
 }

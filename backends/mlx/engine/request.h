@@ -56,6 +56,11 @@ class Request {
   // The first chunk begins. `reused` tokens of the prompt are in the row already.
   void begin(int64_t reused);
 
+  // The seed of the draw that follows `ahead` draws from now.
+  int64_t seed_of_draw(size_t ahead) const {
+    return static_cast<int64_t>(base_seed_ + (ids.size() - options.prompt.size()) + ahead);
+  }
+
   // The slot for the next draw, or for its verification after `draft`; without tokens, position and row. Calls
   // options.allowed_tokens and shortens `draft` to what it allows. Throws EngineError if it returns false.
   Slot draw_slot(std::vector<int64_t>& draft);
@@ -63,7 +68,8 @@ class Request {
   // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take().
   void take(const Drawn& drawn, bool has_room);
 
-  void count_draft(int64_t drafted, int64_t accepted);
+  // A call drew tokens: the ones after `drafted` guesses, of which `accepted` were right.
+  void count_call(int64_t drafted, int64_t accepted);
 
   // Ends the request, with a last event. It is not over for other threads until close().
   void end(executorch_mlx_finish reason, executorch_mlx_status status = EXECUTORCH_MLX_OK, std::string error = "");
@@ -78,6 +84,7 @@ class Request {
   const bool samples_on_host;
   std::vector<int64_t> ids; // prompt and answer
   Row* row = nullptr;
+  Row* draft_row = nullptr; // of the draft model
   // Whether the next token can be drawn: the row holds all of `ids` but the last one.
   bool is_decoding = false;
   Drafter drafter;

@@ -24,8 +24,13 @@ double seconds_since(Clock::time_point begin) {
 
 } // namespace
 
-Scheduler::Scheduler(LlmProgram& program, const executorch_mlx_engine_options& options)
-    : program_(program), options_(options), rows_(program, options.reuse_prompts), thread_([this] { loop(); }) {}
+Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options)
+    : program_(program), options_(options), rows_(program, options.reuse_prompts) {
+  if (draft != nullptr) {
+    draft_model_.emplace(*draft, options.reuse_prompts);
+  }
+  thread_ = std::thread([this] { loop(); });
+}
 
 Scheduler::~Scheduler() {
   {
@@ -196,8 +201,7 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   request.row->append(tokens);
   const double seconds = seconds_since(begin);
   token_seconds_ = seconds / static_cast<double>(tokens.size());
-  std::lock_guard lock(mutex_);
-  stats_.busy_seconds += seconds;
+  count_steps(0, 0, 0, seconds);
 }
 
 // Draws the next token of all answers that run, or several of those for which speculation pays.
@@ -211,7 +215,7 @@ void Scheduler::step() {
   std::vector<std::pair<std::shared_ptr<Request>, Draft>> drafts;
   const size_t running = head.size();
   std::erase_if(head, [&](const auto& request) {
-    Draft draft = propose(*request, running);
+    Draft draft = propose(request, running);
     if (draft.tokens.empty()) {
       return false;
     }
@@ -238,9 +242,12 @@ void Scheduler::step() {
 
 // Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
 // would have been right.
-Draft Scheduler::propose(Request& request, size_t running) {
+Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) {
+  constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
+  Request& request = *given;
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;
+  const bool chooses = options.draft < 0;
   const auto position = static_cast<int64_t>(request.row->ids.size());
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
@@ -252,12 +259,33 @@ Draft Scheduler::propose(Request& request, size_t running) {
   }
   Draft draft = request.drafter.propose(request.ids, most);
   request.plain_guess.reset();
-  if (options.draft < 0 && !draft.tokens.empty()) {
-    const int64_t length = costs_.best_draft(request.drafter.acceptance(draft.level), most, running);
-    if (length == 0) {
+  StepCosts::Choice lookup;
+  if (chooses && !draft.tokens.empty()) {
+    lookup = costs_.best_draft(request.drafter.acceptance(draft.level).rate(), most, running, 0);
+  }
+  if (draft_model_) {
+    int64_t length = most;
+    if (chooses) {
+      const double measured = draft_model_->token_seconds();
+      const auto model = costs_.best_draft(
+          draft_model_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
+      const bool pays = model.length > 0 && (lookup.length == 0 || model.rate > lookup.rate);
+      length = pays ? model.length : running == 1 && draft_model_->is_due() ? std::min(kTrial, most) : 0;
+    }
+    if (length > 0) {
+      const auto begin = Clock::now();
+      Draft of_model = {.tokens = draft_model_->propose(given, length, chunk_size()), .is_of_model = true};
+      count_steps(0, 0, 0, seconds_since(begin));
+      if (!of_model.tokens.empty()) {
+        return of_model;
+      }
+    }
+  }
+  if (chooses && !draft.tokens.empty()) {
+    if (lookup.length == 0) {
       request.plain_guess = {draft.level, draft.tokens[0]};
     }
-    draft.tokens.resize(length);
+    draft.tokens.resize(lookup.length);
   }
   return draft;
 }
@@ -279,15 +307,9 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const auto accepted = std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin()).first - draft.tokens.begin();
     costs_.record_one_row(drafted + 1, seconds);
-    request->drafter.learn(draft.level, drafted, accepted);
-    request->count_draft(drafted, accepted);
-    {
-      std::lock_guard lock(mutex_);
-      stats_.busy_seconds += seconds;
-      ++stats_.steps;
-      stats_.drafted_tokens += drafted;
-      stats_.accepted_tokens += accepted;
-    }
+    (draft.is_of_model ? draft_model_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
+    request->count_call(drafted, accepted);
+    count_steps(1, drafted, accepted, seconds);
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
       take(request, {&tokens[i], 1}, {.token = drawn[i]});
     }
@@ -316,8 +338,9 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
     const auto drawn = run_slots(ready, slots);
     for (size_t i = 0; i < ready.size(); ++i) {
       if (const auto guess = std::exchange(ready[i]->plain_guess, std::nullopt)) {
-        ready[i]->drafter.learn(guess->first, 1, guess->second == drawn[i].token);
+        ready[i]->drafter.acceptance(guess->first).learn(1, guess->second == drawn[i].token);
       }
+      ready[i]->count_call(0, 0);
       take(ready[i], slots[i].tokens, drawn[i]);
     }
   });
@@ -358,10 +381,16 @@ std::vector<Drawn> Scheduler::run_slots(
   } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
   }
-  std::lock_guard lock(mutex_);
-  stats_.busy_seconds += seconds;
-  ++stats_.steps;
+  count_steps(1, 0, 0, seconds);
   return drawn;
+}
+
+void Scheduler::count_steps(int64_t steps, int64_t drafted, int64_t accepted, double seconds) {
+  std::lock_guard lock(mutex_);
+  stats_.steps += steps;
+  stats_.drafted_tokens += drafted;
+  stats_.accepted_tokens += accepted;
+  stats_.busy_seconds += seconds;
 }
 
 // The tokens `fed` are in the row now, and the token after them is drawn.
@@ -387,6 +416,9 @@ void Scheduler::end(const std::shared_ptr<Request>& request, executorch_mlx_fini
 void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
   const auto info = request->info();
   const bool had_row = request->row != nullptr;
+  if (draft_model_) {
+    draft_model_->release(*request);
+  }
   if (had_row) {
     rows_.release(*request->row, is_valid);
     request->row = nullptr;

@@ -10,11 +10,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "draft_model.h"
 #include "llm_program.h"
 #include "request.h"
 #include "rows.h"
@@ -24,8 +26,8 @@ namespace executorch_mlx {
 
 class Scheduler {
  public:
-  // Starts the thread. `options` as in executorch_mlx.h.
-  Scheduler(LlmProgram& program, const executorch_mlx_engine_options& options);
+  // Starts the thread. `draft` guesses tokens, and may be null. `options` as in executorch_mlx.h.
+  Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options);
 
   // Cancels all requests and ends the thread.
   ~Scheduler();
@@ -52,7 +54,7 @@ class Scheduler {
   void advance_prompt();
   void step();
   void draw(std::span<const std::shared_ptr<Request>> requests);
-  Draft propose(Request& request, size_t running);
+  Draft propose(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
   void feed(Request& request, std::span<const int64_t> tokens);
   std::vector<Drawn> run_slots(std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots);
@@ -60,6 +62,7 @@ class Scheduler {
   void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
+  void count_steps(int64_t steps, int64_t drafted, int64_t accepted, double seconds);
   template <typename Body>
   void guarded(const Requests& requests, Body&& body);
 
@@ -71,6 +74,7 @@ class Scheduler {
   Requests running_; // those that have a row, in the order in which they began
   double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
   StepCosts costs_;
+  std::optional<DraftModel> draft_model_;
 
   mutable std::mutex mutex_; // guards the rest
   std::condition_variable changed_;

@@ -11,6 +11,7 @@ constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCos
 constexpr double kMinGain = 1.03; // over plain steps
 constexpr uint64_t kMeasureEvery = 64;
 constexpr double kForget = 0.95; // per learned draft
+constexpr double kDraftCost = 0.25; // of a plain step: a token of a draft model as long as this is not measured
 constexpr double kTokenCost = 0.1; // of a plain step: what one more token costs as long as this is not measured
 
 uint64_t hash(std::span<const int64_t> tokens) {
@@ -52,25 +53,25 @@ Draft Drafter::propose(std::span<const int64_t> ids, int64_t count) {
   return {};
 }
 
-void Drafter::learn(size_t level, int64_t proposed, int64_t accepted) {
-  Level& l = levels_[level];
-  l.accepted = kForget * l.accepted + static_cast<double>(accepted);
-  l.judged = kForget * l.judged + static_cast<double>(std::min(accepted + 1, proposed));
+void Acceptance::learn(int64_t proposed, int64_t right) {
+  accepted = kForget * accepted + static_cast<double>(right);
+  judged = kForget * judged + static_cast<double>(std::min(right + 1, proposed));
 }
 
 // A lower time replaces the estimate, a higher one only moves it, because other work may have slowed the call down.
-void StepCosts::record(bool& is_warm, double& cost, double seconds) {
+void record_seconds(bool& is_warm, double& cost, double seconds) {
   if (std::exchange(is_warm, true)) {
     cost = cost == 0 || seconds < cost ? seconds : 0.9 * cost + 0.1 * seconds;
   }
 }
 
 void StepCosts::record_one_row(int64_t tokens, double seconds) {
-  record(tokens == 1 ? warm_.plain : warm_.verify, one_row_[tokens], seconds);
+  calls_since_plain_ = tokens == 1 ? 0 : calls_since_plain_ + 1;
+  record_seconds(tokens == 1 ? warm_.plain : warm_.verify, one_row_[tokens], seconds);
 }
 
 void StepCosts::record_all_rows(double seconds) {
-  record(warm_.all_rows, all_rows_, seconds);
+  record_seconds(warm_.all_rows, all_rows_, seconds);
 }
 
 bool StepCosts::prefers_single_steps(size_t count) {
@@ -86,15 +87,21 @@ double StepCosts::cost(int64_t tokens) const {
   return one_row_[known] + static_cast<double>(tokens - known) * kTokenCost * one_row_[1];
 }
 
-int64_t StepCosts::best_draft(double acceptance, int64_t most, size_t running) const {
-  if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0)) {
-    return 0;
+double StepCosts::assumed_draft_seconds() const {
+  return kDraftCost * one_row_[1];
+}
+
+StepCosts::Choice StepCosts::best_draft(
+    double acceptance, int64_t most, size_t running, double draft_seconds) const {
+  // Now and then a plain step, so that its time stays known.
+  const bool is_plain_due = running == 1 && calls_since_plain_ >= kMeasureEvery;
+  if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0) || is_plain_due) {
+    return {};
   }
   // Tokens per second without speculation. A call of `verify` for one of several answers delays the others, which go on
   // without it: it has to gain more tokens per second than the others draw.
   const double plain = running > 1 ? static_cast<double>(running) / all_rows_ : 1 / one_row_[1];
-  int64_t best = 0;
-  double best_rate = kMinGain * plain;
+  Choice best = {.rate = kMinGain * plain};
   double expected = 1; // tokens of a call with a draft of `length` tokens
   double probability = 1;
   int64_t length = 0;
@@ -103,10 +110,9 @@ int64_t StepCosts::best_draft(double acceptance, int64_t most, size_t running) c
       probability *= acceptance;
       expected += probability;
     }
-    const double rate = (running > 1 ? expected - 1 : expected) / cost(length + 1);
-    if (length > 0 && rate > best_rate) {
-      best = length;
-      best_rate = rate;
+    const double rate = (running > 1 ? expected - 1 : expected) / (cost(length + 1) + static_cast<double>(length) * draft_seconds);
+    if (length > 0 && rate > best.rate) {
+      best = {.length = length, .rate = rate};
     }
   }
   return best;

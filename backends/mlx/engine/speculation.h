@@ -15,7 +15,25 @@ namespace executorch_mlx {
 struct Draft {
   std::vector<int64_t> tokens;
   size_t level = 0; // of the n-gram that was found
+  bool is_of_model = false; // a draft model made it
 };
+
+// How many draft tokens were right: later drafts count more.
+struct Acceptance {
+  double accepted;
+  double judged;
+
+  // Of a draft, `right` tokens were accepted, and the one after them was wrong if `right` is less than `proposed`.
+  void learn(int64_t proposed, int64_t right);
+
+  // The probability that a draft token is accepted if all before it are.
+  double rate() const {
+    return accepted / judged;
+  }
+};
+
+// Updates the estimate `cost` of a call by its measured time. The first call, which is not `is_warm`, does not count.
+void record_seconds(bool& is_warm, double& cost, double seconds);
 
 // Drafts the tokens of one answer: looks up the last n tokens earlier in prompt and answer, and continues as there.
 class Drafter {
@@ -25,22 +43,17 @@ class Drafter {
   // Returns a draft of `count` tokens after `ids`, or an empty one. Between calls, tokens are only appended to `ids`.
   Draft propose(std::span<const int64_t> ids, int64_t count);
 
-  // Of a draft, `accepted` tokens were right, and the one after them was wrong if `accepted` is less than `proposed`.
-  void learn(size_t level, int64_t proposed, int64_t accepted);
-
-  // The probability that a draft token is accepted if all before it are.
-  double acceptance(size_t level) const {
-    return levels_[level].accepted / levels_[level].judged;
+  Acceptance& acceptance(size_t level) {
+    return levels_[level].acceptance;
   }
 
  private:
   struct Level {
     std::unordered_map<uint64_t, size_t> next; // by the hash of an n-gram: the index after its last occurrence
-    double accepted;
-    double judged;
+    Acceptance acceptance;
   };
   // The statistics begin with two drafts' worth of experience.
-  std::array<Level, kSizes.size()> levels_ = {{{{}, 1.6, 2}, {{}, 1.0, 2}, {{}, 0.5, 2}}};
+  std::array<Level, kSizes.size()> levels_ = {{{{}, {1.6, 2}}, {{}, {1.0, 2}}, {{}, {0.5, 2}}}};
   size_t indexed_ = 0; // n-grams that end before this index are in the maps
 };
 
@@ -58,18 +71,26 @@ class StepCosts {
   // case, so that the time of a step of all rows stays known.
   bool prefers_single_steps(size_t count);
 
-  // Returns how many of at most `most` tokens to draft for one of `running` answers; 0 if speculation does not pay.
-  int64_t best_draft(double acceptance, int64_t most, size_t running) const;
+  struct Choice {
+    int64_t length = 0; // 0: speculation does not pay
+    double rate = 0; // tokens per second
+  };
+  // Returns how many of at most `most` tokens to draft for one of `running` answers. A draft model takes
+  // `draft_seconds` for a token; a lookup takes none.
+  Choice best_draft(double acceptance, int64_t most, size_t running, double draft_seconds) const;
+
+  // What a token of a draft model is assumed to take as long as this is not measured.
+  double assumed_draft_seconds() const;
 
  private:
   struct Warmth {
     bool plain = false, verify = false, all_rows = false; // whether there was a call: the first one loads the method
   };
-  static void record(bool& is_warm, double& cost, double seconds);
   double cost(int64_t tokens) const;
 
   Warmth warm_;
   uint64_t choices_ = 0;
+  uint64_t calls_since_plain_ = 0;
 
   std::array<double, kMaxDraft + 2> one_row_ = {}; // by the number of tokens; 0: unknown
   double all_rows_ = 0;

@@ -35,7 +35,7 @@ class _Struct(ctypes.Structure):
 
 
 class LoadOptions(_Struct):
-    _fields_ = [("size", c_size_t), ("device", c_char_p), ("profile", c_bool)]
+    _fields_ = [("size", c_size_t), ("device", c_char_p), ("profile", c_bool), ("draft", c_char_p)]
 
 
 class EngineOptions(_Struct):
@@ -87,7 +87,7 @@ class RequestInfo(_Struct):
         ("size", c_size_t), ("finish", c_int32), ("status", c_int32), ("has_seed", c_bool), ("seed", c_int64),
         ("stop_id", c_int64), ("prompt_tokens", c_int64), ("reused_tokens", c_int64), ("generated_tokens", c_int64),
         ("drafted_tokens", c_int64), ("accepted_tokens", c_int64), ("queue_seconds", c_double),
-        ("prompt_seconds", c_double), ("generation_seconds", c_double),
+        ("prompt_seconds", c_double), ("generation_seconds", c_double), ("calls", c_int64),
     ]  # fmt: skip
 
 

@@ -72,6 +72,7 @@ class LLM:
         *,
         profile: bool = False,
         device: str | None = None,
+        draft: str | Path | None = None,
         queue_limit: int = 0,
         chunk: int = 0,
         chunk_seconds: float = 0.0,
@@ -82,6 +83,8 @@ class LLM:
         - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file, if there is one.
         - `profile`: time every instruction, see `Program`.
         - `device`: `cpu`, `gpu`, or None for the default.
+        - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
+          changes the speed and not the tokens.
         - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
         - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
           takes, but at most 512 on a CPU.
@@ -89,13 +92,13 @@ class LLM:
           the answers wait for it. 0: 0.25 s.
         - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.
 
-        Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language
-        model or the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
+        Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model, if `draft` does
+        not fit to it or if the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
         `executorch_mlx.memory.OutOfMemoryError` if it does not fit into memory.
         """
         if tokenizer is not None:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
-        program = Program(path, profile=profile, device=device)
+        program = Program(path, profile=profile, device=device, draft=draft)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), ()
         return cls(
@@ -313,6 +316,15 @@ class LLM:
         if self._table is None:
             raise ValueError(f"text: {self._name} has neither token bytes nor a tokenizer")
         return self._table.text(tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the UTF-8 bytes of a token, possibly part of a character. Special tokens have none.
+
+        Raises ValueError if there are neither token bytes nor a tokenizer.
+        """
+        if self._table is None:
+            raise ValueError(f"token_bytes: {self._name} has neither token bytes nor a tokenizer")
+        return self._table[token]
 
     @cached_property
     def _table(self) -> TokenTable | None:

@@ -18,6 +18,7 @@ class Metrics:
     - `generated_tokens`: the number of generated tokens, including a stop id.
     - `drafted_tokens`, `accepted_tokens`: the number of tokens that speculation guessed, and how many of them were the
       drawn ones.
+    - `calls`: the number of calls that drew the tokens; without speculation, one for each.
     - `queue_seconds`: the time from the request to its first chunk.
     - `prompt_seconds`: the time of the prefill, which also draws the first token.
     - `generation_seconds`: the time of all steps after the first token.
@@ -28,6 +29,7 @@ class Metrics:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    calls: int = 0
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
@@ -47,12 +49,18 @@ class Metrics:
         """The speed of the tokens after the first."""
         return _rate(self.generated_tokens - 1, self.generation_seconds)
 
+    @property
+    def tokens_per_call(self) -> float:
+        """The number of tokens that one call drew on average."""
+        return _rate(self.generated_tokens, self.calls)
+
     def as_dict(self) -> dict[str, float]:
         """Return all metrics by name, and the peak memory of this process so far, in bytes."""
         return asdict(self) | {
             "time_to_first_token": self.time_to_first_token,
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "generation_tokens_per_second": self.generation_tokens_per_second,
+            "tokens_per_call": self.tokens_per_call,
             "peak_resident_bytes": peak_resident(),
             "peak_mlx_bytes": memory.get_peak_memory(),
         }

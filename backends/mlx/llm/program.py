@@ -53,23 +53,30 @@ class Program:
 
     - `profile`: time every instruction for `write_profile`, which makes calls slower.
     - `device`: `cpu`, `gpu`, or None for the default.
+    - `draft`: a program with the same tokenizer that guesses tokens for speculation.
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
     `has_logits` and `has_verify`, which say what the program returns.
 
-    Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a language model, RuntimeError if
-    ExecuTorch rejects the file or another library registered an MLXBackend first, and OutOfMemoryError, which is a
+    Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
+    to `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and OutOfMemoryError, which is a
     RuntimeError, if the program does not fit into memory.
     """
 
-    def __init__(self, path: str | Path, *, profile: bool = False, device: str | None = None):
+    def __init__(
+        self, path: str | Path, *, profile: bool = False, device: str | None = None, draft: str | Path | None = None
+    ):
         self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        for file in (path, draft):
+            if file is not None and not Path(file).is_file():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         self._library = binding.library()
         self._model, self._engine = ctypes.c_void_p(), ctypes.c_void_p()
-        options = binding.LoadOptions(device=None if device is None else device.encode(), profile=profile)
+        options = binding.LoadOptions(
+            device=None if device is None else device.encode(), profile=profile,
+            draft=None if draft is None else os.fsencode(draft),
+        )  # fmt: skip
         binding.check(
             self._library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self._model))
         )

@@ -1,233 +1,128 @@
-"""The routes of the server."""
+"""The app and its routes."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import weakref
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 
-from ..llm import LLM, BusyError, Generation, PromptLengthError, SettingError
-from ..memory import OutOfMemoryError
-from .errors import ApiError, add_error_handlers
-from .request import ChatRequest, CompletionRequest, GenerationRequest
-from .response import ChatFormat, CompletionFormat, finish_reason
-
-CLIENT_DISCONNECTED = 499  # nginx's status for this case; it appears only in the log
-LOOPBACK = ("127.0.0.1", "localhost")
-
-
-class Answers:
-    """The answers that clients wait for."""
-
-    def __init__(self):
-        self._answers: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self._is_closed = False
-
-    def add(self, generation: Generation) -> None:
-        """Add an answer, which `close` then cancels. After `close`, this cancels it at once."""
-        self._answers.add(generation)
-        if self._is_closed:
-            generation.cancel()
-
-    def close(self) -> None:
-        self._is_closed = True
-        for generation in list(self._answers):
-            generation.cancel()
+from ..llm import LLM
+from . import strict_json
+from .chat_request import ChatRequest
+from .errors import add_error_handlers
+from .middleware import add_middleware
+from .models import Models
+from .request import CompletionRequest
+from .response import ChatFormat, CompletionFormat
+from .service import Service
+from .settings import Settings
+from .start import start_chat, start_completion
+from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 
-def create_app(llm: LLM, *, name: str, host: str | None = None) -> FastAPI:
-    """Return an ASGI app that serves `llm` as the model `name`.
+def create_app(
+    models: LLM | Models, *, name: str | None = None, host: str | None = None, settings: Settings | None = None
+) -> FastAPI:
+    """Return an ASGI app that serves language models with the OpenAI API.
 
-    As many requests run at once as the program has rows. Others wait; if more than `queue_limit` of `llm` would wait, a
-    request returns HTTP 503.
+    As many requests run at once as a program has rows. Others wait; if more than `queue_limit` of `LLM.load` would
+    wait, a request returns HTTP 503.
 
-    - `host`: the address on which the server listens. If it is the loopback address, a request whose Host
-      header names another host returns HTTP 400. This protects against DNS rebinding by web pages.
+    - `models`: one model, or several.
+    - `name`: the name of the model in the API, if there is one.
+    - `host`, `settings`: see `Settings`, which has `host` too.
     """
-    answers = Answers()
-    page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    if isinstance(models, LLM):
+        models = Models.of(models, name or "model")
+    service = Service(models, settings or Settings(host=host))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(service.health.watch()), asyncio.create_task(models.unload_idle())]
         yield
-        answers.close()
+        for task in tasks:
+            task.cancel()
+        service.answers.close()
 
-    app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.answers = answers
-    if host in LOOPBACK:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    app = FastAPI(title="executorch-mlx", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service, app.state.answers = service, service.answers
+    add_middleware(app, service.settings)
     add_error_handlers(app)
-
-    @app.get("/", response_class=HTMLResponse)
-    async def chat_page() -> str:
-        return page
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        stats = llm.stats
-        return {"status": "ok", "running": stats.running, "waiting": stats.waiting}
-
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "executorch-mlx"}
-    model["has_chat_template"] = llm.chats  # not in OpenAI's API; the page reads it
-
-    @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [model]}
-
-    @app.get("/v1/models/{requested:path}")
-    async def get_model(requested: str) -> dict[str, Any]:
-        _check_model(requested, name)
-        return model
-
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        _check_model(body.model, name)
-        body.check_fields()
-        with _generation_errors("messages", body.max_tokens_field):
-            generation = llm.chat(
-                [message.as_dict() for message in body.messages],
-                template_options=body.chat_template_kwargs,
-                **body.generate_arguments(),
-            )
-        answers.add(generation)
-        return await _respond(request, body, generation, ChatFormat(name))
-
-    @app.post("/v1/completions")
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        _check_model(body.model, name)
-        body.check_fields()
-        with _generation_errors("prompt", body.max_tokens_field):
-            generation = llm.generate(body.single_prompt, **body.generate_arguments())
-        answers.add(generation)
-        return await _respond(request, body, generation, CompletionFormat(name))
-
+    app.include_router(_answers(service))
+    app.include_router(_information(service))
     return app
 
 
-def _check_model(requested: str, name: str) -> None:
-    if requested != name:
-        message = f"the model {requested!r} does not exist; this server has {name!r}"
-        raise ApiError(message, status=404, param="model", code="model_not_found")
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return strict_json.parse(await self.body())
 
 
-@contextmanager
-def _generation_errors(prompt_field: str, max_tokens_field: str) -> Iterator[None]:
-    """A context manager: turns the errors of `LLM.generate` into `ApiError`s that name the fields of the request."""
-    try:
-        yield
-    except SettingError as error:
-        message, name = str(error), error.name
-        if name == "max_new_tokens":
-            message, name = message.replace(name, max_tokens_field, 1), max_tokens_field
-        raise ApiError(message, param=name, code="unsupported_value") from error
-    except PromptLengthError as error:
-        message = str(error).replace("prompt", prompt_field, 1)
-        raise ApiError(message, param=prompt_field, code="context_length_exceeded") from error
-    except ValueError as error:
-        raise ApiError(str(error), param=prompt_field) from error
-    except BusyError as error:
-        raise ApiError(str(error), status=503, kind="server_error", code="overloaded") from error
+class _Route(APIRoute):
+    """A route whose request bodies are read by `strict_json`."""
+
+    def get_route_handler(self) -> Callable:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
 
 
-async def _respond(
-    request: Request, body: GenerationRequest, generation: Generation, format: CompletionFormat
-) -> Response:
-    """Return the response with an answer: a stream if the client asked for one."""
-    if body.stream:
-        return _EventStream(generation, _events(generation, format, body.include_usage))
-    return await _whole_response(request, generation, format)
+def _answers(service: Service) -> APIRouter:
+    """The routes that generate text."""
+    router = APIRouter(route_class=_Route)
+
+    @router.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return await service.respond(request, body, start_chat, ChatFormat)
+
+    @router.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        return await service.respond(request, body, start_completion, CompletionFormat)
+
+    return router
 
 
-# Streams -------------------------------------------------------------------------------
+def _information(service: Service) -> APIRouter:
+    """The routes that generate no text."""
+    router = APIRouter(route_class=_Route)
+    page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def chat_page() -> str:
+        return page
 
-class _EventStream(StreamingResponse):
-    """A stream of server-sent events. Cancels the answer when the stream ends, also if the client disconnects."""
+    @router.get("/health")
+    async def health() -> Response:
+        status, body = service.health.report()
+        return JSONResponse(body, status)
 
-    def __init__(self, generation: Generation, events: AsyncIterator[str]):
-        headers = {"Cache-Control": "no-cache"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._generation = generation
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def __call__(self, scope, receive, send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._generation.close()
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": service.models.descriptions()}
 
+    @router.get("/v1/models/{requested:path}")
+    async def get_model(requested: str) -> dict[str, Any]:
+        return service.models.description(requested)
 
-async def _events(generation: Generation, format: CompletionFormat, include_usage: bool) -> AsyncIterator[str]:
-    """Yields the events of a streamed answer. An error becomes the last event."""
-    if first := format.first_chunk():
-        yield _event(first)
-    try:
-        async for token in generation:
-            if token.text:
-                yield _event(format.chunk(token.text))
-        _check_complete(generation)
-    except (RuntimeError, ValueError, ApiError) as error:
-        yield _event(_api_error(error).body)
-        return
-    yield _event(format.chunk(None, finish_reason(generation)))
-    if include_usage:
-        yield _event(format.usage_chunk(generation))
-    yield "data: [DONE]\n\n"
+    @router.post("/tokenize")
+    async def tokenize_text(body: TokenizeRequest) -> dict[str, Any]:
+        return await service.with_model(body.model, lambda model: tokenize(model, body))
 
+    @router.post("/detokenize")
+    async def detokenize_ids(body: DetokenizeRequest) -> dict[str, Any]:
+        return await service.with_model(body.model, lambda model: detokenize(model, body))
 
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
-
-
-# Whole responses -----------------------------------------------------------------------
-
-
-async def _whole_response(request: Request, generation: Generation, format: CompletionFormat) -> Response:
-    """Wait for the answer and return the response with it. Cancels it if the client disconnects."""
-
-    async def wait_for_answer() -> None:
-        async for _ in generation:
-            pass
-
-    async def wait_for_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answer = asyncio.create_task(wait_for_answer())
-    disconnect = asyncio.create_task(wait_for_disconnect())
-    try:
-        await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            return Response(status_code=CLIENT_DISCONNECTED)
-        answer.result()
-        _check_complete(generation)
-    except (RuntimeError, ValueError) as error:
-        raise _api_error(error) from error
-    finally:
-        generation.close()
-        answer.cancel()
-        disconnect.cancel()
-    return JSONResponse(format.response(generation))
-
-
-def _check_complete(generation: Generation) -> None:
-    """Raise ApiError if the answer ended because of an error or the shutdown of the server."""
-    if generation.finish == "cancelled":
-        raise ApiError("the server is shutting down", status=503, kind="server_error")
-    if generation.finish in (None, "error"):
-        raise ApiError("the model failed", status=500, kind="server_error")
-
-
-def _api_error(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, OutOfMemoryError):
-        return ApiError(str(error), status=503, kind="server_error", code="out_of_memory")
-    return ApiError(f"the model failed: {error}", status=500, kind="server_error")
+    return router

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from ..llm import BusyError, PromptLengthError, SettingError
+from ..memory import OutOfMemoryError
 
-class ApiError(Exception):
-    """An error response. The attributes are the HTTP status `status` and the JSON `body`.
+log = logging.getLogger("executorch_mlx.serve")
+
+
+class ApiError(HTTPException):
+    """An error response. The attributes are the HTTP status `status_code` and the JSON `body`.
 
     `kind` is OpenAI's type of the error. `param` is the name of the wrong field of the request, or None.
     `code` identifies the error for programs that read it, or is None.
@@ -23,10 +32,82 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ):
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message, dict(headers) if headers else None)
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status_code, self.headers)
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def server_error(message: str, status: int = 500, code: str | None = None) -> ApiError:
+    """Return the error for a request that the server cannot answer through no fault of the client."""
+    return ApiError(message, status=status, kind="server_error", code=code)
+
+
+def request_error(error: Exception, prompt_field: str, max_tokens_field: str) -> ApiError:
+    """Return the error for an exception of `LLM.generate`. It names the field of the request.
+
+    - `prompt_field`, `max_tokens_field`: the names of the fields with the prompt and the largest length of the answer.
+    """
+    message = str(error)
+    if isinstance(error, SettingError):
+        names = {"max_new_tokens": max_tokens_field, "bias_tokens": "logit_bias", "bias_values": "logit_bias"}
+        name = names.get(error.name, error.name)
+        return ApiError(message.replace(error.name, name, 1), param=name, code="unsupported_value")
+    if isinstance(error, PromptLengthError):
+        message = message.replace("prompt", prompt_field, 1)
+        return ApiError(message, param=prompt_field, code="context_length_exceeded")
+    if isinstance(error, BusyError):
+        return server_error(message, 503, "overloaded")
+    if isinstance(error, ValueError):
+        return ApiError(message, param=prompt_field)
+    return answer_error(error)
+
+
+def answer_error(error: Exception) -> ApiError:
+    """Return the error for an exception that ended an answer."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OutOfMemoryError):
+        return server_error(str(error), 503, "out_of_memory")
+    if not isinstance(error, (RuntimeError, SettingError)):
+        log.error("an answer failed", exc_info=error)
+    return server_error(f"the model failed: {error}")
+
+
+def _path(error: Mapping[str, Any], body: Any) -> list[str]:
+    """Return the path to the field of `body` that one of pydantic's errors is about.
+
+    pydantic adds the name of the type to the location of a value that may have several types.
+    """
+    path: list[str] = []
+    location = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
+    for index, part in enumerate(location):
+        is_missing = error["type"] == "missing" and index == len(location) - 1
+        if isinstance(body, dict) and isinstance(part, str) and (part in body or is_missing):
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+        else:
+            continue
+        path.append(str(part))
+    return path
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """Return the error for pydantic's errors about the request body `body`. It names a field, such as `messages.0.role`."""
+    if not isinstance(body, dict):
+        return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
+    located = [(_path(error, body), error["msg"]) for error in errors]
+    # A value that may have several types has an error for each. The deepest is about the type that fits best.
+    path, message = max((entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0]))
+    field, message = ".".join(path), message.removeprefix("Value error, ")
+    return ApiError(f"{field}: {message}" if field else message, param=field or None)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -34,26 +115,17 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
-        return JSONResponse(error.body, error.status)
+        return error.response()
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            position = first["loc"][-1]
-            message = f"the request body is not valid JSON: {first['ctx']['error']} at character {position}"
-            return JSONResponse(ApiError(message).body, 400)
-        field = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = f"{field}: {first['msg']}"
-        if not field:
-            message = "the request body is not a JSON object, or its Content-Type is not application/json"
-        return JSONResponse(ApiError(message, param=field or None).body, 400)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return validation_error(error.errors(), error.body).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
-        return JSONResponse(ApiError(str(error.detail)).body, error.status_code, error.headers)
+        return ApiError(str(error.detail), status=error.status_code, headers=error.headers).response()
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:
-        body = ApiError(f"internal error: {type(error).__name__}", kind="server_error").body
-        return JSONResponse(body, 500)
+        log.error("internal error", exc_info=error)
+        return server_error(f"internal error: {type(error).__name__}").response()

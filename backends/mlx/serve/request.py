@@ -1,4 +1,4 @@
-"""The requests of the OpenAI API, as far as this server supports them.
+"""The fields that the requests for answers share, and the request of `/v1/completions`.
 
 A request with an unknown field returns HTTP 400. A request with an unsupported field returns HTTP 400 unless
 the value of the field has no effect.
@@ -7,70 +7,99 @@ the value of the field has no effect.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from ..llm.sampling_parameters import SCALARS
 from .errors import ApiError
 
+MAX_CHOICES = 128  # n, as OpenAI's API has it
+MAX_STOPS = 64
+SEED_STRIDE = 2**32  # choice i draws with seed + i * SEED_STRIDE, so that choices do not share draws
+
 # The unsupported fields, and for each the values that have no effect. The value None has no effect in any field.
 UNSUPPORTED: dict[str, tuple] = {
     "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
-    "metadata": ({},),
     "modalities": (["text"],),
-    "n": (1,),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
-# Fields that identify the client. They have no effect.
+# Fields that identify the client or the request. They have no effect on the answer.
 IDENTITIES = {"user", "safety_identifier", "prompt_cache_key"}
+
+
+class Strict(BaseModel):
+    """The base of all parts of a request: no conversion between types, and no unknown fields."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+def _token_keys(value: Any) -> Any:
+    """JSON has strings as keys; those of logit_bias are token ids."""
+    if not isinstance(value, dict):
+        return value
+    if wrong := [key for key in value if not (isinstance(key, str) and key.isdecimal() and len(key) < 20)]:
+        raise ValueError(f"got the key {wrong[0]!r}, expected token ids")
+    return {int(key): bias for key, bias in value.items()}
+
+
+LogitBias = Annotated[dict[int, float], BeforeValidator(_token_keys, json_schema_input_type=dict[str, float])]
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
 
 # The sampling parameters that have a JSON form: all but allowed_tokens, which is a function.
 SamplingFields = create_model(
     "SamplingFields",
     **{name: (spec.type | None, Field(None, ge=spec.low, le=spec.high)) for name, spec in SCALARS.items()},
-    logit_bias=(dict[int, float] | None, None),
+    logit_bias=(LogitBias | None, None),
 )
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False  # OpenAI's padding against the analysis of sizes: never sent here
 
 
 class GenerationRequest(SamplingFields):
     """The fields that chat and completion requests share."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
     model: str
-    stream: bool = False
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
+    metadata: Metadata | None = None
     ignore_eos: bool = False
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
 
     def generate_arguments(self) -> dict[str, Any]:
         """Return the arguments of `LLM.generate`, without the prompt."""
-        arguments = {name: getattr(self, name) for name in (*SamplingFields.model_fields, "ignore_eos")}
+        arguments = {name: getattr(self, name) for name in (*SamplingFields.model_fields, "ignore_eos", "priority")}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
         arguments["max_new_tokens"] = self.max_new_tokens
+        arguments["logprobs"] = self.logprob_count
         return arguments
+
+    def choice_seed(self, index: int) -> int | None:
+        """Return the seed of a choice, or None for a random one. That of choice 0 is the request's."""
+        if self.seed is None:
+            return None
+        return (self.seed + index * SEED_STRIDE) % 2**64
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The maximum length of the answer in tokens, or None for no limit."""
+        """The maximum length of an answer in tokens, or None for no limit."""
         raise NotImplementedError
 
     @property
@@ -79,88 +108,72 @@ class GenerationRequest(SamplingFields):
         return "max_tokens"
 
     @property
+    def logprob_count(self) -> int | None:
+        """The number of most likely tokens to return with each token, or None for no log probabilities."""
+        raise NotImplementedError
+
+    @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check_fields(self) -> None:
         """Raise ApiError for an unsupported or unknown field."""
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in IDENTITIES or _is_one_of(value, UNSUPPORTED.get(name, ())):
+            if value is None or _is_one_of(value, UNSUPPORTED.get(name, ())):
                 continue
-            if name in UNSUPPORTED:
+            if name in IDENTITIES:
+                if not isinstance(value, str):
+                    raise ApiError(f"{name}: got {type(value).__name__}, expected a string", param=name)
+            elif name in UNSUPPORTED:
                 accepted = " or ".join(map(json.dumps, (*UNSUPPORTED[name], None)))
                 message = f"{name} is not supported by this server: expected {accepted}"
                 raise ApiError(message, param=name, code="unsupported_parameter")
-            raise ApiError(f"{name}: unknown field", param=name, code="unknown_parameter")
+            else:
+                raise ApiError(f"{name}: unknown field", param=name, code="unknown_parameter")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options: got options without stream", param="stream_options")
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
+Ids = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: int | None = None
+    """The request of `/v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[Ids]
+    max_tokens: int | None = Field(None, lt=2**31)
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    echo: bool | None = False
 
     @property
     def max_new_tokens(self) -> int:
         return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default
 
     @property
-    def single_prompt(self) -> str | list[int]:
-        """The one prompt, which the request may give in a list. Raises ApiError for several prompts."""
-        if self.prompt and isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
-            if len(self.prompt) > 1:
-                raise ApiError(f"prompt: got {len(self.prompt)} prompts, expected 1", param="prompt")
-            return self.prompt[0]
-        return self.prompt
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str
-    name: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _join_parts(cls, content: Any) -> Any:
-        """Join the content if it is a list of text parts. Raises ValueError for parts of other types."""
-        if not isinstance(content, list):
-            return content
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else part
-                raise ValueError(f"got a part of type {kind!r}, expected 'text'")
-        return "".join(part["text"] for part in content)
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Message:
-        unsupported = [name for name, value in (self.model_extra or {}).items() if value not in (None, [])]
-        if unsupported:
-            raise ValueError(f"{unsupported[0]} is not supported in a message")
-        return self
-
-    def as_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": self.content} | ({"name": self.name} if self.name else {})
-
-
-class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    def logprob_count(self) -> int | None:
+        return self.logprobs
 
     @property
-    def max_new_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, as text or token ids."""
+        if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
+            return list(self.prompt)
+        return [self.prompt]
 
-    @property
-    def max_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def check_fields(self) -> None:
+        super().check_fields()
+        choices = self.n or 1
+        if self.best_of not in (None, choices):
+            message = f"best_of: got {self.best_of}, expected n, which is {choices}"
+            raise ApiError(message, param="best_of", code="unsupported_parameter")
+        if len(self.prompts) * choices > MAX_CHOICES:
+            message = f"prompt: got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
+            raise ApiError(message, param="prompt")
+        if self.echo and self.logprobs is not None:
+            raise ApiError("echo: got true with logprobs, expected one of them", param="echo", code="unsupported_parameter")
 
 
 def _is_one_of(value: Any, accepted: tuple) -> bool:
-    # For `==`, 0 and False are equal. They must differ here: `logprobs` is a number in completions and a bool in chats.
+    # For `==`, 0 and False are equal. They must differ here.
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in accepted)

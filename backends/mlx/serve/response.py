@@ -1,86 +1,141 @@
-"""The responses of the OpenAI API: whole answers, and the chunks of a stream."""
+"""The responses of `/v1/completions` and `/v1/chat/completions`: whole answers, and the chunks of a stream."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Mapping
 from typing import Any
 
-from ..llm import Generation
+from .answer import Answer, Choice, Delta, TokenLogprob
+from .formats import ToolCall
 
 
-def finish_reason(generation: Generation) -> str:
-    """Return OpenAI's name of the finish reason: `stop`, or `length`, which also stands for a full context."""
-    return "stop" if generation.finish == "stop" else "length"
-
-
-def usage(generation: Generation) -> dict[str, Any]:
+def usage(answer: Answer) -> dict[str, Any]:
     """Return the object `usage` of a response: the numbers of tokens."""
-    metrics = generation.metrics
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
     return {
-        "prompt_tokens": metrics.prompt_tokens,
-        "completion_tokens": metrics.generated_tokens,
-        "total_tokens": metrics.prompt_tokens + metrics.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": metrics.cached_tokens},
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
     }
 
 
 class CompletionFormat:
-    """Builds the JSON objects for one completion by the model `model`."""
+    """Builds the JSON objects for the answer to a completion request."""
 
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str):
+    def __init__(self, answer: Answer):
+        self._answer = answer
+        self._offsets = dict.fromkeys(range(len(answer.choices)), 0)  # of the text, by choice
         self._common = {
-            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
+            "id": f"{self.id_prefix}-{answer.id}",
+            "created": answer.created,
+            "model": answer.model.name,
+            "system_fingerprint": None,
         }
 
-    def response(self, generation: Generation) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
         """Return the response with the whole answer."""
-        choice = self._response_choice(generation.text) | {"finish_reason": finish_reason(generation)}
-        return self._object(self.response_type, choice) | {"usage": usage(generation)}
+        choices = [self._whole(choice) for choice in self._answer.choices]
+        return self._object(self.response_type, choices) | {"usage": usage(self._answer)}
 
-    def first_chunk(self) -> dict[str, Any] | None:
-        """Return the chunk that a stream sends before the text, or None if there is none."""
-        return None
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Return the chunks that a stream sends before the text."""
+        return []
 
-    def chunk(self, text: str | None, finish: str | None = None) -> dict[str, Any]:
-        """Return a chunk of a stream. The last chunk has a finish reason instead of text."""
-        return self._object(self.chunk_type, self._chunk_choice(text) | {"finish_reason": finish})
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        """Return the chunks of a stream for a delta. The last one of a choice has its finish reason."""
+        chunks = []
+        if delta.content or delta.logprobs:
+            text = {"text": delta.content, "logprobs": self._logprobs(choice, delta)}
+            chunks.append(self._chunk(choice, text))
+        if delta.finish:
+            chunks.append(self._chunk(choice, {"text": "", "logprobs": None}, delta.finish))
+        return chunks
 
-    def usage_chunk(self, generation: Generation) -> dict[str, Any]:
+    def usage_chunk(self) -> dict[str, Any]:
         """Return the chunk that follows the answer if the client asked for the numbers of tokens."""
-        chunk = self._object(self.chunk_type, {})
-        return chunk | {"choices": [], "usage": usage(generation)}
+        return self._object(self.chunk_type, []) | {"usage": usage(self._answer)}
 
-    def _object(self, kind: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-        choices = [{"index": 0, "logprobs": None, **choice}]
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._common | {"object": kind, "choices": choices}
 
-    def _response_choice(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _chunk(self, choice: Choice, value: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
 
-    def _chunk_choice(self, text: str | None) -> dict[str, Any]:
-        return {"text": text or ""}
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        text = {"text": choice.delta.content, "logprobs": self._logprobs(choice, choice.delta)}
+        return {"index": choice.index, **text, "finish_reason": choice.delta.finish}
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        offsets = []
+        for entry in delta.logprobs:
+            offsets.append(self._offsets[choice.index])
+            self._offsets[choice.index] += len(entry.text)
+        return {
+            "tokens": [entry.text for entry in delta.logprobs],
+            "token_logprobs": [entry.logprob for entry in delta.logprobs],
+            "top_logprobs": [{top.text: top.logprob for top in entry.top} for entry in delta.logprobs],
+            "text_offset": offsets,
+        }
 
 
 class ChatFormat(CompletionFormat):
-    """Builds the JSON objects for one answer in a chat."""
+    """Builds the JSON objects for the answer to a chat request."""
 
     id_prefix, response_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def first_chunk(self) -> dict[str, Any]:
-        return self._object(self.chunk_type, {"delta": _message(""), "finish_reason": None})
+    def __init__(self, answer: Answer):
+        super().__init__(answer)
+        self._call_counts = dict.fromkeys(range(len(answer.choices)), 0)
 
-    def _response_choice(self, text: str) -> dict[str, Any]:
-        return {"message": _message(text) | {"refusal": None}}
+    def first_chunks(self) -> list[dict[str, Any]]:
+        start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        return [self._chunk(choice, start) for choice in self._answer.choices]
 
-    def _chunk_choice(self, text: str | None) -> dict[str, Any]:
-        return {"delta": {} if text is None else {"content": text}}
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        changes: list[dict[str, Any]] = []
+        if delta.reasoning:
+            changes.append({"reasoning_content": delta.reasoning})
+        if delta.content or delta.logprobs and not changes:
+            changes.append({"content": delta.content})
+        for id, call in delta.calls:
+            index = self._call_counts[choice.index]
+            self._call_counts[choice.index] += 1
+            changes.append({"tool_calls": [{"index": index, **call_object(id, call)}]})
+        chunks = [self._chunk(choice, {"delta": change, "logprobs": None}) for change in changes]
+        if chunks:
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs(choice, delta)
+        if delta.finish:
+            chunks.append(self._chunk(choice, {"delta": {}, "logprobs": None}, delta.finish))
+        return chunks
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        delta = choice.delta
+        message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            message["content"] = delta.content or None
+            message["tool_calls"] = [call_object(id, call) for id, call in delta.calls]
+        logprobs = self._logprobs(choice, delta)
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": delta.finish}
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+        return {"content": [logprob_object(entry) for entry in delta.logprobs], "refusal": None} if delta.logprobs else None
 
 
-def _message(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def call_object(id: str, call: ToolCall) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def logprob_object(entry: TokenLogprob) -> dict[str, Any]:
+    """Return the object for a token in the API of chats."""
+
+    def one(entry: TokenLogprob) -> dict[str, Any]:
+        return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.bytes)}
+
+    return one(entry) | {"top_logprobs": [one(top) for top in entry.top]}

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
+import sys
 
 import uvicorn
 
 from ..llm import LLM
 from .app import create_app
+from .middleware import access_log, is_loopback
+from .models import Models
+from .settings import Settings
 
-SHUTDOWN_TIMEOUT = 5  # the seconds that uvicorn waits for open connections at the shutdown
+CLOSE_SECONDS = 5  # for the last events of the streams that the shutdown ends
+MAX_HEADER_BYTES = 64 * 1024
 
 
 class _Server(uvicorn.Server):
+    """A server whose shutdown lets the running answers end, and ends those that take longer than `grace_seconds`."""
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # The answers are ended first, because uvicorn waits until their streams end.
-        self.config.app.state.answers.close()
+        service = self.config.app.state.service
+        service.is_draining = True
+        asyncio.get_running_loop().call_later(service.settings.grace_seconds, service.answers.close)
         await super().shutdown(sockets)
 
 
@@ -26,21 +36,58 @@ def _bind(host: str, port: int) -> socket.socket:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def serve(llm: LLM, *, name: str, host: str = "127.0.0.1", port: int = 8000) -> int:
-    """Serve `llm` until SIGINT or SIGTERM, and return the exit status, 0.
+def configuration(app, settings: Settings, **options) -> uvicorn.Config:
+    """Return the configuration of uvicorn for `app`. `options` are further fields."""
+    timeout = int(settings.grace_seconds) + CLOSE_SECONDS
+    return uvicorn.Config(
+        app, http="h11", ws="none", access_log=False, server_header=False, timeout_graceful_shutdown=timeout,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
+    )  # fmt: skip
 
-    - `name`: the name of the model in the API.
+
+def serve(
+    models: LLM | Models,
+    *,
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: Settings | None = None,
+    no_auth: bool = False,
+) -> int:
+    """Serve language models until SIGINT or SIGTERM, and return the exit status, 0.
+
+    - `models`, `name`: one model and its name in the API, or several models.
     - `host`, `port`: the address to listen on. Port 0 selects a free port.
+    - `settings`: the API key and limits; `host` takes the place of its host.
+    - `no_auth`: other machines may use the server without an API key.
 
-    Raises OSError if the server cannot listen on the address.
+    Raises OSError if the server cannot listen on the address, and ValueError if other machines can reach it and
+    neither `settings.api_key` nor `no_auth` is set.
     """
-    app = create_app(llm, name=name, host=host)
-    config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT)
+    settings = Settings(**{**vars(settings or Settings()), "host": host})
+    if settings.api_key is None and not no_auth and not is_loopback(host):
+        raise ValueError(f"host: other machines can reach {host}: set an API key, or no_auth to serve without one")
+    if isinstance(models, LLM):
+        models = Models.of(models, name or "model")
+    app = create_app(models, settings=settings)
+    _log_to_stderr()
     bound = _bind(host, port)
-    url = f"http://{host}:{bound.getsockname()[1]}"
-    print(f"{name}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{bound.getsockname()[1]}"
+    names = ", ".join(model["id"] for model in models.descriptions())
+    print(f"{names}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
     try:
-        _Server(config).run(sockets=[bound])
+        _Server(configuration(app, settings)).run(sockets=[bound])
     except KeyboardInterrupt:  # after the shutdown, uvicorn raises SIGINT once more
         pass
+    finally:
+        models.close()
     return 0
+
+
+def _log_to_stderr() -> None:
+    """Write the access log to stderr, one JSON object per line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_log.handlers, access_log.propagate = [handler], False
+    access_log.setLevel(logging.INFO)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager, to_edge_transform_and_lower
+from executorch.exir import ExecutorchProgramManager
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ...partitioner import MLXPartitioner, Report
-from ...quiet import quiet_lowering
+from ...partitioner import Report
 from .adapter import merge_adapter
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError, check_program
@@ -25,6 +24,7 @@ from .cache import layer_windows
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
+from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .quantize import GROUP_SIZES
@@ -154,14 +154,7 @@ def export_llm(
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     progress("lower")
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-    with quiet_lowering():
-        lowered = to_edge_transform_and_lower(
-            methods,
-            partitioner={name: [partitioner] for name in methods},
-            constant_methods=constants,
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+    lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
     program = lowered.to_executorch()
     checker = None
@@ -170,7 +163,7 @@ def export_llm(
             check_program, program=program, decoder=decoder, kinds=kinds, head=head
         )
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache.bytes,
+        program, report, constants, tuple(methods), decoder.cache.bytes,
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
     )
 

@@ -51,8 +51,10 @@ typedef struct {
   size_t size;
   const char* device;  // "cpu", "gpu", or NULL for the default
   bool profile;        // time every instruction, for executorch_mlx_model_write_profile(); slower
+  const char* draft;   // path of a program with the same tokenizer that guesses tokens, or NULL; the tokens of answers
+                       // do not depend on it. INVALID_ARGUMENT if it does not fit, or if the model has no method verify
 } executorch_mlx_load_options;
-#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false}
+#define EXECUTORCH_MLX_LOAD_OPTIONS {sizeof(executorch_mlx_load_options), NULL, false, NULL}
 
 // Loads a program that `executorch-mlx export` wrote. `options` may be NULL.
 executorch_mlx_status executorch_mlx_model_load(
@@ -194,7 +196,7 @@ typedef struct {
 
   int32_t logprobs;              // -1: none; k: the log probability of the token, and the k most likely tokens
   int32_t priority;              // requests with a higher priority start first
-  int32_t draft;                 // tokens to draft per step by prompt lookup: -1 chooses by itself, 0 never drafts
+  int32_t draft;                 // tokens to draft per step: -1 chooses by itself, 0 never drafts
   executorch_mlx_on_event on_event;
   void* user_data;               // for both callbacks
 } executorch_mlx_request_options;
@@ -227,6 +229,7 @@ typedef struct {
   double queue_seconds;          // from submit to the first chunk
   double prompt_seconds;         // from the first chunk to the first token
   double generation_seconds;     // from the first token to the last
+  int64_t calls;                 // that drew its tokens: without speculation, one for each
 } executorch_mlx_request_info;
 
 // Fills `info`, whose field `size` the caller has set. Complete from the last event on, also within its callback.

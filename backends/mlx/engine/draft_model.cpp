@@ -1,0 +1,91 @@
+#include "draft_model.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "check.h"
+
+namespace executorch_mlx {
+
+void check_draft(const LlmProgram& program, const LlmProgram& draft) {
+  check_argument(program.max_verify() > 1, "draft: ", program.path(), " was exported without the method verify");
+  check_argument(
+      draft.metadata().has_head, "draft: ", draft.path(), ": got a program that returns logits, expected tokens");
+  if (!program.has_token_bytes() || !draft.has_token_bytes()) {
+    return;
+  }
+  const int64_t count = std::min(program.metadata().vocab_size, draft.metadata().vocab_size);
+  for (int64_t token = 0; token < count; ++token) {
+    const auto expected = program.token_bytes(token), got = draft.token_bytes(token);
+    // Padding of the vocabulary has no bytes.
+    check_argument(
+        got == expected || got.empty() || expected.empty(), "draft: ", draft.path(), ": token ", token,
+        " is another one than in ", program.path(), ", expected the same tokenizer");
+  }
+}
+
+std::vector<int64_t> DraftModel::propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
+  if (has_failed_) {
+    return {};
+  }
+  try {
+    return draw(request, count, chunk);
+  } catch (const std::exception&) { // the delegate has logged the reason; the answer does not depend on drafts
+    has_failed_ = true;
+    return {};
+  }
+}
+
+std::vector<int64_t> DraftModel::draw(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
+  const LlmMetadata& meta = program_.metadata();
+  const std::span<const int64_t> ids = request->ids;
+  const auto length = static_cast<int64_t>(ids.size());
+  count = std::min(count, meta.max_context_len - length + 1);
+  if (count < 1) {
+    return {};
+  }
+  if (request->draft_row == nullptr) {
+    if (!rows_.has_free()) {
+      return {};
+    }
+    request->draft_row = rows_.take(ids, length - 1);
+    request->draft_row->request = request;
+  }
+  Row& row = *request->draft_row;
+  // The row may hold draft tokens that were rejected.
+  const auto held = std::span(row.ids).first(std::min<size_t>(row.ids.size(), length - 1));
+  const int64_t right = std::mismatch(held.begin(), held.end(), ids.begin()).first - held.begin();
+  row.truncate(row.written - right <= meta.max_rewind ? right : 0);
+
+  auto rest = ids.subspan(row.ids.size());
+  const bool is_known = std::all_of(rest.begin(), rest.end(), [&](int64_t token) { return token < meta.vocab_size; });
+  if (!is_known) { // the vocabulary of the draft model may be shorter
+    return {};
+  }
+  const auto most = static_cast<size_t>(std::min(chunk, meta.max_seq_len));
+  const bool reads = rest.size() > most;
+  Slot slot = {.tokens = reads ? rest.first(most) : rest, .row = row.index, .sampling = &request->options.sampling};
+  std::vector<int64_t> draft;
+  do {
+    slot.position = static_cast<int64_t>(row.ids.size());
+    slot.seed = request->seed_of_draw(draft.size());
+    const auto begin = Clock::now();
+    const int64_t token = program_.draw({&slot, 1})[0].token;
+    if (slot.tokens.size() == 1) {
+      record_seconds(is_warm_, seconds_, std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    row.append(slot.tokens);
+    draft.push_back(token);
+    slot.tokens = std::span(draft).last(1);
+  } while (!reads && static_cast<int64_t>(draft.size()) < count);
+  return reads ? std::vector<int64_t>() : draft;
+}
+
+void DraftModel::release(Request& request) {
+  if (request.draft_row != nullptr) {
+    rows_.release(*request.draft_row, !has_failed_);
+    request.draft_row = nullptr;
+  }
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,62 @@
+"""Lowers the methods of a language model to MLX."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
+from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
+from torch.export import ExportedProgram, default_decompositions
+
+from ...partitioner import MLXPartitioner, Report
+from ...quiet import quiet_lowering
+
+
+def lower(
+    methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool
+) -> tuple[EdgeProgramManager, Report]:
+    """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.
+
+    ExecuTorch's `to_edge_transform_and_lower` traces each graph about seven times, to make it functional, to decompose
+    it and to convert it to the edge dialect. The delegate also reads the ATen dialect. So this function first traces
+    each graph only once. If that leaves a node to ExecuTorch's own kernels, which need the edge dialect, it lowers the
+    methods again with `to_edge_transform_and_lower`.
+    """
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+    with quiet_lowering():
+        decomposed = {name: _decomposed(program, partitioner) for name, program in methods.items()}
+        lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
+        if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
+            partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+            lowered = to_edge_transform_and_lower(
+                methods,
+                partitioner={name: [partitioner] for name in methods},
+                constant_methods=constant_methods,
+                compile_config=config,
+            )
+    return lowered, partitioner.explain()
+
+
+def _decomposed(program: ExportedProgram, partitioner: MLXPartitioner) -> ExportedProgram:
+    """A functional program in which the operators without a handler of the delegate are decomposed.
+
+    Unused parameters and the assertions about dtypes are removed, as `to_edge_transform_and_lower` does.
+    """
+    program = partitioner.transform_for_pre_decomposition(program)
+    preserved, _ = partitioner.ops_to_not_decompose(program)
+    table = default_decompositions()
+    for target in preserved:
+        table.pop(target, None)
+    program = remove_unused_parameters_pass(program.run_decompositions(table))
+    RemoveNonCoreAtenOpGraphAssertsPass()(program.graph_module)  # in place
+    return program
+
+
+def _is_delegated(program: ExportedProgram) -> bool:
+    """Whether every call of the program is one of a delegate."""
+    calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    return calls <= {executorch_call_delegate, operator.getitem}

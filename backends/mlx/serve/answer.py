@@ -1,0 +1,258 @@
+"""The answers to a request while they are generated: one choice or several, as deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ..llm import Generation, Token
+from .errors import ApiError, server_error
+from .formats import ToolCall
+from .formats.base import CALLS, CONTENT, REASONING, Parser, Part
+from .model import ServedModel, text_of
+
+STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
+LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token, its bytes and log probability, and the most likely tokens in its place."""
+
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return text_of([self.bytes])
+
+
+@dataclass
+class Delta:
+    """What some tokens add to a choice. `calls` are pairs of an id and a call. The last delta has a finish reason."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, ToolCall]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, other: Delta) -> None:
+        self.content += other.content
+        self.reasoning += other.reasoning
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+        self.finish = other.finish or self.finish
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls or self.logprobs or self.finish)
+
+
+class MarkedText:
+    """The text of an answer, with the names of some special tokens in their places.
+
+    The engine holds text back that may be the beginning of a stop string, so that text may come after a special token
+    that follows it. The bytes of the tokens tell where a name belongs.
+    """
+
+    def __init__(self, model: ServedModel):
+        self._model, self._decoder = model, codecs.getincrementaldecoder("utf-8")("replace")
+        self._length, self._taken = 0, 0  # of the text that the tokens have, and of the text that came
+        self._names: deque[tuple[int, str]] = deque()
+
+    def take(self, token: Token) -> str:
+        """Return the text that a token completes."""
+        self._length += len(self._decoder.decode(self._model.llm.token_bytes(token.id)))
+        if name := self._model.marker_tokens.get(token.id):
+            self._names.append((self._length, name))
+        pieces, text = [], token.text
+        while self._names and self._names[0][0] <= self._taken + len(text):
+            position, name = self._names.popleft()
+            count = max(position - self._taken, 0)
+            pieces += [text[:count], name]
+            self._taken, text = self._taken + count, text[count:]
+        self._taken += len(text)
+        return "".join(pieces) + text
+
+
+class Choice:
+    """One answer.
+
+    - `echo`: text that comes before the answer.
+    - `one_call`: end the answer after its first tool call.
+
+    Attributes: `generation`; `delta`, the answer so far; `reasoning_tokens`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        model: ServedModel,
+        generation: Generation,
+        parser: Parser | None = None,
+        *,
+        wants_logprobs: bool = False,
+        one_call: bool = False,
+        echo: str = "",
+    ):
+        self.index, self.generation, self.delta = index, generation, Delta()
+        self.reasoning_tokens, self.first_token_at = 0, None
+        self._model, self._parser, self._echo = model, parser, echo
+        self._wants_logprobs, self._one_call = wants_logprobs, one_call
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yield the deltas of the answer. Raises what ends the answer with an error."""
+        text = MarkedText(self._model) if self._parser is not None else None
+        if self._echo:
+            yield self._note(Delta(content=self._echo))
+        async for token in self.generation:
+            self.first_token_at = self.first_token_at or time.monotonic()
+            if self._parser is not None:
+                self.reasoning_tokens += self._parser.kind == REASONING
+                parts = self._parser.feed(text.take(token))
+            else:
+                parts = [(CONTENT, token.text)]
+            delta = self._delta(parts)
+            if self._wants_logprobs and token.logprob is not None and not self._is_stop_id(token):
+                delta.logprobs.append(self._logprob(token))
+            if self._one_call and delta.calls:
+                del delta.calls[1:]
+                self.generation.close()
+            if delta:
+                yield self._note(delta)
+            if self._one_call and delta.calls:
+                yield self._note(Delta(finish=TOOL_CALLS))
+                return
+        self._check_complete()
+        last = self._note(self._delta(self._parser.end()) if self._parser is not None else Delta())
+        if self._one_call:
+            del self.delta.calls[1:], last.calls[1:]
+        last.finish = self.delta.finish = self._finish_reason()
+        yield last
+
+    def _note(self, delta: Delta) -> Delta:
+        self.delta.add(delta)
+        return delta
+
+    def _delta(self, parts: Sequence[Part]) -> Delta:
+        delta = Delta()
+        for kind, value in parts:
+            if kind == CALLS:
+                delta.calls += [(self._model.call_id(), call) for call in value]
+            elif kind == REASONING:
+                delta.reasoning += value
+            else:
+                delta.content += value
+        return delta
+
+    def _is_stop_id(self, token: Token) -> bool:
+        """Whether a token ended the answer and is not part of it."""
+        return token.finish == STOP and self.generation.tokens[-1:] != [token.id]
+
+    def _logprob(self, token: Token) -> TokenLogprob:
+        def entry(id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            return TokenLogprob(self._model.token_bytes(id), max(logprob, LOWEST_LOGPROB), top)
+
+        return entry(token.id, token.logprob, tuple(entry(*other) for other in token.top_logprobs))
+
+    def _finish_reason(self) -> str:
+        if self.generation.finish == STOP:
+            return TOOL_CALLS if self.delta.calls else STOP
+        return LENGTH  # also of the context
+
+    def _check_complete(self) -> None:
+        """Raise ApiError if the answer ended because of the shutdown of the server."""
+        if self.generation.finish == "cancelled":
+            raise server_error("the server is shutting down", 503)
+        if self.generation.finish in (None, "error"):
+            raise server_error("the model failed")
+
+
+class Answer:
+    """The choices of a request. `deadline` is a time of `time.monotonic`, or None."""
+
+    def __init__(self, model: ServedModel, choices: Sequence[Choice], prompt_count: int = 1):
+        self.model, self.choices, self.prompt_count = model, list(choices), prompt_count
+        self.id, self.created, self.started = uuid.uuid4().hex, int(time.time()), time.monotonic()
+        self.deadline: float | None = None
+
+    def cancel(self) -> None:
+        """End all choices. Those who wait for them get an error."""
+        for choice in self.choices:
+            choice.generation.cancel()
+
+    def close(self) -> None:
+        """End all choices at once."""
+        for choice in self.choices:
+            choice.generation.close()
+
+    async def deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
+        """Yield the deltas of all choices, as they come. Raises the first error, and ApiError at the deadline."""
+        queue: asyncio.Queue = asyncio.Queue(maxsize=2 * len(self.choices))
+
+        async def run(choice: Choice) -> None:
+            try:
+                async with aclosing(choice.deltas()) as deltas:
+                    async for delta in deltas:
+                        await queue.put((choice, delta))
+            except Exception as error:
+                await queue.put(error)
+            else:
+                await queue.put(None)
+
+        tasks = [asyncio.create_task(run(choice)) for choice in self.choices]
+        try:
+            running = len(tasks)
+            while running:
+                entry = await self._before_deadline(queue.get())
+                if isinstance(entry, Exception):
+                    raise entry
+                if entry is None:
+                    running -= 1
+                else:
+                    yield entry
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _before_deadline(self, waiting):
+        timeout = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
+        try:
+            return await asyncio.wait_for(waiting, timeout)
+        except TimeoutError:
+            raise ApiError("the answer took too long", status=504, kind="server_error", code="timeout") from None
+
+    async def wait(self) -> None:
+        """Wait for all choices."""
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+
+    # Numbers of tokens -------------------------------------------------------------------
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompts; those of one that has several choices count once."""
+        per_prompt = len(self.choices) // self.prompt_count
+        return sum(choice.generation.metrics.prompt_tokens for choice in self.choices[::per_prompt])
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the prompts that were in the KV cache already."""
+        per_prompt = len(self.choices) // self.prompt_count
+        return sum(choice.generation.metrics.cached_tokens for choice in self.choices[::per_prompt])
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.generation.metrics.generated_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)

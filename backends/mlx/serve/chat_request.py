@@ -1,0 +1,223 @@
+"""The request of `/v1/chat/completions`: messages, tools and the format of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .errors import ApiError
+from .request import GenerationRequest, Strict
+
+MAX_TOOLS = 128
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+# Messages ------------------------------------------------------------------------------
+
+
+def _join_parts(content: Any) -> Any:
+    """Join the content of a message if it is a list of text parts. Raises ValueError for parts of other types."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        key = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text", "refusal"):
+            raise ValueError(f"got a part of type {str(kind)[:40]!r}, expected 'text'")
+        if not isinstance(part.get(key), str):
+            raise ValueError(f"got a part without {key}, expected a string")
+        texts.append(part[key])
+    return "".join(texts)
+
+
+class TextPart(Strict):
+    """A part of a message's content. Here for the OpenAPI schema: `_join_parts` reads the parts."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
+
+
+class FunctionCall(Strict):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The call for chat templates, which take the arguments as a mapping."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except ValueError:
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class MessageToolCall(Strict):
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None  # of a stream; some clients send it back
+
+
+class SystemMessage(Strict):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Strict):
+    """An answer. The clients send back what the server sent, with all its empty fields."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: Any = None  # the openai package adds it to structured answers
+
+    @model_validator(mode="after")
+    def _has_content(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
+            raise ValueError("got an assistant message without content and tool_calls")
+        return self
+
+
+class ToolMessage(Strict):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str = Field(min_length=1, max_length=256)
+    name: str | None = None
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates take it."""
+    given = message.model_dump(exclude_none=True, include={"role", "name", "reasoning_content", "tool_call_id"})
+    given["content"] = message.content if message.content is not None else getattr(message, "refusal", None) or ""
+    if calls := getattr(message, "tool_calls", None):
+        given["tool_calls"] = [{"id": c.id, "type": "function", "function": c.function.as_dict()} for c in calls]
+    return given
+
+
+# Tools ---------------------------------------------------------------------------------
+
+
+class Function(Strict):
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Strict):
+    name: str
+
+
+class ChosenTool(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+# The format of the answer ----------------------------------------------------------------
+
+
+class JsonSchema(Strict):
+    name: str = Field("answer", pattern=FUNCTION_NAME)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+# The request ---------------------------------------------------------------------------
+
+
+class ChatRequest(GenerationRequest):
+    """The request of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, lt=2**31)
+    max_completion_tokens: int | None = Field(None, lt=2**31)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def logprob_count(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions that the model may call: none if `tool_choice` is none."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """The functions of which the model must call one: empty if it may answer with text."""
+        if isinstance(self.tool_choice, ChosenTool):
+            return [f for f in self.functions if f.name == self.tool_choice.function.name]
+        return self.functions if self.tool_choice == "required" else []
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer follows, or None for text."""
+        if isinstance(self.response_format, JsonSchemaFormat):
+            return self.response_format.json_schema.schema_
+        return {"type": "object"} if isinstance(self.response_format, JsonObjectFormat) else None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
+        if self.tool_choice not in (None, "none", "auto") and not self.forced_functions:
+            message = "tool_choice: got a function that is not in tools" if self.tools else "tool_choice: got it without tools"
+            raise ApiError(message, param="tool_choice")
+        names = [function.name for function in self.functions]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ApiError(f"tools: got {twice!r} twice, expected different names", param="tools")

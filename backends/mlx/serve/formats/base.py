@@ -1,0 +1,256 @@
+"""What all formats share: the parts of an answer, and a parser of tagged sections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+REASONING, CONTENT, CALLS = "reasoning", "content", "calls"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function: its name, and the arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+    @classmethod
+    def of(cls, name: Any, arguments: Any) -> ToolCall:
+        """Return the call. Raises ValueError if `name` is no name, or the arguments are no JSON object."""
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"got the function name {name!r}, expected a string")
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError(f"got {type(arguments).__name__} as arguments of {name}, expected an object")
+        return cls(name, json.dumps(arguments, ensure_ascii=False))
+
+    @classmethod
+    def from_json(cls, value: Any) -> ToolCall:
+        """Return the call that a mapping with `name` and `arguments` or `parameters` describes. Raises ValueError."""
+        if not isinstance(value, dict):
+            raise ValueError(f"got {type(value).__name__}, expected an object")
+        if isinstance(value.get("function"), dict):
+            value = value["function"]
+        return cls.of(value.get("name"), value.get("arguments", value.get("parameters", {})))
+
+
+# A part of an answer: its kind and its text, or CALLS and the calls.
+Part = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of an answer between two tags. It may also end with the answer, as it does if `close` is empty."""
+
+    open: str
+    close: str
+    kind: str
+
+
+class Parser:
+    """Splits the text of an answer, which comes in pieces, into parts. This one takes all text as content."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Return the parts that `text` completes."""
+        return [(CONTENT, text)] if text else []
+
+    def end(self) -> list[Part]:
+        """Return what was held back, at the end of the answer."""
+        return []
+
+    @property
+    def kind(self) -> str:
+        """The kind of part to which the next text belongs."""
+        return CONTENT
+
+
+class SectionParser(Parser):
+    """Finds sections by their tags. Text that may be the beginning of a tag is held back.
+
+    - `sections`: the kinds of sections. `read_calls` turns the text of one with calls into calls, or raises ValueError:
+      then the section is content, tags included.
+    - `is_bare`: tells from the beginning of the content whether the rest of the answer may be calls without a tag. It
+      returns None if it needs more text.
+    - `inside`: the section in which the answer begins, because the prompt opened it.
+    """
+
+    def __init__(
+        self,
+        sections: Sequence[Section],
+        read_calls: Callable[[str], list[ToolCall]],
+        is_bare: Callable[[str], bool | None] | None = None,
+        inside: Section | None = None,
+    ):
+        self._sections, self._read_calls, self._is_bare = sections, read_calls, is_bare
+        self._inside = inside
+        self._buffer = ""
+        self._drops_space = inside is not None  # space after a section is not content
+
+    @property
+    def kind(self) -> str:
+        return CONTENT if self._inside is None else self._inside.kind
+
+    def feed(self, text: str) -> list[Part]:
+        self._buffer += text
+        parts: list[Part] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def end(self) -> list[Part]:
+        parts, section, text = self.feed(""), self._inside, self._buffer
+        self._buffer, self._inside = "", None
+        if section is None:
+            self._add_content(parts, text)
+        elif section.kind == CALLS:
+            self._add_calls(parts, section, text, "")
+        elif text:
+            parts.append((section.kind, text))
+        return parts
+
+    def _step(self, parts: list[Part]) -> bool:
+        """Take the next part from the buffer. Return whether there may be more."""
+        if self._inside is not None:
+            return self._step_inside(parts, self._inside)
+        if self._is_bare is not None:
+            bare = self._is_bare(self._buffer)
+            if bare is None and not self._next_open():
+                return False
+            self._is_bare = None
+            if bare:
+                self._inside = Section("", "", CALLS)
+                return True
+        if found := self._next_open():
+            position, section = found
+            self._add_content(parts, self._buffer[:position])
+            self._buffer, self._inside = self._buffer[position + len(section.open) :], section
+            self._drops_space = section.kind == REASONING
+            return True
+        held = max((_overlap(self._buffer, section.open) for section in self._sections), default=0)
+        ready = len(self._buffer) - held
+        self._add_content(parts, self._buffer[:ready])
+        self._buffer = self._buffer[ready:]
+        return False
+
+    def _step_inside(self, parts: list[Part], section: Section) -> bool:
+        position = self._buffer.find(section.close) if section.close else -1
+        if position < 0:
+            if section.kind == REASONING:
+                text = self._buffer.lstrip() if self._drops_space else self._buffer
+                ready = len(text) - _overlap(text, section.close)
+                if ready:
+                    parts.append((REASONING, text[:ready]))
+                    self._drops_space = False
+                self._buffer = text[ready:]
+            return False
+        text, self._buffer = self._buffer[:position], self._buffer[position + len(section.close) :]
+        self._inside = None
+        if section.kind == CALLS:
+            self._add_calls(parts, section, text, section.close)
+        else:
+            if text := (text.lstrip() if self._drops_space else text):
+                parts.append((section.kind, text))
+            self._drops_space = True
+        return True
+
+    def _next_open(self) -> tuple[int, Section] | None:
+        """The position of the first opening tag in the buffer, and its section."""
+        found = [(self._buffer.find(section.open), -len(section.open), section) for section in self._sections]
+        found = [entry for entry in found if entry[0] >= 0]
+        if not found:
+            return None
+        position, _, section = min(found, key=lambda entry: entry[:2])
+        return position, section
+
+    def _add_content(self, parts: list[Part], text: str) -> None:
+        if self._drops_space:
+            text = text.lstrip()
+        if text:
+            parts.append((CONTENT, text))
+            self._drops_space = False
+
+    def _add_calls(self, parts: list[Part], section: Section, text: str, close: str) -> None:
+        try:
+            calls = self._read_calls(text)
+        except (ValueError, RecursionError):
+            calls = []
+        if calls:
+            parts.append((CALLS, calls))
+            self._drops_space = True
+        else:
+            self._drops_space = False
+            self._add_content(parts, section.open + text + close)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `tag`, and not all of it."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+class AnswerFormat:
+    """A format. `name` selects it on the command line.
+
+    - `reasoning`: the sections with reasoning.
+    """
+
+    name = ""
+
+    def __init__(self, reasoning: Sequence[Section] = ()):
+        self.reasoning = tuple(reasoning)
+
+    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+        """Return the parser of an answer.
+
+        - `functions`: the names of the functions that the model may call.
+        - `prompt`: the text of the prompt, which may have opened a section.
+        """
+        sections = [*self.reasoning, *(self.call_sections() if functions else ())]
+        inside = next((s for s in self.reasoning if prompt.rfind(s.open) > prompt.rfind(s.close)), None)
+        bare = self.bare_calls(functions) if functions else None
+        if not sections and bare is None:
+            return Parser()
+        return SectionParser(sections, self.read_calls, bare, inside)
+
+    def call_sections(self) -> Sequence[Section]:
+        """Return the sections with tool calls."""
+        raise NotImplementedError
+
+    def markers(self) -> Sequence[str]:
+        """Return the texts of which special tokens may be a part. Other special tokens have no text."""
+        return [tag for section in (*self.reasoning, *self.call_sections()) for tag in (section.open, section.close)]
+
+    def bare_calls(self, functions: Sequence[str]) -> Callable[[str], bool | None] | None:
+        """Return `is_bare` of `SectionParser`, or None if calls always have a tag."""
+        return None
+
+    def read_calls(self, text: str) -> list[ToolCall]:
+        """Return the calls in the text of a section. Raises ValueError if it has another form."""
+        raise NotImplementedError
+
+    def call_template(self, name: str) -> tuple[str, str]:
+        """Return the text before and after the arguments of a call, which are a JSON object."""
+        raise NotImplementedError
+
+    # The text before the first call, between two calls and after the last one, besides that of `call_template`.
+    # A separator of None: an answer has one call.
+    around_calls: tuple[str, str | None, str] = ("", "\n", "")
+    # The text with which every call begins, if it is no special token, so that a grammar can begin there.
+    trigger: str | None = None
+    call_id_length: int | None = None  # of characters and digits; None: call_ and 24 characters
+
+    def instructions(self, functions: Sequence[Mapping[str, Any]]) -> str:
+        """Return the system prompt for a model whose chat template has no tools."""
+        raise NotImplementedError
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of calls, for a model whose chat template has no tools."""
+        parts = []
+        for call in calls:
+            begin, end = self.call_template(call["name"])
+            parts.append(begin + json.dumps(call["arguments"], ensure_ascii=False) + end)
+        prefix, separator, suffix = self.around_calls
+        return prefix + (separator or "").join(parts) + suffix

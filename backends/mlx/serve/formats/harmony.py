@@ -1,0 +1,116 @@
+"""The format of gpt-oss: channels. `analysis` is reasoning, `final` content, and a message to `functions.name` a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .base import CALLS, CONTENT, REASONING, Parser, Part, ToolCall, _overlap
+from .hermes import Hermes
+
+HEADERS = ("<|start|>", "<|channel|>")
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+TAGS = (*HEADERS, MESSAGE, *ENDS, "<|constrain|>")
+
+
+class Harmony(Hermes):
+    name = "harmony"
+    trigger = None
+    around_calls = ("", None, "")
+
+    def markers(self) -> Sequence[str]:
+        return TAGS
+
+    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+        # The prompt may end within a header, or within a message.
+        return HarmonyParser(prompt[start:] if (start := prompt.rfind("<|start|>")) >= 0 else "")
+
+    def read_calls(self, text: str) -> list[ToolCall]:
+        raise NotImplementedError  # HarmonyParser does it
+
+    def call_template(self, name: str) -> tuple[str, str]:
+        # <|call|>, a stop id, ends the answer.
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", ""
+
+
+class HarmonyParser(Parser):
+    """Reads messages: a header up to <|message|>, and a body up to the next header or an end."""
+
+    def __init__(self, opened: str = ""):
+        self._buffer, self._header = "", ""
+        self._in_header, self._body = False, ""
+        self.feed(opened)
+
+    @property
+    def kind(self) -> str:
+        recipient, channel = self._address()
+        return CALLS if recipient else REASONING if channel == "analysis" or self._in_header else CONTENT
+
+    def _address(self) -> tuple[str | None, str]:
+        """The function to which the message goes, and its channel."""
+        recipient = re.search(r"to=(?:functions\.)?([\w.-]+)", self._header)
+        channel = re.search(r"<\|channel\|>\s*(\w+)", self._header)
+        return recipient[1] if recipient else None, channel[1] if channel else "final"
+
+    def feed(self, text: str) -> list[Part]:
+        self._buffer += text
+        parts: list[Part] = []
+        while found := self._next_tag():
+            position, tag = found
+            self._take(parts, self._buffer[:position])
+            self._buffer = self._buffer[position + len(tag) :]
+            self._tag(parts, tag)
+        held = max(_overlap(self._buffer, tag) for tag in TAGS)
+        ready = len(self._buffer) - held
+        self._take(parts, self._buffer[:ready])
+        self._buffer = self._buffer[ready:]
+        return parts
+
+    def end(self) -> list[Part]:
+        parts: list[Part] = []
+        self._take(parts, self._buffer)
+        self._buffer = ""
+        self._finish(parts)
+        return parts
+
+    def _next_tag(self) -> tuple[int, str] | None:
+        found = [(position, tag) for tag in TAGS if (position := self._buffer.find(tag)) >= 0]
+        return min(found) if found else None
+
+    def _tag(self, parts: list[Part], tag: str) -> None:
+        if tag == MESSAGE:
+            self._in_header = False
+        elif tag in HEADERS:
+            if not self._in_header:
+                self._finish(parts)
+                self._header, self._in_header = "", True
+            self._header += tag
+        elif tag in ENDS:
+            self._finish(parts)
+            self._header, self._in_header = "", False
+        elif self._in_header:
+            self._header += tag
+
+    def _take(self, parts: list[Part], text: str) -> None:
+        if not text:
+            return
+        if self._in_header:
+            self._header += text
+        elif self.kind == CALLS:
+            self._body += text
+        elif parts and parts[-1][0] == self.kind:
+            parts[-1] = (self.kind, parts[-1][1] + text)
+        else:
+            parts.append((self.kind, text))
+
+    def _finish(self, parts: list[Part]) -> None:
+        """End the message. Arguments that are no JSON object become content."""
+        recipient, _ = self._address()
+        body, self._body = self._body, ""
+        if recipient is None or self._in_header or not body:
+            return
+        try:
+            parts.append((CALLS, [ToolCall.of(recipient, body)]))
+        except (ValueError, RecursionError):
+            parts.append((CONTENT, body))

@@ -1,0 +1,244 @@
+"""Grammars for answers: JSON that follows a schema, and calls of functions. xgrammar computes the masks of tokens.
+
+The mask is an input of the program, which draws one of the allowed tokens; see `allowed_tokens` of `LLM.generate`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from .closing import Closer
+from .formats.harmony import MESSAGE, Harmony
+from .json_schema import SchemaError, check_schema
+
+if TYPE_CHECKING:
+    from .chat_request import ChatRequest, Function
+    from .model import ServedModel
+
+CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model
+MAX_SCHEMA_CHARACTERS = 64 * 1024
+MAX_SHORTEST = 1024  # the most tokens for which the end of an answer is planned
+MAX_LOOK = 16  # the tokens after which a grammar counts as one that has answers
+
+
+class GrammarError(ValueError):
+    """Raised for a request whose grammar this server cannot follow. `param` is the field of the request."""
+
+    def __init__(self, message: str, param: str, code: str = "unsupported_parameter"):
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+class Grammars:
+    """Compiles grammars for the tokens of one model. All methods may be called from any thread."""
+
+    def __init__(self, model: ServedModel):
+        self._model, self._lock = model, threading.Lock()
+
+    def for_chat(self, body: ChatRequest, prompt: str) -> Constraint | None:
+        """Return what constrains the answers to a request: its schema, or the calls that it wants. None for nothing.
+
+        Raises GrammarError.
+        """
+        forced, parallel = body.forced_functions, body.parallel_tool_calls is not False
+        if body.schema is not None or forced:
+            param = "response_format" if body.schema is not None else "tool_choice"
+            self._check_support(param)
+            structure = self._calls(body, forced or body.functions, parallel)
+            if body.schema is not None and not forced:
+                structure = self._answer_by(body.schema, structure)
+        elif any(function.strict for function in body.functions) and self._takes_masks and self._model.format.trigger:
+            param, structure = "tools", self._optional_calls(body)
+        else:
+            return None
+        with self._lock:
+            compiled = self._compile(json.dumps(structure), param)
+        return Constraint(self._model, self.closer, compiled, self._reasoning(prompt))
+
+    @property
+    def _takes_masks(self) -> bool:
+        return self._model.llm.program.takes("allowed_tokens") and find_spec("xgrammar") is not None
+
+    def _check_support(self, param: str) -> None:
+        if not self._model.llm.program.takes("allowed_tokens"):
+            message = f"{param}: the model {self._model.name!r} was exported without allowed_tokens in its head"
+            raise GrammarError(message, param)
+        if not self._takes_masks:
+            raise GrammarError(f"{param}: needs xgrammar: pip install 'executorch-mlx[grammar]'", param)
+
+    # Structures: the structural tags of xgrammar ------------------------------------------
+
+    def _answer_by(self, schema: dict[str, Any], calls: dict[str, Any] | None) -> dict[str, Any]:
+        answer = self._json(schema, "response_format.json_schema.schema")
+        if isinstance(self._model.format, Harmony):
+            answer = _sequence([*self._literal("<|channel|>final" + MESSAGE), answer])
+        return answer if calls is None else {"type": "or", "elements": [answer, calls]}
+
+    def _calls(self, body: ChatRequest, functions: Sequence[Function], parallel: bool) -> dict[str, Any] | None:
+        """Return the structure of one call or, if `parallel`, of one or several. None without functions."""
+        if not functions:
+            return None
+        prefix, separator, suffix = self._model.format.around_calls
+        calls = {"type": "or", "elements": [_sequence(self._call(body, function)) for function in functions]}
+        several = [calls]
+        if parallel and separator is not None:
+            several.append({"type": "star", "content": _sequence([*self._literal(separator), calls])})
+        return _sequence([*self._literal(prefix), *several, *self._literal(suffix)])
+
+    def _optional_calls(self, body: ChatRequest) -> dict[str, Any]:
+        """Return the structure of text that may contain calls, whose arguments then follow the schemas."""
+        trigger, tags = self._model.format.trigger, []
+        for function in body.functions:
+            begin, end = self._model.format.call_template(function.name)
+            tags.append({"type": "tag", "begin": begin, "content": self._arguments(body, function), "end": end})
+        return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
+
+    def _call(self, body: ChatRequest, function: Function) -> list[dict[str, Any]]:
+        begin, end = self._model.format.call_template(function.name)
+        return [*self._literal(begin), self._arguments(body, function), *self._literal(end)]
+
+    def _arguments(self, body: ChatRequest, function: Function) -> dict[str, Any]:
+        index = [tool.function for tool in body.tools].index(function)
+        return self._json(function.parameters or {"type": "object"}, f"tools.{index}.function.parameters")
+
+    def _json(self, schema: dict[str, Any], field: str) -> dict[str, Any]:
+        import xgrammar
+
+        try:
+            text = json.dumps(check_schema(schema), ensure_ascii=False)
+            if len(text) > MAX_SCHEMA_CHARACTERS:
+                raise SchemaError(f"got {len(text)} characters, expected at most {MAX_SCHEMA_CHARACTERS}")
+            grammar = xgrammar.Grammar.from_json_schema(text, any_whitespace=False)
+        except SchemaError as error:
+            raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
+        except RuntimeError as error:
+            raise GrammarError(f"{field}: {_reason(error)}", field, "invalid_json_schema") from error
+        return {"type": "grammar", "grammar": _long_escapes(str(grammar))}
+
+    def _literal(self, text: str) -> list[dict[str, Any]]:
+        """Return the elements for a text, in which the names of special tokens stand for these tokens."""
+        elements: list[dict[str, Any]] = []
+        while text:
+            found = [(text.find(name), id, name) for id, name in self._model.marker_tokens.items() if name in text]
+            position, id, name = min(found, default=(len(text), None, ""))
+            if position:
+                elements.append({"type": "const_string", "value": text[:position]})
+            if id is not None:
+                elements.append({"type": "token", "token": id})
+            text = text[position + len(name) :]
+        return elements
+
+    # Compilation ----------------------------------------------------------------------------
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of all tokens. Special tokens have none."""
+        llm = self._model.llm
+        return [llm.token_bytes(token) for token in range(llm.program.vocab_size)]
+
+    @cached_property
+    def _compiler(self) -> Any:
+        import xgrammar
+
+        llm = self._model.llm
+        info = xgrammar.TokenizerInfo(
+            self.tokens, xgrammar.VocabType.RAW, vocab_size=llm.program.vocab_size, stop_token_ids=sorted(llm.eos_ids)
+        )
+        return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+
+    @cached_property
+    def closer(self) -> Closer:
+        return Closer(self.tokens, self._model.llm.eos_ids)
+
+    def _compile(self, structure: str, param: str) -> Any:
+        """Return the compiled grammar of a structure in JSON. Raises GrammarError if it admits no answer."""
+        import xgrammar
+
+        try:
+            # The compiler has a cache.
+            compiled = self._compiler.compile_structural_tag(f'{{"type": "structural_tag", "format": {structure}}}')
+            self.closer.shortest(xgrammar.GrammarMatcher(compiled), MAX_LOOK)
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(f"{param}: {_reason(error)}", param, "invalid_json_schema") from error
+        return compiled
+
+    def _reasoning(self, prompt: str) -> tuple[int | None, int | None, bool]:
+        """The tokens that open and close reasoning, if each is one token, and whether the prompt opened it."""
+        for section in self._model.format.reasoning:
+            ids = [self._model.token_id(tag) for tag in (section.open, section.close)]
+            if None not in ids:
+                return ids[0], ids[1], prompt.rfind(section.open) > prompt.rfind(section.close)
+        return None, None, False
+
+
+class Constraint:
+    """A compiled grammar. Reasoning before the answer is free. An answer is brought to its end before it gets too long.
+
+    - `reasoning`: see `Grammars._reasoning`.
+    """
+
+    def __init__(self, model: ServedModel, closer: Closer, compiled: Any, reasoning: tuple[int | None, int | None, bool]):
+        self._model, self._closer, self._compiled, self._reasoning = model, closer, compiled, reasoning
+
+    def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
+        """Return the function `allowed_tokens` for one answer. The arguments tell how many tokens it may have."""
+        import numpy
+        import xgrammar
+
+        program = self._model.llm.program
+        room = program.max_context_len - prompt_tokens + 1
+        budget = room if max_new_tokens is None else min(room, max_new_tokens)
+        next_look, is_closing = 0, False  # the length of the answer at which to see how many tokens its end takes
+        open_id, close_id, is_reasoning = self._reasoning
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
+        seen = 0
+
+        def allowed(answer: Sequence[int]) -> Any:
+            nonlocal seen, is_reasoning, next_look, is_closing
+            for index in range(seen, len(answer)):
+                token = answer[index]
+                if is_reasoning:
+                    is_reasoning = token != close_id
+                elif index == 0 and token == open_id:
+                    is_reasoning = True
+                elif not matcher.accept_token(token):
+                    raise RuntimeError(f"the grammar does not allow token {token} of the answer")
+            seen = len(answer)
+            if is_reasoning:
+                return None
+            matcher.fill_next_token_bitmask(mask)
+            self._closer.remove_control(mask[0])
+            last = answer[-1] if answer else None
+            if len(answer) >= next_look and not is_closing:
+                left = budget - len(answer)
+                needed = self._closer.shortest(matcher.fork(), min(left, MAX_SHORTEST), last)
+                is_closing = needed is not None and left <= 1.25 * needed + 16
+                next_look = len(answer) + max(1, (left - (needed or 0)) // 8)
+            if is_closing:
+                self._closer.narrow(mask[0], last)
+            elif not answer and open_id is not None:
+                mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
+            return mask
+
+        return allowed
+
+
+def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
+
+
+def _long_escapes(grammar: str) -> str:
+    """Write the escapes \\xHH of a grammar as \\u00HH: xgrammar takes a hexadecimal digit after the first as a part of it."""
+    return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
+
+
+def _reason(error: Exception) -> str:
+    """The message of xgrammar without the place in its sources."""
+    return str(error).strip().partition(": ")[2].split("\n")[0] or str(error).strip()

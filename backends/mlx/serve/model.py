@@ -1,0 +1,78 @@
+"""A language model as the server uses it: with its name, and the format of its answers."""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from ..llm import LLM
+from .formats import AnswerFormat, detect
+from .grammar import Grammars
+
+
+class ServedModel:
+    """A model with the name that it has in the API.
+
+    - `tool_format`: the name of the format of tool calls; None: the one of the chat template.
+
+    Attributes: `llm`, `name`, `created` (a Unix time in seconds), and `format`. Raises KeyError for an unknown format.
+    """
+
+    def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
+        self.llm, self.name, self.created = llm, name, int(time.time())
+        self.format: AnswerFormat = detect(self.template, lambda text: self.token_id(text) is not None, tool_format)
+        self.grammars = Grammars(self)
+
+    @property
+    def template(self) -> str:
+        """The source of the chat template, or ""."""
+        return (self.llm.tokenizer.chat_template if self.llm.tokenizer is not None else None) or ""
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token whose name is `text`, or None."""
+        return None if self.llm.tokenizer is None else self.llm.tokenizer.backend.token_to_id(text)
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """The names of the special tokens, which have no text."""
+        tokenizer = self.llm.tokenizer
+        if tokenizer is None:
+            return {}
+        return {id: tokenizer.backend.id_to_token(id) for id in tokenizer.special_ids}
+
+    @cached_property
+    def marker_tokens(self) -> dict[int, str]:
+        """The names of the special tokens that the format of answers knows."""
+        markers = self.format.markers()
+        return {id: name for id, name in self.special_tokens.items() if any(name in marker for marker in markers)}
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; those of a special token are its name."""
+        name = self.special_tokens.get(token)
+        return name.encode() if name is not None else self.llm.token_bytes(token)
+
+    def call_id(self) -> str:
+        """Return a new id for a tool call."""
+        if length := self.format.call_id_length:
+            return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def description(self) -> dict[str, Any]:
+        """Return the model's object in `/v1/models`."""
+        program = self.llm.program
+        return {"has_chat_template": self.llm.chats, **context_fields(program.max_context_len)}
+
+
+def context_fields(length: int) -> dict[str, int]:
+    """The context length in tokens, under the names that clients of other servers read."""
+    return {"context_length": length, "max_model_len": length}
+
+
+def text_of(values: Sequence[bytes]) -> str:
+    """Return the text of tokens' bytes. Invalid UTF-8 becomes U+FFFD."""
+    return b"".join(values).decode(errors="replace")

@@ -1,0 +1,168 @@
+"""The models of a server: loaded when a request needs them, within a budget of memory, and unloaded when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import memory
+from ..llm import LLM
+from .errors import ApiError, server_error
+from .model import ServedModel
+
+
+@dataclass
+class Entry:
+    """A model: how to load it, and its state. `size` is the memory that it takes, in bytes, as far as it is known."""
+
+    name: str
+    load: Callable[[], LLM]
+    size: int
+    tool_format: str | None = None
+    model: ServedModel | None = None
+    users: int = 0
+    last_used: float = 0.0
+    description: dict[str, Any] = field(default_factory=dict)
+
+
+class Models:
+    """The models of a server, by name.
+
+    - `budget`: the memory in bytes that loaded models may take together, or None for no limit. Before a model is
+      loaded, others are unloaded that no request uses, those first that were not used for the longest time.
+    - `idle_seconds`: a model that no request used for this long is unloaded. 0: never.
+
+    A model whose memory is not known yet counts with the size of its file.
+    """
+
+    def __init__(self, budget: int | None = None, idle_seconds: float = 0.0):
+        self._budget, self._idle_seconds = budget, idle_seconds
+        self._entries: dict[str, Entry] = {}
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def of(cls, llm: LLM, name: str, tool_format: str | None = None) -> Models:
+        """Return the models of a server that has only `llm`, which stays loaded."""
+        models = cls()
+        models.add(name, lambda: llm, 0, tool_format)
+        models._load(models._entries[name])
+        return models
+
+    def add(self, name: str, load: Callable[[], LLM], size: int, tool_format: str | None = None) -> None:
+        """Add a model. `size` is the size of its file in bytes. Raises ValueError if the name is taken."""
+        if name in self._entries:
+            raise ValueError(f"name: got {name!r} twice, expected different names")
+        self._entries[name] = Entry(name, load, size, tool_format)
+
+    def load_all(self) -> None:
+        """Load each model once, so that errors show up at the start. The last ones that fit stay loaded.
+
+        Raises the errors of `LLM.load`, and ValueError for a model that does not fit into the budget alone.
+        """
+        for entry in self._entries.values():
+            self._make_room(entry)
+            try:
+                self._load(entry)
+            except (ValueError, RuntimeError) as error:
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                raise kind(f"{entry.name}: {error}") from error
+            self._make_room(entry)  # its size is known now
+            if self._budget is not None and entry.size > self._budget:
+                raise ValueError(f"{entry.name}: takes {entry.size} bytes, the budget is {self._budget}")
+
+    @property
+    def loaded(self) -> Mapping[str, ServedModel]:
+        """The models that are in memory, by name."""
+        return {name: entry.model for name, entry in self._entries.items() if entry.model is not None}
+
+    def descriptions(self) -> list[dict[str, Any]]:
+        """Return the objects of `/v1/models`."""
+        return [self.description(name) for name in self._entries]
+
+    def description(self, name: str) -> dict[str, Any]:
+        """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
+        entry = self._entry(name)
+        fields = {"id": name, "object": "model", "created": 0, "owned_by": "executorch-mlx"}
+        return fields | entry.description | {"loaded": entry.model is not None}
+
+    async def acquire(self, name: str) -> ServedModel:
+        """Return a model, loading it if necessary. Call `release` when its answer is complete.
+
+        Raises ApiError for an unknown name, or if the model cannot be loaded now.
+        """
+        entry = self._entry(name)
+        entry.users += 1
+        try:
+            if entry.model is None:
+                async with self._lock:
+                    if entry.model is None:
+                        await asyncio.to_thread(self._load_with_room, entry)
+            return entry.model
+        except BaseException:
+            entry.users -= 1
+            raise
+
+    def release(self, model: ServedModel) -> None:
+        entry = self._entries[model.name]
+        entry.users -= 1
+        entry.last_used = time.monotonic()
+
+    async def unload_idle(self) -> None:
+        """Unload idle models, now and then, until the task is cancelled."""
+        while self._idle_seconds > 0:
+            await asyncio.sleep(min(self._idle_seconds / 4, 10))
+            async with self._lock:
+                for entry in self._unused():
+                    if time.monotonic() - entry.last_used >= self._idle_seconds:
+                        await asyncio.to_thread(self._unload, entry)
+
+    def close(self) -> None:
+        """Unload all models."""
+        for entry in self._entries.values():
+            if entry.model is not None:
+                self._unload(entry)
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self._entries:
+            known = ", ".join(map(repr, self._entries))
+            message = f"the model {name[:100]!r} does not exist; this server has {known}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+        return self._entries[name]
+
+    def _unused(self) -> list[Entry]:
+        """The loaded models that no request uses, those first that were not used for the longest time."""
+        entries = [entry for entry in self._entries.values() if entry.model is not None and not entry.users]
+        return sorted(entries, key=lambda entry: entry.last_used)
+
+    def _load_with_room(self, entry: Entry) -> None:
+        if not self._make_room(entry):
+            raise server_error(f"the model {entry.name!r} does not fit into memory while others run", 503, "overloaded")
+        try:
+            self._load(entry)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise server_error(f"the model {entry.name!r} cannot be loaded: {error}", 503) from error
+
+    def _make_room(self, entry: Entry) -> bool:
+        """Unload other models until `entry` fits into the budget. Return whether it fits."""
+        if self._budget is None:
+            return True
+        unused = [other for other in self._unused() if other is not entry]
+        while (taken := sum(e.size for e in self._entries.values() if e.model is not None or e is entry)) > self._budget:
+            if not unused:
+                return False
+            self._unload(unused.pop(0))
+        return taken <= self._budget
+
+    def _load(self, entry: Entry) -> None:
+        before = memory.get_active_memory()
+        model = ServedModel(entry.load(), entry.name, entry.tool_format)
+        entry.size = max(entry.size, memory.get_active_memory() - before)
+        entry.description, entry.last_used = model.description(), time.monotonic()
+        entry.model = model
+
+    def _unload(self, entry: Entry) -> None:
+        model, entry.model = entry.model, None
+        model.llm.close()

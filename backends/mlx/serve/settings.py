@@ -1,0 +1,32 @@
+"""The settings of a server, besides its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server accepts, and how long it waits.
+
+    - `host`: the address on which the server listens, or None if something else knows. If it is a loopback address, a
+      request whose Host header names another machine returns HTTP 400. This protects against DNS rebinding by web pages.
+    - `api_key`: the key that requests must have, or None for no key.
+    - `max_body_bytes`: the largest size of a request's body. A larger one returns HTTP 413.
+    - `body_seconds`: the longest time until a request's body is complete.
+    - `request_seconds`: the longest time from a request to the end of its answer, waiting included. 0: no limit.
+    - `send_seconds`: the longest time that a client may leave a part of a stream unread.
+    - `stall_seconds`: if answers run and the engine ends no step for this long, `/health` returns HTTP 503.
+    - `grace_seconds`: at the shutdown, running answers have this time to end.
+    """
+
+    host: str | None = None
+    api_key: str | None = None
+    max_body_bytes: int = 16 * MEBIBYTE
+    body_seconds: float = 30.0
+    request_seconds: float = 0.0
+    send_seconds: float = 60.0
+    stall_seconds: float = 120.0
+    grace_seconds: float = 30.0

@@ -1,0 +1,138 @@
+"""From a request to its answer: the prompt, the grammar and the arguments of `LLM.generate`.
+
+The functions encode text and compile grammars, which may take long: call them on a thread of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..llm import Generation
+from .answer import Answer, Choice
+from .chat_request import ChatRequest, template_message
+from .errors import ApiError, request_error
+from .grammar import GrammarError
+from .model import ServedModel
+from .request import CompletionRequest, GenerationRequest
+
+
+def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
+    """Start the answers to the prompts of a request. Raises ApiError."""
+    body.check_fields()
+    llm = model.llm
+    prompts = [(prompt, _prompt_ids(model, prompt, "prompt")) for prompt in body.prompts]
+    starts = [(ids, _echo(model, prompt) if body.echo else "") for prompt, ids in prompts for _ in range(body.n or 1)]
+    generations = _generate(model, body, [ids for ids, _ in starts], "prompt")
+    wants_logprobs = body.logprobs is not None
+    choices = [
+        Choice(index, model, generation, wants_logprobs=wants_logprobs, echo=echo)
+        for index, (generation, (_, echo)) in enumerate(zip(generations, starts))
+    ]
+    return Answer(model, choices, len(prompts))
+
+
+def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
+    """Start the answers to the messages of a request. Raises ApiError."""
+    body.check_fields()
+    text = chat_prompt(model, body)
+    names = [function.name for function in body.functions]
+    try:
+        constraint = model.grammars.for_chat(body, text)
+    except GrammarError as error:
+        raise ApiError(str(error), param=error.param, code=error.code) from error
+    ids = model.llm.encode(text, special=False)
+    generations = _generate(model, body, [ids] * (body.n or 1), "messages", constraint)
+    choices = []
+    for index, generation in enumerate(generations):
+        choices.append(
+            Choice(
+                index, model, generation, model.format.parser(names, text), wants_logprobs=bool(body.logprobs),
+                one_call=bool(names) and body.parallel_tool_calls is False,
+            )
+        )  # fmt: skip
+    return Answer(model, choices)
+
+
+def _echo(model: ServedModel, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else model.llm.text(prompt)
+
+
+def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str) -> list[int]:
+    try:
+        return model.llm.encode(prompt)
+    except ValueError as error:
+        raise request_error(error, field, "") from error
+
+
+def _generate(
+    model: ServedModel, body: GenerationRequest, prompts: Sequence[list[int]], field: str, constraint: Any = None
+) -> list[Generation]:
+    """Start the generation of all choices, or of none. Raises ApiError."""
+    arguments = body.generate_arguments()
+    choices = body.n or 1
+    started: list[Generation] = []
+    try:
+        for index, ids in enumerate(prompts):
+            arguments["seed"] = body.choice_seed(index % choices)
+            if constraint is not None:
+                arguments["allowed_tokens"] = constraint.allowed_tokens(len(ids), arguments["max_new_tokens"])
+            started.append(model.llm.generate(ids, **arguments))
+    except (ValueError, RuntimeError) as error:
+        for generation in started:
+            generation.close()
+        raise request_error(error, field, body.max_tokens_field) from error
+    return started
+
+
+# The prompt of a chat ----------------------------------------------------------------------
+
+
+def chat_prompt(model: ServedModel, body: ChatRequest) -> str:
+    """Return the text of the prompt for the messages and tools of a request. Raises ApiError."""
+    if not model.llm.chats:
+        message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
+        raise ApiError(message, param="messages")
+    messages = [template_message(message) for message in body.messages]
+    functions = [function.model_dump(exclude_none=True, exclude={"strict"}) for function in body.functions]
+    options = dict(body.chat_template_kwargs or {})
+    if "tools" in model.template:
+        if functions:
+            options["tools"] = [{"type": "function", "function": {"parameters": {}, **f}} for f in functions]
+    else:
+        messages = _without_tool_messages(model, messages)
+        if functions:
+            messages = _with_system_text(messages, model.format.instructions(functions))
+    if "developer" not in model.template:
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    try:
+        return model.llm.tokenizer.chat_text(messages, options)
+    except ValueError as error:
+        field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
+        raise ApiError(str(error), param=field) from error
+
+
+def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write calls and results as text, for a chat template that does not know them."""
+    written: list[dict[str, Any]] = []
+    after_tool = False
+    for message in messages:
+        is_tool = message["role"] == "tool"
+        if is_tool:
+            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        elif calls := message.get("tool_calls"):
+            text = model.format.write_calls([call["function"] for call in calls])
+            message = {"role": "assistant", "content": f"{message['content']}\n{text}".strip()}
+        if is_tool and after_tool:  # many templates want users and assistants to alternate
+            message["content"] = f"{written.pop()['content']}\n{message['content']}"
+        written.append(message)
+        after_tool = is_tool
+    return written
+
+
+def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Add text to the system message, or add a system message."""
+    if messages[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, *messages]
+    first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
+    return [first, *messages[1:]]

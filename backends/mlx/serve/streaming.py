@@ -1,0 +1,110 @@
+"""Responses that wait for an answer, whole or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from .answer import Answer, Choice, Delta
+from .errors import answer_error
+from .middleware import CLIENT_DISCONNECTED, annotate
+
+DONE = "data: [DONE]\n\n"
+Events = AsyncIterator[str]
+
+
+class Format(Protocol):
+    """What a stream needs: see `CompletionFormat`."""
+
+    def first_chunks(self) -> list[dict[str, Any]]: ...
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]: ...
+    def usage_chunk(self) -> dict[str, Any]: ...
+    def response(self) -> dict[str, Any]: ...
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events. Ends the answer when the stream ends, also if the client disconnects, or leaves
+    a part of it unread for `send_seconds`."""
+
+    def __init__(self, answer: Answer, events: Events, send_seconds: float, on_end: Callable[[], object]):
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._answer, self._send_seconds, self._on_end = answer, send_seconds, on_end
+
+    async def __call__(self, scope, receive, send) -> None:
+        async def send_in_time(message) -> None:
+            await asyncio.wait_for(send(message), self._send_seconds)
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            annotate(scope, status=CLIENT_DISCONNECTED, error="the client does not read")
+        finally:
+            self._answer.close()
+            self._on_end()
+
+
+async def events(answer: Answer, format: Format, include_usage: bool) -> Events:
+    """Yields the events of a streamed answer. An error becomes the last event."""
+    for chunk in format.first_chunks():
+        yield event(chunk)
+    try:
+        async with aclosing(answer.deltas()) as deltas:
+            async for choice, delta in deltas:
+                for chunk in format.chunks(choice, delta):
+                    yield event(chunk)
+    except Exception as error:  # whatever fails, it ends this answer alone
+        yield event(answer_error(error).body)
+        return
+    if include_usage:
+        yield event(format.usage_chunk())
+    yield DONE
+
+
+def event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+async def whole_response(request: Request, answer: Answer, response: Callable[[], dict[str, Any]]) -> Response:
+    """Wait for the answer and return the response with it. Ends it if the client disconnects."""
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    waiting = asyncio.create_task(answer.wait())
+    disconnect = asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait({waiting, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            return Response(status_code=CLIENT_DISCONNECTED)
+        waiting.result()
+    except Exception as error:
+        raise answer_error(error) from error
+    finally:
+        answer.close()
+        waiting.cancel()
+        disconnect.cancel()
+    return JSONResponse(response())
+
+
+def note_answer(request: Request, answer: Answer) -> None:
+    """Add the numbers of an answer to the access log."""
+    first = min((c.first_token_at for c in answer.choices if c.first_token_at), default=None)
+    annotate(
+        request.scope,
+        model=answer.model.name,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        completion_tokens=answer.completion_tokens,
+        finish=[choice.delta.finish for choice in answer.choices],
+        first_token_seconds=None if first is None else round(first - answer.started, 4),
+        answer_seconds=round(time.monotonic() - answer.started, 4),
+    )

@@ -1,0 +1,64 @@
+"""Reads the JSON text of a request, and refuses what other parts could not handle.
+
+Python's reader takes more than JSON has (NaN), and gives values that fail much later: a lone surrogate cannot be encoded
+as UTF-8, and an integer may have any number of digits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .errors import ApiError
+
+MAX_DEPTH = 100  # of nested arrays and objects
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  # integers: seeds may be signed or unsigned
+
+
+def parse(body: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8. Raises ApiError, which names the field, for anything else."""
+    try:
+        value = json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the request body is not valid JSON: byte {error.start} is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ApiError(f"the request body is not valid JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise ApiError(f"the request body is nested too deeply: expected at most {MAX_DEPTH} levels") from error
+    except ValueError as error:  # int() refuses a number with thousands of digits
+        raise ApiError(f"the request body is not valid JSON: {error}") from error
+    check(value)
+    return value
+
+
+def check(value: Any) -> None:
+    """Raise ApiError for a lone surrogate, a number that is not finite or has more than 64 bits, or deep nesting."""
+    waiting: list[tuple[tuple, Any]] = [((), value)]
+    while waiting:
+        path, value = waiting.pop()
+        if len(path) > MAX_DEPTH:
+            raise _error(path[:3], f"nested too deeply: expected at most {MAX_DEPTH} levels")
+        if isinstance(value, dict):
+            for key in value:
+                _check_string(path, key)
+            waiting += [((*path, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*path, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, str):
+            _check_string(path, value)
+        elif isinstance(value, float) and value - value != 0:
+            raise _error(path, "expected a finite number")
+        elif isinstance(value, int) and not SMALLEST <= value <= LARGEST:
+            raise _error(path, "expected an integer of 64 bits")
+
+
+def _check_string(path: tuple, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _error(path, f"character {error.start} is a lone surrogate, expected Unicode text") from error
+
+
+def _error(path: tuple, message: str) -> ApiError:
+    field = ".".join(map(str, path))
+    return ApiError(f"{field}: {message}" if field else message, param=field or None)

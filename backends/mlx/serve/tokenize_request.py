@@ -1,0 +1,65 @@
+"""`/tokenize` and `/detokenize`: token ids of texts and chats, and texts of token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from .chat_request import ChatRequest, Message, Tool
+from .errors import ApiError
+from .model import ServedModel, text_of
+from .request import Strict
+from .start import chat_prompt
+
+MAX_TOKENS = 2**20
+
+
+class TokenizeRequest(Strict):
+    """Either `prompt` or `messages`.
+
+    - `add_special_tokens`: add the special tokens that the model expects around a text.
+    - `return_token_strs`: also return the text of each token.
+    """
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("got both or neither of prompt and messages, expected one")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str
+    tokens: list[int] = Field(max_length=MAX_TOKENS)
+
+
+def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
+    """Return the response of `/tokenize`. Raises ApiError and ValueError."""
+    if body.messages is not None:
+        options = {"tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
+        chat = ChatRequest(model=body.model, messages=body.messages, **options)
+        ids = model.llm.encode(chat_prompt(model, chat), special=False)
+    else:
+        ids = model.llm.encode(body.prompt, special=body.add_special_tokens)
+    result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.llm.program.max_context_len}
+    if body.return_token_strs:
+        result["token_strs"] = [text_of([model.token_bytes(token)]) for token in ids]
+    return result
+
+
+def detokenize(model: ServedModel, body: DetokenizeRequest) -> dict[str, Any]:
+    """Return the response of `/detokenize`. Raises ApiError and ValueError."""
+    size = model.llm.program.vocab_size
+    for token in body.tokens:
+        if not 0 <= token < size:
+            raise ApiError(f"tokens: id {token} is outside the vocabulary [0, {size})", param="tokens")
+    return {"prompt": text_of([model.token_bytes(token) for token in body.tokens])}

@@ -1,0 +1,61 @@
+"""`lower` traces a graph once, and gives the program that ExecuTorch's own sequence of passes gives."""
+
+import dataclasses
+
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch.exir.lowered_backend_module import get_lowered_submodules
+from executorch_mlx import MLXPartitioner
+from executorch_mlx.llm.export.lowering import lower
+from executorch_mlx.serialization.read import read_payload
+
+
+class Layer(torch.nn.Module):
+    """An RMSNorm with casts, as in language models, a product, a buffer that each call updates, and an unused weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.unused = torch.nn.Parameter(torch.ones(1000))
+        self.register_buffer("count", torch.zeros(8))
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        self.count.add_(1)
+        return torch.nn.functional.silu(self.linear(self.weight * normed.to(x.dtype))) + self.count
+
+
+class Undelegated(torch.nn.Module):
+    def forward(self, x):
+        return torch.cumsum(x.abs(), 0) + torch.nn.functional.grid_sample(
+            x.reshape(1, 1, 1, 2, 4), torch.zeros(1, 1, 1, 1, 3), align_corners=False
+        ).sum()
+
+
+def exported(module):
+    return torch.export.export(module.eval(), (torch.ones(1, 8),))
+
+
+def graphs(manager):
+    """The delegated programs, without the names of their tensors."""
+    modules = get_lowered_submodules(manager.exported_program().graph_module)
+    return [dataclasses.replace(read_payload(module.processed_bytes), named_slots=None) for _, module, _ in modules]
+
+
+def test_the_program_is_that_of_executorch():
+    lowered, report = lower({"forward": exported(Layer())}, {"answer": 42}, allow_extensions=False)
+    assert not report.refused
+    expected = to_edge_transform_and_lower(
+        exported(Layer()), partitioner=[MLXPartitioner()], compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    assert graphs(lowered) == graphs(expected)
+    assert lowered.config_methods == {"answer"}
+    assert lowered.to_executorch().buffer
+
+
+def test_a_node_without_delegate_goes_to_executorch():
+    lowered, report = lower({"forward": exported(Undelegated())}, {}, allow_extensions=False)
+    assert [d.target for d in report.refused] == ["aten.grid_sampler_3d.default"]
+    assert len(graphs(lowered)) == 2

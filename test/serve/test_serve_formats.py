@@ -1,0 +1,112 @@
+"""The parsers of tool calls and reasoning, with answers in the form that each family of models writes."""
+
+import json
+
+import pytest
+from executorch_mlx.serve.formats import FORMATS, detect
+from executorch_mlx.serve.formats.detect import THINK
+
+NAMES = ("f", "get_weather")
+
+
+def parse(name: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
+    """The parts of an answer that arrives in pieces of `size` characters."""
+    parser = FORMATS[name]([THINK[think]]).parser(names, prompt)
+    parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
+    found = {"reasoning": "", "content": "", "calls": []}
+    for kind, value in parts + parser.end():
+        found[kind] += [(call.name, json.loads(call.arguments)) for call in value] if kind == "calls" else value
+    return {kind: value for kind, value in found.items() if value}
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+QWEN_XML = "<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>\n</tool_call>"
+F = ("f", {"a": 1})
+# Name: (format, answer, parts).
+ANSWERS = {
+    "text": ("hermes", "Hello <b>you</b>", {"content": "Hello <b>you</b>"}),
+    "hermes": ("hermes", f"Hi {CALL}\n{CALL}", {"content": "Hi ", "calls": [F, F]}),
+    "hermes without an end": ("hermes", CALL[:-12], {"calls": [F]}),
+    "hermes parameters": ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', {"calls": [F]}),
+    "hermes string arguments": (
+        "hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"calls": [F]}),
+    "qwen xml": ("hermes", QWEN_XML, {"calls": [("f", {"a": 3, "b": "x\ny"})]}),
+    "no call": ("hermes", "a <tool_call>b</tool_call> c", {"content": "a <tool_call>b</tool_call> c"}),
+    "call of no object": ("hermes", "<tool_call>[1]</tool_call>", {"content": "<tool_call>[1]</tool_call>"}),
+    "a beginning of a tag": ("hermes", "a <tool_", {"content": "a <tool_"}),
+    "reasoning": ("hermes", "<think>\nhm\n</think>\n\nHi", {"reasoning": "hm\n", "content": "Hi"}),
+    "reasoning and a call": ("hermes", f"<think>hm</think>\n{CALL}", {"reasoning": "hm", "calls": [F]}),
+    "reasoning without an end": ("hermes", "<think>hm", {"reasoning": "hm"}),
+    "llama": ("llama3", '{"name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
+    "llama, two": ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', {"calls": [F, ("g", {})]}),
+    "llama, tag": ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
+    "llama, function": ("llama3", '<function=f>{"a": 1}</function>', {"calls": [F]}),
+    "llama 4": ("llama3", '[f(a=1), get_weather(city="Oslo")]', {"calls": [F, ("get_weather", {"city": "Oslo"})]}),
+    "llama, JSON that is no call": ("llama3", '{"a": 1, "b": "name"}' * 9, {"content": '{"a": 1, "b": "name"}' * 9}),
+    "llama, list": ("llama3", "[1, 2]", {"content": "[1, 2]"}),
+    "mistral": ("mistral", 'ok[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', {"content": "ok", "calls": [F]}),
+    "mistral 11": ("mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', {"calls": [F, ("g", {})]}),
+    "gemma 3": ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\n```", {"content": "Sure.\n", "calls": [F]}),
+    "gemma 3, code": ("gemma", "```tool_code\nimport os\n```", {"content": "```tool_code\nimport os\n```"}),
+    "function gemma": (
+        "gemma-tags", "<start_function_call>call:f{a:<escape>x{,y<escape>,b:[1,{c:true}]}<end_function_call>",
+        {"calls": [("f", {"a": "x{,y", "b": [1, {"c": True}]})]}),
+    "gemma 4": ("gemma-tags", '<|tool_call>call:f{a:1,s:<|"|>x<|"|>}<tool_call|>', {"calls": [("f", {"a": 1, "s": "x"})]}),
+    "gemma, broken": ("gemma-tags", "<|tool_call>call:f{a:<tool_call|>", {"content": "<|tool_call>call:f{a:<tool_call|>"}),
+    "harmony": (
+        "harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        {"reasoning": "hm", "content": "Hi"}),
+    "harmony call": (
+        "harmony",
+        '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json'
+        '<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
+    "harmony, other order": ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {"calls": [F]}),
+    "harmony, broken call": ("harmony", "<|channel|>commentary to=f<|message|>{", {"content": "{"}),
+    "harmony preamble": ("harmony", "<|channel|>commentary<|message|>I look.<|end|>", {"content": "I look."}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format, text, expected", ANSWERS.values(), ids=ANSWERS)
+def test_answer_in_pieces(format, text, expected):
+    prompt = "<|start|>assistant" if format == "harmony" else ""
+    for size in (1, 2, 3, 7, len(text)):
+        assert parse(format, text, size, prompt) == expected, size
+
+
+def test_prompt_may_have_opened_the_reasoning():
+    assert parse("hermes", "hm</think>Hi", 1, "…<think>\n") == {"reasoning": "hm", "content": "Hi"}
+    assert parse("hermes", "Hi", 1, "<think>\n\n</think>\n\n") == {"content": "Hi"}
+    assert parse("mistral", "[THINK]hm[/THINK]Hi", 1, think="[/THINK]") == {"reasoning": "hm", "content": "Hi"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_without_functions_are_text(format):
+    text = CALL + '{"name": "f", "parameters": {}}[TOOL_CALLS]```tool_code\nf()\n```'
+    assert parse(format, text, 4, names=()) == {"content": text}
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "gemma-tags"])
+def test_parsers_read_what_is_written(format):
+    """The texts of earlier calls in a prompt, and of calls by a grammar."""
+    calls = [{"name": "f", "arguments": {"a": [1, "}"], "b": {"c": None}}}]
+    text = FORMATS[format]().write_calls(calls)
+    assert parse(format, text, 3) == {"calls": [("f", calls[0]["arguments"])]}
+
+
+TEMPLATES = {
+    "{{ x }}": "hermes",
+    "<tool_call>": "hermes",
+    "<|python_tag|>": "llama3",
+    "[TOOL_CALLS]": "mistral",
+    "[TOOL_CALLS] [ARGS]": "mistral-named",
+    "<start_of_turn>model": "gemma",
+    "<start_of_turn> <start_function_call>": "gemma-tags",
+    "<|channel|> <|message|>": "harmony",
+}
+
+
+@pytest.mark.parametrize("template, name", TEMPLATES.items())
+def test_format_of_a_template(template, name):
+    assert detect(template, lambda token: False).name == name
+    assert detect(template, lambda token: False, "mistral").name == "mistral"
+    assert detect("", {"[TOOL_CALLS]"}.__contains__).name == "mistral"

@@ -1,0 +1,261 @@
+"""Tools, reasoning and several choices, with a model whose mask makes it write a given text."""
+
+import json
+from contextlib import contextmanager
+
+import numpy
+import openai
+import pytest
+import served
+import small_llm
+from executorch_mlx.llm import LLM
+from executorch_mlx.llm.tokenizer import Tokenizer
+from executorch_mlx.serve import Settings, create_app
+from served import NAME
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+CLOCK = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": CLOCK}]
+MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+# A template like those of Qwen: it knows tools and reasoning.
+TEMPLATE = """\
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for message in messages %}[{{ message.role }}]{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}
+{%- endfor %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
+
+
+class Scripted:
+    """A server whose model writes `text`."""
+
+    def __init__(self, llm: LLM, url: str):
+        self.llm, self.url, self.text, self.prompts = llm, url, None, []
+        self._generate = llm.generate
+        llm.generate = self.generate
+
+    def generate(self, ids, **options):
+        self.prompts.append(self.llm.tokenizer.decode(ids))
+        if self.text is not None:
+            script = [*self.llm.encode(self.text, special=False), small_llm.EOS]
+            options |= {"allowed_tokens": lambda answer: one_bit(script[len(answer)]), "max_new_tokens": None}
+        return self._generate(ids, **options)
+
+
+def one_bit(token: int) -> numpy.ndarray:
+    mask = numpy.zeros(small_llm.VOCABULARY // 32, numpy.uint32)
+    mask[token // 32] = 1 << token % 32
+    return mask.view(numpy.int32)
+
+
+@contextmanager
+def scripted(program, template: str, special: tuple[str, ...] = ()):
+    llm = LLM.load(program)
+    config = {"eos_token": "</s>", "additional_special_tokens": list(special)}
+    llm.tokenizer = Tokenizer(llm.tokenizer.backend.to_str(), config, template)
+    settings = Settings(host="127.0.0.1", grace_seconds=0)
+    with served.listening(create_app(llm, name=NAME, settings=settings), settings) as url:
+        yield Scripted(llm, url)
+
+
+@pytest.fixture(scope="module")
+def server(chat_program):
+    with scripted(chat_program, TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture
+def says(server):
+    def say(text: str | None) -> None:
+        server.text = text
+
+    yield say
+    server.text = None
+    server.prompts.clear()
+
+
+def chat(client, **fields):
+    return client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, "tools": TOOLS, "seed": 1} | fields)
+
+
+def test_call_is_read_from_the_answer(client, server, says):
+    says(f"Let me look.\n{CALL}\n{CALL}")
+    (choice,) = chat(client).choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look.\n"
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"city": "Oslo", "days": 2}] * 2
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert '"name": "get_weather"' in server.prompts[0] and "<tools>" in server.prompts[0]
+    (choice,) = chat(client, parallel_tool_calls=False).choices
+    assert len(choice.message.tool_calls) == 1 and choice.finish_reason == "tool_calls"
+    (choice,) = chat(client, tool_choice="none").choices
+    assert choice.message.tool_calls is None and CALL in choice.message.content and "<tools>" not in server.prompts[-1]
+
+
+def test_stream_of_calls(client, says):
+    says(f"Hi {CALL}")
+    chunks = [chunk.choices[0] for chunk in chat(client, stream=True)]
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "get_weather")]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Hi " and chunks[-1].finish_reason == "tool_calls"
+
+
+def test_results_of_calls_are_messages(client, server, says):
+    says(CALL)
+    message = chat(client).choices[0].message
+    says("Rain.")
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    answer = chat(client, messages=[*MESSAGES, message.model_dump(), result])
+    assert answer.choices[0].message.content == "Rain." and answer.choices[0].finish_reason == "stop"
+    # The template got the arguments as a mapping.
+    assert '<tool_call>{"city": "Oslo", "days": 2}</tool_call>[tool]rain' in server.prompts[-1]
+
+
+def test_forced_calls_follow_the_schema(client):
+    pytest.importorskip("xgrammar")
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for seed, choice in enumerate(["required", "required", "required", named, named]):
+        answer = chat(client, tool_choice=choice, seed=seed, max_tokens=150).choices[0]
+        assert answer.finish_reason == "tool_calls" and not answer.message.content
+        for call in answer.message.tool_calls:
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name in (("get_weather",) if choice is named else ("get_weather", "now"))
+            if call.function.name == "get_weather":
+                assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
+    one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
+    assert len(one.message.tool_calls) == 1
+
+
+def test_strict_functions_constrain_calls_and_not_text(client):
+    pytest.importorskip("xgrammar")
+    strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
+    answer = chat(client, tools=strict, max_tokens=20, seed=5)
+    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
+
+
+def test_tools_and_a_schema(client):
+    pytest.importorskip("xgrammar")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for seed in range(3):
+        message = chat(client, response_format=response_format, seed=seed, max_tokens=150).choices[0].message
+        assert message.tool_calls or isinstance(json.loads(message.content)["ok"], bool)
+
+
+def test_reasoning_is_split_off(client, says):
+    says("<think>\nIt rains.\n</think>\n\nRain.")
+    answer = chat(client, tools=[])
+    message = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("It rains.\n", "Rain.")
+    assert 3 < answer.usage.completion_tokens_details.reasoning_tokens < answer.usage.completion_tokens
+    says("It rains.</think>Rain.")  # the prompt opened it
+    message = chat(client, tools=[], extra_body={"chat_template_kwargs": {"think": True}}).choices[0].message
+    assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
+    deltas = [c.choices[0].delta for c in chat(client, stream=True, extra_body={"chat_template_kwargs": {"think": True}})]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "It rains."
+    assert "".join(delta.content or "" for delta in deltas) == "Rain."
+
+
+def test_special_tokens_are_tags_of_their_format(chat_program):
+    """The tags of Mistral are special tokens, which have no text."""
+    special = ("[TOOL_CALLS]", "[INST]")
+    llm = LLM.load(chat_program)
+    vocabulary = json.loads(llm.tokenizer.backend.to_str())
+    renamed = [llm.tokenizer.backend.id_to_token(id) for id in (500, 501)]
+    for name, old in zip(special, renamed):
+        vocabulary["model"]["vocab"][name] = vocabulary["model"]["vocab"].pop(old)
+        merges = vocabulary["model"]["merges"]
+        vocabulary["model"]["merges"] = [pair for pair in merges if old not in (*pair, "".join(pair))]
+    from executorch_mlx.serve.model import ServedModel
+
+    llm.tokenizer = Tokenizer(json.dumps(vocabulary), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]")
+    model = ServedModel(llm, NAME)
+    assert model.format.name == "mistral" and model.marker_tokens == {500: "[TOOL_CALLS]"}
+    assert len(model.call_id()) == 9 and model.call_id().isalnum()
+
+
+def test_template_without_tools_gets_instructions(chat_program):
+    with scripted(chat_program, small_llm.TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = CALL
+            message = chat(client).choices[0].message
+            assert message.tool_calls[0].function.name == "get_weather"
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+            chat(client, messages=[{"role": "developer", "content": "Hi"}, *MESSAGES, message.model_dump(), result])
+    assert '<tools>\n{"type": "function"' in server.prompts[0]
+    assert server.prompts[1].startswith("Hi\n\nYou can call functions.")
+    assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]
+
+
+def test_choices_draw_with_different_seeds(client):
+    answer = chat(client, tools=[], n=3, max_tokens=6, logprobs=True, top_logprobs=2)
+    texts = [choice.message.content for choice in answer.choices]
+    assert len({*texts}) == 3 and [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert texts[0] == chat(client, tools=[], max_tokens=6).choices[0].message.content
+    assert answer.usage.completion_tokens <= 18
+    chunks = [chunk.choices[0] for chunk in chat(client, tools=[], n=3, max_tokens=6, stream=True)]
+    for index, text in enumerate(texts):
+        assert "".join(chunk.delta.content or "" for chunk in chunks if chunk.index == index) == text
+
+
+def test_log_probabilities(client, server):
+    choice = chat(client, tools=[], max_tokens=5, logprobs=True, top_logprobs=3, temperature=0).choices[0]
+    entries = choice.logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == choice.message.content
+    for entry in entries:
+        assert len(entry.top_logprobs) == 3 and entry.top_logprobs[0].token == entry.token  # greedy
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+    streamed = [
+        entry
+        for chunk in chat(client, tools=[], max_tokens=5, logprobs=True, temperature=0, stream=True)
+        for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+    ]
+    assert [entry.logprob for entry in streamed] == [entry.logprob for entry in entries]
+    answer = client.completions.create(model=NAME, prompt=["Return", "The"], n=2, max_tokens=3, logprobs=2, seed=1)
+    assert [len(choice.logprobs.tokens) for choice in answer.choices] == [3] * 4
+    assert answer.choices[0].logprobs.text_offset[0] == 0 and len(answer.choices[0].logprobs.top_logprobs[0]) == 2
+
+
+def test_echo(client, server):
+    (choice,) = client.completions.create(model=NAME, prompt="Return", max_tokens=2, echo=True, seed=1).choices
+    assert choice.text.startswith("Return") and len(choice.text) > len("Return")
+
+
+def test_tokens_of_texts_and_chats(server):
+    import httpx
+
+    text = "Return the value"
+    given = httpx.post(f"{server.url}/tokenize", json={"model": NAME, "prompt": text, "return_token_strs": True}).json()
+    ids = given["tokens"]
+    assert ids == server.llm.encode(text) and given["count"] == len(ids) and given["max_model_len"] == small_llm.CONTEXT
+    assert "".join(given["token_strs"][1:]) == text
+    back = httpx.post(f"{server.url}/detokenize", json={"model": NAME, "tokens": ids[1:]}).json()
+    assert back == {"prompt": text}
+    chat = httpx.post(f"{server.url}/tokenize", json={"model": NAME, "messages": MESSAGES}).json()
+    assert server.llm.text(chat["tokens"]).startswith("[user]What is")
+    for path, body, param in (
+        ("tokenize", {}, None),
+        ("tokenize", {"prompt": "a", "messages": MESSAGES}, None),
+        ("detokenize", {"tokens": [99999]}, "tokens"),
+    ):
+        response = httpx.post(f"{server.url}/{path}", json={"model": NAME} | body)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_metrics(server, client):
+    import httpx
+
+    chat(client, tools=[], max_tokens=3)
+    text = httpx.get(f"{server.url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values[f'executorch_mlx_time_to_first_token_seconds_count{{model="{NAME}"}}']) >= 1
+    assert float(values[f'executorch_mlx_engine_generated_tokens_total{{model="{NAME}"}}']) >= 3
+    assert float(values[f'executorch_mlx_engine_rows{{model="{NAME}"}}']) == 1
