@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
+from executorch_mlx.llm.export import export_llm
 from export_config import CONFIG
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from executorch_mlx.llm.export import export_llm
 
 
 def main() -> None:

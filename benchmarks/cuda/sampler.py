@@ -27,7 +27,6 @@ SCALAR_TYPES = {"float32": 6, "int64": 4}
 def export(program: str) -> None:
     import torch
     from executorch.exir import to_edge_transform_and_lower
-
     from executorch_mlx import MLXPartitioner
     from executorch_mlx.custom_kernel_ops.sample import sample
 
