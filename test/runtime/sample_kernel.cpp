@@ -2,6 +2,7 @@
 //
 // Reads requests from stdin and writes the tokens of each, int64 [rows], to stdout. A request is a Header, the logits,
 // and five parameters of `rows` elements each: temperature, top_p, min_p (float32), seed, top_k (int64).
+#include <barrier>
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -38,10 +39,21 @@ std::vector<T> read(size_t count) {
   return values;
 }
 
+class Barrier final : public executorch_mlx::gpu::GroupBarrier {
+ public:
+  explicit Barrier(uint32_t threads) : barrier_(threads) {}
+  void wait() override {
+    barrier_.arrive_and_wait();
+  }
+
+ private:
+  std::barrier<> barrier_;
+};
+
 // Calls run(thread) on the threads of a group.
 template <typename Run>
 void run_group(uint32_t threads, const Run& run) {
-  std::barrier<> barrier(threads);
+  Barrier barrier(threads);
   std::vector<std::jthread> group;
   for (uint32_t thread = 0; thread < threads; ++thread) {
     group.emplace_back([&, thread] {

@@ -1,7 +1,5 @@
 #include "constants.h"
 
-#include <mlx/backend/cuda/cuda.h>
-
 #include <cstring>
 #include <functional>
 #include <limits>

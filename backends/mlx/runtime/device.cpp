@@ -1,7 +1,5 @@
 #include "device.h"
 
-#include <mlx/backend/cuda/cuda.h>
-
 #include <cstdlib>
 #include <map>
 #include <mutex>

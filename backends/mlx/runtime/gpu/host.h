@@ -3,14 +3,20 @@
 #pragma once
 
 #include <atomic>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 namespace executorch_mlx::gpu {
 
-inline thread_local std::barrier<>* group_barrier = nullptr;
+struct GroupBarrier {
+  virtual void wait() = 0;
+
+ protected:
+  ~GroupBarrier() = default;
+};
+
+inline thread_local GroupBarrier* group_barrier = nullptr;
 
 } // namespace executorch_mlx::gpu
 
@@ -20,7 +26,7 @@ inline thread_local std::barrier<>* group_barrier = nullptr;
 #define GPU_SHARED
 #define GPU_ATOMIC_UINT std::atomic<uint32_t>
 #define GPU_BARRIER() \
-  (::executorch_mlx::gpu::group_barrier ? ::executorch_mlx::gpu::group_barrier->arrive_and_wait() : void())
+  (::executorch_mlx::gpu::group_barrier ? ::executorch_mlx::gpu::group_barrier->wait() : void())
 
 inline uint32_t gpu_bits(float x) {
   uint32_t bits;
