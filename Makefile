@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm docs test test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm docs peers test test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -21,6 +21,7 @@ help:
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
 	@echo "make fuzz-payloads, fuzz-pte"
 	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"
+	@echo "make peers      install the engines that benchmarks/peers_cpu.py compares, in build/peers; compiles llama.cpp"
 	@echo "make docs       build the documentation in build/docs; a broken link is an error"
 	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo
@@ -50,6 +51,13 @@ test-ray: build $(VENV)/.ray
 $(VENV)/.ray: $(VENV)/.installed
 	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[ray]"
 	@touch $@
+
+# llama.cpp is compiled for this processor.
+peers: build
+	@$(PY) -m venv build/peers/llama_cpp
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" build/peers/llama_cpp/bin/python -m pip --disable-pip-version-check \
+	  install -q --no-binary llama-cpp-python llama-cpp-python gguf
+	@echo "Next: $(PY) benchmarks/peers_cpu.py"
 
 # Not with --quiet, which would also silence the warnings that --strict counts.
 docs: $(VENV)/.docs

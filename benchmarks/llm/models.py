@@ -16,7 +16,8 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
-FORMATS = ("float32", "int4")
+FORMATS = ("float32", "int4")  # of benchmarks/llm.py and benchmarks/engine.py
+ALL_FORMATS = ("float32", "bf16", "int8", "int4")
 
 
 def float32_folder(shape: str, root: Path) -> Path:
@@ -53,16 +54,34 @@ def float32_folder(shape: str, root: Path) -> Path:
 
 
 def folder_of(shape: str, form: str, root: Path) -> Path:
-    """The checkpoint that mlx-lm loads. mlx-lm converts the int4 one from float32, in groups of 64."""
+    """The checkpoint that mlx-lm loads. mlx-lm converts int4 and int8 from float32, in groups of 64."""
     source = float32_folder(shape, root)
     folder = root / f"{shape}-{form}"
-    if form == "int4" and not (folder / "config.json").exists():
-        convert(source, folder)
+    if (folder / "config.json").exists():
+        return folder
+    if form == "bf16":
+        cast(source, folder)
+    else:
+        convert(source, folder, bits=int(form[3:]))
     return folder
 
 
-def convert(source: Path, folder: Path) -> None:
-    """Quantize like `mlx_lm.convert -q --q-bits 4 --q-group-size 64`, without a tokenizer."""
+def cast(source: Path, folder: Path) -> None:
+    """Write the checkpoint with bfloat16 weights."""
+    import json
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = load_file(source / "model.safetensors")
+    save_file({k: w.to(torch.bfloat16) for k, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def convert(source: Path, folder: Path, bits: int) -> None:
+    """Quantize like `mlx_lm.convert -q --q-bits BITS --q-group-size 64`, without a tokenizer."""
     import json
 
     import mlx.core as mx
@@ -70,7 +89,7 @@ def convert(source: Path, folder: Path) -> None:
     from mlx_lm.utils import load_model, quantize_model
 
     model, config = load_model(source)
-    model, config = quantize_model(model, config, group_size=64, bits=4)
+    model, config = quantize_model(model, config, group_size=64, bits=bits)
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(
         str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}

@@ -96,7 +96,8 @@ LINES = [
     (line("long", prompt=[5] * 5000), 400),
     (line("field", nonsense=1), 400),
     (line("value", top_p=7), 400),
-    (line("surrogate \ud800", top_p=7), 400),
+    (line("surrogate \ud800", prompt="a \ud800"), 400),
+    (line("large", prompt="x" * 17 * 2**20), 413),
     (line("last"), None),
 ]
 
@@ -190,3 +191,12 @@ def test_ray_is_needed_only_for_its_option(tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1
     assert "batch needs ray: pip install 'executorch-mlx[ray]'" in capfd.readouterr().err
+
+
+def test_every_endpoint_of_the_server_works(batch_program, tmp_path, capfd):
+    requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    body = {"model": "batch", "input": "Hello", "max_output_tokens": 3, "temperature": 0}
+    requests.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}))
+    assert batch(batch_program, requests, output) == 0
+    assert answers_in(output)[0]["response"]["body"]["object"] == "response"
+    assert "3 generated tokens" in capfd.readouterr().err

@@ -134,16 +134,20 @@ def url(cluster, batch_program):
     port = 8731
     serve.start(http_options={"port": port})
     autoscaling = {"upscale_delay_s": 1, "metrics_interval_s": 0.5, "look_back_period_s": 1, "downscale_delay_s": 600}
-    serve.run(serve_app(batch_program, name="small", rows=2, min_replicas=2, max_replicas=3, autoscaling=autoscaling))
+    sizes = {"rows": 2, "min_replicas": 2, "max_replicas": 3, "autoscaling": autoscaling}
+    serve.run(serve_app(batch_program, name="small", api_key="secret", **sizes))
     address = f"http://127.0.0.1:{port}"
     wait_until(lambda: httpx.get(f"{address}/health").status_code == 200)  # the proxy learns of the route later
     yield address
     serve.shutdown()
 
 
+KEY = {"Authorization": "Bearer secret"}
+
+
 def post(url, path="/v1/completions", **body):
     body = {"model": "small", "temperature": 0, "max_tokens": 4} | body
-    return httpx.post(f"{url}{path}", json=body, timeout=120)
+    return httpx.post(f"{url}{path}", json=body, headers=KEY, timeout=120)
 
 
 def test_serve_app_answers_like_the_server(url, batch_program):
@@ -155,12 +159,14 @@ def test_serve_app_answers_like_the_server(url, batch_program):
     answer = post(url, "/v1/chat/completions", messages=messages)
     assert answer.json()["choices"][0]["message"]["content"] == chat
     assert answer.headers["content-type"] == "application/json"
-    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "small"
+    assert httpx.get(f"{url}/v1/models", headers=KEY).json()["data"][0]["id"] == "small"
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert post(url, prompt="x" * 17 * 2**20).status_code == 413
     refused = post(url, prompt="x", model="other")
     assert refused.status_code == 404 and refused.json()["error"]["param"] == "model"
-    assert httpx.post(f"{url}/v1/completions", content=b"{").status_code == 400
+    assert httpx.post(f"{url}/v1/completions", content=b"{", headers=KEY).status_code == 400
     body = {"model": "small", "prompt": "Return the", "temperature": 0, "max_tokens": 4, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=KEY) as response:
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == expected
@@ -181,7 +187,7 @@ def test_client_that_leaves_ends_its_request_and_load_adds_replicas(url):
     def running() -> int:
         return max(httpx.get(f"{url}/health").json()["running"] for _ in range(6))
 
-    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"temperature": 0}) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body | {"temperature": 0}, headers=KEY) as response:
         next(response.iter_lines())
     wait_until(lambda: running() == 0)
 

@@ -54,6 +54,14 @@ def test_sequences_end_independently(batched, single):
     assert results[1].tokens == whole[1] and results[1].finish == "length"
 
 
+def test_prompts_with_only_the_first_token_in_common_keep_their_rows(batch_program):
+    prompts = [[small_llm.BOS, *range(start, start + 60)] for start in (100, 200, 300)]
+    with LLM.load(batch_program) as llm:
+        llm.generate_batch(prompts, max_new_tokens=1)
+        again = [llm.generate([*prompt, 7], max_new_tokens=1).result() for prompt in prompts]
+    assert [answer.metrics.cached_tokens for answer in again] == [61, 61, 61]
+
+
 def test_full_context_ends_one_answer(batched):
     (short, long) = batched.generate_batch([[5], [5] * (small_llm.CONTEXT - 2)], ignore_eos=True, max_new_tokens=20)
     assert (long.finish, len(long.tokens)) == ("context", 3)

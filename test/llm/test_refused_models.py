@@ -9,6 +9,7 @@ import transformers as hf
 from executorch_mlx.llm.export import export_llm
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 SMALL = dict(
     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -16,28 +17,18 @@ SMALL = dict(
 )
 MODELS = {
     "encoder": (hf.BertLMHeadModel, hf.BertConfig(**SMALL), "BertSelfAttention is not causal"),
-    "own attention function": (
-        hf.GPTJForCausalLM,
-        hf.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32),
-        "GPTJForCausalLM has its own attention in layers 0",
-    ),
     "no attention": (
         hf.MambaForCausalLM,
         hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4),
-        "the config of mamba has no max_position_embeddings",
+        "MambaForCausalLM: got layers of kind linear_attention",
     ),
-    "latent attention": (
-        hf.DeepseekV3ForCausalLM,
-        hf.DeepseekV3Config(
+    "sparse attention": (
+        hf.DeepseekV32ForCausalLM,
+        hf.DeepseekV32Config(
             **SMALL, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
-            first_k_dense_replace=1, num_key_value_heads=2,
+            first_k_dense_replace=1, num_key_value_heads=2, index_topk=4, index_head_dim=8, index_n_heads=2,
         ),
-        "key_cache_0: got 1 heads of 8 from the layer, expected 2 of 8 by the config",
-    ),
-    "attention sinks": (
-        hf.GptOssForCausalLM,
-        hf.GptOssConfig(**SMALL, head_dim=16, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1),
-        "GptOssAttention has attention sinks",
+        "DeepseekV32ForCausalLM: got layers of kind indexed_attention",
     ),
 }
 
@@ -47,6 +38,38 @@ def test_an_unsupported_model_is_refused(name):
     model_class, config, message = MODELS[name]
     with pytest.raises(ValueError, match=message):
         export_llm(model_class(config).eval())
+
+
+class SquaredAttention(GPTJAttention):
+    def _attn(self, query, key, value, attention_mask=None):
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        return super()._attn(scores.square() @ query, key, value, attention_mask)
+
+
+class ForgetfulAttention(GPTJAttention):
+    """Halves what attention returns in each call after the first."""
+
+    def _attn(self, query, key, value, attention_mask=None):
+        out, weights = super()._attn(query, key, value, attention_mask)
+        self.calls = getattr(self, "calls", 0) + 1
+        return out / self.calls, weights
+
+
+@pytest.mark.parametrize(
+    "attention, message",
+    [
+        (SquaredAttention, r"model: SquaredAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
+        (ForgetfulAttention, r"GPTJForCausalLM \(ForgetfulAttention\) gives other logits over the caches"),
+    ],
+)
+def test_attention_that_a_cache_cannot_do_is_refused(attention, message):
+    config = hf.GPTJConfig(
+        vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    model = hf.GPTJForCausalLM(config).eval()
+    model.transformer.h[0].attn.__class__ = attention
+    with pytest.raises(ValueError, match=message):
+        export_llm(model)
 
 
 @pytest.fixture

@@ -10,13 +10,18 @@ SDPA = ("SdpaNode",)
 
 
 class CachedAttention(torch.nn.Module):
-    """Writes keys and values from position `start` on, then attends. With `rows`, takes the rows as well."""
+    """Writes keys and values from position `start` on, then attends. With `rows`, takes the rows as well.
 
-    def __init__(self, kv_heads, capacity=16, rows=1, **options):
+    `sinks` and `slopes` are a list with a number for each query head.
+    """
+
+    def __init__(self, kv_heads, capacity=16, rows=1, value_size=8, sinks=None, slopes=None, **options):
         super().__init__()
         self.rows, self.options = rows, options
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(1, kv_heads, rows * capacity, 8))
+        for name, size in (("keys", 8), ("values", value_size)):
+            self.register_buffer(name, torch.zeros(1, kv_heads, rows * capacity, size))
+        for name, numbers in (("sinks", sinks), ("slopes", slopes)):
+            self.register_buffer(name, None if numbers is None else torch.tensor(numbers))
 
     def forward(self, query, key, value, start, row=None):
         ring = "window" in self.options
@@ -24,7 +29,8 @@ class CachedAttention(torch.nn.Module):
             cache = getattr(self, name)
             cache.copy_(torch.ops.mlx.cache_update(cache, update, start, ring, row, self.rows))
         return torch.ops.mlx.cached_attention(
-            query, self.keys, self.values, start, 8**-0.5, **self.options, row=row, rows=self.rows
+            query, self.keys, self.values, start, 8**-0.5, **self.options, row=row, rows=self.rows,
+            sinks=self.sinks, slopes=self.slopes,
         )
 
 
@@ -33,13 +39,16 @@ def cached(variant, module, *inputs, **options):
                **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options})
 
 
-def qkv(length, query=4, kv=2):
+def qkv(length, query=4, kv=2, value_size=8):
     """Query, key and value for `length` positions."""
-    return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, 8)
+    return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, value_size)
 
 
 CAP = {"softcap": 2.0}
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
+BLOCKS = {**RING, "blocks": True}
+SINKS = {"sinks": [0.5, -1.0, 2.0, 0.0]}
+SLOPES = {"slopes": [0.5, 0.25, 0.125, 0.0625]}
 ROW = ints(1, low=0, high=3)
 # A position and a row for each of four tokens. Rows repeat.
 EACH, ROWS_OF_EACH = ints(4, low=0, high=16), ints(4, low=0, high=3)
@@ -56,12 +65,26 @@ ROWS = [
     cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), EACH, ROWS_OF_EACH, calls=4, nodes=()),
     cached("/rows, ring, softcap", CachedAttention(2, rows=3, **RING, **CAP), *qkv(4),
            ints(4, low=0, high=100), ROWS_OF_EACH, calls=4, nodes=()),
+    cached("/values of another size", CachedAttention(2, value_size=5), *qkv(N, value_size=5), ints(low=0, high=9)),
+    cached("/blocks", CachedAttention(2, **BLOCKS), *qkv(M), ints(low=0, high=100), calls=4),
+    cached("/rows, blocks", CachedAttention(2, rows=3, **BLOCKS), *qkv(4), ints(4, low=0, high=100), ROWS_OF_EACH,
+           calls=4),
+    cached("/slopes", CachedAttention(2, **SLOPES), *qkv(N), ints(low=0, high=9)),
+    cached("/rows, ring, slopes", CachedAttention(2, rows=3, **RING, **SLOPES), *qkv(4), ints(4, low=0, high=100),
+           ROWS_OF_EACH, calls=4),
+    cached("/sinks", CachedAttention(2, **SINKS), *qkv(N), ints(low=0, high=9), nodes=()),
+    cached("/ring, sinks", CachedAttention(2, **RING, **SINKS), *qkv(M), ints(low=0, high=100), calls=4, nodes=()),
+    cached("/rows, sinks, slopes, softcap", CachedAttention(2, rows=3, value_size=5, **SINKS, **SLOPES, **CAP),
+           *qkv(4, value_size=5), EACH, ROWS_OF_EACH, calls=4, nodes=()),
 ]
 
 test_op_row = pytest_function(ROWS)
 
 
-@pytest.mark.parametrize("options", [{}, CAP], ids=["plain", "softcap"])
+OPTIONS = {"plain": {}, "softcap": CAP, "blocks": {"blocks": True}, "sinks": SINKS, "slopes": SLOPES}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("chunks", [(5, 5, 5, 5), (1,) * 20, (5, 1, 1, 4, 3, 5, 1)])
 def test_ring_buffer_equals_attention_with_a_band_mask(options, chunks):
     total, window = sum(chunks), RING["window"]
@@ -70,9 +93,19 @@ def test_ring_buffer_equals_attention_with_a_band_mask(options, chunks):
     band = torch.ones(total, total, dtype=torch.bool).tril().triu(1 - window)
     keys, values = (x.repeat_interleave(2, 1) for x in (key, value))
     scores = query @ keys.transpose(2, 3) * 8**-0.5
-    if options:
+    at = torch.arange(total)
+    if options is CAP:
         scores = 2.0 * torch.tanh(scores / 2.0)
-    expected = scores.masked_fill(~band, -torch.inf).softmax(-1) @ values
+    if options is SLOPES:
+        scores = scores + torch.tensor(SLOPES["slopes"])[:, None, None] * at
+    if "blocks" in options:
+        band = band & (at[:, None] // window == at // window)
+    scores = scores.masked_fill(~band, -torch.inf)
+    if options is SINKS:
+        sinks = torch.tensor(SINKS["sinks"])[None, :, None, None].expand(1, 4, total, 1)
+        expected = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ values
+    else:
+        expected = scores.softmax(-1) @ values
 
     ring, start, outputs = CachedAttention(2, **RING, **options), 0, []
     for length in chunks:
@@ -80,6 +113,15 @@ def test_ring_buffer_equals_attention_with_a_band_mask(options, chunks):
         outputs.append(ring(query[:, :, part], key[:, :, part], value[:, :, part], torch.tensor([start])))
         start += length
     torch.testing.assert_close(torch.cat(outputs, 2), expected)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"blocks": True}, "blocks: got no window"), ({"sinks": [1.0]}, r"sinks: got shape \[1\], expected \[4\]")],
+)
+def test_settings_of_attention_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        CachedAttention(2, **options)(*(torch.zeros(1, heads, 2, 8) for heads in (4, 2, 2)), torch.tensor([0]))
 
 
 def test_ring_buffer_smaller_than_the_window_raises():

@@ -296,10 +296,9 @@ def reference_attention(q, k, v, arguments):
     return scores.softmax(-1) @ v.double().repeat_interleave(2, 1)
 
 
-@pytest.mark.parametrize("mask", ["causal", "bool", "float"])
-@pytest.mark.parametrize("memory_order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
-@pytest.mark.parametrize("width, v_width", [(24, 10), (7, 128)])
-@pytest.mark.parametrize("queries, keys", [(1, 300), (5, 77), (150, 150)])
+@pytest.mark.parametrize("mask", ["causal", "float"])
+@pytest.mark.parametrize("memory_order", [(0, 2, 1, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("queries, keys, width, v_width", [(1, 300, 24, 10), (5, 77, 7, 128), (150, 150, 24, 10)])
 @pytest.mark.parametrize(
     "dtype, cache_dtype",
     [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16), (torch.float32, torch.bfloat16)],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..loader import OtherDelegateError, blas_name, load_delegate
 from ..quiet import quiet_imports, quiet_lowering
+from .model_arguments import CommandError
 
 _WHEELS = ("torch", "executorch", "mlx")
 _BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")  # each installs a libmlx
@@ -25,10 +26,17 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "Exits with 1 if there is an error.",
     )
     parser.add_argument("--library", metavar="PATH", help="delegate library to check (default: the installed one)")
+    parser.add_argument(
+        "--model", metavar="DIR",
+        help="say what an export of the model in this folder would give, or what is in its way, from its config.json "
+        "alone",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.model is not None:
+        return _run_for_model(options.model)
     _print("python", f"{platform.python_version()} {sys.executable}")
     _print("platform", platform.platform())
     _print("executorch-mlx", _version("executorch-mlx") or "not installed, runs from its sources")
@@ -39,6 +47,28 @@ def run(options: argparse.Namespace) -> int:
     errors = [*_requirement_errors(), *_backend_errors(backends), *_delegate_errors(options.library)]
     print("\n".join(f"error: {error}" for error in errors) or "ok")
     return 1 if errors else 0
+
+
+def _run_for_model(folder: str) -> int:
+    """Print what an export of the model in `folder` would give. Returns 1 if it cannot be exported."""
+    with quiet_imports():
+        from ..llm.export.survey import survey
+    try:
+        found = survey(folder)
+    except ValueError as error:
+        raise CommandError(error) from error
+    _print("model", found.architecture)
+    if found.parameters is not None:
+        _print("parameters", f"{found.parameters / 1e6:,.1f} million")
+    if found.obstacle is not None:
+        print(f"error: {found.obstacle}")
+        return 1
+    for description, count in found.layers.items():
+        _print("layers", f"{count} with {description}")
+    _print("KV caches", f"{found.numbers_per_token} numbers per token, {4 * found.numbers_per_token} bytes in float32")
+    _print("delegated", "every call of the model, with the sampling of the token")
+    print("ok")
+    return 0
 
 
 def _print(label: str, value: str) -> None:

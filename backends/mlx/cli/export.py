@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator
@@ -133,7 +134,9 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"perplexity   {exported.perplexity}")
     for note in exported.notes:
         print(f"converted    {note}")
-    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB")
+    counts = collections.Counter(exported.cache_numbers)
+    layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers}")
     if exported.check:
         print(f"verified     {exported.check}")
 

@@ -159,28 +159,39 @@ cache_update = define(
 )
 
 
-def _cached_attention(query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1):
+def _cached_attention(
+    query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None
+):
     length = query.shape[2]
     _cells("cached_attention", keys, start, row, rows, length, window is not None)
+    if blocks and window is None:
+        raise ValueError("mlx::cached_attention: blocks: got no window, expected the size of the blocks as window")
+    for argument, values_of_heads in {"sinks": sinks, "slopes": slopes}.items():
+        if values_of_heads is not None and values_of_heads.shape != query.shape[1:2]:
+            raise ValueError(
+                f"mlx::cached_attention: {argument}: got shape {list(values_of_heads.shape)}, expected "
+                f"[{query.shape[1]}], a number for each query head"
+            )
     single = start.numel() == 1
     results = []
     for index in range(start.numel()):
         queries = query if single else query[:, :, index : index + 1]
         chosen = 0 if row is None else int(row.reshape(-1)[index])
         k, v = (c.unflatten(2, (rows, -1))[:, :, chosen] for c in (keys, values))
-        results.append(_attend(queries, k, v, int(start.reshape(-1)[index]), scale, window, softcap))
+        begin = int(start.reshape(-1)[index])
+        results.append(_attend(queries, k, v, begin, scale, window, softcap, blocks, sinks, slopes))
     return torch.cat(results, 2)
 
 
-def _attend(query, keys, values, begin, scale, window, softcap):
+def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, slopes):
     """Returns the attention of `query` [1, H, S, D] over a row `keys` and `values` [1, G, L, D].
 
     The queries are at the positions from `begin` on.
     """
     length, capacity = query.shape[2], keys.shape[2]
     end = begin + length
-    # The window of the first query must still be in the ring buffer.
-    oldest = 0 if window is None else max(0, begin - window + 1)
+    # What the first query attends to must still be in the ring buffer.
+    oldest = 0 if window is None else begin - begin % window if blocks else max(0, begin - window + 1)
     _check_capacity("cached_attention", end - oldest, capacity)
     filled = min(end, capacity)
     queries = torch.arange(begin, end)[:, None]
@@ -188,31 +199,41 @@ def _attend(query, keys, values, begin, scale, window, softcap):
     positions = end - 1 - (end - 1 - torch.arange(filled)) % capacity
     mask = positions <= queries
     if window is not None:
-        mask = mask & (positions > queries - window)
+        mask = mask & (positions > (queries - queries % window - 1 if blocks else queries - window))
     groups = query.shape[1] // keys.shape[1]
     k, v = (
         c[:, :, :filled].to(query.dtype).repeat_interleave(groups, dim=1) for c in (keys, values)
     )
-    if softcap is None:
+    if slopes is not None:
+        bias = slopes[:, None, None] * (positions - queries).to(slopes.dtype)
+        mask = torch.where(mask, bias, -torch.inf).to(query.dtype)
+    if softcap is None and sinks is None:
         return torch.nn.functional.scaled_dot_product_attention(
             query, k, v, attn_mask=mask, scale=scale
         )
-    scores = torch.tanh(query @ k.transpose(2, 3) * (scale / softcap)) * softcap
-    return scores.masked_fill(~mask, -torch.inf).float().softmax(-1).to(query.dtype) @ v
+    scores = query @ k.transpose(2, 3) * scale
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf) if slopes is None else scores + mask
+    if sinks is not None:
+        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    return scores.float().softmax(-1)[..., :filled].to(query.dtype) @ v
 
 
-# Causal attention of `query` [1, H, S, D] over the caches `keys` and `values` [1, G, rows * L, D], which already hold
-# the positions of the queries. G divides H. `start` and `row` are as in `cache_update`: the queries are at the positions
-# `start` to `start + S` of one row, or each is at a position of a row of its own. A query attends only to its row.
-# Returns [1, H, S, D].
+# Causal attention of `query` [1, H, S, D] over the caches `keys` [1, G, rows * L, D] and `values` [1, G, rows * L, E],
+# which already hold the positions of the queries. G divides H. `start` and `row` are as in `cache_update`: the queries
+# are at the positions `start` to `start + S` of one row, or each is at a position of a row of its own. A query attends
+# only to its row. Returns [1, H, S, E].
 #
 # With `window`, a query attends to the last `window` positions, including the position of the query, and the rows are
-# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `softcap`, the scores
-# become softcap * tanh(scores / softcap).
+# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `blocks`, a query attends
+# to the positions of its own block only, which are p with p // window equal to that of the query. With `softcap`, the
+# scores become softcap * tanh(scores / softcap). `slopes` [H] adds slope * (key position - query position) to the
+# scores. `sinks` [H] adds a score to the softmax that belongs to no key.
 cached_attention = define(
     "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
-    "int? window=None, float? softcap=None, Tensor? row=None, int rows=1) -> Tensor",
+    "int? window=None, float? softcap=None, Tensor? row=None, int rows=1, bool blocks=False, Tensor? sinks=None, "
+    "Tensor? slopes=None) -> Tensor",
     _cached_attention,
-    lambda query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1:
-        torch.empty_like(query, memory_format=torch.contiguous_format),
+    lambda query, keys, values, *settings, **options: query.new_empty((*query.shape[:3], values.shape[3])),
 )

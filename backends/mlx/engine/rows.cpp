@@ -69,8 +69,10 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
   if (!takes_over && longest >= kMinCopy && copy_row(program_, *source, *oldest, longest)) {
     return oldest;
   }
-  Row* row = is_free ? source : oldest;
-  row->truncate(is_free ? longest : usable_prefix(*oldest, prompt, limit));
+  // Where rows cannot be copied, a long beginning is worth the rest of its row. A short one, such as a first token that
+  // all prompts have, is not.
+  Row* row = takes_over || (is_free && longest >= kMinCopy) ? source : oldest;
+  row->truncate(row == source ? longest : usable_prefix(*oldest, prompt, limit));
   return row;
 }
 

@@ -13,8 +13,7 @@ namespace {
 // The largest chunk on a CPU, unless an option says otherwise: a larger one does not make the matrix products faster, but
 // the attention scores larger. A GPU takes as many tokens as the program does.
 constexpr int64_t kCpuChunk = 512;
-// The first chunk while answers run, before the speed of the prefill is known, and the smallest one.
-constexpr int64_t kFirstChunk = 64;
+// The smallest chunk while answers run. The first one, as long as the speed of the prefill is unknown.
 constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
 
@@ -182,7 +181,7 @@ int64_t Scheduler::chunk_size() const {
     return limit;
   }
   if (token_seconds_ == 0) {
-    return std::min(kFirstChunk, limit);
+    return std::min(kMinChunk, limit);
   }
   const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
   return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
@@ -380,6 +379,8 @@ std::vector<Drawn> Scheduler::run_slots(
     costs_.record_all_rows(seconds);
   } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
+  } else if (static_cast<int64_t>(slots[0].tokens.size()) >= kMinChunk) {
+    token_seconds_ = seconds / static_cast<double>(slots[0].tokens.size());
   }
   count_steps(1, 0, 0, seconds);
   return drawn;

@@ -2,13 +2,15 @@
 
 An update of a row of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The
 update is done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds, or
-a sequence of matrix products and a softmax if the scores are soft-capped. If the operands belong to several rows, each
-row gets instructions of its own.
+a sequence of matrix products and a softmax if the scores are soft-capped or have sinks. If the operands belong to
+several rows, each row gets instructions of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,14 +30,27 @@ def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
     return cache
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """How the scores of a query are computed. `mlx::cached_attention` explains the fields."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    blocks: bool
+    sinks: Any | None
+    slopes: Any | None
+
+
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
-def cached_attention(P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1):
+def cached_attention(
+    P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
+    slopes=None,
+):
     capacity = keys.shape[2] // rows
     parts = _parts(P, query, start, row, rows, capacity, window is not None)
-    out = [
-        _attention(P, part, (keys, values), begin, offset, capacity, scale, window, softcap)
-        for part, begin, offset in parts
-    ]
+    scores = _Scores(scale, window, softcap, blocks, sinks, slopes)
+    out = [_attention(P, part, (keys, values), begin, offset, capacity, scores) for part, begin, offset in parts]
     return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
 
 
@@ -90,27 +105,28 @@ def _checked_end(P, begin, length, capacity):
 # -- attention ------------------------------------------------------------------
 
 
-def _attention(P, query, caches, begin, offset, capacity, scale, window, softcap):
+def _attention(P, query, caches, begin, offset, capacity, scores: _Scores):
     """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `offset`."""
     end = add(P, begin, P.size(query, 2))
-    num_held = end if window is None else _minimum(P, end, capacity)
+    num_held = end if scores.window is None else _minimum(P, end, capacity)
     first, stop = (0, num_held) if offset is None else (offset, add(P, offset, num_held))
     k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in caches)
     k, v = (P.cast(c, query.dtype) for c in (k, v))
-    if window is None and softcap is None:
-        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, causal=True)
-    mask = _attention_mask(P, begin, end, num_held, capacity, window)
-    if softcap is None:
-        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, mask=mask)
-    return _softcapped_attention(P, query, k, v, caches[0].shape[1], num_held, mask, scale, softcap)
+    is_fused = scores.softcap is None and scores.sinks is None
+    if is_fused and scores.window is None and scores.slopes is None:
+        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scores.scale, causal=True)
+    mask = _attention_mask(P, begin, end, num_held, capacity, scores, query.dtype)
+    if is_fused:
+        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scores.scale, mask=mask)
+    return _composed_attention(P, query, k, v, caches, num_held, mask, scores)
 
 
-def _attention_mask(P, begin, end, num_held, capacity, window):
-    """Returns a bool mask [S, num_held] with the cache entries to which each query attends.
+def _attention_mask(P, begin, end, num_held, capacity, scores: _Scores, dtype):
+    """Returns a mask for the cache entries to which each query attends: bool [S, num_held], or numbers to add to the
+    scores [H, S, num_held] if there are slopes.
 
     The queries have the positions [begin, end). The mask covers the first `num_held` entries of the row. With a
-    `window`, the row is a ring buffer of `capacity` positions, and a query attends to the last `window` positions,
-    including the position of the query.
+    window, the row is a ring buffer of `capacity` positions.
     """
 
     def compare(op, a, b):
@@ -119,6 +135,7 @@ def _attention_mask(P, begin, end, num_held, capacity, window):
     def number(value):
         return P.scalar(value, torch.int32)
 
+    window = scores.window
     query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
     entry = _range(P, 0, num_held)
     if window is None:
@@ -132,16 +149,25 @@ def _attention_mask(P, begin, end, num_held, capacity, window):
     mask = compare(ir.LessEqualNode, key_at, query_at)
     if window is not None:
         before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
+        if scores.blocks:
+            in_block = P.emit(ir.RemainderNode, a=query_at, b=number(window))
+            before = P.emit(ir.SubtractNode, a=query_at, b=P.emit(ir.AddNode, a=in_block, b=number(1)))
         mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
-    return mask
+    if scores.slopes is None:
+        return mask
+    distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
+    slopes = P.emit(ir.ReshapeNode, x=P.cast(scores.slopes, torch.float32), shape=[-1, 1, 1])
+    bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
 
 
-def _softcapped_attention(P, query, k, v, kv_heads, num_held, mask, scale, softcap):
-    """Returns attention with the scores `softcap * tanh(score / softcap)`, which MLX's fused kernel does not support.
+def _composed_attention(P, query, k, v, caches, num_held, mask, settings: _Scores):
+    """Returns attention with what `SdpaNode` does not support: soft-capped scores, and sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """
     batch, heads, _, size = query.shape
+    kv_heads, value_size = caches[1].shape[1], caches[1].shape[3]
     length = P.size(query, 2)
     stacked = [batch, kv_heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // kv_heads)]
 
@@ -151,15 +177,26 @@ def _softcapped_attention(P, query, k, v, kv_heads, num_held, mask, scale, softc
     def number(value, dtype=query.dtype):
         return P.scalar(value, dtype)
 
+    softcap = settings.softcap
     q = reshape(query, *stacked, size)
     transposed = P.emit(ir.TransposeNode, x=k, perm=[0, 1, 3, 2])
     scores = reshape(P.emit(ir.AddmmNode, mat1=q, mat2=transposed), batch, heads, length, num_held)
-    scores = P.emit(ir.MultiplyNode, a=scores, b=number(scale / softcap))
-    scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
-    scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
+    scores = P.emit(ir.MultiplyNode, a=scores, b=number(settings.scale / (softcap or 1)))
+    if softcap is not None:
+        scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
+    if settings.slopes is None:
+        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
+    else:
+        scores = P.emit(ir.AddNode, a=scores, b=mask)
+    if settings.sinks is not None:
+        sinks = reshape(P.cast(settings.sinks, query.dtype), 1, heads, 1, 1)
+        sinks = P.emit(ir.BroadcastToNode, x=sinks, shape=[batch, heads, length, 1])
+        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3, dtype=query.dtype)
     weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
+    if settings.sinks is not None:
+        weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
     out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, num_held), mat2=v)
-    return reshape(out, batch, heads, length, size)
+    return reshape(out, batch, heads, length, value_size)
 
 
 # -- integers on the host -----------------------------------------------------

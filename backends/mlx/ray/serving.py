@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from ..serve.settings import Settings
 from .engine import ModelOptions
 from .prefix import prefix_blocks
 
@@ -28,6 +29,7 @@ def serve_app(
     name: str | None = None,
     tokenizer: str | Path | None = None,
     memory_limit: int | None = None,
+    api_key: str | None = None,
     rows: int = 4,
     min_replicas: int = 1,
     max_replicas: int = 1,
@@ -48,6 +50,7 @@ def serve_app(
     - `name`: the name of the model in the API; by default the file name without `.pte`.
     - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file.
     - `memory_limit`: the memory limit of each replica in bytes.
+    - `api_key`: the key that requests must have. None: everyone who can reach Serve's address can use the model.
     - `rows`: the number of requests that run at once in a replica, the `--batch` of the export. Twice as many may be
       sent to a replica; others wait.
     - `min_replicas`, `max_replicas`: with more requests than `rows` per replica, Serve starts further replicas up to
@@ -81,19 +84,20 @@ def serve_app(
     ingress = serve.deployment(Ingress).options(
         name=options.name, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
     )
-    return ingress.bind(replicas.bind(options))
+    return ingress.bind(replicas.bind(options, api_key))
 
 
 class Replica:
     """Answers HTTP requests with the app of the server."""
 
-    async def __init__(self, model: ModelOptions):
+    async def __init__(self, model: ModelOptions, api_key: str | None):
         from ..serve import create_app
         from ..serve.in_process import running
 
         self._stack = AsyncExitStack()
         self._llm = self._stack.enter_context(model.load())
-        self._app = await self._stack.enter_async_context(running(create_app(self._llm, name=model.name)))
+        app = create_app(self._llm, name=model.name, settings=Settings(api_key=api_key))
+        self._app = await self._stack.enter_async_context(running(app))
 
     async def exchange(
         self, method: str, path: str, query: bytes, headers: Headers, body: bytes, *, blocks: list[bytes]
@@ -112,7 +116,7 @@ class Ingress:
         self._replicas = replicas.options(stream=True)
 
     async def __call__(self, request: Request) -> StreamingResponse:
-        body = await request.body()
+        body = await _read(request, Settings().max_body_bytes)
         messages = self._replicas.exchange.remote(
             request.method,
             request.url.path,
@@ -125,6 +129,17 @@ class Ingress:
         response = StreamingResponse(_parts(messages), start["status"])
         response.raw_headers = [(bytes(key), bytes(value)) for key, value in start["headers"]]
         return response
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """Return the body of a request, or if it is too large its beginning, which the replica then refuses."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return b"".join(parts)
 
 
 async def _parts(messages: DeploymentResponseGenerator) -> AsyncIterator[bytes]:

@@ -20,6 +20,8 @@ from .middleware import add_middleware
 from .models import Models
 from .request import CompletionRequest
 from .response import ChatFormat, CompletionFormat
+from .responses import ResponsesFormat, start_response
+from .responses_request import ResponsesRequest
 from .service import Service
 from .settings import Settings
 from .start import start_chat, start_completion
@@ -87,6 +89,10 @@ def _answers(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
         return await service.respond(request, body, start_completion, CompletionFormat)
+
+    @router.post("/v1/responses")
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        return await service.respond(request, body, start_response, lambda answer: ResponsesFormat(answer, body))
 
     return router
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .errors import ApiError
-from .request import GenerationRequest, Strict
+from .request import GenerationRequest, Returned, Strict
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -55,7 +55,7 @@ class FunctionCall(Strict):
         return {"name": self.name, "arguments": arguments}
 
 
-class MessageToolCall(Strict):
+class MessageToolCall(Returned):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -74,7 +74,7 @@ class UserMessage(Strict):
     name: str | None = None
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(Returned):
     """An answer. The clients send back what the server sent, with all its empty fields."""
 
     role: Literal["assistant"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from ..llm.sampling_parameters import SCALARS
 from .errors import ApiError
@@ -40,6 +40,17 @@ class Strict(BaseModel):
     """The base of all parts of a request: no conversion between types, and no unknown fields."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+class Returned(Strict):
+    """The base of parts that clients send back as the server sent them, with fields of OpenAI's API that are null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: part for key, part in value.items() if part is not None or key in cls.model_fields}
 
 
 def _token_keys(value: Any) -> Any:

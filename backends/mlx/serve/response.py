@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .answer import Answer, Choice, Delta, TokenLogprob
+from .errors import ApiError
 from .formats import ToolCall
 
 
@@ -23,6 +24,7 @@ def usage(answer: Answer) -> dict[str, Any]:
 class CompletionFormat:
     """Builds the JSON objects for the answer to a completion request."""
 
+    ends_with_done = True
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, answer: Answer):
@@ -54,9 +56,13 @@ class CompletionFormat:
             chunks.append(self._chunk(choice, {"text": "", "logprobs": None}, delta.finish))
         return chunks
 
-    def usage_chunk(self) -> dict[str, Any]:
+    def error_chunks(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the chunk for an error that ends the answer."""
+        return [error.body]
+
+    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
         """Return the chunk that follows the answer if the client asked for the numbers of tokens."""
-        return self._object(self.chunk_type, []) | {"usage": usage(self._answer)}
+        return [self._object(self.chunk_type, []) | {"usage": usage(self._answer)}] if include_usage else []
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._common | {"object": kind, "choices": choices}

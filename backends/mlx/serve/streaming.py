@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from .answer import Answer, Choice, Delta
-from .errors import answer_error
+from .errors import ApiError, answer_error
 from .middleware import CLIENT_DISCONNECTED, annotate
 
 DONE = "data: [DONE]\n\n"
@@ -21,11 +21,14 @@ Events = AsyncIterator[str]
 
 
 class Format(Protocol):
-    """What a stream needs: see `CompletionFormat`."""
+    """What a response needs: see `CompletionFormat` and `ResponsesFormat`."""
+
+    ends_with_done: bool
 
     def first_chunks(self) -> list[dict[str, Any]]: ...
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]: ...
-    def usage_chunk(self) -> dict[str, Any]: ...
+    def error_chunks(self, error: ApiError) -> list[dict[str, Any]]: ...
+    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]: ...
     def response(self) -> dict[str, Any]: ...
 
 
@@ -61,15 +64,19 @@ async def events(answer: Answer, format: Format, include_usage: bool) -> Events:
                 for chunk in format.chunks(choice, delta):
                     yield event(chunk)
     except Exception as error:  # whatever fails, it ends this answer alone
-        yield event(answer_error(error).body)
+        for chunk in format.error_chunks(answer_error(error)):
+            yield event(chunk)
         return
-    if include_usage:
-        yield event(format.usage_chunk())
-    yield DONE
+    for chunk in format.last_chunks(include_usage):
+        yield event(chunk)
+    if format.ends_with_done:
+        yield DONE
 
 
 def event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+    """Return a server-sent event. One with a type, as `/v1/responses` has them, is named after it."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
 
 
 async def whole_response(request: Request, answer: Answer, response: Callable[[], dict[str, Any]]) -> Response:

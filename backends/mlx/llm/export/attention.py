@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from .cache import KVCache
+from .latent import attend_over_latents, is_absorbed
+from .masks import Mask, mask_interface
+from .own_attention import CachedStates
 
 NAME = "mlx"
 
@@ -13,9 +18,9 @@ NAME = "mlx"
 def attend_over_cache(
     module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    key: CachedStates | torch.Tensor,
+    value: CachedStates | torch.Tensor,
+    attention_mask: Mask | None,
     *,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -25,33 +30,33 @@ def attend_over_cache(
     """An attention function for the attention interface of `transformers`.
 
     Takes `query` `[1, H, S, D]`, and as `key` and `value` the whole cache `[1, G, C, D]`. Returns the
-    result `[1, S, H, D]`, and None in place of the attention weights. The cache determines to which keys
-    a query attends, so `attention_mask` is not used.
+    result `[1, S, H, D]`, and None in place of the attention weights. `attention_mask` does not change the
+    result: `observe` has found out to which keys a query attends. `s_aux` has the attention sinks.
     """
-    if s_aux is not None:
-        raise ValueError(f"export_llm: model: {type(module).__name__} has attention sinks, expected none")
     if not getattr(module, "is_causal", True):
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
-    cache = module.kv_cache
-    cache.attended.add(module.layer_idx)
-    out = torch.ops.mlx.cached_attention(
-        query,
-        key,
-        value,
-        cache.position,
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        cache.layers[module.layer_idx].window,
-        softcap,
-        cache.row,
-        cache.rows,
-    )
+    layer = key.layer if isinstance(key, CachedStates) else module.kv_cache.layers[module.layer_idx]
+    if isinstance(attention_mask, Mask):
+        layer.add_mask(attention_mask.function)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    settings: dict[str, Any] = {"softcap": softcap, "sinks": s_aux}
+    if is_absorbed(module):
+        out = attend_over_latents(module, query, layer, scale, settings)
+    else:
+        # Keys that the module has changed after the update, such as a part of them, replace those of the cache.
+        changed = {n: x for n, x in (("keys", key), ("values", value)) if not isinstance(x, CachedStates)}
+        out = layer.attend(query, scale, **settings, **changed)
     return out.transpose(1, 2), None
 
 
 def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
     """Change `model` in place: every layer attends over `cache` through `mlx::cached_attention`."""
+    AttentionInterface.register(NAME, attend_over_cache)
+    AttentionMaskInterface.register(NAME, mask_interface)
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.kv_cache = cache
-    AttentionInterface.register(NAME, attend_over_cache)
-    model.set_attn_implementation(NAME)
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            # Unlike `set_attn_implementation`, this also reaches models that compute their attention themselves: they
+            # then get a `Mask`.
+            module.config._attn_implementation = NAME

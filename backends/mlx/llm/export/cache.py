@@ -2,132 +2,224 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .masks import MaskFunction, Pattern
+from .own_attention import CachedStates
 
-def layer_windows(config, window: str | int = "auto") -> list[int | None]:
-    """Return the window of each layer: the number of last positions to which a query attends.
 
-    The window includes the position of the query. It is None for a layer that attends to all positions.
-    The argument `auto` follows the config of the model. A number is the window of every layer, and 0
-    stands for None. Raises ValueError if the config has layers other than attention.
+@dataclass(frozen=True)
+class LayerSpec:
+    """What a layer of a model keeps in its cache, and how it attends.
+
+    - `name`: names the layer in errors.
+    - `keys`, `values`: the number of heads and their size. `values` is None if the values are the first part of the
+      keys, as those of latent attention are.
+    - `pattern`: to which positions a query attends.
+    - `slopes`: [H], the biases of the scores for each position between query and key, or None.
+    - `has_sinks`: whether the softmax has a score that belongs to no key.
     """
-    count = config.num_hidden_layers
-    if window != "auto":
-        return [window or None] * count
-    size = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention" if size else "full_attention"] * count
-    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
-    if unknown:
-        raise ValueError(f"export_llm: model: got layers of kind {', '.join(unknown)}, expected attention")
-    return [size if kind == "sliding_attention" else None for kind in kinds]
+
+    name: str
+    keys: tuple[int, int]
+    values: tuple[int, int] | None
+    pattern: Pattern
+    slopes: torch.Tensor | None = None
+    has_sinks: bool = False
 
 
 class KVCache(Cache):
     """The cache of a Hugging Face decoder, in buffers of fixed size.
 
-    Each layer has two buffers `[1, key heads, rows * length, head size]`, one for keys and one for values. They are
-    registered on the module `owner`, so that export treats them as mutable buffers. A row holds the cache of one
-    sequence; position p of row r is at index `r * length + p`. The length is `capacity` positions. In a sliding-window
-    layer, each row is a ring buffer, whose length is enough for the window and the `chunk` tokens of one call.
+    Each layer has a buffer `[1, key heads, rows * length, head size]` for keys, and unless its values are a part of the
+    keys, another one for values. They are registered on the module `owner`, so that export treats them as mutable
+    buffers. A row holds the cache of one sequence; position p of row r is at index `r * length + p`. The length is
+    `capacity` positions. In a layer with a window, each row is a ring buffer, whose length is enough for the window and
+    the `chunk` tokens of one call. A layer that attends over the cache of another layer has no buffers.
 
-    `position` and `row` say where the tokens of the current call are, int64: `[1]` for the position of the first token
+    `length` is the number of tokens of the current call. `position` and `row` say where they are, int64: `[1]` for the position of the first token
     and the row of all, or `[S]` for a position and a row for each token. `row` is None if there is one row.
     """
 
     rows: int
+    length: int
     position: torch.Tensor
     row: torch.Tensor | None
-    attended: set[int]  # indices of the layers that attended over this cache in the current call
+    attended: set[str]  # names of the layers that attended over this cache in the current call
 
     @classmethod
     def register_on(
         cls,
         owner: torch.nn.Module,
-        config,
+        specs: Sequence[LayerSpec | None],
         *,
         rows: int,
         capacity: int,
         chunk: int,
         dtype: torch.dtype,
-        window: str | int = "auto",
     ) -> KVCache:
-        """Register buffers of zeros on `owner`, and return a cache that consists of these buffers."""
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        """Register buffers of zeros on `owner`, and return a cache that consists of these buffers.
+
+        A spec of None is for a layer without a cache.
+        """
         layers = []
-        for index, layer_window in enumerate(layer_windows(config, window)):
-            if layer_window is not None and layer_window >= capacity:
-                layer_window = None
-            length = capacity if layer_window is None else min(capacity, layer_window + chunk - 1)
-            names = (f"key_cache_{index}", f"value_cache_{index}")
-            for name in names:
+        for index, spec in enumerate(specs):
+            if spec is None:
+                layers.append(_NoCache())
+                continue
+            window = spec.pattern.window
+            window = None if window is not None and window >= capacity else window
+            length = capacity if window is None else min(capacity, window + chunk - 1)
+            shapes = {"key": spec.keys} | ({} if spec.values is None else {"value": spec.values})
+            names = [f"{kind}_cache_{index}" for kind in shapes]
+            for name, (heads, size) in zip(names, shapes.values()):
                 owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=dtype))
-            layers.append(_Layer(owner, names, layer_window))
+            if spec.slopes is not None:
+                owner.register_buffer(f"slopes_{index}", spec.slopes, persistent=False)
+            layers.append(_Layer(owner, index, spec, names, window))
         cache = cls(layers=layers)
         cache.rows = rows
         return cache
 
-    def begin_call(self, position: torch.Tensor, row: torch.Tensor | None = None) -> KVCache:
-        """Prepare this cache for a call whose tokens are at `position` and `row`, and return it."""
-        self.position, self.row, self.attended = position, row, set()
+    def begin_call(self, length: int, position: torch.Tensor, row: torch.Tensor | None = None) -> KVCache:
+        """Prepare this cache for a call of `length` tokens at `position` and `row`, and return it."""
+        self.length, self.position, self.row, self.attended = length, position, row, set()
         for layer in self.layers:
             layer.cache = self
         return self
 
+    def get_seq_length(self, layer_idx: int | None = None):
+        """Return 0, or for a layer, the tensor to which it adds the index of a token in a call to get its position."""
+        if layer_idx is None:
+            return 0
+        count = self.position.shape[0]
+        return self.position if count == 1 else self.position - torch.arange(count)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def update_indexer(self, states, layer_idx):
+        raise sparse_attention_error()
+
+    @property
+    def kv_layers(self) -> list[_Layer]:
+        """The layers with a cache."""
+        return [layer for layer in self.layers if isinstance(layer, _Layer)]
+
     @property
     def has_sliding_window(self) -> bool:
         """Whether any layer has a sliding window."""
-        return any(layer.window is not None for layer in self.layers)
+        return any(layer.window is not None for layer in self.kv_layers)
 
     @property
     def bytes(self) -> int:
         """The size of all buffers together, in bytes."""
-        return sum(buffer.nbytes for layer in self.layers for buffer in layer.buffers())
+        return sum(buffer.nbytes for layer in self.kv_layers for buffer in layer.buffers())
+
+    @property
+    def numbers_per_token(self) -> list[int]:
+        """For each layer with a cache, how many numbers it keeps for a token."""
+        return [sum(b.shape[1] * b.shape[3] for b in layer.buffers()) for layer in self.kv_layers]
 
 
-class _Layer(CacheLayerMixin):
+class _NoCache(CacheLayerMixin):
+    """Stands for a layer without a cache of its own."""
+
     is_compileable = True
     is_sliding = False
+    is_initialized = True
 
-    def __init__(self, owner: torch.nn.Module, names: tuple[str, str], window: int | None):
-        super().__init__()
-        self.owner, self.names, self.window = owner, names, window
-        self.cache: KVCache | None = None
-        self.is_initialized = True
-
-    def buffers(self) -> list[torch.Tensor]:
-        return [getattr(self.owner, name) for name in self.names]
+    def __init__(self):
+        self.keys = self.values = None
 
     def lazy_initialization(self, key_states, value_states):
         pass
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new keys and values `[1, G, S, D]` to the buffers, and return the whole buffers."""
-        results = []
-        for buffer, states in zip(self.buffers(), (key_states, value_states)):
-            if states.shape[1::2] != buffer.shape[1::2]:
-                (expected_heads, expected_size), (heads, size) = buffer.shape[1::2], states.shape[1::2]
-                raise ValueError(
-                    f"export_llm: model: {self.names[0]}: got {heads} heads of {size} from the layer, expected "
-                    f"{expected_heads} of {expected_size} by the config, for keys and values alike"
-                )
-            updated = torch.ops.mlx.cache_update(
-                buffer, states.to(buffer.dtype), self.cache.position, self.window is not None, self.cache.row,
-                self.cache.rows,
-            )
-            buffer.copy_(updated)
-            results.append(updated)
-        return tuple(results)
+        raise ValueError("export_llm: model: a layer updates a cache that it did not have in its first call")
 
     def get_mask_sizes(self, query_length):
-        return self.get_max_length(), 0
+        return query_length, 0
 
     def get_seq_length(self):
         return 0
 
     def get_max_length(self):
+        return -1
+
+
+class _Layer(_NoCache):
+    def __init__(self, owner: torch.nn.Module, index: int, spec: LayerSpec, names: Sequence[str], window: int | None):
+        super().__init__()
+        self.owner, self.index, self.spec, self.names, self.window = owner, index, spec, names, window
+        self.name = spec.name
+        self.cache: KVCache | None = None
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [getattr(self.owner, name) for name in self.names]
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Write the new keys and values `[1, G, S, D]` to the buffers, and return the whole buffers."""
+        if self.spec.values is None:
+            key_states, value_states = torch.cat([key_states, value_states], -1), None
+        self.updated = [self._write(b, s) for b, s in zip(self.buffers(), (key_states, value_states))]
+        return CachedStates(self.updated[0], self), CachedStates(self.updated[-1], self)
+
+    def _write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        updated = torch.ops.mlx.cache_update(
+            buffer, states.to(buffer.dtype), self.cache.position, self.window is not None, self.cache.row,
+            self.cache.rows,
+        )
+        buffer.copy_(updated)
+        return updated
+
+    def attend(
+        self, query, scale, *, softcap=None, sinks=None, slopes=None, keys=None, values=None, value_size=None
+    ) -> torch.Tensor:
+        """Return the attention [1, H, S, E] of `query` [1, H, S, D] over the cache, which holds its own positions.
+
+        `keys` and `values` replace those of the cache. `value_size` is the part of the keys that are the values.
+        """
+        self.cache.attended.add(self.name)
+        keys = self.updated[0] if keys is None else keys
+        values = self.updated[-1] if values is None else values
+        return torch.ops.mlx.cached_attention(
+            query, keys, values[..., :value_size], self._position(query.shape[2]), scale, self.window, softcap, self.cache.row,
+            self.cache.rows, self.spec.pattern.blocks and self.window is not None, sinks, slopes,
+        )
+
+    def _position(self, length: int) -> torch.Tensor:
+        """Return the position of the first of `length` queries, or the positions of all.
+
+        A model may compute its last layers for the last tokens of a chunk only.
+        """
+        position, tokens = self.cache.position, self.cache.length
+        if statically_known_true(tokens == length):
+            return position
+        return position + (tokens - length)
+
+    def add_mask(self, function: MaskFunction) -> None:
+        """Ignore a mask: `spec.pattern` says what it means."""
+
+    def add_bias(self, bias: torch.Tensor) -> torch.Tensor | None:
+        """Return the slopes [H] of a bias that the layer adds to its scores, or None if the bias is a mask."""
+        return None if self.spec.slopes is None else getattr(self.owner, f"slopes_{self.index}")
+
+    def get_mask_sizes(self, query_length):
+        return self.get_max_length(), 0
+
+    def get_max_length(self):
         return self.buffers()[0].shape[2]
+
+
+def sparse_attention_error() -> ValueError:
+    """Return the error for a layer that caches an index of its keys."""
+    return ValueError(
+        "export_llm: model: got sparse attention, which chooses keys with an index of its own, expected attention to all "
+        "keys or to a window"
+    )

@@ -230,7 +230,7 @@ def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step]) -> CachedDeco
     """Returns a decoder with the same model, but with caches for the positions of `steps` only, which saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
-        decoder.model, rows=decoder.rows, max_context_len=count, chunk=decoder.chunk, window=decoder.window
+        decoder.model, rows=decoder.rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs
     ).eval()
 
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ...custom_ops import quantized
+from .adapted_experts import adapt
 from .packed import MLXExperts, is_experts
 
 NAME = "mlx"
@@ -15,9 +16,12 @@ NAME = "mlx"
 def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
     """Make the experts of `model` use `mlx::gathered_matmul`, and return `model`.
 
-    Changes `model` in place. A model without experts stays unchanged.
+    Changes `model` in place. A model without experts stays unchanged. Mixtures that compute their experts themselves
+    are changed too if `adapt` knows their kind.
     """
-    if any(is_experts(module) for module in model.modules()):
+    use_interface = any(is_experts(module) for module in model.modules())
+    adapt(model, gathered_experts)
+    if use_interface:
         ALL_EXPERTS_FUNCTIONS.register(NAME, gathered_experts)
         model.set_experts_implementation(NAME)
     return model

@@ -28,10 +28,12 @@ from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .quantize import GROUP_SIZES
+from .reference import Reference
 from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
+_UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 
@@ -41,7 +43,8 @@ class ExportedLLM:
     """The result of `export_llm`.
 
     `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
-    the KV caches in bytes. `unquantized` has the names of the layers that stay in full precision,
+    the KV caches in bytes, and `cache_numbers` has for each layer with a cache how many numbers it keeps for
+    a token. `unquantized` has the names of the layers that stay in full precision,
     because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
     the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
     file that was converted with an error. `check` is the result of the check that `save` made, or None.
@@ -52,6 +55,7 @@ class ExportedLLM:
     metadata: dict[str, Any]
     methods: tuple[str, ...]
     cache_bytes: int
+    cache_numbers: tuple[int, ...]
     unquantized: tuple[str, ...] = ()
     perplexity: Perplexity | None = None
     notes: tuple[str, ...] = ()
@@ -146,7 +150,10 @@ def export_llm(
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
     chunk = chunk or _default_chunk(model, sliding_window)
+    reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
+    if reference is not None:
+        reference.check(decoder)
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
@@ -163,7 +170,7 @@ def export_llm(
             check_program, program=program, decoder=decoder, kinds=kinds, head=head
         )
     return ExportedLLM(
-        program, report, constants, tuple(methods), decoder.cache.bytes,
+        program, report, constants, tuple(methods), decoder.cache.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
     )
 
@@ -243,12 +250,8 @@ def _load_tokenizer(folder: Path) -> Any:
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        raise ValueError(
-            f"export_llm: model: the config of {config.model_type} has no max_position_embeddings, expected a decoder "
-            "with attention"
-        )
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    limit = limit or _UNLIMITED
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         limit = int(limit * rope["factor"])

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 
 import torch
+from torch._dynamo.exc import UserError
 
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from ..sampling_head import sample_logits
@@ -124,5 +125,11 @@ def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
             axes = {"allowed_tokens": 0, "targets": 1}
             shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}
     args = inputs.pop("tokens"), inputs.pop("input_pos")
-    with torch.no_grad():
-        return torch.export.export(method, args, inputs, dynamic_shapes=shapes)
+    try:
+        with torch.no_grad():
+            return torch.export.export(method, args, inputs, dynamic_shapes=shapes)
+    except (UserError, NotImplementedError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"export_llm: model: {type(decoder.model).__name__}: torch.export cannot trace it: {reason}"
+        ) from error

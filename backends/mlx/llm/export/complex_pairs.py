@@ -1,0 +1,55 @@
+"""Complex numbers as pairs of real tensors. MLX programs have no complex arithmetic; some rotary embeddings use it."""
+
+from __future__ import annotations
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_SHARED = ("__getitem__", "unsqueeze", "squeeze", "to", "view", "reshape", "expand", "transpose")
+
+
+class Pair:
+    """A complex tensor: its real and its imaginary part. It can be multiplied, and its shape can be changed."""
+
+    def __init__(self, real: torch.Tensor, imaginary: torch.Tensor):
+        self.real, self.imag = real, imaginary
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        if function.__name__ in ("mul", "__mul__", "__rmul__", "multiply"):
+            first, second = arguments
+            return first * second if isinstance(first, Pair) else second * first
+        raise ValueError(f"export_llm: model: got {function.__name__} of a complex tensor, expected a product")
+
+    def __mul__(self, other: Pair | torch.Tensor | float) -> Pair:
+        if not isinstance(other, Pair):
+            return Pair(self.real * other, self.imag * other)
+        real = self.real * other.real - self.imag * other.imag
+        return Pair(real, self.real * other.imag + self.imag * other.real)
+
+    __rmul__ = __mul__
+
+    def __getattr__(self, name: str):
+        if name not in _SHARED:
+            return getattr(self.real, name)
+        return lambda *arguments, **options: Pair(
+            *(getattr(part, name)(*arguments, **options) for part in (self.real, self.imag))
+        )
+
+    def __getitem__(self, index) -> Pair:
+        return Pair(self.real[index], self.imag[index])
+
+
+class ComplexPairs(TorchFunctionMode):
+    """While this mode is active, the functions that make complex tensors make a `Pair` instead."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        if function is torch.polar:
+            length, angle = arguments
+            return Pair(length * torch.cos(angle), length * torch.sin(angle))
+        if function is torch.view_as_complex:
+            return Pair(*arguments[0].unbind(-1))
+        if function is torch.view_as_real:
+            return torch.stack([arguments[0].real, arguments[0].imag], -1)
+        return function(*arguments, **options)

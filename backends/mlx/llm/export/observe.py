@@ -1,0 +1,189 @@
+"""Finds out what the layers of a decoder cache and how they attend, by running the decoder on a few tokens."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from .attention import use_cached_attention
+from .cache import LayerSpec, sparse_attention_error
+from .masks import MaskFunction, Pattern, pattern_of, tensor_mask
+from .own_attention import CachedStates
+
+_LENGTH = 8  # tokens of the run
+_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}  # → whether it has a window
+
+
+def observe(model: PreTrainedModel, call, capacity: int, window: str | int = "auto") -> list[LayerSpec | None]:
+    """Return what each layer of `model` caches and how it attends, by index. None stands for a layer without a cache.
+
+    `call(tokens, positions, cache)` runs the model, whose attention is replaced in place. `capacity` is the number of
+    positions for which the masks are examined. `window` is "auto", or the window of every layer, where 0 stands for no
+    window. Raises ValueError if a layer does something that a program cannot do over its caches.
+    """
+    check_layer_types(model)
+    cache = _ObservingCache(model, capacity)
+    use_cached_attention(model, cache)
+    length = min(_LENGTH, capacity)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    try:
+        with torch.no_grad():
+            call(tokens, torch.arange(length)[None], cache)
+    except (AttributeError, AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"export_llm: model: {type(model).__name__}: {_innermost_module(model)} cannot run over the KV caches of a "
+            f"program: {error!r}"
+        ) from error
+    if not any(layer.keys for layer in cache.layers):
+        raise ValueError(f"export_llm: model: {type(model).__name__} has no attention over a KV cache, expected a decoder")
+    return [layer.spec(model.config.get_text_config(), window) for layer in cache.layers]
+
+
+def check_layer_types(model: PreTrainedModel) -> None:
+    """Raise ValueError if the config has layers other than attention."""
+    unknown = sorted(set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(_KINDS))
+    if unknown:
+        raise ValueError(
+            f"export_llm: model: {type(model).__name__}: got layers of kind {', '.join(unknown)}, expected attention"
+        )
+
+
+def pattern_by_config(config, index: int) -> Pattern:
+    """Return the pattern of layer `index` that the config names, for a layer whose mask could not be observed."""
+    kinds = getattr(config, "layer_types", None)
+    kind = kinds[index] if kinds and index < len(kinds) else None
+    blocks = kind == "chunked_attention"
+    size = getattr(config, "attention_chunk_size" if blocks else "sliding_window", None)
+    return Pattern(size, blocks) if kind is None or _KINDS[kind] else Pattern()
+
+
+class _ObservingCache(Cache):
+    """A cache that notes what the layers of `model` do with it. Its layers attend to nothing: the results are zeros."""
+
+    def __init__(self, model: PreTrainedModel, capacity: int):
+        super().__init__(layers=[])
+        self.names = {}
+        for module in model.modules():
+            index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+            if isinstance(index, int) and "ttention" in type(module).__name__:
+                self.names.setdefault(index, f"{type(module).__name__} of layer {index}")
+        self.capacity = capacity
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        while len(self.layers) <= layer_idx:
+            index = len(self.layers)
+            self.layers.append(_ObservedLayer(self.names.get(index, f"layer {index}"), index, self.capacity))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def update_indexer(self, states, layer_idx):
+        raise sparse_attention_error()
+
+    def get_seq_length(self, layer_idx: int | None = None) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def has_previous_state(self, layer_idx=None, state_idx=None) -> bool:
+        return False
+
+    is_compileable = True
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * len(self.layers)
+
+
+class _ObservedLayer:
+    """Notes the shapes, masks and biases of a layer. The methods are those of a layer of `KVCache`."""
+
+    def __init__(self, name: str, index: int, capacity: int):
+        self.name, self.index, self.capacity = name, index, capacity
+        self.keys: tuple[int, int] | None = None
+        self.values: tuple[int, int] | None = None
+        self.slopes: torch.Tensor | None = None
+        self.has_sinks = self.is_meta = False
+        self.patterns: set[Pattern] = set()
+        self.is_latent = self.has_attended = False
+
+    def update(self, key_states, value_states):
+        self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))
+        self.is_meta = key_states.is_meta
+        return CachedStates(key_states, self), CachedStates(value_states, self)
+
+    def attend(
+        self, query, scale, *, softcap=None, sinks=None, slopes=None, keys=None, values=None, value_size=None
+    ) -> torch.Tensor:
+        self.has_attended, self.is_latent, self.has_sinks = True, value_size is not None, sinks is not None
+        size = value_size or (self.values[1] if values is None else values.shape[3])
+        return query.new_zeros((*query.shape[:3], size))
+
+    def add_mask(self, function: MaskFunction) -> None:
+        pattern = pattern_of(function, self.capacity)
+        if pattern is None and self.is_meta:  # the mask depends on values: `pattern_by_config` has to do
+            return
+        if pattern is None:
+            raise ValueError(
+                f"export_llm: model: {self.name}: got a mask other than causal, with or without a window or blocks of "
+                "positions"
+            )
+        self.patterns.add(pattern)
+
+    def add_bias(self, bias: torch.Tensor) -> torch.Tensor | None:
+        bias = bias.detach().float().reshape(-1, *bias.shape[-2:])
+        length = bias.shape[2]
+        allowed = torch.ones(bias.shape[1:], dtype=torch.bool).tril(length - bias.shape[1])
+        if not bias.is_meta and len(bias) == 1 and bias[0][allowed].eq(0).all():
+            self.add_mask(tensor_mask(bias[None]))
+            return None
+        positions = torch.arange(length)
+        slopes = (bias[:, -1, -1] - bias[:, -1, 0]) / max(1, length - 1)
+        if bias.is_meta:  # without values, the bias can only be assumed to be linear
+            self.slopes = slopes
+            return slopes
+        linear = slopes[:, None, None] * positions + bias[:, :, :1]
+        if not torch.where(allowed, linear - bias, 0).abs().le(0.02 * slopes[:, None, None].abs()).all():
+            raise ValueError(
+                f"export_llm: model: {self.name}: got a bias of the attention scores that is not linear in the position of "
+                "the key"
+            )
+        self.slopes = slopes
+        return slopes
+
+    def spec(self, config, window: str | int) -> LayerSpec | None:
+        """Return what was observed, or None if the layer has no cache. Raises ValueError for what no cache can do."""
+        if self.keys is None:
+            return None
+        if not self.has_attended:
+            raise ValueError(
+                f"export_llm: model: {self.name} uses the keys of its cache in a way of its own, expected attention: a "
+                "product with the queries, a softmax, and a product with the values"
+            )
+        patterns = self.patterns - {Pattern()} or self.patterns  # every mask is causal, so a plain one adds nothing
+        if len(patterns) > 1:
+            raise ValueError(f"export_llm: model: {self.name}: got several masks over the same cache, expected one")
+        keys, values = self.keys, self.values
+        if self.is_latent:
+            keys, values = (keys[0], keys[1] + values[1]), None
+        if window != "auto":
+            pattern = Pattern(window or None)
+        else:
+            pattern = next(iter(patterns), None) or pattern_by_config(config, self.index)
+        return LayerSpec(self.name, keys, values, pattern, self.slopes, self.has_sinks)
+
+
+def _innermost_module(model: torch.nn.Module) -> str:
+    """Return the class of the innermost module in which the current exception was raised."""
+    traceback = sys.exc_info()[2]
+    found = model
+    while traceback is not None:
+        owner = traceback.tb_frame.f_locals.get("self")
+        found = owner if isinstance(owner, torch.nn.Module) else found
+        traceback = traceback.tb_next
+    return type(found).__name__

@@ -1,0 +1,83 @@
+"""What an export of a checkpoint would give, from its `config.json` alone: no weights are read."""
+
+from __future__ import annotations
+
+import collections
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from .cache import LayerSpec
+from .decoder import CachedDecoder
+from .experts import use_gathered_experts
+
+_LENGTH = 4096  # positions, for a model whose config has no limit
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What `survey` found out.
+
+    - `architecture`: the class of the model in `transformers`.
+    - `parameters`: the number of its parameters.
+    - `layers`: a description of each kind of layer that keeps keys and values → the number of such layers.
+    - `numbers_per_token`: how many numbers the caches of all layers keep for a token.
+    - `obstacle`: what keeps the model from being exported, or None.
+    """
+
+    architecture: str
+    parameters: int | None = None
+    layers: dict[str, int] | None = None
+    numbers_per_token: int | None = None
+    obstacle: str | None = None
+
+
+def survey(folder: str | Path) -> Survey:
+    """Examine the model whose `config.json` is in `folder`. Raises ValueError if there is no valid `config.json`.
+
+    The model is built without memory for its weights, and runs on a few tokens without computing them.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        names = json.loads(path.read_text()).get("architectures") or ["unknown"]
+    except (AttributeError, OSError, ValueError) as error:
+        raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        return Survey(names[0], obstacle=f"transformers cannot build a causal language model from this config: {error}")
+    known = Survey(type(model).__name__, sum(p.numel() for p in model.parameters()))
+    try:
+        use_gathered_experts(model)
+        with torch.device("meta"):
+            decoder = CachedDecoder(model, max_context_len=_context_len(config), chunk=2)
+    except ValueError as error:
+        return Survey(known.architecture, known.parameters, obstacle=str(error))
+    specs = [spec for spec in decoder.specs if spec is not None]
+    kinds = collections.Counter(_description(spec) for spec in specs)
+    return Survey(known.architecture, known.parameters, dict(kinds), sum(decoder.cache.numbers_per_token))
+
+
+def _context_len(config) -> int:
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or _LENGTH
+
+
+def _description(spec: LayerSpec) -> str:
+    heads, size = spec.keys
+    if spec.values is None:
+        parts = [f"latent attention, {size} numbers per token"]
+    else:
+        numbers = heads * size + spec.values[0] * spec.values[1]
+        parts = [f"attention with {heads} key heads of {size}, {numbers} numbers per token"]
+    if spec.pattern.window is not None:
+        parts.append(f"{'blocks' if spec.pattern.blocks else 'a window'} of {spec.pattern.window} positions")
+    if spec.slopes is not None:
+        parts.append("linear biases")
+    if spec.has_sinks:
+        parts.append("attention sinks")
+    return ", ".join(parts)

@@ -1,0 +1,205 @@
+"""The objects of `/v1/responses`: whole responses, and the events of a stream."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from .answer import LENGTH, Answer, Choice, Delta
+from .errors import ApiError, request_error
+from .model import ServedModel
+from .response import logprob_object
+from .responses_request import ResponsesRequest
+from .start import start_chat
+
+# The fields of a request that its response repeats.
+REPEATED = (
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice", "tools",
+    "top_p", "top_logprobs", "truncation", "user",
+)  # fmt: skip
+# The fields of a chat request, under their names here.
+FIELDS = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
+    "response_format": "text.format", "logprobs": "top_logprobs",
+}  # fmt: skip
+
+
+def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
+    """Start the answer to a request. Raises ApiError, which names the field of this API."""
+    try:
+        return start_chat(model, body.chat())
+    except ValueError as error:
+        raise request_error(error, "input", "max_output_tokens") from error
+    except ApiError as error:
+        details = error.body["error"]
+        name, _, rest = (details["param"] or "").partition(".")
+        if name not in FIELDS:
+            raise
+        field = FIELDS[name] + (f".{rest.removeprefix('json_schema.')}" if rest else "")
+        message = details["message"].replace(details["param"], field, 1)
+        raise ApiError(
+            message, status=error.status_code, kind=details["type"], param=field, code=details["code"]
+        ) from error
+
+
+class Item:
+    """An item of the output of a response: reasoning, a message or a call. `text` grows with a stream."""
+
+    def __init__(self, kind: str, index: int, name: str = "", call_id: str = ""):
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        self.kind, self.index, self.id = kind, index, f"{prefix}_{uuid.uuid4().hex}"
+        self.name, self.call_id, self.text, self.logprobs = name, call_id, "", []
+
+    def part(self) -> dict[str, Any]:
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    def object(self, status: str) -> dict[str, Any]:
+        common = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            return common | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content = [self.part()] if status != "in_progress" else []
+        if self.kind == "reasoning":
+            return common | {"summary": [], "content": content}
+        return common | {"role": "assistant", "content": content}
+
+
+class ResponsesFormat:
+    """Builds the response of an answer, and the events of its stream. Each event is a dict with a type and a number."""
+
+    ends_with_done = False
+
+    def __init__(self, answer: Answer, body: ResponsesRequest):
+        self._answer, self._items, self._number, self._open = answer, [], 0, None
+        repeated = body.model_dump(include={*REPEATED}, by_alias=True)
+        self._common = {
+            "id": f"resp_{answer.id}",
+            "object": "response",
+            "created_at": answer.created,
+            "model": answer.model.name,
+            **repeated,
+            "metadata": body.metadata or {},
+            "text": repeated["text"] or {"format": {"type": "text"}},
+            "tool_choice": repeated["tool_choice"] or "auto",
+            "tools": repeated["tools"] or [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "store": False,
+            "previous_response_id": None,
+            "error": None,
+        }
+
+    def response(self) -> dict[str, Any]:
+        """Return the response with the whole answer."""
+        (choice,) = self._answer.choices
+        self._take(choice.delta, [])
+        return self._object(self._status(choice))
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Return the events before the answer."""
+        state = self._object("in_progress")
+        return [self._event(f"response.{name}", response=state) for name in ("created", "in_progress")]
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        """Return the events for a delta."""
+        events: list[dict[str, Any]] = []
+        self._take(delta, events)
+        if delta.finish:
+            self._close(events, "incomplete" if delta.finish == LENGTH else "completed")
+            status = self._status(choice)
+            events.append(self._event(f"response.{status}", response=self._object(status)))
+        return events
+
+    def error_chunks(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the events for an error that ends the answer."""
+        details = error.body["error"]
+        failed = self._object("failed") | {"error": {"code": "server_error", "message": details["message"]}}
+        return [self._event("response.failed", response=failed)]
+
+    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
+        """Return no events: the last event of an answer has the numbers of tokens."""
+        return []
+
+    def _status(self, choice: Choice) -> str:
+        return "incomplete" if choice.delta.finish == LENGTH else "completed"
+
+    def _object(self, status: str) -> dict[str, Any]:
+        is_over = status in ("completed", "incomplete")
+        return self._common | {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [item.object("completed" if is_over else status) for item in self._items] if is_over else [],
+            "usage": self._usage() if is_over else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, completion = self._answer.prompt_tokens, self._answer.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": self._answer.reasoning_tokens},
+            "total_tokens": prompt + completion,
+        }
+
+    # Items ----------------------------------------------------------------------------------
+
+    def _take(self, delta: Delta, events: list[dict[str, Any]]) -> None:
+        """Add a delta to the items, and its events to `events`."""
+        if delta.reasoning:
+            item = self._item(events, "reasoning")
+            item.text += delta.reasoning
+            events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.reasoning))
+        if delta.content:
+            item = self._item(events, "message")
+            logprobs = [logprob_object(entry) for entry in delta.logprobs]
+            item.text += delta.content
+            item.logprobs += logprobs
+            events.append(self._part_event("response.output_text.delta", item, delta=delta.content, logprobs=logprobs))
+        for id, call in delta.calls:
+            self._close(events)
+            item = self._item(events, "function_call", call.name, id)
+            item.text = call.arguments
+            place = {"item_id": item.id, "output_index": item.index}
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
+            events.append(
+                self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+            )
+            self._close(events)
+
+    def _item(self, events: list[dict[str, Any]], kind: str, *names: str) -> Item:
+        """Return the open item of a kind. Begins one if another kind is open, or none."""
+        if self._open is not None and self._open.kind == kind:
+            return self._open
+        self._close(events)
+        self._open = item = Item(kind, len(self._items), *names)
+        self._items.append(item)
+        events.append(
+            self._event("response.output_item.added", output_index=item.index, item=item.object("in_progress"))
+        )
+        if kind != "function_call":
+            events.append(self._part_event("response.content_part.added", item, part=item.part()))
+        return item
+
+    def _close(self, events: list[dict[str, Any]], status: str = "completed") -> None:
+        """End the open item, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        if item.kind == "reasoning":
+            events.append(self._part_event("response.reasoning_text.done", item, text=item.text))
+        elif item.kind == "message":
+            events.append(self._part_event("response.output_text.done", item, text=item.text, logprobs=item.logprobs))
+        if item.kind != "function_call":
+            events.append(self._part_event("response.content_part.done", item, part=item.part()))
+        events.append(self._event("response.output_item.done", output_index=item.index, item=item.object(status)))
+
+    def _part_event(self, kind: str, item: Item, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, item_id=item.id, output_index=item.index, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}

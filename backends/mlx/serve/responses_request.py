@@ -1,0 +1,180 @@
+"""The request of `/v1/responses`, and the chat request that has the same answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .chat_request import FUNCTION_NAME, MAX_TOOLS, ChatRequest, Content
+from .errors import ApiError
+from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Strict
+
+
+class InputMessage(Returned):
+    """A message. `id`, `status` and `phase` come from answers that a client sends back."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class InputCall(Returned):
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    namespace: str | None = None
+
+
+class InputResult(Returned):
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: Content
+    id: str | None = None
+    status: str | None = None
+
+
+class InputReasoning(Returned):
+    """Reasoning of an earlier answer. Chat templates drop it."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: None = None
+    id: str | None = None
+    status: str | None = None
+
+
+InputItem = InputMessage | InputCall | InputResult | InputReasoning
+
+
+class ResponseTool(Strict):
+    type: Literal["function"]
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(Strict):
+    type: Literal["function"]
+    name: str
+
+
+class PlainText(Strict):
+    type: Literal["text"]
+
+
+class JsonObject(Strict):
+    type: Literal["json_object"]
+
+
+class JsonSchemaText(Strict):
+    type: Literal["json_schema"]
+    name: str = Field("answer", pattern=FUNCTION_NAME)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    format: Annotated[PlainText | JsonObject | JsonSchemaText, Field(discriminator="type")] | None = None
+    verbosity: None = None
+
+
+class ResponsesRequest(Strict):
+    """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    text: TextOptions | None = None
+    tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = True
+    metadata: Metadata | None = None
+    store: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    previous_response_id: None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Not in OpenAI's API.
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    logit_bias: LogitBias | None = None
+    stop: list[str] | str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
+
+    def chat(self) -> ChatRequest:
+        """Return the chat request with the same answer."""
+        given = self.model_dump(
+            exclude_none=True, include={*GenerationRequest.model_fields, "chat_template_kwargs"} - {"stream_options", *IDENTITIES}
+        )
+        if self.logit_bias:
+            given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        if self.tools:
+            given["tools"] = [
+                {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in self.tools
+            ]
+        if isinstance(self.tool_choice, ResponseToolChoice):
+            given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        elif self.tool_choice is not None:
+            given["tool_choice"] = self.tool_choice
+        if self.text is not None and self.text.format is not None:
+            given["response_format"] = _response_format(self.text.format)
+        if self.wants_logprobs:
+            given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        given |= {"messages": self._messages(), "parallel_tool_calls": self.parallel_tool_calls}
+        return ChatRequest(**given, max_completion_tokens=self.max_output_tokens)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, InputMessage):
+                messages.append({"role": item.role, "content": item.content})
+            elif isinstance(item, InputResult):
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            elif isinstance(item, InputCall):
+                call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+                if not (messages and messages[-1]["role"] == "assistant"):
+                    messages.append({"role": "assistant", "content": None, "tool_calls": []})
+                messages[-1].setdefault("tool_calls", []).append(call)
+        if not messages:
+            raise ApiError("input: got no message", param="input")
+        return messages
+
+
+def _response_format(format: PlainText | JsonObject | JsonSchemaText) -> dict[str, Any]:
+    if not isinstance(format, JsonSchemaText):
+        return {"type": format.type}
+    schema = {"name": format.name, "schema": format.schema_, "strict": format.strict}
+    return {"type": "json_schema", "json_schema": schema}

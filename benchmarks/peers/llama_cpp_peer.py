@@ -1,0 +1,65 @@
+"""Measures llama.cpp through llama-cpp-python. benchmarks/peers_cpu.py runs it in the environment of the peer.
+
+    python benchmarks/peers/llama_cpp_peer.py FILE.gguf --prefill 128 512 --context 128 2048 --steps 16
+
+The last line of the output is JSON: seconds, by length.
+"""
+
+import ctypes
+import json
+import statistics
+import time
+
+import llama_cpp
+import numpy as np
+from common import arguments, prompt_of
+
+CHUNK = 512  # tokens in one call
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(options.model.encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = max([*options.prefill, *options.context]) + options.steps + 16
+    params.n_batch = params.n_ubatch = CHUNK
+    params.n_threads = params.n_threads_batch = options.threads
+    context = llama_cpp.llama_init_from_model(model, params)
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    def call(tokens: list[int]) -> int:
+        """Appends tokens to the context. Returns the most likely next one."""
+        for first in range(0, len(tokens), CHUNK):
+            part = tokens[first : first + CHUNK]
+            array = (llama_cpp.llama_token * len(part))(*part)
+            if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(part))):
+                raise RuntimeError("llama_decode failed")
+        logits = llama_cpp.llama_get_logits_ith(context, -1)
+        floats = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+        return int(np.ctypeslib.as_array(floats, (vocabulary,)).argmax())
+
+    def timed(tokens: list[int]) -> tuple[int, float]:
+        begin = time.perf_counter()
+        return call(tokens), time.perf_counter() - begin
+
+    def fill(length: int) -> tuple[int, float]:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        return timed(prompt_of(length))
+
+    fill(2)
+    result = {"prefill": {}, "decode": {}}
+    for length in options.prefill:
+        result["prefill"][length] = min(fill(length)[1] for _ in range(options.repeats))
+    for length in options.context:
+        token, _ = fill(length)
+        times = []
+        for _ in range(options.steps):
+            token, spent = timed([token])
+            times.append(spent)
+        result["decode"][length] = statistics.median(times)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

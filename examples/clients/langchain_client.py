@@ -1,0 +1,42 @@
+"""`langchain-openai`: messages, streaming, tools and structured output."""
+
+import sys
+
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(max_length=20)
+    has_harbour: bool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def main(url: str, model: str) -> None:
+    chat = ChatOpenAI(base_url=url, api_key="none", model=model, max_tokens=80, temperature=0, seed=1)
+    answer = chat.invoke([("system", "Be brief."), ("human", "Hello")])
+    print("answer:", answer.content, answer.usage_metadata["total_tokens"])
+    streamed = "".join(chunk.content for chunk in chat.stream([("system", "Be brief."), ("human", "Hello")]))
+    assert streamed == answer.content
+
+    city = chat.with_structured_output(City, method="json_schema").invoke("Describe Oslo.")
+    assert isinstance(city, City)
+    print("structured:", city)
+    city = chat.with_structured_output(City, method="function_calling").invoke("Describe Oslo.")
+    assert isinstance(city, City)
+
+    call = chat.bind_tools([add], tool_choice="add").invoke("What is 2 + 3?").tool_calls[0]
+    assert call["name"] == "add"
+    print("call:", call["args"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,33 @@
+"""`litellm`: answers, streaming and tools, through its OpenAI provider."""
+
+import json
+import os
+import sys
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import downloads a table of prices
+import litellm
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "set_light",
+        "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
+    },
+}
+
+
+def main(url: str, model: str) -> None:
+    options = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "max_tokens": 40, "seed": 1}
+    options["messages"] = [{"role": "user", "content": "Hello"}]
+    answer = litellm.completion(**options)
+    print("answer:", answer.choices[0].message.content, answer.usage.total_tokens)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**options, stream=True))
+    assert text == answer.choices[0].message.content
+    (call,) = litellm.completion(
+        **options, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+    ).choices[0].message.tool_calls
+    print("call:", call.function.name, json.loads(call.function.arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,28 @@
+"""`pydantic-ai`: an agent with text, and one whose output is a pydantic model."""
+
+import sys
+
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class City(BaseModel):
+    name: str = Field(max_length=20)
+    has_harbour: bool
+
+
+def main(url: str, model: str) -> None:
+    chat = OpenAIChatModel(model, provider=OpenAIProvider(base_url=url, api_key="none"))
+    settings = {"max_tokens": 80, "seed": 1}
+    answer = Agent(chat, system_prompt="Be brief.", model_settings=settings).run_sync("Hello")
+    print("answer:", answer.output, answer.usage)
+    for output in (NativeOutput(City), ToolOutput(City)):
+        city = Agent(chat, output_type=output, model_settings=settings).run_sync("Describe Oslo.").output
+        assert isinstance(city, City)
+        print("structured:", city)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,33 @@
+"""The scripts in examples/clients, run against a server as users run them. A script whose library is missing is skipped."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from served import NAME
+
+CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
+LIBRARIES = {
+    "openai_client": "openai",
+    "langchain_client": "langchain_openai",
+    "litellm_client": "litellm",
+    "pydantic_ai_client": "pydantic_ai",
+    "instructor_client": "instructor",
+}
+
+
+def test_every_script_is_tested():
+    assert {file.stem for file in CLIENTS.glob("*.py")} == LIBRARIES.keys()
+
+
+@pytest.mark.parametrize("script, library", LIBRARIES.items())
+def test_script(server, script, library):
+    pytest.importorskip("xgrammar")
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    command = [sys.executable, CLIENTS / f"{script}.py", f"{server.url}/v1", NAME]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) >= 2

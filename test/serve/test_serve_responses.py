@@ -1,0 +1,96 @@
+"""`/v1/responses`, called with the `openai` package."""
+
+import json
+
+import openai
+import pytest
+from served import NAME
+from test_serve_tools import CALL, TEMPLATE, WEATHER, scripted
+
+TOOL = {"type": "function", **WEATHER, "strict": False}
+
+
+@pytest.fixture(scope="module")
+def server(chat_program):
+    with scripted(chat_program, TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def unscripted(server):
+    server.text = None
+
+
+def create(client, **fields):
+    return client.responses.create(**{"model": NAME, "input": "Hi", "max_output_tokens": 60} | fields)
+
+
+def test_text(client, server):
+    server.text = "<think>hm</think>Hello."
+    answer = create(client, instructions="Be brief.", metadata={"a": "b"})
+    assert answer.output_text == "Hello." and answer.status == "completed" and answer.metadata == {"a": "b"}
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.output[0].content[0].text == "hm" and answer.usage.output_tokens_details.reasoning_tokens > 1
+    assert "[system]Be brief." in server.prompts[-1]
+    # The client sends the output back.
+    server.text = "Again."
+    messages = [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in answer.output)]
+    again = create(client, input=[*messages, {"role": "user", "content": [{"type": "input_text", "text": "More"}]}])
+    assert again.output_text == "Again." and "[assistant]Hello." in server.prompts[-1] and "[user]More" in server.prompts[-1]
+
+
+def test_stream_events(client, server):
+    server.text = f"<think>hm</think>Hello.{CALL}"
+    with client.responses.stream(model=NAME, input="Hi", tools=[TOOL]) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert [event.sequence_number for event in events] == sorted({event.sequence_number for event in events})
+    for kind in ("reasoning_text.delta", "output_text.delta", "output_text.done", "function_call_arguments.done"):
+        assert f"response.{kind}" in kinds
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello."
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+
+
+def test_calls_and_their_results(client, server):
+    server.text = CALL
+    answer = create(client, tools=[TOOL])
+    (call,) = answer.output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Oslo", "days": 2})
+    server.text = "Rain."
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    answer = create(client, tools=[TOOL], input=[{"role": "user", "content": "Hi"}, call.model_dump(), result])
+    assert answer.output_text == "Rain." and "[tool]rain" in server.prompts[-1]
+
+
+def test_length_schema_and_log_probabilities(client):
+    answer = create(client, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0)
+    assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+    assert len(answer.output[0].content[0].logprobs) == answer.usage.output_tokens == 4
+    pytest.importorskip("xgrammar")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    answer = create(client, text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
+    assert isinstance(json.loads(answer.output_text)["ok"], bool)
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
+        ({"input": "x " * 3000}, "input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"extra_body": {"beam": 1}}, "beam"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
+    ],
+)
+def test_invalid_request_names_the_field(client, fields, param):
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(client, stream=stream, **fields)
+        assert caught.value.param == param
