@@ -20,7 +20,6 @@ from .adapter import merge_adapter
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError, check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_weights
-from .cache import layer_windows
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
@@ -149,9 +148,11 @@ def export_llm(
         calibrate=None if calibrate is None else Path(calibrate), progress=progress,
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
-    chunk = chunk or _default_chunk(model, sliding_window)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
-    decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
+    decoder = CachedDecoder(
+        model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
+        ring_chunk=None if chunk else WINDOW_CHUNK,
+    )  # fmt: skip
     if reference is not None:
         reference.check(decoder)
     progress("export")
@@ -194,11 +195,6 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
         )
     if sliding_window != "auto" and not (isinstance(sliding_window, int) and sliding_window >= 0):
         raise ValueError(f"export_llm: sliding_window: got {sliding_window}, expected 'auto' or a number of positions")
-
-
-def _default_chunk(model: PreTrainedModel, sliding_window: str | int) -> int:
-    windows = layer_windows(model.config.get_text_config(), sliding_window)
-    return CHUNK if all(window is None for window in windows) else WINDOW_CHUNK
 
 
 def _check_choice(name: str, value: Any, choices: Collection) -> None:
