@@ -39,6 +39,7 @@ demo-llm: build
 
 test: build
 	@tools/setup.sh browser
+	@tools/setup.sh speech
 	@tools/setup.sh linker
 	@$(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
 

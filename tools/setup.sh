@@ -6,6 +6,7 @@
 #                            [MLX=cpu|cuda12|cuda13] [TORCH=<pip requirement>]
 #   tools/setup.sh native    install FlatBuffers, then configure and build the delegate in build/  [CXX=clang++]
 #   tools/setup.sh browser   install Chromium for the tests of the chat page; never fails
+#   tools/setup.sh speech    install espeak-ng, which synthesises sound for the tests; never fails
 #   tools/setup.sh linker    install LLVM's linker, for the macOS wheel that is built on Linux; never fails
 #   tools/setup.sh same      check that .venv has the version of $PYTHON
 #
@@ -151,6 +152,18 @@ get_browser() {
   say "apt-get cannot install chromium and chromium-driver: the tests of the chat page are skipped"
 }
 
+# -- speech ---------------------------------------------------------------------------------------
+
+# A test of sound files is skipped without espeak-ng.
+get_speech() {
+  if command -v espeak-ng >/dev/null; then return; fi
+  if command -v apt-get >/dev/null && as_root true; then
+    say "installing espeak-ng for the tests of sound files"
+    if system_install --no-install-recommends espeak-ng >/dev/null 2>&1; then return; fi
+  fi
+  say "cannot install espeak-ng (needs apt-get with root or passwordless sudo): a test of sound files is skipped"
+}
+
 # -- macOS wheel ----------------------------------------------------------------------------------
 
 # The linker for macOS in LLVM; tools/macos/build_wheel.py says what it does without.
@@ -166,7 +179,8 @@ case "${1:-}" in
   install) install_package ;;
   native) build_native ;;
   browser) get_browser ;;
+  speech) get_speech ;;
   linker) get_linker ;;
   same) same_python ;;
-  *) die "usage: tools/setup.sh venv | install | native | browser | linker | same" ;;
+  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | same" ;;
 esac

@@ -1,10 +1,14 @@
 """`executorch-mlx doctor`: its report on a working installation and on broken ones."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from executorch_mlx.cli.main import main
 
 
 def doctor(*arguments, **environment) -> tuple[int, list[str]]:
@@ -46,3 +50,29 @@ def test_an_unknown_device_is_an_error(delegate):
     assert code == 1
     (error,) = errors(lines)
     assert error.startswith("error: program: a small program does not run")
+
+
+MODEL = Path(__file__).parents[2] / "examples" / "demo_model"
+
+
+def test_a_model_that_can_be_exported(tmp_path, capsys):
+    """The weights are not read: the folder has none."""
+    shutil.copy(MODEL / "config.json", tmp_path)
+    assert main(["doctor", "--model", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["model", "LlamaForCausalLM"] and lines[-1] == "ok"
+    assert "4 with attention with 2 key heads of 32, 128 numbers per token" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"layer_types": ["indexed_attention"] * 4}, "LlamaForCausalLM: got layers of kind indexed_attention"),
+        ({"model_type": "unknown"}, "transformers cannot build a causal language model from this config"),
+    ],
+)
+def test_a_model_that_cannot_be_exported(tmp_path, capsys, changes, message):
+    config = json.loads((MODEL / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", "--model", str(tmp_path)]) == 1
+    assert message in errors(capsys.readouterr().out.splitlines())[0]

@@ -10,6 +10,7 @@ import pytest
 from markdown_pages import ROOT
 
 PUBLIC = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
+PUBLIC += ("executorch_mlx.speech", "executorch_mlx.speech.export")
 
 
 @pytest.mark.parametrize("script", ["docs/figures/architecture.py", "tools/docs/operators.py"])
@@ -57,9 +58,10 @@ def test_documented_options_exist():
     known = {"--model", "--tasks"}  # of lm-eval
     known |= {"--requests", "--kills"}  # of test/batch/killed.py
     known |= options(ROOT / "build" / "mlx_llm_runner")
-    for name in ("export", "run", "serve", "batch", "inspect"):
+    for name in ("export", "run", "serve", "batch", "transcribe", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)
-    for page in ("README", "docs/language-models", "docs/server", "docs/batch", "docs/cluster", "docs/sampling", "docs/undelegated-nodes"):
+    guides = ("language-models", "speech", "server", "batch", "cluster", "sampling", "undelegated-nodes")
+    for page in ("README", *(f"docs/{guide}" for guide in guides)):
         used = re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
         assert set(used) - known == set(), page
 

@@ -27,10 +27,11 @@ RULES = {
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization"},
     # never builder or ops
     "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
+    "speech": {"custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},
-    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve"},
+    "cli": {"batch", "inspect", "loader", "memory", "partitioner", "llm", "quiet", "ray", "serve", "speech"},
     "__init__": {"loader", "llm", "memory", "partitioner", "preprocess", "quiet", "verification"},
 }
 

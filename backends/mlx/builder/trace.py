@@ -39,6 +39,9 @@ def trace(
 
     with fake_mode:
         fakes = [torch.empty(s.shape, dtype=s.dtype) for s in slots]
+    # Passes that ran earlier may leave symbols of `item()` here, which torch would expect in the results of the trace.
+    if fake_mode.shape_env is not None:
+        fake_mode.shape_env.pending_fresh_unbacked_symbols.clear()
     table = {t: d for t, d in _decompositions().items() if registry.handler_for(t) is None}
     # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
     with torch.no_grad(), fake_mode, _no_specialization(fake_mode):

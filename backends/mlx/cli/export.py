@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "export",
-        help="export a language model to a .pte file",
-        description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head.",
+        help="export a language model or a speech model to a .pte file",
+        description="Export a Hugging Face causal language model to a .pte file, with KV caches and a sampling head. A "
+        "speech model (Whisper, Moonshine) becomes a program that takes sound.",
     )
     parser.add_argument("model", metavar="MODEL", help="checkpoint folder (Hugging Face or mlx-lm), GGUF file, or hub id")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".pte file to write")
@@ -62,6 +63,8 @@ def _add_sizes(add: Callable) -> None:
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
     add("--batch", type=int, default=1, metavar="N",
         help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
+    add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
+        help="speech models with a dynamic length: the longest sound of a call (default: 30)")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
@@ -92,9 +95,15 @@ def run(options: argparse.Namespace) -> int:
     progress = _Progress()
     with progress.step("import"):
         from ..llm.export import VerificationError, export_llm
+        from ..speech.export import export_speech, is_speech
     try:
         with progress:
-            exported = export_llm(options.model, **_export_arguments(options), progress=progress.begin)
+            if is_speech(options.model):
+                exported = export_speech(options.model, **_speech_arguments(options), progress=progress.begin)
+            elif "max_seconds" in options:
+                raise CommandError(f"--max-seconds: expected a speech model, got {options.model}")
+            else:
+                exported = export_llm(options.model, **_export_arguments(options), progress=progress.begin)
             progress.begin("write and verify" if options.verify else "write")
             size = exported.save(options.output)
     except (ValueError, VerificationError) as error:
@@ -122,6 +131,26 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", None), "head": head}
 
 
+# Options for language models only, with their defaults.
+_TEXT_ONLY = {
+    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": 512, "batch": 1, "outputs": "tokens",
+    "penalties": 0, "speculation": True,
+}  # fmt: skip
+
+
+def _speech_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    from ..llm.export import DTYPES, HeadConfig
+
+    for name, default in _TEXT_ONLY.items():
+        if getattr(options, name) != default:
+            option = "--no-speculation" if name == "speculation" else f"--{name.replace('_', '-')}"
+            raise CommandError(f"{option}: {options.model} is a speech model, expected a language model")
+    arguments = {name: getattr(options, name) for name in ("quantize", "max_context_len", "allow_extensions", "verify")}
+    arguments |= {"max_seconds": options.max_seconds} if "max_seconds" in options else {}
+    head = HeadConfig(seed=options.seed, logit_bias=options.logit_bias, logprobs=options.logprobs)
+    return arguments | {"dtype": DTYPES[options.dtype], "group_size": getattr(options, "group_size", None), "head": head}
+
+
 def _print_summary(exported: ExportedLLM) -> None:
     print(exported.report)
     print(f"methods      {', '.join(exported.methods)}")
@@ -136,7 +165,7 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"converted    {note}")
     counts = collections.Counter(exported.cache_numbers)
     layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
-    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers}")
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers or 'none'}")
     if exported.check:
         print(f"verified     {exported.check}")
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from .model_arguments import INTERRUPTED, CommandError
 
 # One module for each command. Its function `add_to` adds the command to the parser.
-COMMANDS = ("export", "run", "serve", "batch", "inspect", "doctor")
+COMMANDS = ("export", "run", "serve", "batch", "transcribe", "inspect", "doctor")
 
 
 def main(arguments: list[str] | None = None) -> int:

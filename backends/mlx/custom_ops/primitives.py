@@ -237,3 +237,16 @@ cached_attention = define(
     _cached_attention,
     lambda query, keys, values, *settings, **options: query.new_empty((*query.shape[:3], values.shape[3])),
 )
+
+
+# State ------------------------------------------------------------------------------------
+
+
+# Returns a copy of `buffer`, for a method that reads a buffer that only another method writes. A program holds a buffer
+# that no operator of the method writes as a constant. The module therefore copies the result to the buffer:
+#
+#     state = torch.ops.mlx.read_state(self.buffer)
+#     self.buffer.copy_(state)
+#
+# which adds no instruction to the program.
+read_state = define("read_state(Tensor buffer) -> Tensor", torch.Tensor.clone, torch.empty_like)

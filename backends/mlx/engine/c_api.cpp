@@ -62,6 +62,10 @@ executorch_mlx_status guarded(Body&& body) {
   }
 }
 
+void check_language_model(const LlmProgram& program, const char* function) {
+  check_argument(!program.metadata().speech.is_speech(), function, ": the program is a speech model");
+}
+
 void check_not_null(const void* pointer, const char* argument) {
   check_argument(pointer != nullptr, argument, ": got null");
 }
@@ -122,6 +126,11 @@ RequestOptions read_options(const executorch_mlx_request_options* given) {
   result.logprobs = o.logprobs;
   result.priority = o.priority;
   result.draft = o.draft;
+  if (o.sample_count > 0) {
+    result.samples = std::make_shared<const std::vector<float>>(read_array(o.samples, o.sample_count, "samples"));
+  }
+  result.timestamps = o.timestamps;
+  result.allow_suppressed = o.allow_suppressed;
   result.on_event = o.on_event;
   result.user_data = o.user_data;
   return result;
@@ -250,6 +259,7 @@ executorch_mlx_status executorch_mlx_engine_save_prefix(
     check_not_null(engine, "engine");
     check_not_null(path, "path");
     const LlmProgram& program = *engine->model->program;
+    check_language_model(program, "save_prefix");
     auto ids = read_array(prompt, length, "prompt");
     check_prompt(program.metadata(), ids);
     engine->scheduler->run(std::move(ids), [&](Row& row) {
@@ -264,6 +274,7 @@ executorch_mlx_status executorch_mlx_engine_load_prefix(
   return guarded([&] {
     check_not_null(engine, "engine");
     check_not_null(path, "path");
+    check_language_model(*engine->model->program, "load_prefix");
     engine->scheduler->run({}, [&](Row& row) {
       load_row(*engine->model->program, row, path);
       if (length != nullptr) {

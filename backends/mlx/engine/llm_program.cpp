@@ -109,6 +109,12 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   if (metadata_.has_verify) {
     verify_ = method("verify", Kind::kVerify);
   }
+  if (metadata_.speech.is_speech()) {
+    const MethodChecker checker(*module_, path_, "encode");
+    const auto most = static_cast<executorch::aten::SizesType>(metadata_.speech.max_samples);
+    checker.check_inputs({{"samples", ScalarType::Float, {1, most}, nullptr, 1}});
+    checker.check_backends();
+  }
   (draw_ ? draw_ : logits_)->load();
 }
 
@@ -268,6 +274,16 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const Slot> slots) 
     }
   }
   return result;
+}
+
+void LlmProgram::encode(std::span<const float> samples) {
+  std::vector<float> padded = padded_samples(metadata_.speech, samples);
+  if (!module_->is_method_loaded("encode")) {
+    check_ok(module_->load_method("encode", nullptr, tracer_.get()), path_, ": cannot load the method encode: ");
+  }
+  const auto tensor = executorch::extension::make_tensor_ptr(
+      {1, static_cast<executorch::aten::SizesType>(padded.size())}, padded.data(), ScalarType::Float);
+  check_ok(module_->execute("encode", tensor).error(), "encode: ", padded.size(), " samples: ");
 }
 
 void LlmProgram::write_profile(const std::string& path) {

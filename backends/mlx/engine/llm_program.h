@@ -74,6 +74,9 @@ class LlmProgram {
   // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
   std::vector<std::vector<float>> logits(std::span<const Slot> slots);
 
+  // Runs the encoder of a speech model: the tokens of later calls are those for this sound. Throws EngineError.
+  void encode(std::span<const float> samples);
+
   // Whether logits() takes several slots.
   bool has_logits_of_rows() const {
     return decode_logits_ != nullptr;

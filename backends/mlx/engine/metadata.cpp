@@ -114,6 +114,9 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_at_least("sampling_logit_bias", m.logit_bias, 0);
   check_at_least("sampling_logprobs", m.logprobs, 0);
   check_program(
+      !m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
+      ": encode: expected one row and a sampling head with a mask of allowed tokens");
+  check_program(
       0 < m.max_seq_len && m.max_seq_len <= m.max_context_len,
       path, ": get_max_seq_len: got ", m.max_seq_len, ", expected 1 to ", m.max_context_len, " (get_max_context_len)");
 }
@@ -141,6 +144,7 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
   m.logit_bias = m.has_head ? reader.integer("sampling_logit_bias", 0) : 0;
   m.logprobs = m.has_head ? reader.integer("sampling_logprobs", 0) : 0;
   m.history = reader.integer("sampling_history", 0);
+  m.speech = read_speech_metadata(reader, m.vocab_size, path);
   check_metadata(m, path);
   return m;
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "speech.h"
+
 namespace executorch_mlx {
 
 // The properties of a program, read from its metadata methods. docs/llm-program.md lists these methods.
@@ -35,6 +37,8 @@ struct LlmMetadata {
   // The penalties consider this number of tokens, counted from the end of the prompt and answer so far. 0 means that
   // the program does not give a number; the host then considers all tokens.
   int64_t history = 0;
+
+  SpeechMetadata speech;
 };
 
 // The values of the metadata methods. boolean(), integer(), integers() and array() return the value of one. They throw

@@ -114,6 +114,9 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
   if (metadata_.logprobs > 0) {
     add("logprobs", ScalarType::Long, scalar, values_.logprobs);
   }
+  if (metadata_.speech.timestamp_begin >= 0) {
+    add("timestamps", ScalarType::Long, scalar, values_.timestamps);
+  }
 }
 
 void Method::load() {
@@ -159,6 +162,7 @@ void Method::fill(size_t slot, const Slot& source) {
     }
   }
   set(v.logprobs, int64_t{source.wants_logprobs});
+  set(v.timestamps, int64_t{source.timestamps});
   if (!v.targets.empty()) {
     std::fill_n(v.targets.begin(), count, 0);
     std::copy(source.targets.begin(), source.targets.end(), v.targets.begin());

@@ -26,6 +26,7 @@ struct Slot {
   std::span<const int32_t> allowed_tokens = {}; // ceil(V / 32) words per draw; empty: all tokens are allowed
   bool wants_logprobs = false;
   std::span<const int64_t> targets = {}; // of `verify`: as many as tokens; empty: none
+  bool timestamps = false; // whether timestamps may be drawn
 };
 
 class Method {
@@ -72,7 +73,7 @@ class Method {
     std::vector<int64_t> bias_tokens;
     std::vector<float> bias_values;
     std::vector<int32_t> allowed_tokens;
-    std::vector<int64_t> logprobs, targets;
+    std::vector<int64_t> logprobs, targets, timestamps;
   };
 
   std::vector<MethodInput> inputs();

@@ -78,6 +78,9 @@ void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, 
 
 void check_options(const LlmProgram& program, const RequestOptions& options) {
   check_prompt(program.metadata(), options.prompt);
+  check_samples(program.metadata().speech, options.samples ? *options.samples : std::vector<float>());
+  const bool has_timestamps = program.metadata().speech.timestamp_begin >= 0;
+  check_argument(!options.timestamps || has_timestamps, "timestamps: the model has no timestamp tokens");
   check_stop_conditions(program, options);
   check_values(program.metadata(), options.sampling);
   check_argument(options.logprobs >= -1, "logprobs: got ", options.logprobs, ", expected at least -1");

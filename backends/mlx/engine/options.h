@@ -4,6 +4,7 @@
 #include <executorch_mlx/executorch_mlx.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,6 +28,9 @@ struct SamplingParameters {
 // executorch_mlx_request_options with memory of its own.
 struct RequestOptions {
   std::vector<int64_t> prompt = {};
+  std::shared_ptr<const std::vector<float>> samples = nullptr; // null: none
+  bool timestamps = false;
+  bool allow_suppressed = false;
   SamplingParameters sampling = {};
   std::optional<int64_t> seed = {};
   executorch_mlx_allowed_tokens allowed_tokens = nullptr;

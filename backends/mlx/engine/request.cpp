@@ -85,15 +85,23 @@ Slot Request::draw_slot(std::vector<int64_t>& draft) {
   slot.sampling = &options.sampling;
   slot.seed = seed_of_draw(0);
   slot.wants_logprobs = options.logprobs >= 0;
-  if (allowed_tokens_ == nullptr) {
+  const LlmMetadata& meta = program_.metadata();
+  const bool has_rules = meta.speech.is_speech() && !options.allow_suppressed;
+  slot.timestamps = options.timestamps;
+  if (allowed_tokens_ == nullptr && !has_rules) {
     return slot;
   }
-  const size_t words = (program_.metadata().vocab_size + 31) / 32;
+  const size_t words = (meta.vocab_size + 31) / 32;
   std::vector<int64_t> answer = answer_.tokens();
   masks_.assign(words, -1);
   const auto fill_mask = [&](size_t i) {
+    const std::span<int32_t> mask = std::span(masks_).subspan(i * words, words);
+    if (has_rules) {
+      const int64_t stop_id = meta.eos_ids.empty() ? -1 : meta.eos_ids[0];
+      mask_speech_tokens(meta.speech, answer, options.timestamps, stop_id, meta.vocab_size, mask);
+    }
     try {
-      return allowed_tokens_(options.user_data, answer.data(), answer.size(), masks_.data() + i * words, words);
+      return allowed_tokens_ == nullptr || allowed_tokens_(options.user_data, answer.data(), answer.size(), mask.data(), words);
     } catch (...) { // from a callback in C++
       return false;
     }

@@ -17,6 +17,10 @@ void Row::append(std::span<const int64_t> tokens) {
   written = std::max(written, static_cast<int64_t>(ids.size()));
 }
 
+bool Row::has_samples(const std::vector<float>* other) const {
+  return samples.get() == other || (samples != nullptr && other != nullptr && *samples == *other);
+}
+
 void Row::truncate(int64_t length) {
   ids.resize(length);
   if (length == 0) {
@@ -35,13 +39,17 @@ bool Rows::has_free() const {
 }
 
 // The length of the longest common beginning that the row can rewind to.
-int64_t Rows::usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const {
+int64_t Rows::usable_prefix(
+    const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
+  if (!row.has_samples(samples)) {
+    return 0;
+  }
   const auto end = prompt.begin() + std::min({limit, static_cast<int64_t>(prompt.size()), static_cast<int64_t>(row.ids.size())});
   const int64_t length = std::mismatch(prompt.begin(), end, row.ids.begin()).first - prompt.begin();
   return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
 }
 
-Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
+Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) {
   Row* oldest = nullptr; // of the free rows
   Row* source = nullptr; // the row with the longest beginning of the prompt; if there are several, a free one
   int64_t longest = 0;
@@ -50,7 +58,7 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
     if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
       oldest = &row;
     }
-    const int64_t length = usable_prefix(row, prompt, limit);
+    const int64_t length = usable_prefix(row, prompt, limit, samples);
     if (length > longest || (length == longest && length > 0 && is_free)) {
       source = &row;
       longest = length;
@@ -72,7 +80,7 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit) {
   // Where rows cannot be copied, a long beginning is worth the rest of its row. A short one, such as a first token that
   // all prompts have, is not.
   Row* row = takes_over || (is_free && longest >= kMinCopy) ? source : oldest;
-  row->truncate(row == source ? longest : usable_prefix(*oldest, prompt, limit));
+  row->truncate(row == source ? longest : usable_prefix(*oldest, prompt, limit, samples));
   return row;
 }
 
@@ -81,6 +89,7 @@ void Rows::release(Row& row, bool is_valid) {
   row.last_used = ++clock_;
   if (!is_valid) {
     row.truncate(0);
+    row.samples.reset();
   }
 }
 

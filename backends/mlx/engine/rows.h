@@ -14,6 +14,7 @@ class Request;
 
 struct Row {
   int64_t index = 0;
+  std::shared_ptr<const std::vector<float>> samples; // of a speech model: the sound that was encoded
   std::vector<int64_t> ids; // the tokens at positions 0, 1, ...
   int64_t written = 0; // one more than the highest position that was written since position 0 was
   std::shared_ptr<Request> request; // null: the row is free
@@ -21,6 +22,8 @@ struct Row {
 
   // The tokens at the positions from ids.size() on were written.
   void append(std::span<const int64_t> tokens);
+  // Whether `other` is the sound of this row. Null stands for no sound.
+  bool has_samples(const std::vector<float>* other) const;
   // Forgets the tokens from this position on.
   void truncate(int64_t length);
 };
@@ -33,14 +36,16 @@ class Rows {
   bool has_free() const;
 
   // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens, possibly
-  // copied from another row. What the least recently used row held is lost first.
-  Row* take(std::span<const int64_t> prompt, int64_t limit);
+  // copied from another row. What the least recently used row held is lost first. `samples` is the request's sound: a row
+  // with another one holds no beginning.
+  Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
   // The request of a row has ended. The row keeps its tokens, unless they are invalid after a failed call.
   void release(Row& row, bool is_valid);
 
  private:
-  int64_t usable_prefix(const Row& row, std::span<const int64_t> prompt, int64_t limit) const;
+  int64_t usable_prefix(
+      const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const;
 
   const LlmProgram& program_;
   const bool reuse_;

@@ -137,7 +137,7 @@ void Scheduler::begin_next() {
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
   try {
-    row = rows_.take(request->ids, request->work ? length : length - 1);
+    row = rows_.take(request->ids, request->work ? length : length - 1, request->options.samples.get());
   } catch (const std::bad_alloc&) {
     row = rows_.take({}, 0); // without reuse, which needs memory
   }
@@ -156,6 +156,7 @@ void Scheduler::advance_prompt() {
   }
   const auto request = *found;
   guarded({request}, [&] {
+    encode(*request);
     // The work may add tokens to the row.
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto chunk = rest.first(std::min<size_t>(rest.size(), chunk_size()));
@@ -185,6 +186,22 @@ int64_t Scheduler::chunk_size() const {
   }
   const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
   return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
+}
+
+// Runs the encoder of a speech model, unless the row holds what it computes for the sound of the request.
+void Scheduler::encode(Request& request) {
+  Row& row = *request.row;
+  const auto& samples = request.options.samples;
+  if (samples == nullptr || row.has_samples(samples.get())) {
+    return;
+  }
+  const auto begin = Clock::now();
+  row.samples.reset();
+  row.truncate(0);
+  program_.encode(*samples);
+  row.samples = samples;
+  std::lock_guard lock(mutex_);
+  stats_.busy_seconds += seconds_since(begin);
 }
 
 // Adds tokens to the row of a request. What the program returns is discarded.

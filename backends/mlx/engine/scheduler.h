@@ -57,6 +57,7 @@ class Scheduler {
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
   void feed(Request& request, std::span<const int64_t> tokens);
+  void encode(Request& request);
   std::vector<Drawn> run_slots(std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots);
   int64_t chunk_size() const;
   void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);

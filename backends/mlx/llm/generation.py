@@ -65,6 +65,8 @@ class Result:
 class Options:
     """The options of a request besides the sampling parameters. `stop_ids` includes those of the tokenizer.
 
+    `samples` (float32, contiguous), `timestamps` and `allow_suppressed` are for speech models.
+
     Raises SettingError for a value of the wrong type or out of range.
     """
 
@@ -75,6 +77,9 @@ class Options:
     logprobs: int | None = None
     priority: int = 0
     draft: int = -1
+    samples: Any = None
+    timestamps: bool = False
+    allow_suppressed: bool = False
 
     def __post_init__(self):
         for name, lowest in (("max_new_tokens", 1), ("logprobs", 0), ("priority", -(2**31)), ("draft", -1)):
@@ -365,4 +370,8 @@ def _request_options(
         # A function that advances a grammar with each answer cannot take a draft back.
         draft=0 if has_mask and options.draft < 0 else options.draft,
         on_event=_on_event,
+        samples=None if options.samples is None else options.samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+        sample_count=0 if options.samples is None else len(options.samples),
+        timestamps=options.timestamps,
+        allow_suppressed=options.allow_suppressed,
     )

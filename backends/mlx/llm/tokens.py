@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def token_table(tokenizer: Any, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def token_table(
+    tokenizer: Any, vocab_size: int, silent: Collection[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of all tokens, concatenated, uint8 `[N]`, and their offsets, int64 `[vocab_size + 1]`.
 
     The bytes of token `i` are those from `offsets[i]` to `offsets[i + 1]`. `tokenizer` is one of transformers.
+    The tokens in `silent` have no bytes, like special tokens.
     """
     import torch
 
-    table = token_bytes(tokenizer.backend_tokenizer, set(tokenizer.all_special_ids), vocab_size)
+    table = token_bytes(tokenizer.backend_tokenizer, {*tokenizer.all_special_ids, *silent}, vocab_size)
     offsets = torch.tensor([0] + [len(entry) for entry in table], dtype=torch.int64).cumsum(0)
     return torch.frombuffer(bytearray(b"".join(table)), dtype=torch.uint8), offsets
 

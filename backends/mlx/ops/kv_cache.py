@@ -1,4 +1,4 @@
-"""Lowers `mlx::cache_update` and `mlx::cached_attention`: KV caches in mutable buffers.
+"""Lowers `mlx::cache_update`, `mlx::cached_attention` and `mlx::read_state`: state in mutable buffers.
 
 An update of a row of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The
 update is done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds, or
@@ -52,6 +52,11 @@ def cached_attention(
     scores = _Scores(scale, window, softcap, blocks, sinks, slopes)
     out = [_attention(P, part, (keys, values), begin, offset, capacity, scores) for part, begin, offset in parts]
     return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+
+
+@REGISTRY.lower(torch.ops.mlx.read_state.default)
+def read_state(P, buffer):
+    return buffer
 
 
 # -- rows -----------------------------------------------------------------------

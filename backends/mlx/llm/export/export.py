@@ -177,10 +177,10 @@ def export_llm(
 
 
 def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
-    _check_choice("quantize", quantize, QUANTIZATIONS)
-    _check_choice("outputs", outputs, OUTPUTS)
+    check_choice("quantize", quantize, QUANTIZATIONS)
+    check_choice("outputs", outputs, OUTPUTS)
     if group_size is not None:
-        _check_choice("group_size", group_size, GROUP_SIZES)
+        check_choice("group_size", group_size, GROUP_SIZES)
         if quantize not in GROUPED:
             raise ValueError(f"export_llm: group_size: got {group_size} with {quantize}, expected quantize int4 or int8")
     if calibrate is not None and quantize == "none":
@@ -197,9 +197,9 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
         raise ValueError(f"export_llm: sliding_window: got {sliding_window}, expected 'auto' or a number of positions")
 
 
-def _check_choice(name: str, value: Any, choices: Collection) -> None:
+def check_choice(name: str, value: Any, choices: Collection, function: str = "export_llm") -> None:
     if value not in choices:
-        raise ValueError(f"export_llm: {name}: got {value}, expected {', '.join(map(str, choices))}")
+        raise ValueError(f"{function}: {name}: got {value}, expected {', '.join(map(str, choices))}")
 
 
 def _load(
@@ -219,7 +219,7 @@ def _load(
         if is_gguf(folder):
             model, tokenizer, notes = _load_gguf(folder, tokenizer)
         else:
-            tokenizer = tokenizer or _load_tokenizer(folder)
+            tokenizer = tokenizer or load_tokenizer(folder)
             model = load_causal_lm(folder)
     return model.eval().requires_grad_(False), tokenizer, dtype, notes
 
@@ -233,7 +233,7 @@ def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[s
     return file.load(), tokenizer or file.tokenizer(), file.notes
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in `folder`, or None if the folder has none."""
     if not any(folder.glob("tokenizer*")):
         return None

@@ -30,7 +30,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
         "get_max_rewind": decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len,
         "get_vocab_size": config.vocab_size,
         "get_bos_id": -1 if bos is None else bos,
-        "get_eos_ids": _eos_ids(decoder.model),
+        "get_eos_ids": eos_ids(decoder.model),
         "use_kv_cache": True,
         "enable_dynamic_shape": True,
         "sampling_head": has_head,
@@ -39,11 +39,11 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
     if tokenizer is not None:
         table = token_table(tokenizer, config.vocab_size)
         constants |= zip(("token_bytes", "token_offsets"), table)
-        constants |= _tokenizer_files(tokenizer)
+        constants |= tokenizer_files(tokenizer)
     return constants
 
 
-def _eos_ids(model: PreTrainedModel) -> list[int]:
+def eos_ids(model: PreTrainedModel) -> list[int]:
     """Return the stop ids of the model's config and of its generation config, which may add stop ids for chats."""
     ids: set[int] = set()
     for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
@@ -52,7 +52,7 @@ def _eos_ids(model: PreTrainedModel) -> list[int]:
     return sorted(ids)
 
 
-def _tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
+def tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
     """Return the contents of the tokenizer's files, uint8, by metadata method."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)

@@ -151,6 +151,9 @@ struct RequestOptions {
   int32_t logprobs = -1;
   int32_t priority = 0;
   int32_t draft = -1;
+  std::span<const float> samples;
+  bool timestamps = false;
+  bool allow_suppressed = false;
 };
 
 // The fields of executorch_mlx_event.
@@ -286,6 +289,10 @@ class Engine {
     o.logprobs = options.logprobs;
     o.priority = options.priority;
     o.draft = options.draft;
+    o.samples = options.samples.data();
+    o.sample_count = options.samples.size();
+    o.timestamps = options.timestamps;
+    o.allow_suppressed = options.allow_suppressed;
     o.on_event = request.state_->on_event ? Request::call_on_event : nullptr;
     o.user_data = request.state_.get();
     executorch_mlx_request* handle = nullptr;

@@ -199,10 +199,17 @@ typedef struct {
   int32_t draft;                 // tokens to draft per step: -1 chooses by itself, 0 never drafts
   executorch_mlx_on_event on_event;
   void* user_data;               // for both callbacks
+
+  // For speech models. A request must have samples: sound from one channel, at most "speech_max_samples" values at
+  // "speech_sample_rate". Requests with equal samples share the encoder's work.
+  const float* samples;
+  size_t sample_count;
+  bool timestamps;               // draw timestamp tokens, by Whisper's rules
+  bool allow_suppressed;         // no rules for the tokens: also those may be drawn that the model suppresses
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
-   false, NULL, 0, -1, 0, -1, NULL, NULL}
+   false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false}
 
 // Checks a request and queues it. Copies everything that `options` points to. Frees with executorch_mlx_request_free().
 executorch_mlx_status executorch_mlx_engine_submit(

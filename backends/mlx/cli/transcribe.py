@@ -1,0 +1,96 @@
+"""`executorch-mlx transcribe`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .model_arguments import CommandError
+
+if TYPE_CHECKING:
+    from ..speech import Segment
+
+_SETTINGS = {"temperature": float, "top_p": float, "top_k": int, "seed": int, "max_new_tokens": int}
+
+
+def add_to(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "transcribe",
+        help="transcribe a sound file with a speech model",
+        description="Transcribe a sound file (WAV, FLAC, MP3 and more) of any length with a speech model. The segments "
+        "stream to stdout.",
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("model", metavar="MODEL.pte", type=Path, help="speech model made by executorch-mlx export")
+    add("sound", metavar="FILE", type=Path, help="sound file")
+    add("--language", metavar="L",
+        help="the spoken language, as a code such as de or an English name (default: detected)")
+    add("--task", choices=("transcribe", "translate"), default="transcribe",
+        help="translate: translate to English (default: %(default)s)")
+    add("--format", choices=("text", "plain", "json", "srt", "vtt"), default="text",
+        help="text: lines with times; plain: lines without; json: one object per segment; srt, vtt: subtitles (default: "
+             "%(default)s)")
+    add("--no-timestamps", dest="timestamps", action="store_false",
+        help="do not let the model write timestamps: a segment is a window")
+    add("--device", choices=("cpu", "gpu"), help="device to run on (default: MLX's)")
+    for name, type_ in _SETTINGS.items():
+        add(f"--{name.replace('_', '-')}", type=type_, metavar="N" if type_ is int else "X", default=argparse.SUPPRESS,
+            help="largest number of tokens in a window" if name == "max_new_tokens" else f"{name} of the sampling")
+    # fmt: on
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..speech import SpeechModel
+
+    settings: dict[str, Any] = {name: getattr(options, name) for name in _SETTINGS if name in options}
+    write = _FORMATS[options.format]
+    try:
+        with SpeechModel(options.model, device=options.device) as model:
+            segments = model.transcribe(
+                options.sound, language=options.language, task=options.task, timestamps=options.timestamps, **settings
+            )
+            if options.format == "vtt":
+                print("WEBVTT\n", flush=True)
+            for number, segment in enumerate(segments, 1):
+                print(write(number, segment), flush=True)
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(error) from error
+    return 0
+
+
+def _text(_: int, segment: Segment) -> str:
+    return f"[{clock(segment.start)} → {clock(segment.end)}] {segment.text.strip()}"
+
+
+def _json(_: int, segment: Segment) -> str:
+    return json.dumps(asdict(segment), ensure_ascii=False)
+
+
+def _srt(number: int, segment: Segment) -> str:
+    times = f"{clock(segment.start, ',', hours=True)} --> {clock(segment.end, ',', hours=True)}"
+    return f"{number}\n{times}\n{segment.text.strip()}\n"
+
+
+def _vtt(_: int, segment: Segment) -> str:
+    return f"{clock(segment.start, hours=True)} --> {clock(segment.end, hours=True)}\n{segment.text.strip()}\n"
+
+
+_FORMATS: dict[str, Callable[[int, Segment], str]] = {
+    "text": _text, "plain": lambda _, segment: segment.text.strip(), "json": _json, "srt": _srt, "vtt": _vtt,
+}  # fmt: skip
+
+
+def clock(seconds: float, point: str = ".", hours: bool = False) -> str:
+    """Return a time as `MM:SS.mmm`, or `HH:MM:SS.mmm` with `hours` or from one hour on."""
+    total = round(seconds * 1000)
+    minutes, milliseconds = divmod(total, 60_000)
+    whole, part = divmod(milliseconds, 1000)
+    hour, minutes = divmod(minutes, 60)
+    prefix = f"{hour:02}:" if hours or hour else ""
+    return f"{prefix}{minutes:02}:{whole:02}{point}{part:03}"

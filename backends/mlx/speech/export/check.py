@@ -1,0 +1,67 @@
+"""The self-check of a speech export: runs the finished file and the eager model on a sound, and compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ...llm.export.check import ProgramCheck
+from ...llm.export.head_config import HeadConfig
+from ...verification.cost import Cost
+from ...verification.load import load_methods
+from ...verification.noise import RoundingNoise
+from ...verification.rounding import compare, tolerance_of
+from .decoder import SpeechDecoder
+from .methods import example_inputs, example_samples
+
+_SAMPLES = 16000 * 5
+_STEPS = 8
+
+
+def check_program(path: Path, decoder: SpeechDecoder, head: HeadConfig, start: int) -> ProgramCheck:
+    """Run the file `path` and `decoder`, the module that was exported, and compare encoder states and greedy tokens.
+
+    The encoder gets noise. The decoder gets the start token and a random one in the first call, and then the token that
+    is greedy in `decoder`.
+    """
+    cost = Cost()
+    samples = example_samples(decoder, _SAMPLES)
+    methods = load_methods(path, ["encode", "forward"])
+    with torch.no_grad():
+        with RoundingNoise(0):
+            noisy_states = decoder.encode(samples)
+            noisy = _logits(decoder, torch.tensor([[start]]), 0)
+        states = decoder.encode(samples)
+        delta = noisy - _logits(decoder, torch.tensor([[start]]), 0)
+        found = methods["encode"]([samples])[0]
+        comparison = compare(found.float()[0], states.float()[0], [noisy_states.float()[0]])
+        tokens = torch.tensor([[start, decoder.vocab_size // 2]])
+        agreeing = position = steps = 0
+        while steps < _STEPS and position + tokens.shape[1] <= decoder.max_context_len:
+            inputs = example_inputs(decoder, head, tokens.shape[1])
+            inputs |= {"tokens": tokens, "input_pos": torch.tensor([position])}
+            drawn = int(methods["forward"](list(inputs.values()))[0])
+            logits = _logits(decoder, tokens, position)
+            agreeing += _agrees(drawn, logits, logits + delta)
+            position, steps = position + tokens.shape[1], steps + 1
+            tokens = logits.argmax(-1, keepdim=True)
+    return ProgramCheck(
+        tokens=steps, agreeing=agreeing, difference=comparison.difference, tolerance=comparison.tolerance,
+        logits_ok=comparison.ok, note=None,
+        departure=None if comparison.ok and agreeing == steps else "the methods encode or forward depart",
+        seconds=cost.seconds, added_memory=cost.added_memory, peak_before=cost.peak_before,
+    )  # fmt: skip
+
+
+def _logits(decoder: SpeechDecoder, tokens: torch.Tensor, position: int) -> torch.Tensor:
+    return decoder(tokens, torch.tensor([position])).float()
+
+
+def _agrees(token: int, logits: torch.Tensor, noisy: torch.Tensor) -> bool:
+    """Whether a token has the largest logit of the eager model `[1, V]`, or one that is as large within rounding."""
+    tolerance = tolerance_of(logits, [noisy])[0]
+    best = int(logits.argmax())
+    if not 0 <= token < logits.shape[1]:
+        return False
+    return bool(logits[0, best] - logits[0, token] <= tolerance[best] + tolerance[token])

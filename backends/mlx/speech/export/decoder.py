@@ -1,0 +1,208 @@
+"""A speech model whose caches are buffers of the program: of keys and values of the tokens, and of the encoder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+
+from ...llm.export.cache import KVCache
+from ...llm.export.rope import use_stateless_rotary
+from .families import Family
+
+NAME = "mlx_speech"
+
+
+class SpeechDecoder(torch.nn.Module):
+    """An encoder and a decoder that share state in buffers.
+
+    - `encode(samples [1, N]) -> states [1, T, D]` runs the encoder, and writes the keys and values of the decoder's
+      attention over the states to the buffers `cross_key_cache_i` and `cross_value_cache_i` `[1, H, F, D]`.
+    - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads these buffers.
+
+    The constructor changes `model` in place. `chunk` is the largest S, and `max_context_len` the capacity of the cache
+    of the tokens. `timestamp_begin` is the first of the timestamp tokens, or None.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, family: Family, *, max_context_len: int, chunk: int, dtype: torch.dtype,
+        timestamp_begin: int | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.model, self.family, self.dtype, self.timestamp_begin = model, family, dtype, timestamp_begin
+        self.max_context_len, self.chunk = max_context_len, min(chunk, max_context_len)
+        self.features = family.features()
+        layers = model.model.decoder.layers
+        heads, size = _heads(layers[0].self_attn)
+        shape = SimpleNamespace(
+            num_hidden_layers=len(layers), num_key_value_heads=heads, num_attention_heads=heads, head_dim=size
+        )
+        self.cache = KVCache.register_on(
+            self, shape, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype, window=0
+        )
+        self.cross = Cache(layers=[_CrossLayer(self, i, family.frames()) for i in range(len(layers))])
+        if not family.is_fixed:
+            self.register_buffer("encoder_length", torch.zeros(1, 1, 1, 1, dtype=torch.int64))
+        use_stateless_rotary(model)
+        use_program_attention(model, self)
+
+    def encode(self, samples: torch.Tensor) -> torch.Tensor:
+        states = self.family.encode(self.model, self.features(samples).to(self.dtype))
+        attended = self.family.attended(self.model, states)
+        for layer, cross in zip(self.model.model.decoder.layers, self.cross.layers, strict=True):
+            cross.write(layer.encoder_attn, attended)
+        if not self.family.is_fixed:
+            length = torch.arange(attended.shape[1])[-1:] + 1
+            self.encoder_length.copy_(length.reshape(1, 1, 1, 1))
+        return states
+
+    def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos
+        caches = EncoderDecoderCache(self.cache.begin_call(input_pos), self.cross)
+        caches.is_updated = dict.fromkeys(range(len(self.cross.layers)), True)
+        self.cross.mask = None
+        if not self.family.is_fixed:
+            frames = torch.arange(self.cross.layers[0].frames).reshape(1, 1, 1, -1)
+            self.cross.mask = frames < read(self, "encoder_length")
+        decoder = self.model.model.decoder
+        states = decoder(
+            input_ids=tokens,
+            # The keys and values are in the cache. Only the presence of these states counts.
+            encoder_hidden_states=torch.zeros(1, 1, self._encoder_size(), dtype=self.dtype),
+            position_ids=positions.unsqueeze(0),
+            past_key_values=caches,
+            use_cache=True,
+        ).last_hidden_state
+        return self.model.proj_out(states[:, -1])
+
+    def _encoder_size(self) -> int:
+        config = self.model.config
+        return getattr(config, "encoder_config", config).hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the caches in bytes."""
+        cross = sum(b.nbytes for name, b in self.named_buffers() if name.startswith("cross_"))
+        return self.cache.bytes + cross
+
+
+class _CrossLayer(CacheLayerMixin):
+    """The keys and values of the encoder's states for one layer of the decoder."""
+
+    is_compileable, is_sliding = True, False
+
+    def __init__(self, owner: torch.nn.Module, index: int, frames: int):
+        self.owner, self.frames = owner, frames
+        self.is_initialized = True
+        self.names = (f"cross_key_cache_{index}", f"cross_value_cache_{index}")
+        heads, size = _heads(owner.model.model.decoder.layers[index].encoder_attn)
+        for name in self.names:
+            owner.register_buffer(name, torch.zeros(1, heads, frames, size, dtype=owner.dtype))
+
+    def write(self, attention: torch.nn.Module, states: torch.Tensor) -> None:
+        heads, size = _heads(attention)
+        for name, projection in zip(self.names, (attention.k_proj, attention.v_proj)):
+            buffer = getattr(self.owner, name)
+            new = projection(states).view(1, -1, heads, size).transpose(1, 2)
+            start = torch.zeros(1, dtype=torch.int64)
+            buffer.copy_(torch.ops.mlx.cache_update(buffer, new.to(buffer.dtype), start))
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return read(self.owner, self.names[0])
+
+    @property
+    def values(self) -> torch.Tensor:
+        return read(self.owner, self.names[1])
+
+    @keys.setter
+    def keys(self, value) -> None:
+        pass
+
+    @values.setter
+    def values(self, value) -> None:
+        pass
+
+    def lazy_initialization(self, key_states, value_states):
+        pass
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        raise NotImplementedError("the keys and values of the encoder are computed once, by encode()")
+
+    def get_mask_sizes(self, query_length):
+        return self.frames, 0
+
+    def get_seq_length(self):
+        return self.frames
+
+    def get_max_length(self):
+        return self.frames
+
+
+def read(owner: torch.nn.Module, name: str) -> torch.Tensor:
+    """Return the contents of a buffer that another method of the program writes."""
+    buffer = getattr(owner, name)
+    state = torch.ops.mlx.read_state(buffer)
+    buffer.copy_(state)
+    return state
+
+
+def _heads(attention: torch.nn.Module) -> tuple[int, int]:
+    """Return the number of key heads of an attention module, and their size."""
+    return attention.k_proj.weight.shape[0] // attention.head_dim, attention.head_dim
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, *, scaling: float | None = None, **kwargs,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """An attention function for the attention interface of `transformers`: `[1, H, S, D]` → `[1, S, H, D]`."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    decoder = module.speech_decoder[0]
+    if module.speech_role == "self":
+        decoder.cache.attended.add(module.layer_idx)
+        out = torch.ops.mlx.cached_attention(query, key, value, decoder.cache.position, scale)
+    else:
+        mask = decoder.cross.mask if module.speech_role == "cross" else _window_mask(module.speech_window, key.shape[2])
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    return out.transpose(1, 2), None
+
+
+def _window_mask(window: tuple[int, int] | None, length) -> torch.Tensor | None:
+    """Returns a bool mask [T, T]: a state attends to less than `window[0]` states back, and less than `window[1]` ahead.
+
+    It always attends to itself if `window[0]` is not 0.
+    """
+    if window is None:
+        return None
+    at = torch.arange(length)
+    back = at[:, None] - at[None, :]
+    return ((back >= 0) & (back < window[0])) | ((back < 0) & (-back < window[1]))
+
+
+def use_program_attention(model: PreTrainedModel, decoder: SpeechDecoder) -> None:
+    """Change `model` in place: its layers attend over the caches of `decoder`."""
+    for layer, window in zip(model.model.encoder.layers, decoder.family.windows(), strict=True):
+        _prepare(layer.self_attn, "encoder", decoder, window)
+    for layer in model.model.decoder.layers:
+        _prepare(layer.self_attn, "self", decoder)
+        _prepare(layer.encoder_attn, "cross", decoder)
+    AttentionInterface.register(NAME, attend)
+    model.set_attn_implementation(NAME)
+
+
+def _prepare(attention: torch.nn.Module, role: str, decoder: SpeechDecoder, window=None) -> None:
+    attention.speech_role, attention.speech_window = role, window
+    attention.speech_decoder = [decoder]  # in a list, because a module would become a submodule
+    attention.head_dim_padding = 0  # zeros that some attention kernels need, and MLX does not

@@ -1,0 +1,198 @@
+"""`export_speech`: a Hugging Face speech model → a `.pte`. docs/speech.md describes the file."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from safetensors import SafetensorError
+from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
+
+from ...llm.export.conversion import convert_weights
+from ...llm.export.export import ExportedLLM, check_choice, load_tokenizer
+from ...llm.export.conversion import GROUPED, QUANTIZATIONS
+from ...llm.export.head_config import HeadConfig
+from ...llm.export.quantize import GROUP_SIZES
+from ...llm.export.weights import cast_parameters, find_checkpoint, shortened
+from ...partitioner import MLXPartitioner
+from ...quiet import quiet_lowering
+from .check import check_program
+from .decoder import SpeechDecoder
+from .families import FAMILIES, Family
+from .metadata import metadata, prompt_config
+from .methods import export_methods
+
+DEFAULT_SECONDS = 30.0
+CHUNK = 512
+
+
+def is_speech(model: str | Path) -> bool:
+    """Whether `model`, a folder or a hub id, is a speech model that `export_speech` knows, by its `config.json`."""
+    try:
+        folder = find_checkpoint(model)
+        if folder.is_file():  # GGUF
+            return False
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") in FAMILIES
+
+
+def export_speech(
+    model: str | Path | PreTrainedModel,
+    *,
+    tokenizer: Any = None,
+    feature_extractor: Any = None,
+    dtype: torch.dtype | None = None,
+    quantize: str = "none",
+    group_size: int | None = None,
+    max_context_len: int | None = None,
+    max_seconds: float = DEFAULT_SECONDS,
+    head: HeadConfig = HeadConfig(),
+    allow_extensions: bool = False,
+    verify: bool = True,
+    progress: Callable[[str], Any] = lambda step: None,
+) -> ExportedLLM:
+    """Export `model`, a checkpoint folder, a hub id or a loaded model: Whisper, Moonshine or Moonshine Streaming.
+
+    The program takes samples at 16 kHz and returns tokens. A loaded `model` is changed in place.
+
+    - `tokenizer`, `feature_extractor`: by default those of the checkpoint. Without a feature extractor, that of
+      OpenAI's models for Whisper.
+    - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a loaded model. The
+      features are computed in float32.
+    - `quantize`, `group_size`: as `export_llm`, but not `mixed`. Convolutions stay in full precision.
+    - `max_context_len`: capacity of the cache of tokens; by default the limit of the model.
+    - `max_seconds`: the longest sound of a call, for Moonshine. Whisper's length is fixed.
+    - `head`, `allow_extensions`, `verify`, `progress`: as `export_llm`. The head has `allowed_tokens` in any case, and
+      no penalties.
+
+    Raises ValueError, with the name of the argument in the message.
+    """
+    _check_arguments(quantize, group_size, max_seconds, head)
+    head = HeadConfig(**{**vars(head), "allowed_tokens": True})
+    progress("load")
+    model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
+    family = _family(model, feature_extractor, max_seconds)
+    prompt = prompt_config(model)
+    conversion = convert_weights(
+        model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress
+    )
+    length = _context_len(model, max_context_len)
+    timestamps = _timestamps(prompt, family)
+    decoder = SpeechDecoder(
+        model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamps
+    ).eval()
+    progress("export")
+    methods = export_methods(decoder, head)
+    constants = metadata(decoder, tokenizer, head, prompt)
+    progress("lower")
+    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
+    with quiet_lowering():
+        lowered = to_edge_transform_and_lower(
+            methods,
+            partitioner={name: [partitioner] for name in methods},
+            constant_methods=constants,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+    progress("serialize")
+    program = lowered.to_executorch()
+    checker = functools.partial(check_program, decoder=decoder, head=head, start=prompt["start"]) if verify else None
+    return ExportedLLM(
+        program, partitioner.explain(), constants, tuple(methods), decoder.cache_bytes, tuple(conversion.unquantized),
+        _checker=checker,
+    )  # fmt: skip
+
+
+def _check_arguments(quantize: str, group_size: int | None, max_seconds: float, head: HeadConfig) -> None:
+    check_choice("quantize", quantize, [name for name in QUANTIZATIONS if name != "mixed"], "export_speech")
+    if group_size is not None:
+        check_choice("group_size", group_size, GROUP_SIZES, "export_speech")
+        if quantize not in GROUPED:
+            raise ValueError(
+                f"export_speech: group_size: got {group_size} with {quantize}, expected quantize int4 or int8"
+            )
+    if not max_seconds > 0:
+        raise ValueError(f"export_speech: max_seconds: got {max_seconds}, expected more than 0")
+    if head.penalties:
+        raise ValueError(f"export_speech: head.penalties: got {head.penalties}, expected 0 for a speech model")
+
+
+def _load(
+    model: str | Path | PreTrainedModel, tokenizer: Any, extractor: Any, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, Any, Any, torch.dtype]:
+    if isinstance(model, PreTrainedModel):
+        return model.eval().requires_grad_(False), tokenizer, extractor, dtype or model.dtype
+    try:
+        folder = find_checkpoint(model)
+    except ValueError as error:
+        raise ValueError(f"export_speech: model: {error}") from error
+    if not is_speech(folder):
+        raise ValueError(f"export_speech: model: {folder}: got another model, expected {', '.join(FAMILIES)}")
+    if extractor is None and (folder / "preprocessor_config.json").is_file():
+        extractor = AutoFeatureExtractor.from_pretrained(folder)
+    loaded = _load_folder(folder)
+    return loaded.eval().requires_grad_(False), tokenizer or load_tokenizer(folder), extractor, dtype or torch.float32
+
+
+def _load_folder(folder: Path) -> PreTrainedModel:
+    try:
+        model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
+            folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (SafetensorError, OSError, ImportError) as error:
+        raise ValueError(f"export_speech: model: {folder}: {error}") from error
+    shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
+    for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
+        if items:
+            raise ValueError(f"export_speech: model: {folder}: {problem}: {shortened(items)}")
+    _complete_generation_config(model, folder)
+    return model
+
+
+def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """Add what transformers leaves out when it reads `generation_config.json`: the values of Whisper alone."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"export_speech: model: {path}: invalid JSON: {error}") from error
+    for name, value in stored.items():
+        if getattr(model.generation_config, name, None) is None:
+            setattr(model.generation_config, name, value)
+
+
+def _family(model: PreTrainedModel, extractor: Any, seconds: float) -> Family:
+    kind = model.config.model_type
+    if kind not in FAMILIES or not hasattr(model, "proj_out"):
+        raise ValueError(
+            f"export_speech: model: got {type(model).__name__}, expected a model for conditional generation of "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[kind](model, extractor, seconds)
+
+
+def _context_len(model: PreTrainedModel, max_context_len: int | None) -> int:
+    config = model.config
+    limit = config.max_target_positions if config.model_type == "whisper" else config.max_position_embeddings
+    length = limit if max_context_len is None else max_context_len
+    if not 2 <= length <= limit:
+        raise ValueError(f"export_speech: max_context_len: got {length}, expected 2 to {limit}")
+    return length
+
+
+def _timestamps(prompt: dict[str, Any], family: Family) -> int | None:
+    """Add the timestamps to `prompt`, and return the first of them, or None."""
+    begin = None if prompt["no_timestamps"] is None else prompt["no_timestamps"] + 1
+    if begin == family.model.config.vocab_size:
+        begin = None  # the vocabulary has no timestamps
+    prompt["timestamp_begin"] = begin
+    prompt["seconds_per_timestamp"] = family.max_samples / family.frames() / 16000 if family.is_fixed else None
+    return begin

@@ -1,0 +1,183 @@
+"""What differs between the speech models: their encoders, and the lengths of the samples that these take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, WhisperFeatureExtractor
+
+from .features import LogMel
+
+SAMPLE_RATE = 16000
+
+
+@dataclass
+class Family:
+    """A speech model of `transformers` and its encoder's input.
+
+    - `min_samples`, `max_samples`: the limits of the number of samples in a call.
+    - `multiple`: the number of samples is a multiple of this.
+    - `frames`: the number of states for `max_samples`.
+    - `is_fixed`: whether every call has `frames` states.
+
+    Raises ValueError, with the name of the part of the checkpoint that is not supported.
+    """
+
+    model: PreTrainedModel
+    extractor: Any
+    seconds: float
+
+    min_samples: int = 0
+    max_samples: int = 0
+    multiple: int = 1
+    is_fixed: bool = False
+
+    def __post_init__(self):
+        rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
+        if rate != SAMPLE_RATE:
+            raise unsupported("sampling_rate", rate, SAMPLE_RATE)
+        self.prepare()
+        if self.max_samples < self.min_samples:
+            raise ValueError(
+                f"export_speech: max_seconds: got {self.seconds:g}, expected at least "
+                f"{self.min_samples / SAMPLE_RATE:.3f}"
+            )
+
+    def prepare(self) -> None:
+        """Set the limits, and make the encoder exportable."""
+        raise NotImplementedError
+
+    def features(self) -> torch.nn.Module:
+        """Return the module that computes the encoder's input from samples `[1, N]`."""
+        return torch.nn.Identity()
+
+    def frames(self) -> int:
+        return int(self.model._get_feat_extract_output_lengths(torch.tensor(self.max_samples)))
+
+    def front(self) -> torch.nn.Module:
+        """Return the last module of the encoder before its attention, if the number of states is dynamic."""
+        raise NotImplementedError
+
+    def encode(self, model: PreTrainedModel, features: torch.Tensor) -> torch.Tensor:
+        """Return the states `[1, T, D]` of the encoder."""
+        if self.is_fixed:
+            return model.model.encoder(features).last_hidden_state
+        with _independent_length(self.front(), self.frames()):
+            return model.model.encoder(features).last_hidden_state
+
+    def attended(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+        """Return the states from which the decoder computes keys and values."""
+        return states
+
+    def windows(self) -> list[tuple[int, int] | None]:
+        """Return, for each layer of the encoder, how far a state attends back and ahead, or None for all states."""
+        return [None] * len(self.model.model.encoder.layers)
+
+
+class Whisper(Family):
+    """The encoder takes log-mel features of a fixed length."""
+
+    def prepare(self) -> None:
+        config = self.model.config
+        if self.extractor is None:
+            self.extractor = WhisperFeatureExtractor(feature_size=config.num_mel_bins)
+        for name, expected in (("feature_size", config.num_mel_bins), ("padding_value", 0.0), ("dither", 0.0)):
+            if (got := getattr(self.extractor, name, expected)) != expected:
+                raise unsupported(name, got, expected)
+        encoder = self.model.model.encoder
+        frames = config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+        self.min_samples = self.max_samples = frames * self.extractor.hop_length
+        if self.max_samples <= self.extractor.n_fft:
+            raise unsupported("max_source_positions", config.max_source_positions, "more than a frame of features")
+        self.is_fixed = True
+
+    def features(self) -> torch.nn.Module:
+        return LogMel(self.extractor)
+
+    def frames(self) -> int:
+        return self.model.config.max_source_positions
+
+
+class Moonshine(Family):
+    """The encoder takes samples."""
+
+    def prepare(self) -> None:
+        if getattr(self.extractor, "do_normalize", False):
+            raise unsupported("do_normalize", True, False)
+        encoder = self.model.model.encoder
+        needed = 2  # states: torch.export makes no dimension dynamic that can be 1
+        for conv in (encoder.conv3, encoder.conv2, encoder.conv1):
+            needed = (needed - 1) * conv.stride[0] + conv.kernel_size[0]
+        self.min_samples, self.max_samples = needed, int(self.seconds * SAMPLE_RATE)
+
+    def front(self) -> torch.nn.Module:
+        return self.model.model.encoder.conv3
+
+    def frames(self) -> int:
+        length, encoder = self.max_samples, self.model.model.encoder
+        for conv in (encoder.conv1, encoder.conv2, encoder.conv3):
+            length = (length - conv.kernel_size[0]) // conv.stride[0] + 1
+        return length
+
+
+class MoonshineStreaming(Family):
+    """The encoder takes samples, in frames. Each of its layers attends to a window around a state."""
+
+    def prepare(self) -> None:
+        if getattr(self.extractor, "do_normalize", False):
+            raise unsupported("do_normalize", True, False)
+        config = self.model.config
+        encoder = config.encoder_config
+        if encoder.sample_rate != SAMPLE_RATE:
+            raise unsupported("encoder_config.sample_rate", encoder.sample_rate, SAMPLE_RATE)
+        embedder = self.model.model.encoder.embedder
+        self.multiple = embedder.frame_len
+        stride = embedder.conv1.stride[0] * embedder.conv2.stride[0] * self.multiple
+        limit = config.max_position_embeddings * stride
+        self.max_samples = math.floor(min(self.seconds * SAMPLE_RATE, limit) / self.multiple) * self.multiple
+        self.min_samples = 2 * stride  # two states: torch.export makes no dimension dynamic that can be 1
+
+    def front(self) -> torch.nn.Module:
+        return self.model.model.encoder.embedder.conv2
+
+    def attended(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+        decoder = model.model.decoder
+        return decoder.proj(states + decoder.pos_emb(torch.arange(states.shape[1], device=states.device)))
+
+    def windows(self) -> list[tuple[int, int] | None]:
+        return [(left, right) for left, right in self.model.config.encoder_config.sliding_windows]
+
+
+FAMILIES = {"whisper": Whisper, "moonshine": Moonshine, "moonshine_streaming": MoonshineStreaming}
+
+
+@contextmanager
+def _independent_length(front: torch.nn.Module, most: int) -> Iterator[None]:
+    """A context in which the length of the result `[1, D, T]` of `front` is a dimension of its own.
+
+    Otherwise, the length is an expression of the number of samples, which `torch.export` would have to solve for each
+    of the later operators: that takes minutes, and does not succeed for all of them.
+    """
+
+    def narrow(_module, _inputs, result):
+        x, *rest = result if isinstance(result, tuple) else (result,)
+        length = (torch.arange(x.shape[2])[-1] + 1).item()
+        torch._check(length >= 2)
+        torch._check(length <= most)
+        x = x.narrow(2, 0, length)
+        return (x, *rest) if rest else x
+
+    hook = front.register_forward_hook(narrow)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def unsupported(name: str, got: Any, expected: Any) -> ValueError:
+    return ValueError(f"export_speech: model: {name}: got {got}, expected {expected}")

@@ -1,0 +1,109 @@
+"""The methods of a speech model's program: `encode`, and `forward`, the decoder with the sampling head."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
+from ...llm.export.head_config import HeadConfig
+from ...llm.sampling_head import adjust_logits, sample_logits
+from ...llm.sampling_parameters import INPUTS
+from .decoder import SpeechDecoder
+
+
+def example_samples(decoder: SpeechDecoder, count: int) -> torch.Tensor:
+    """Return samples `[1, N]` of noise, of at most `count` samples if the encoder takes so few."""
+    family = decoder.family
+    count = min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
+    return torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
+
+
+def example_inputs(decoder: SpeechDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
+    """Return inputs of `forward` by name, in their order, with `length` tokens. All parameters have their off values."""
+    inputs = {"tokens": torch.zeros(1, length, dtype=torch.int64), "input_pos": torch.zeros(1, dtype=torch.int64)}
+    inputs |= head.inputs(1, decoder.vocab_size)
+    if decoder.timestamp_begin is not None:
+        inputs["timestamps"] = torch.tensor(0)
+    return inputs
+
+
+def export_methods(decoder: SpeechDecoder, head: HeadConfig) -> dict[str, torch.export.ExportedProgram]:
+    """Export the methods. Returns the exported programs by name of the method."""
+    return {"encode": _export_encode(decoder), "forward": _export_forward(decoder, head)}
+
+
+class Encode(torch.nn.Module):
+    """`encode` of a program. It has the same structure as `Forward`, so that both share weights and buffers by name."""
+
+    def __init__(self, decoder: SpeechDecoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        return self.decoder.encode(samples)
+
+
+class Forward(torch.nn.Module):
+    """`forward` of a program: the token that is drawn after `tokens`."""
+
+    def __init__(self, decoder: SpeechDecoder, num_logprobs: int):
+        super().__init__()
+        self.decoder, self.num_logprobs = decoder, num_logprobs
+
+    def forward(self, tokens, input_pos, logprobs=None, timestamps=None, **parameters):
+        logits = self.decoder(tokens, input_pos)
+        adjustments = {name: parameters.pop(name) for name in ADJUSTMENTS if name in parameters}
+        adjusted = adjust_logits(logits, **adjustments)
+        if timestamps is not None:
+            adjusted = prefer_timestamps(adjusted, self.decoder.timestamp_begin, timestamps)
+        drawn = sample_logits(adjusted, **parameters)
+        if not self.num_logprobs:
+            return drawn
+        return drawn, token_logprobs(logits, drawn, logprobs), *top_logprobs(logits, logprobs, self.num_logprobs)
+
+
+ADJUSTMENTS = ("bias_tokens", "bias_values", "allowed_tokens")
+_ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
+_ARGUMENTS += [
+    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in (*INPUTS, "logprobs", "timestamps")
+]
+Forward.forward.__signature__ = inspect.Signature(_ARGUMENTS)
+
+
+def prefer_timestamps(logits: torch.Tensor, begin: int, enabled: torch.Tensor) -> torch.Tensor:
+    """Whisper's rule for timestamps: if all of them together are likelier than any text token, only they may be drawn.
+
+    `logits` `[B, V]` are those of the tokens that may be drawn; the others are -inf. The timestamps are the tokens from
+    `begin` on. If `enabled` is 0, returns `logits`.
+    """
+    logits = logits.float()
+    text, times = logits[:, :begin], logits[:, begin:]
+    largest = times.amax(1, keepdim=True)
+    finite = torch.where(largest.isfinite(), largest, torch.zeros_like(largest))
+    mass = (times - finite).exp().sum(1, keepdim=True).log() + finite
+    is_preferred = (mass > text.amax(1, keepdim=True)) & (enabled != 0)
+    return torch.cat([text.masked_fill(is_preferred, -torch.inf), times], 1)
+
+
+def _export_encode(decoder: SpeechDecoder) -> torch.export.ExportedProgram:
+    family, shapes = decoder.family, None
+    if not family.is_fixed:
+        frames = torch.export.Dim(
+            "frames", min=family.min_samples // family.multiple, max=family.max_samples // family.multiple
+        )
+        shapes = {"samples": {1: frames if family.multiple == 1 else family.multiple * frames}}
+    with torch.no_grad():
+        # The longest sound: torch's rules for convolutions compare sizes, and would restrict the shapes to those like a
+        # shorter example.
+        example = example_samples(decoder, family.max_samples)
+        return torch.export.export(Encode(decoder), (example,), dynamic_shapes=shapes)
+
+
+def _export_forward(decoder: SpeechDecoder, head: HeadConfig) -> torch.export.ExportedProgram:
+    inputs = example_inputs(decoder, head, 2)
+    shapes = dict.fromkeys(inputs) | {"tokens": {1: torch.export.Dim("sequence", min=1, max=decoder.chunk)}}
+    args = inputs.pop("tokens"), inputs.pop("input_pos")
+    with torch.no_grad():
+        return torch.export.export(Forward(decoder, head.logprobs), args, inputs, dynamic_shapes=shapes)

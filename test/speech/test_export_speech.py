@@ -1,0 +1,59 @@
+"""`export_speech` and the export command: checkpoints, quantization, and what they refuse."""
+
+import pytest
+import small_speech
+import torch
+from executorch_mlx.cli.main import main
+from executorch_mlx.llm.export import HeadConfig
+from executorch_mlx.speech import SpeechModel
+from executorch_mlx.speech.export import export_speech
+from small_speech import noise
+from transformers import WhisperFeatureExtractor
+
+
+def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, capsys):
+    """A monolingual model with other mel bins and another length, and fewer layers in the decoder."""
+    model = small_speech.whisper(multilingual=False, num_mel_bins=24, max_source_positions=25)
+    model.save_pretrained(tmp_path / "model")
+    small_speech.tokenizer().save_pretrained(tmp_path / "model")
+    WhisperFeatureExtractor(feature_size=24).save_pretrained(tmp_path / "model")
+    file, folder = tmp_path / "model.pte", str(tmp_path / "model")
+    assert main(["export", folder, "-o", str(file), "--quantize", "int8", "--dtype", "bfloat16"]) == 0
+    printed = capsys.readouterr().out
+    assert "methods      encode, forward" in printed and "speech_max_samples=8000" in printed
+    with SpeechModel(file) as speech:
+        assert not speech.languages and not speech.tasks and speech.has_timestamps and speech.max_seconds == 0.5
+        assert len(speech.generate(noise(8000), max_new_tokens=8).result().tokens) == 8
+    assert main(["export", folder, "-o", str(file), "--batch", "2"]) == 1
+    assert "--batch: " in capsys.readouterr().err
+    assert main(["export", str(small_speech.DEMO), "-o", str(file), "--max-seconds", "5"]) == 1
+    assert "--max-seconds: expected a speech model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "make, options, message",
+    [
+        ("whisper", {"feature_extractor": WhisperFeatureExtractor()}, "feature_size: got 80, expected 16"),
+        ("whisper", {"max_context_len": 41}, "max_context_len: got 41, expected 2 to 40"),
+        ("whisper", {"quantize": "mixed"}, "quantize: got mixed, expected"),
+        ("whisper", {"head": HeadConfig(penalties=4)}, "head.penalties: got 4, expected 0"),
+        ("moonshine", {"max_seconds": 0.01}, r"max_seconds: got 0.01, expected at least 0.080"),
+        ("moonshine", {"max_seconds": 0.0}, "max_seconds: got 0.0, expected more than 0"),
+        ("moonshine", {"group_size": 32}, "group_size: got 32 with none"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(make, options, message):
+    with pytest.raises(ValueError, match=f"^export_speech: .*{message}"):
+        export_speech(getattr(small_speech, make)(), **options)
+
+
+def test_other_models_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="got another model, expected whisper, moonshine, moonshine_streaming"):
+        export_speech(small_speech.DEMO)
+    from transformers import WhisperForAudioClassification
+
+    config = small_speech.whisper().config
+    with torch.device("meta"):
+        classifier = WhisperForAudioClassification(config)
+    with pytest.raises(ValueError, match="got WhisperForAudioClassification, expected a model for conditional generation"):
+        export_speech(classifier)
