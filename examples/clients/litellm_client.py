@@ -17,7 +17,7 @@ TOOL = {
 
 
 def main(url: str, model: str) -> None:
-    options = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "max_tokens": 40, "seed": 1}
+    options = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "max_tokens": 80, "seed": 1}
     options["messages"] = [{"role": "user", "content": "Hello"}]
     answer = litellm.completion(**options)
     print("answer:", answer.choices[0].message.content, answer.usage.total_tokens)

@@ -1,4 +1,4 @@
-"""`draw` runs mlx::sample, in eager torch or in a program. `reference` is the specification of the operator."""
+"""`draw` runs mlx::sample in eager torch, in a portable program, or as SampleNode. `reference` is the specification of the operator."""
 
 import functools
 
@@ -15,17 +15,18 @@ def _draw(how, logits, temperature=1.0, top_p=1.0, **parameters):
     parameters = {n: torch.tensor(v, dtype=DTYPES[n]) for n, v in parameters.items() if v is not None}
     if how == "eager":
         return Sample(tuple(parameters))(logits, *parameters.values())
-    return load(tuple(logits.shape), logits.dtype, tuple(parameters))([logits, *parameters.values()])
+    run = load(tuple(logits.shape), logits.dtype, tuple(parameters), allow_extensions=how == "node")
+    return run([logits, *parameters.values()])
 
 
-@pytest.fixture(params=["eager", "runtime"])
+@pytest.fixture(params=["eager", "runtime", "node"])
 def draw(request):
     return functools.partial(_draw, request.param)
 
 
 @pytest.fixture
 def draw_both():
-    return {how: functools.partial(_draw, how) for how in ("eager", "runtime")}
+    return {how: functools.partial(_draw, how) for how in ("eager", "runtime", "node")}
 
 
 def random_bits(batch, count, seed):

@@ -20,22 +20,21 @@ class Sample(torch.nn.Module):
         return sample(logits, parameters.pop("temperature"), parameters.pop("top_p"), **parameters)
 
 
-def lower(model, arguments, **options):
+def lower(model, arguments, allow_extensions=False, **options):
     from executorch.exir import to_edge_transform_and_lower
 
     program = torch.export.export(model, arguments, **options)
-    return to_edge_transform_and_lower(
-        program, partitioner=[executorch_mlx.MLXPartitioner()]
-    ).to_executorch()
+    partitioner = executorch_mlx.MLXPartitioner(allow_extensions=allow_extensions)
+    return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
 
 
 @functools.cache
-def load(shape, dtype, names):
-    """A function that runs mlx::sample in the runtime."""
+def load(shape, dtype, names, allow_extensions=False):
+    """A function that runs mlx::sample in the runtime. With `allow_extensions`, it is one node, SampleNode."""
     from executorch_mlx import Runtime
 
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
-    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values)).buffer
+    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values), allow_extensions).buffer
     program = Runtime.get().load_program(buffer)
     method = program.load_method("forward")
     # The program must outlive its method.

@@ -71,13 +71,24 @@ def test_a_thousand_seeds(draw, reference, name):
 
 
 def test_runtime_equals_eager_for_a_thousand_seeds(draw_both):
-    """Eager torch and the program draw the same tokens, with other parameters for each seed."""
-    eager, runtime = draw_both["eager"], draw_both["runtime"]
+    """Eager torch, the portable program and SampleNode draw the same tokens, with other parameters for each seed."""
+    eager, runtime, node = draw_both["eager"], draw_both["runtime"], draw_both["node"]
     logits = logits_of("text", 1, 32000)
     names = list(SETTINGS)
     for seed in range(1000):
         parameters = {"top_k": 0, "min_p": 0.0} | SETTINGS[names[seed % len(names)]]
-        assert eager(logits, seed=seed, **parameters).equal(runtime(logits, seed=seed, **parameters)), seed
+        token = runtime(logits, seed=seed, **parameters)
+        assert eager(logits, seed=seed, **parameters).equal(token), seed
+        assert node(logits, seed=seed, **parameters).equal(token), seed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_node_equals_eager_with_many_ties(draw_both, dtype):
+    for seed in range(60):
+        logits = logits_of(("text", "flat")[seed % 2], 2, 20000, seed).to(dtype)
+        parameters = {"top_k": 0, "min_p": 0.0} | SETTINGS[list(SETTINGS)[seed % len(SETTINGS)]]
+        tokens = [draw_both[how](logits, seed=seed, **parameters) for how in ("eager", "node")]
+        assert tokens[0].equal(tokens[1]), seed
 
 
 @pytest.mark.parametrize("seed", [-1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63)])

@@ -47,13 +47,15 @@ def vocabulary(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def program(vocabulary):
+@pytest.fixture(scope="module", params=["portable", "node"])
+def program(vocabulary, request):
     """A program for any number of sequences, with all parameters by row."""
     batch = torch.export.Dim("batch", min=1, max=ROWS)
     shapes = {"logits": {0: batch}, "values": ({0: batch},) * len(NAMES)}
     values = tuple(parameters().values())
-    lowered = lower(Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), dynamic_shapes=shapes)
+    lowered = lower(
+        Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param == "node", dynamic_shapes=shapes
+    )
     loaded = Runtime.get().load_program(lowered.buffer)
     method = loaded.load_method("forward")
     return lambda logits, values, loaded=loaded: method.execute([logits, *values.values()])[0].clone()

@@ -37,7 +37,9 @@ def test_wheel_contains_all_python_files_and_named_data(build):
     lib, _ = build
     sources = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
     packaged = {file.relative_to(lib / "executorch_mlx") for file in lib.rglob("*.*")}
-    assert packaged == sources | {Path("serialization/schema.fbs"), Path("serve/page.html")}
+    page = {file.relative_to(PACKAGE) for file in (PACKAGE / "serve" / "page").rglob("*.*")}
+    assert Path("serve/page/vendor/marked.LICENSE") in page
+    assert packaged == sources | page | {Path("serialization/schema.fbs")}
 
 
 def test_name_license_and_extras(build):

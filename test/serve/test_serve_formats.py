@@ -85,12 +85,15 @@ def test_calls_without_functions_are_text(format):
     assert parse(format, text, 4, names=()) == {"content": text}
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "gemma-tags"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_parsers_read_what_is_written(format):
     """The texts of earlier calls in a prompt, and of calls by a grammar."""
     calls = [{"name": "f", "arguments": {"a": [1, "}"], "b": {"c": None}}}]
     text = FORMATS[format]().write_calls(calls)
     assert parse(format, text, 3) == {"calls": [("f", calls[0]["arguments"])]}
+    begin, end = FORMATS[format]().call_template("f")
+    prefix, _, suffix = FORMATS[format].around_calls
+    assert parse(format, f"{prefix}{begin}{{}}{end}{suffix}", 3) == {"calls": [("f", {})]}
 
 
 TEMPLATES = {

@@ -1,9 +1,12 @@
 """The chat page in headless Chromium, driven by chromedriver over W3C WebDriver."""
 
+import base64
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -47,8 +50,12 @@ class Page:
 
     def messages(self) -> list[tuple[str, str]]:
         """The role and the text of each message on the page."""
-        pairs = "[...document.querySelectorAll('#chat > div')].map(d => [d.className, d.textContent])"
+        pairs = "[...document.querySelectorAll('#chat > div')].map(d => [d.classList[0], d.querySelector('.body').textContent])"
         return [tuple(pair) for pair in self.js(pairs)]
+
+    def said(self) -> list[tuple[str, str]]:
+        """The role and the text of each message of the chat, before it is rendered."""
+        return [(message["role"], message["content"]) for message in self.js("messages")]
 
     def until(self, expression: str) -> None:
         deadline = time.monotonic() + 60
@@ -95,12 +102,12 @@ def test_chat_of_two_turns(page, llm):
     messages = [{"role": "user", "content": "Return"}]
     first = llm.chat(messages, max_new_tokens=9).result().text
     page.until("running === null")
-    assert page.messages() == [("user", "Return"), ("assistant", first)]
+    assert page.said() == [("user", "Return"), ("assistant", first)]
     page.type("#text", "More")
     page.click("#send")
     page.until("messages.length === 4")
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
-    assert page.messages()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
+    assert page.said()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
     page.click("#clear")
     assert page.messages() == [] and page.js("messages.length") == 0
 
@@ -109,7 +116,7 @@ def test_stop_button_cancels_the_answer(page, server, monkeypatch):
     monkeypatch.setattr(server, "delay", 0.01)
     page.js("document.getElementById('max-tokens').value = ''")
     page.type("#text", "Go on" + ENTER)
-    page.until("document.querySelector('.assistant')?.textContent.length > 10")
+    page.until("document.querySelector('.assistant .body')?.textContent.length > 10")
     assert page.js("document.getElementById('send').textContent") == "Stop"
     page.click("#send")
     page.until("running === null && document.getElementById('state').textContent === 'stopped'")
@@ -127,6 +134,7 @@ def test_error_is_shown_and_its_message_dropped(page):
     page.js("document.getElementById('text').value = 'x '.repeat(2000)")
     page.click("#send")
     page.until("document.querySelector('.error') !== null")
+    page.until("running === null")
     assert f"tokens, expected 1 to {small_llm.CONTEXT}" in page.js("document.querySelector('.error').textContent")
     assert page.js("messages.length") == 0
 
@@ -144,6 +152,73 @@ def test_without_a_chat_template_the_page_continues_each_text(browser, tmp_path)
             browser.type("#text", text + ENTER)
             browser.until("running === null && document.getElementById('state').textContent.startsWith('9 tokens')")
             expected += [("user", text), ("assistant", llm.generate(text, max_new_tokens=9).result().text)]
-            assert browser.messages() == expected
+            assert browser.said() == expected
             browser.js("document.getElementById('state').textContent = ''")
         assert server.generations[-1].metrics.prompt_tokens == len(llm.encode("More"))
+
+
+def test_regenerate_and_edit(page):
+    page.click("#clear")
+    page.js("document.getElementById('max-tokens').value = 6")
+    page.type("#text", "Return" + ENTER)
+    page.until("running === null && messages.length === 2")
+    page.click(".assistant .actions button")
+    page.until("running === null && messages.length === 2")
+    assert [role for role, _ in page.said()] == ["user", "assistant"] and len(page.messages()) == 2
+    page.click(".user .actions button")
+    assert page.said() == [] and page.messages() == [] and page.js("document.getElementById('text').value") == "Return"
+    page.js("document.getElementById('text').value = ''")
+
+
+def test_answers_are_markdown_without_scripts(page):
+    text = "**bold**\\n\\n```python\\nx = 1\\n```\\n<img src=x onerror=alert(1)><script>bad = 1</script>"
+    page.js(f"render(addMessage('assistant', ''), {{ text: '{text.replace('</', '<' + chr(92) + '/')}', reasoning: 'hm', tokens: [] }})")
+    html = page.js("document.querySelector('.assistant .body').innerHTML")
+    assert "<strong>bold</strong>" in html and 'class="language-python"' in html
+    assert "<script" not in html and "onerror" not in html and page.js("typeof bad") == "undefined"
+    assert page.js("document.querySelector('.reasoning').textContent") == "hm"
+    page.click("#clear")
+
+
+def test_tokens_are_shaded_on_request(page):
+    page.js("(document.getElementById('shading').checked = true, document.getElementById('max-tokens').value = 5)")
+    page.type("#text", "Return" + ENTER)
+    page.until("running === null && document.querySelectorAll('.token').length === 5")
+    assert "probability" in page.js("document.querySelector('.token').title")
+    page.js("document.getElementById('shading').checked = false")
+    page.click("#clear")
+
+
+def test_every_control_has_a_name(page):
+    """For screen readers: a label, a text or aria-label."""
+    unnamed = "[...document.querySelectorAll('button, input, select, textarea')].filter(e => !e.labels?.length && "
+    unnamed += "!e.textContent.trim() && !e.ariaLabel).map(e => e.id)"
+    assert page.js(unnamed) == []
+    assert page.js("document.getElementById('chat').getAttribute('role')") == "log"
+
+
+def test_phone_width_and_dark_mode(page):
+    page._post("window/rect", {"width": 400, "height": 700})
+    page.js("addMessage('user', 'word '.repeat(50) + 'x'.repeat(300))")
+    assert page.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page._post("goog/cdp/execute", {
+        "cmd": "Emulation.setEmulatedMedia", "params": {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    })  # fmt: skip
+    assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+    page.click("#clear")
+    page._post("window/rect", {"width": 1000, "height": 800})
+
+
+def test_screenshot(page, tmp_path):
+    """`SCREENSHOT=1 pytest` writes the one in the docs."""
+    page.click("#clear")
+    answer = "Calls go through **`openai`**:\\n\\n```python\\nclient = openai.OpenAI(base_url=url)\\n```\\n\\n- streaming\\n- tools"
+    page.js("addMessage('user', 'How do I call the server?')")
+    page.js(f"render(addMessage('assistant', ''), {{ text: '{answer}', reasoning: '', tokens: [] }})")
+    page.js("addActions(document.querySelector('.assistant'), { Regenerate: () => {}, Copy: () => {} })")
+    target = Path(__file__).parents[2] / "docs" / "figures" if os.environ.get("SCREENSHOT") else tmp_path
+    page._post("window/rect", {"width": 760, "height": 520})
+    picture = base64.b64decode(page._session.get(f"{page._prefix}/screenshot").json()["value"])
+    (target / "chat-page.png").write_bytes(picture)
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    page.click("#clear")

@@ -174,7 +174,7 @@ def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
 
     Returns None if the same instruction may compute another value when it runs again.
     """
-    if op is ir.RandomBitsNode and fields.get("seed") is None:
+    if op in (ir.RandomBitsNode, ir.SampleNode) and fields.get("seed") is None:
         return None
     frozen = []
     for name, value in sorted(fields.items()):

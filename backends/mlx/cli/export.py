@@ -59,8 +59,8 @@ def _add_sizes(add: Callable) -> None:
         help="capacity of the KV caches in positions (default: the model's limit, but at most 4096)")
     add("--sliding-window", type=_window, default="auto", metavar="N",
         help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
-    add("--chunk", type=int, default=512, metavar="N",
-        help="largest number of tokens in one call (default: %(default)s)")
+    add("--chunk", type=int, metavar="N",
+        help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
     add("--batch", type=int, default=1, metavar="N",
         help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",

@@ -83,6 +83,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     tracer_ = std::make_unique<executorch::etdump::ETDumpGen>();
   }
   module_ = open(path, device);
+  const char* const chosen = executorch_mlx_device(device.c_str());
+  runs_on_cpu_ = chosen == nullptr || std::string_view(chosen) == "cpu";
   version_ = version_of(path);
   reader_.emplace(*module_, path);
   const int64_t rows = reader_->integer("get_max_batch_size", 1);

@@ -51,6 +51,9 @@ class LlmProgram {
 
   // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/buffers.h covers its whole state.
   bool has_only_mlx_state() const;
+  bool runs_on_cpu() const {
+    return runs_on_cpu_;
+  }
   // Identifies the program for executorch_mlx/buffers.h.
   const void* state_key() const;
 
@@ -91,6 +94,7 @@ class LlmProgram {
   void check_token(const Method& method, int64_t token) const;
 
   std::string path_;
+  bool runs_on_cpu_ = true;
   std::unique_ptr<executorch::etdump::ETDumpGen> tracer_; // null: no profile
   std::unique_ptr<executorch::extension::Module> module_;
   std::optional<MetadataReader> reader_;

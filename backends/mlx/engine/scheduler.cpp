@@ -10,6 +10,9 @@ namespace executorch_mlx {
 
 namespace {
 
+// The largest chunk on a CPU, unless an option says otherwise: a larger one does not make the matrix products faster, but
+// the attention scores larger. A GPU takes as many tokens as the program does.
+constexpr int64_t kCpuChunk = 512;
 // The smallest chunk while answers run. The first one, as long as the speed of the prefill is unknown.
 constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
@@ -173,7 +176,8 @@ void Scheduler::advance_prompt() {
 // The size of the next chunk. While answers run, a chunk should take options_.chunk_seconds.
 int64_t Scheduler::chunk_size() const {
   const int64_t most = program_.metadata().max_seq_len;
-  const int64_t limit = options_.chunk > 0 ? std::min(options_.chunk, most) : most;
+  const int64_t preferred = options_.chunk > 0 ? options_.chunk : program_.runs_on_cpu() ? kCpuChunk : most;
+  const int64_t limit = std::min(preferred, most);
   if (running_.size() == 1) {
     return limit;
   }

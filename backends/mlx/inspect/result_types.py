@@ -244,6 +244,11 @@ def random_bits(n, env):
     return Type(_dims(n.shape, env), {1: "uint8", 2: "uint16", 4: "uint32"}.get(n.width))
 
 
+def sample(n, env):
+    shape = env.shape(n.logits)
+    return Type(None if shape is None else shape[:1], "int64")
+
+
 # -- products ------------------------------------------------------------------
 
 

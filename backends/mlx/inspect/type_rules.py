@@ -58,6 +58,7 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.FullLikeParams: result_types.full_like,
     ir.TriParams: result_types.tri,
     ir.RandomBitsParams: result_types.random_bits,
+    ir.SampleParams: result_types.sample,
     # linalg, norm, attention
     ir.AddmmParams: result_types.addmm,
     ir.GatherMmParams: result_types.gather_mm,

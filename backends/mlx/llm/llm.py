@@ -86,7 +86,8 @@ class LLM:
         - `draft`: a `.pte` file of a smaller model with the same tokenizer. It guesses tokens for speculation, which
           changes the speed and not the tokens.
         - `queue_limit`: the number of requests that may wait. Further ones raise BusyError. 0: no limit.
-        - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program takes.
+        - `chunk`: the largest number of prompt tokens in one call. 0: the largest that the program
+          takes, but at most 512 on a CPU.
         - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
           the answers wait for it. 0: 0.25 s.
         - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.

@@ -61,8 +61,8 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
         [] { return "constants and buffers"; },
         bytes_to_load(handle.program, *handle.shared, *handle.session));
   }
-  load_constants(handle.program, named_data, *handle.shared, handle.state);
-  load_buffers(handle.program, named_data, *handle.session, options, handle.state);
+  load_constants(handle.program, named_data, *handle.shared, handle.state, handle.stream);
+  load_buffers(handle.program, named_data, *handle.session, options, handle.state, handle.stream);
 }
 
 void run_init_chain(Handle& handle) {
@@ -176,6 +176,11 @@ class Backend final : public et::BackendInterface {
     delete static_cast<Handle*>(handle);
   }
 
+  // Returns `device`, or else the default load option.
+  std::string device_option(const std::string& device) const {
+    return device.empty() ? defaults_.get().device : device;
+  }
+
   Error set_option(et::BackendOptionContext&, const et::Span<et::BackendOption>& options) override {
     return guarded("set_option", [&] { defaults_.set({options.data(), options.size()}); });
   }
@@ -213,6 +218,9 @@ class Backend final : public et::BackendInterface {
     std::lock_guard no_calls(handle->session->mutex);
     try {
       load_data(*handle, named_data, options);
+      if (device == mx::Device::gpu) {
+        mx::clear_cache();  // of host memory from which the constants were copied
+      }
       run_init_chain(*handle);
     } catch (...) {
       settle(handle->stream);
@@ -264,6 +272,14 @@ __attribute__((visibility("default"))) int executorch_mlx_set_option(const char*
   option.value = string;
   et::BackendOptionContext context;
   return static_cast<int>(the_backend().set_option(context, et::Span<et::BackendOption>(&option, 1)));
+}
+
+// Returns the device of programs that are loaded with the option `device`, "cpu" or "gpu"; "" or null: the device of
+// programs that are loaded without it. Returns null if the device is unknown or not available.
+__attribute__((visibility("default"))) const char* executorch_mlx_device(const char* device) {
+  const char* result = nullptr;
+  guarded("device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });
+  return result;
 }
 
 } // extern "C"

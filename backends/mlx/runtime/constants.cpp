@@ -8,7 +8,9 @@
 
 #include "checks.h"
 #include "dtype.h"
+#include "evaluation.h"
 #include "host_memory.h"
+#include "memory_limit.h"
 #include "tensor_meta.h"
 
 namespace executorch_mlx {
@@ -69,6 +71,23 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
+// Returns x with its elements in the memory of an NVIDIA GPU if `stream` is on one. MLX gives an array that the host
+// writes memory that CUDA moves page by page, between the host and the GPU; results of kernels are in the GPU's own.
+// With a memory limit, returns x, because there may be no room for a copy.
+mx::array on_device(const mx::array& x, mx::Stream stream) {
+  constexpr size_t kSmall = 1 << 20;  // bytes
+  if (stream.device != mx::Device::gpu || !mx::cu::is_available() || x.nbytes() < kSmall || has_memory_limit()) {
+    return x;
+  }
+  const size_t width = x.itemsize();
+  const mx::Dtype bits = width == 1 ? mx::uint8 : width == 2 ? mx::uint16 : width == 4 ? mx::uint32 : mx::uint64;
+  // A kernel that changes no bit. MLX makes no copy where a plain one would do.
+  const auto copy = mx::bitwise_or(mx::view(x, bits, stream), mx::array(0, bits), stream);
+  auto result = mx::view(copy, x.dtype(), stream);
+  evaluate({result}, stream);
+  return result;
+}
+
 // The contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. Subtracts the
 // number of elements from `room`.
 mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
@@ -117,7 +136,8 @@ size_t bytes_to_load(const Program& program, const SharedData& shared, const Ses
   return bytes;
 }
 
-void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state) {
+void load_constants(
+    const Program& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream) {
   for (uint32_t i = 0; i < program.layout.constants; ++i) {
     const char* name = program.tensor_names[i];
     const std::string key = sharing_key(program, i);
@@ -127,7 +147,8 @@ void load_constants(const Program& program, const NamedDataMap* data, SharedData
       if (!buffer) {
         fail(Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
       }
-      constant = std::make_shared<const mx::array>(read_tensor(*buffer, program.meta(i), name, /*in_place=*/true));
+      const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
+      constant = std::make_shared<const mx::array>(on_device(tensor, stream));
       buffer->Free();
       shared.constants.put(key, constant);
     }
@@ -140,7 +161,8 @@ void load_buffers(
     const NamedDataMap* data,
     Session& session,
     const Options& options,
-    State& state) {
+    State& state,
+    mx::Stream stream) {
   const auto& layout = program.layout;
   const bool has_init_chain = program.graph->init_chain_idx() >= 0;
   std::set<std::string> keys;
@@ -159,7 +181,7 @@ void load_buffers(
     }
     state.set_buffer(i, std::move(buffer));
     if (is_new || has_init_chain) {
-      state.tensors[i] = initial_contents(program, i, data, room);
+      state.tensors[i] = on_device(initial_contents(program, i, data, room), stream);
     }
   }
   if (program.has_caches) {

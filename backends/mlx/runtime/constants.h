@@ -16,8 +16,9 @@ size_t bytes_to_load(const Program& program, const SharedData& shared, const Ses
 
 // Fills the constant slots of `state`. A constant that another method of the program has loaded is taken from
 // `shared`; the others are read from `data` and added to `shared`. Throws Failure if a constant is missing or its
-// size is wrong.
-void load_constants(const Program& program, const NamedDataMap* data, SharedData& shared, State& state);
+// size is wrong. On an NVIDIA GPU, `stream` copies large constants and buffers to the memory of the GPU.
+void load_constants(
+    const Program& program, const NamedDataMap* data, SharedData& shared, State& state, mx::Stream stream);
 
 // Connects `state` to the mutable buffers and KV caches of the session, and creates those that no other method of
 // the session has created yet. Fills the slots of new buffers with their initial contents. If the program has an
@@ -28,6 +29,7 @@ void load_buffers(
     const NamedDataMap* data,
     Session& session,
     const Options& options,
-    State& state);
+    State& state,
+    mx::Stream stream);
 
 } // namespace executorch_mlx

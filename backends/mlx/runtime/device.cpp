@@ -1,7 +1,5 @@
 #include "device.h"
 
-#include <mlx/backend/cuda/cuda.h>
-
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -12,36 +10,32 @@ namespace executorch_mlx {
 
 namespace {
 
-// Prepares MLX for this process: the CPU is its default device if it was built for GPUs and none is visible, and
-// products of float32 matrices on an NVIDIA GPU are computed in float32. MLX would round their operands to TF32, which
+// Products of float32 matrices on an NVIDIA GPU are computed in float32. MLX would round their operands to TF32, which
 // has 10 bits of mantissa. If the environment has MLX_ENABLE_TF32, that value stays.
-void prepare_mlx() {
-  [[maybe_unused]] static const bool is_prepared = [] {
-    if (mx::cu::is_available()) {
-      setenv("MLX_ENABLE_TF32", "0", /*overwrite=*/0);
-    }
-    if (!mx::is_available(mx::default_device())) {
-      mx::set_default_device(mx::Device::cpu);
-    }
-    return true;
-  }();
+void turn_tf32_off() {
+  [[maybe_unused]] static const int done = setenv("MLX_ENABLE_TF32", "0", /*overwrite=*/0);
 }
 
 } // namespace
 
 mx::Device find_device(const std::string& name) {
-  prepare_mlx();
+  check_argument(
+      name.empty() || name == "cpu" || name == "gpu", "device: got \"", name, "\", expected \"cpu\" or \"gpu\"");
+  if (mx::cu::is_available()) {
+    // Without a GPU, a build of MLX for CUDA cannot allocate memory for the CPU either.
+    if (mx::device_count(mx::Device::gpu) == 0) {
+      fail(
+          Error::NotSupported, "device: no NVIDIA GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES), and this "
+          "build of MLX needs one; install mlx[cpu] to run on the CPU");
+    }
+    turn_tf32_off();
+  }
   if (name.empty()) {
     return mx::default_device();
   }
-  check_argument(name == "cpu" || name == "gpu", "device: got \"", name, "\", expected \"cpu\" or \"gpu\"");
   const mx::Device device(name == "cpu" ? mx::Device::cpu : mx::Device::gpu);
   if (!mx::is_available(device)) {
-    const bool lacks_gpu = device == mx::Device::gpu && mx::cu::is_available();
-    fail(
-        Error::NotSupported, "device: got \"", name, "\", but ",
-        lacks_gpu ? "no NVIDIA GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES"
-                  : "this build of MLX does not support it");
+    fail(Error::NotSupported, "device: got \"", name, "\", which this build of MLX does not support");
   }
   return device;
 }

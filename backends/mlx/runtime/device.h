@@ -9,8 +9,8 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Returns the device called "cpu" or "gpu". For "", returns MLX's default device, or the CPU if no GPU is visible to a
-// build of MLX for GPUs. Throws Failure if the name is unknown or the device is not available.
+// Returns the device called "cpu" or "gpu", or MLX's default device for "". Throws Failure if the name is unknown, the
+// device is not available, or a build of MLX for CUDA sees no GPU.
 mx::Device find_device(const std::string& name);
 
 // Returns "cpu" or "gpu".

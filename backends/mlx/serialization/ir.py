@@ -619,6 +619,22 @@ class RandomBitsParams(Table):
 
 
 @dataclass(kw_only=True)
+class SampleParams(Table):
+    """Draws a token from each row of logits [B, V] in float32, float16 or bfloat16: int64 [B]. custom_kernel_ops/sample.py
+    defines which one. temperature, top_p and min_p are float32, seed and top_k int64. Each of them has one element, or
+    one for each row. Without `seed`, the draw takes the next key of MLX's own key sequence.
+    """
+
+    logits: Tid
+    temperature: Tid
+    top_p: Tid
+    seed: Tid | None = None
+    top_k: Tid | None = None
+    min_p: Tid | None = None
+    out: Output[Tid]
+
+
+@dataclass(kw_only=True)
 class ScanParams(Table):
     """Iterates over axis `scan_axis` of the arrays `originals`. Each iteration first sets
     `sliced[i]` to the slice of `originals[i]` at the present index, and then runs chain
@@ -892,6 +908,7 @@ class TruncNode(UnaryNode, Op): OP_TYPE = 135
 class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
+class SampleNode(SampleParams, Op): OP_TYPE = 210
 # fmt: on
 
 FIRST_EXTENSION = 200

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
 
 from ..llm import LLM
 from . import strict_json
@@ -26,6 +27,8 @@ from .service import Service
 from .settings import Settings
 from .start import start_chat, start_completion
 from .tokenize_request import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+
+PAGE = Path(__file__).parent / "page"
 
 
 def create_app(
@@ -58,6 +61,7 @@ def create_app(
     add_error_handlers(app)
     app.include_router(_answers(service))
     app.include_router(_information(service))
+    app.mount("/page", StaticFiles(directory=PAGE))
     return app
 
 
@@ -100,11 +104,10 @@ def _answers(service: Service) -> APIRouter:
 def _information(service: Service) -> APIRouter:
     """The routes that generate no text."""
     router = APIRouter(route_class=_Route)
-    page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    @router.get("/", include_in_schema=False)
+    async def chat_page() -> Response:
+        return FileResponse(PAGE / "index.html")
 
-    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def chat_page() -> str:
-        return page
 
     @router.get("/health")
     async def health() -> Response:

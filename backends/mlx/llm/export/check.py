@@ -23,6 +23,7 @@ from .methods import MethodKind, example_inputs
 _SEED = 20
 _STEPS = 3  # decode steps
 _NOISY_CALL = 1  # the number of the call that also runs with rounding noise: it has the second chunk
+_FIRST_CHUNK = 512  # the largest first chunk of the prompt: eager torch takes long for more tokens
 _SECOND_CHUNK = 8  # tokens of the prompt in the second chunk
 _DRAFT = 4  # tokens of a call of the method verify
 # The number of tokens of each call that locates a departure: few, because these calls keep all intermediate values.
@@ -93,7 +94,7 @@ def check_program(
 ) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
-    There are two runs. In the first, the method that takes chunks gets a prompt longer than one chunk if the context
+    There are two runs. In the first, the method that takes chunks gets a prompt longer than one chunk, or 512 tokens, if the context
     permits it, and a few decode steps. Its logits are compared. In the second, all methods that return tokens continue
     short prompts in several rows. The file always gets the token that is greedy in `decoder`.
     """
@@ -152,8 +153,9 @@ class _Call:
 def _long_run(decoder: CachedDecoder) -> list[_Step]:
     """Returns the steps of a prompt in two chunks and of decode steps, all in the last row."""
     steps = min(_STEPS, decoder.max_context_len - 2)
-    prompt = min(decoder.chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
-    first = min(decoder.chunk, max(1, prompt - _SECOND_CHUNK))
+    chunk = min(decoder.chunk, _FIRST_CHUNK)
+    prompt = min(chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
+    first = min(chunk, max(1, prompt - _SECOND_CHUNK))
     lengths = [length for length in (first, prompt - first) if length] + [1] * steps
     return [_Step("chunk", length, (decoder.rows - 1,)) for length in lengths]
 

@@ -28,7 +28,8 @@ class CachedDecoder(torch.nn.Module):
     ValueError if a layer does something that a program cannot do over its caches.
     `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
     config of the model, or a number: the window of every layer, where 0 stands for no window. `specs` are the `specs`
-    of another decoder with the same model, which saves finding them out.
+    of another decoder with the same model, which saves finding them out. `ring_chunk` limits the chunk of a model with
+    sliding windows, whose ring buffers grow with the chunk.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class CachedDecoder(torch.nn.Module):
         chunk: int | None = None,
         window: str | int = "auto",
         specs: Sequence[LayerSpec | None] | None = None,
+        ring_chunk: int | None = None,
     ):
         super().__init__()
         self.model = model
@@ -49,6 +51,9 @@ class CachedDecoder(torch.nn.Module):
         absorb(model, dtype)
         use_stateless_rotary(model)
         self.specs = observe(model, self._logits, max_context_len, window) if specs is None else specs
+        windows = [spec.pattern.window for spec in self.specs if spec is not None]
+        if ring_chunk is not None and any(window is not None and window < max_context_len for window in windows):
+            self.chunk = min(self.chunk, ring_chunk)
         self.cache = KVCache.register_on(
             self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
         )

@@ -33,7 +33,8 @@ from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
 _UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
-CHUNK = 512  # a larger chunk does not make the matrix products faster, but makes the attention scores larger
+CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
+WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 
 
 @dataclass
@@ -93,7 +94,7 @@ def export_llm(
     group_size: int | None = None,
     calibrate: str | Path | None = None,
     max_context_len: int | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
     outputs: str = "tokens",
@@ -120,7 +121,8 @@ def export_llm(
       by default on a part of Python's documentation, and is tuned layer by layer.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
-    - `chunk`: the largest number of tokens in one call. Runners split longer prompts.
+    - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
+      Runners split longer prompts. The engine feeds at most 512 tokens in a call on a CPU.
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
@@ -147,7 +149,10 @@ def export_llm(
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
-    decoder = CachedDecoder(model, rows=batch, max_context_len=max_context_len, chunk=chunk, window=sliding_window)
+    decoder = CachedDecoder(
+        model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
+        ring_chunk=None if chunk else WINDOW_CHUNK,
+    )  # fmt: skip
     if reference is not None:
         reference.check(decoder)
     progress("export")
@@ -181,7 +186,7 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
     for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
-        if value < minimum:
+        if value is not None and value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
     if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):
         raise ValueError(

@@ -10,6 +10,8 @@
 
 #include <optional>
 
+#include "../sample_inputs.h"
+
 namespace executorch_mlx {
 
 namespace mx = mlx::core;
@@ -89,6 +91,9 @@ std::optional<mx::array> attention(
     bool causal,
     const std::optional<mx::array>& mask,
     mx::Stream stream);
+
+// Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.
+std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream);
 
 } // namespace cpu
 

@@ -41,6 +41,10 @@ std::optional<mx::array> attention(
   return std::nullopt;
 }
 
+std::optional<mx::array> sample(const SampleInputs&, mx::Stream) {
+  return std::nullopt;
+}
+
 } // namespace executorch_mlx::cpu
 
 // The comment in blas_name.cpp describes this function.

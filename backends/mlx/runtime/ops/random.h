@@ -1,8 +1,21 @@
 #pragma once
 
+#include "cpu/accelerate.h"
+#include "gpu/sample.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
+
+// Random bits for the next key of MLX's own sequence.
+inline mx::array unseeded_bits(const mx::Shape& shape, int width, mx::Stream stream) {
+  // MLX advances its key sequence on the default stream of the calling thread. If the thread has no default stream, MLX
+  // would create a stream for it, whose worker thread is never freed. So the thread gets the shared stream as its
+  // default stream.
+  if (!mx::peek_default_stream(mx::default_device())) {
+    mx::set_default_stream(shared_stream(mx::default_device()));
+  }
+  return mx::random::bits(shape, width, std::nullopt, stream);
+}
 
 inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
   check_program(
@@ -13,17 +26,74 @@ inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
     const auto key = mx::random::key(static_cast<uint64_t>(c.integer(n.seed())));
     return c.set(n.out(), mx::random::bits(shape, n.width(), key, c.stream));
   }
-  // MLX advances its key sequence on the default stream of the calling thread. If the thread has no default stream, MLX
-  // would create a stream for it, whose worker thread is never freed. So the thread gets the shared stream as its
-  // default stream.
-  if (!mx::peek_default_stream(mx::default_device())) {
-    mx::set_default_stream(shared_stream(mx::default_device()));
+  c.set(n.out(), unseeded_bits(shape, n.width(), c.stream));
+}
+
+// A random seed, as the sampler takes it: the first word has the upper 31 bits.
+inline mx::array unseeded_seed(mx::Stream stream) {
+  const auto bits = mx::bitwise_and(unseeded_bits({2}, 4, stream), mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
+  return mx::view(mx::take(bits, mx::array({1u, 0u}), stream), mx::int64, stream);
+}
+
+// A parameter of the sampler: one element, or one for each row of the logits.
+inline mx::array sample_parameter(
+    const char* name, const mx::array& x, mx::Dtype dtype, const mx::array& logits, const Context& c) {
+  check_argument(
+      x.dtype() == dtype && (x.size() == 1 || x.shape() == mx::Shape{logits.shape(0)}),
+      name, ": got ", describe(x), ", expected one ", executorch_mlx::name(dtype), " or ", logits.shape(0), " of them");
+  return mx::reshape(x, {-1}, c.stream);
+}
+
+// Evaluates the operands and draws at once, on a CPU without kernels of ours.
+inline mx::array sample_now(SampleInputs inputs, Context& c) {
+  const auto evaluate = [&](mx::array& x) { c.evaluate_now(x = mx::contiguous(x, /*allow_col_major=*/false, c.stream)); };
+  for (auto* x : {&inputs.logits, &inputs.temperature, &inputs.top_p, &inputs.seed}) {
+    evaluate(*x);
   }
-  c.set(n.out(), mx::random::bits(shape, n.width(), std::nullopt, c.stream));
+  for (auto* x : {&inputs.top_k, &inputs.min_p}) {
+    if (*x) {
+      evaluate(**x);
+    }
+  }
+  return gpu::sample_on_host(inputs);
+}
+
+inline void sample(const fb::SampleParams& n, Context& c) {
+  const auto& logits = c.in(n.logits());
+  check_argument(
+      logits.ndim() == 2 && logits.shape(1) > 0 &&
+          (logits.dtype() == mx::float32 || logits.dtype() == mx::float16 || logits.dtype() == mx::bfloat16),
+      "logits: got ", describe(logits), ", expected float32, float16 or bfloat16 of shape [B, V], V >= 1");
+  if (logits.size() == 0) {
+    return c.set(n.out(), mx::zeros({0}, mx::int64, c.stream));
+  }
+  const auto parameter = [&](const char* name, const fb::Tid* tid, mx::Dtype dtype) {
+    return sample_parameter(name, c.in(tid), dtype, logits, c);
+  };
+  const auto optional = [&](const char* name, const fb::Tid* tid, mx::Dtype dtype) {
+    return tid == nullptr ? std::nullopt : std::optional(parameter(name, tid, dtype));
+  };
+  const SampleInputs inputs{
+      .logits = logits,
+      .temperature = parameter("temperature", n.temperature(), mx::float32),
+      .top_p = parameter("top_p", n.top_p(), mx::float32),
+      .seed = n.seed() ? parameter("seed", n.seed(), mx::int64)
+                       : unseeded_seed(c.stream),
+      .top_k = optional("top_k", n.top_k(), mx::int64),
+      .min_p = optional("min_p", n.min_p(), mx::float32)};
+  c.count_operations(logits.size(), 4);
+  if (const auto tokens = gpu::sample(inputs, c.stream)) {
+    return c.set(n.out(), *tokens);
+  }
+  if (const auto tokens = cpu::sample(inputs, c.stream)) {
+    return c.set(n.out(), *tokens);
+  }
+  c.set(n.out(), sample_now(inputs, c));
 }
 
 constexpr OpRow kRandomRows[] = {
     MLX_ROW(RandomBitsNode, random_bits),
+    MLX_ROW(SampleNode, sample),
 };
 
 } // namespace executorch_mlx

@@ -24,7 +24,7 @@ class Gemma(AnswerFormat):
     """Gemma 3, whose chat template has no tools."""
 
     name = "gemma"
-    around_calls = ("```tool_code\n[", ", ", "]\n```")
+    trigger = "```tool_call"
 
     def call_sections(self) -> Sequence[Section]:
         return (
@@ -45,6 +45,10 @@ class Gemma(AnswerFormat):
             return [ToolCall.from_json(json.loads(text))]
         return python_calls.read(text)
 
+    def call_template(self, name: str) -> tuple[str, str]:
+        # A forced call is JSON, so that its arguments can follow a schema.
+        return f'```tool_call\n{{"name": {json.dumps(name)}, "arguments": ', "}\n```"
+
     def instructions(self, functions: Sequence[Mapping[str, Any]]) -> str:
         return INSTRUCTIONS.format(tools="\n".join(json.dumps(dict(f), ensure_ascii=False) for f in functions))
 
@@ -52,8 +56,7 @@ class Gemma(AnswerFormat):
         written = (
             f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})" for call in calls
         )
-        prefix, separator, suffix = self.around_calls
-        return prefix + separator.join(written) + suffix
+        return f"```tool_code\n[{', '.join(written)}]\n```"
 
 
 class GemmaTags(Gemma):

@@ -85,7 +85,7 @@ executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* m
 typedef struct {
   size_t size;
   int64_t queue_limit;         // requests that may wait; submit() returns BUSY beyond; 0: no limit
-  int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, adapted to `chunk_seconds`
+  int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
   double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
   bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
 } executorch_mlx_engine_options;

@@ -151,6 +151,34 @@ struct ExecutorchMlxAttention {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttention* attention);
 
+// -- sampling -------------------------------------------------------------------------------------
+
+// A parameter of the sampler: one value, or one for each row.
+struct ExecutorchMlxFloats {
+  const float* data;
+  bool per_row;
+};
+struct ExecutorchMlxIntegers {
+  const int64_t* data;
+  bool per_row;
+};
+
+// Draws a token from each row of logits [rows, vocabulary], contiguous, as custom_kernel_ops/sample.py defines. The data
+// of top_k and min_p may be null.
+struct ExecutorchMlxSample {
+  const void* logits;
+  executorch_mlx::FloatType type;  // of logits
+  int64_t rows;
+  int64_t vocabulary;
+  ExecutorchMlxFloats temperature;
+  ExecutorchMlxFloats top_p;
+  ExecutorchMlxIntegers seed;
+  ExecutorchMlxIntegers top_k;
+  ExecutorchMlxFloats min_p;
+  int64_t* tokens;  // [rows]
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sample);
+
 // -- tests ---------------------------------------------------------------------------------------
 
 // Selects the kernels for the instruction set "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of the

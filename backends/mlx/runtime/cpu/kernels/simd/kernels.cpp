@@ -8,6 +8,7 @@
 #include "dot.h"
 #include "panels.h"
 #include "quantized.h"
+#include "sampling.h"
 #include "vector.h"
 #include "vector_functions.h"
 
@@ -33,6 +34,9 @@ extern const Kernels kernels = {
     .silu = silu,
     .softmax_numerators = softmax_numerators,
     .rms_norm = rms_norm,
-    .rotate = rotate};
+    .rotate = rotate,
+    .scan_logits = scan_logits,
+    .sum_weights = sum_weights,
+    .random_words = random_words};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

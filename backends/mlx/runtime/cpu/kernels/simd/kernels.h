@@ -11,6 +11,7 @@ namespace executorch_mlx {
 // Limits of the functions below.
 constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
+constexpr int kLogitBlock = 512;       // logits of which scan_logits computes one maximum
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
@@ -75,6 +76,15 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
   void (*rotate)(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half);
+
+  // Writes the logits x [count] to y in float32, with minus infinity in place of NaN, and the maximum of each block of
+  // kLogitBlock logits to block_maxima. Returns whether x contains NaN.
+  bool (*scan_logits)(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima);
+  // The sum of 2^((maximum - y[i]) * scale) for i < count. scale is negative, and no y[i] is above the maximum.
+  double (*sum_weights)(const float* y, ptrdiff_t count, float maximum, float scale);
+  // Threefry-2x32: low[i] and high[i] are the output words of the counters (first + i, second + i), i < count.
+  void (*random_words)(
+      uint32_t key0, uint32_t key1, uint32_t first, uint32_t second, ptrdiff_t count, uint32_t* low, uint32_t* high);
 };
 
 namespace portable {

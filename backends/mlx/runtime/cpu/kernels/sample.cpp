@@ -1,0 +1,386 @@
+// The sampler: draws a token from each row of logits. custom_kernel_ops/sample.py defines which one. The passes over
+// the vocabulary are in simd/sampling.h; this file chooses among the few tokens that can win.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "pool.h"
+#include "simd/kernels.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kBelowOne = 1 - 0x1p-24f;
+constexpr double kLargestNoise = 16.7;  // -log(-log(kBelowOne)), rounded up
+constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
+constexpr int64_t kNoiseParts[] = {256, 2048};
+
+struct Key {
+  explicit Key(uint64_t seed) : high(static_cast<uint32_t>(seed >> 32)), low(static_cast<uint32_t>(seed)) {}
+  uint32_t high, low;
+
+  // Word `index` of random_bits of `total` words.
+  uint32_t word(uint64_t index, uint64_t total) const {
+    const uint64_t half = (total + 1) / 2;
+    const uint64_t first = index < half ? index : index - half;
+    const uint64_t second = first + half < total ? first + half : 0;
+    uint32_t words[2];
+    kernels().random_words(
+        high, low, static_cast<uint32_t>(first), static_cast<uint32_t>(second), 1, &words[0], &words[1]);
+    return words[index < half ? 0 : 1];
+  }
+};
+
+// log(-log(uniform)) for a random word: the noise with the opposite sign.
+float minus_gumbel(uint32_t word) {
+  const float uniform = std::min(static_cast<float>(word) * 0x1p-32f, kBelowOne);
+  return std::min(std::log(-std::log(uniform)), kLargest);
+}
+
+struct Parameters {
+  float temperature;
+  float top_p;
+  int64_t top_k;
+  float min_p;
+  uint64_t seed;
+  // The row is row `row` of a batch of `rows` that share the seed.
+  int64_t row;
+  int64_t rows;
+};
+
+// The logits of a row, as scan_logits() returns them.
+class Logits {
+ public:
+  Logits(const void* x, FloatType type, int64_t count) : count_(count), y_(count), maxima_(num_blocks()) {
+    has_nan_ = kernels().scan_logits(x, type, count, y_.data(), maxima_.data());
+    maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
+  }
+
+  int64_t argmax() const {
+    // With a NaN, plus infinity counts as the largest number, as in clean().
+    const float target = has_nan_ && maximum_ == kInfinity ? kLargest : maximum_;
+    for (int64_t block = 0; block < num_blocks(); ++block) {
+      if (maxima_[block] >= target) {
+        const float* begin = y_.data() + block * kLogitBlock;
+        return std::find_if(begin, y_.data() + end_of(block), [=](float v) { return v >= target; }) - y_.data();
+      }
+    }
+    return 0;
+  }
+
+  // Replaces plus infinity by the largest number, and makes the maximum finite.
+  void make_finite() {
+    if (maximum_ == kInfinity) {
+      for (auto* list : {&y_, &maxima_}) {
+        for (float& v : *list) {
+          v = std::min(v, kLargest);
+        }
+      }
+    }
+    maximum_ = std::clamp(maximum_, -kLargest, kLargest);
+  }
+
+  int64_t count() const {
+    return count_;
+  }
+  float drop(int64_t token) const {
+    return maximum_ - y_[token];
+  }
+  float maximum() const {
+    return maximum_;
+  }
+  const float* data() const {
+    return y_.data();
+  }
+
+  // The smallest drop of the tokens [begin, end) or of tokens near them.
+  float smallest_drop(int64_t begin, int64_t end) const {
+    const auto first = maxima_.begin() + begin / kLogitBlock;
+    const auto last = maxima_.begin() + (end + kLogitBlock - 1) / kLogitBlock;
+    return maximum_ - *std::max_element(first, last);
+  }
+
+  // A logit that at least `rank` tokens reach, or minus infinity if no such logit is known.
+  float reached_by(int64_t rank) const {
+    if (rank > num_blocks()) {
+      return -kInfinity;
+    }
+    std::vector<float> maxima = maxima_;
+    std::nth_element(maxima.begin(), maxima.begin() + rank - 1, maxima.end(), std::greater<>());
+    return maxima[rank - 1];
+  }
+
+  // Calls visit(token) for the tokens with logits of at least `lowest`, in ascending order.
+  template <typename Visit>
+  void for_each_above(float lowest, Visit&& visit) const {
+    for (int64_t block = 0; block < num_blocks(); ++block) {
+      for (int64_t i = block * kLogitBlock; maxima_[block] >= lowest && i < end_of(block); ++i) {
+        if (y_[i] >= lowest) {
+          visit(i);
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t num_blocks() const {
+    return (count_ + kLogitBlock - 1) / kLogitBlock;
+  }
+  int64_t end_of(int64_t block) const {
+    return std::min<int64_t>((block + 1) * kLogitBlock, count_);
+  }
+
+  int64_t count_;
+  std::vector<float> y_;
+  std::vector<float> maxima_;  // of blocks of kLogitBlock tokens
+  float maximum_;
+  bool has_nan_;
+};
+
+// The token with the lowest cost so far; of those with equal costs, the one with the lowest id.
+struct Winner {
+  float cost = kInfinity;
+  int64_t token = std::numeric_limits<int64_t>::max();
+
+  void consider(float new_cost, int64_t new_token) {
+    if (new_cost < cost || (new_cost == cost && new_token < token)) {
+      cost = new_cost;
+      token = new_token;
+    }
+  }
+};
+
+// The smallest word with which a token can reach `gumbel`, or a somewhat smaller one.
+uint32_t lowest_word(double gumbel) {
+  const double below_one = -std::expm1(-std::exp(-gumbel));  // 1 - exp(-exp(-gumbel))
+  const double uniform = 1 - below_one * (1 + 1e-4) - 0x1p-22;
+  return uniform > 0 ? static_cast<uint32_t>(uniform * 0x1p32) : 0;
+}
+
+int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
+  const Key key(p.seed);
+  const int64_t count = logits.count();
+  const uint64_t total = static_cast<uint64_t>(p.rows) * count;
+  const uint64_t half = (total + 1) / 2;
+  const uint64_t row_begin = static_cast<uint64_t>(p.row) * count;
+  Winner winner;
+  winner.token = 0;  // if every cost is infinite
+  const auto consider = [&](int64_t token, uint32_t word) {
+    winner.consider(logits.drop(token) / p.temperature + minus_gumbel(word), token);
+  };
+  const int64_t most_likely = logits.argmax();
+  consider(most_likely, key.word(row_begin + most_likely, total));
+
+  // The words of the tokens [begin, end) are at `words`. Looks at those that can win.
+  const auto consider_all = [&](int64_t begin, int64_t end, const uint32_t* words) {
+    const double needed = double{logits.smallest_drop(begin, end)} / p.temperature - winner.cost;
+    if (needed > kLargestNoise) {
+      return;
+    }
+    const uint32_t lowest = lowest_word(needed);
+    uint32_t highest = 0;
+    for (int64_t i = 0; i < end - begin; ++i) {
+      highest = std::max(highest, words[i]);
+    }
+    for (int64_t i = 0; highest >= lowest && i < end - begin; ++i) {
+      if (words[i] >= lowest) {
+        consider(begin + i, words[i]);
+      }
+    }
+  };
+  // A pair of counters gives the words [begin, ...) and [half + begin, ...) of all rows.
+  uint32_t low[kLogitBlock], high[kLogitBlock];
+  const auto consider_part = [&](uint64_t begin, uint64_t size, const uint32_t* words) {
+    const uint64_t first = std::max(begin, row_begin);
+    const uint64_t last = std::min({begin + size, row_begin + count, total});
+    if (first < last) {
+      consider_all(
+          static_cast<int64_t>(first - row_begin), static_cast<int64_t>(last - row_begin), words + (first - begin));
+    }
+  };
+  for (uint64_t begin = 0; begin < half; begin += kLogitBlock) {
+    const uint64_t size = std::min<uint64_t>(kLogitBlock, half - begin);
+    const auto is_needed = [&](uint64_t from) { return from < row_begin + count && from + size > row_begin; };
+    if (!is_needed(begin) && !is_needed(half + begin)) {
+      continue;
+    }
+    kernels().random_words(
+        key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
+        static_cast<ptrdiff_t>(size), low, high);
+    if (half + begin + size > total) {  // the last counter has no partner
+      low[size - 1] = key.word(half - 1, total);
+    }
+    consider_part(begin, size, low);
+    consider_part(half + begin, size, high);
+  }
+  return winner.token;
+}
+
+// The word of the token with this rank.
+uint32_t word_of_rank(int64_t rank, int64_t count, const Parameters& p) {
+  int part = 0;
+  int64_t start = 0;
+  int64_t end = kNoiseParts[0];
+  if (rank >= kNoiseParts[1]) {
+    part = 2;
+    start = kNoiseParts[1];
+    end = std::max(count, kNoiseParts[1] + 1);
+  } else if (rank >= kNoiseParts[0]) {
+    part = 1;
+    start = kNoiseParts[0];
+    end = kNoiseParts[1];
+  }
+  const Key key(p.seed ^ part * kNoiseKey);
+  const auto width = static_cast<uint64_t>(end - start);
+  return key.word(p.row * width + (rank - start), p.rows * width);
+}
+
+struct Candidate {
+  float drop;
+  int32_t token;
+};
+
+// Sorts by drop. The candidates are in the order of their tokens, in which ties stay.
+void sort_by_drop(std::vector<Candidate>& candidates) {
+  const auto is_before = [](const Candidate& a, const Candidate& b) {
+    return a.drop < b.drop || (a.drop == b.drop && a.token < b.token);
+  };
+  if (candidates.size() < 4096) {
+    std::sort(candidates.begin(), candidates.end(), is_before);
+    return;
+  }
+  // A radix sort of the bits of the drops, which are not negative.
+  constexpr int kBits = 11;
+  std::vector<Candidate> sorted(candidates.size());
+  for (int shift = 0; shift < 32; shift += kBits) {
+    const auto digit = [shift](const Candidate& c) {
+      uint32_t bits;
+      std::memcpy(&bits, &c.drop, sizeof(bits));
+      return bits >> shift & ((1u << kBits) - 1);
+    };
+    uint32_t begins[(1 << kBits) + 1] = {};
+    for (const Candidate& c : candidates) {
+      ++begins[digit(c) + 1];
+    }
+    for (int i = 0; i < 1 << kBits; ++i) {
+      begins[i + 1] += begins[i];
+    }
+    for (const Candidate& c : candidates) {
+      sorted[begins[digit(c)]++] = c;
+    }
+    candidates.swap(sorted);
+  }
+}
+
+// The largest drop that top_p and top_k keep, or infinity if it is not among the candidates.
+float largest_kept_drop(
+    const std::vector<Candidate>& candidates, double nucleus_weight, float scale, const Parameters& p, int64_t count) {
+  const auto size = static_cast<int64_t>(candidates.size());
+  int64_t rank = size;
+  if (p.top_k > 0 && p.top_k < count) {
+    rank = std::min(rank, p.top_k - 1);
+  }
+  if (p.top_p < 1) {
+    double weight = 0;
+    for (int64_t i = 0; i < rank; ++i) {
+      weight += std::exp2(candidates[i].drop * scale);
+      if (!(weight < nucleus_weight)) {
+        rank = i;
+      }
+    }
+  }
+  return rank < size ? candidates[rank].drop : kInfinity;
+}
+
+int64_t draw_filtered(const Logits& logits, const Parameters& p) {
+  const float temperature = p.temperature;
+  const int64_t count = logits.count();
+  const float scale = -kLog2E / temperature;
+  const double nucleus_weight =
+      p.top_p < 1 ? p.top_p * kernels().sum_weights(logits.data(), count, logits.maximum(), scale) : 0;
+  const float largest_scaled_drop = p.min_p > 0 ? -std::log(std::min(p.min_p, 1.0f)) : kInfinity;
+
+  // The candidates are the tokens with a drop up to a guess, which grows until the filters remove all other tokens.
+  constexpr double kMargin = 1 + 1e-5;
+  constexpr double kFirstGuess = 6;  // of drop / temperature; the tokens up to it often have 9 tenths of the weight
+  double guess = p.top_p < 1 ? kFirstGuess * temperature : kInfinity;
+  if (p.min_p > 0) {
+    guess = std::min(guess, largest_scaled_drop * kMargin * temperature);
+  }
+  if (p.top_k > 0 && p.top_k < count) {
+    const double reached = logits.reached_by(p.top_k);
+    const double margin = (std::abs(reached) + std::abs(logits.maximum())) * 1e-6;
+    guess = std::min(guess, logits.maximum() - reached + margin);
+  }
+  guess = std::max(guess, std::abs(logits.maximum()) * 1e-6 + 1e-30);  // more than the rounding of a difference
+  std::vector<Candidate> candidates;
+  float limit = 0;
+  for (bool is_sure = false; !is_sure; guess *= 2) {
+    const auto lowest = static_cast<float>(logits.maximum() - guess);
+    candidates.clear();
+    logits.for_each_above(lowest, [&](int64_t token) {
+      candidates.push_back({logits.drop(token), static_cast<int32_t>(token)});
+    });
+    sort_by_drop(candidates);
+    limit = largest_kept_drop(candidates, nucleus_weight, scale, p, count);
+    const float other_drop = logits.maximum() - lowest;  // no other token has a smaller drop
+    is_sure = static_cast<int64_t>(candidates.size()) == count || limit < other_drop ||
+        other_drop / temperature > largest_scaled_drop;
+  }
+
+  Winner winner;
+  winner.token = 0;
+  for (int64_t rank = 0; rank < static_cast<int64_t>(candidates.size()); ++rank) {
+    const float drop = candidates[rank].drop;
+    const float scaled_drop = drop / temperature;
+    if (drop > limit || scaled_drop > largest_scaled_drop || scaled_drop - kLargestNoise > winner.cost) {
+      break;
+    }
+    winner.consider(scaled_drop + minus_gumbel(word_of_rank(rank, count, p)), rank);
+  }
+  return candidates[winner.token].token;
+}
+
+int64_t draw(const ExecutorchMlxSample& s, const void* row, Parameters p) {
+  Logits logits(row, s.type, s.vocabulary);
+  if (!(p.temperature > 0)) {
+    return logits.argmax();
+  }
+  logits.make_finite();
+  p.temperature = std::clamp(p.temperature, 1e-30f, 1e30f);
+  const bool has_filter = p.top_p < 1 || (p.top_k > 0 && p.top_k < s.vocabulary) || p.min_p > 0;
+  return has_filter ? draw_filtered(logits, p) : draw_unfiltered(logits, p);
+}
+
+} // namespace
+
+} // namespace executorch_mlx
+
+extern "C" void executorch_mlx_sample(const ExecutorchMlxSample* sample) {
+  using namespace executorch_mlx;
+  const ExecutorchMlxSample& s = *sample;
+  const auto at = [](const auto& values, int64_t row) { return values.data[values.per_row ? row : 0]; };
+  const size_t row_bytes = static_cast<size_t>(s.vocabulary) * (s.type == FloatType::float32 ? 4 : 2);
+  const auto run = [&](int64_t row) {
+    const bool alone = s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
+    const Parameters parameters = {
+        .temperature = at(s.temperature, row),
+        .top_p = at(s.top_p, row),
+        .top_k = s.top_k.data ? at(s.top_k, row) : 0,
+        .min_p = s.min_p.data ? at(s.min_p, row) : 0,
+        .seed = static_cast<uint64_t>(at(s.seed, row)),
+        .row = alone ? 0 : row,
+        .rows = alone ? 1 : s.rows};
+    s.tokens[row] = draw(s, static_cast<const char*>(s.logits) + row * row_bytes, parameters);
+  };
+  if (s.rows == 1) {
+    return run(0);
+  }
+  parallel(static_cast<int>(s.rows), run);
+}

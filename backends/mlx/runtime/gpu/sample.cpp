@@ -1,0 +1,225 @@
+#include "sample.h"
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../error.h"
+#include "../host_memory.h"
+#include "host.h"
+#include "sample_kernel.inc"
+#include "sample_kernel_text.h"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+namespace kernel = executorch_mlx_sample;
+
+constexpr int kPartThreads = 128;
+constexpr int kRowThreads = 512;
+constexpr int kSharedKeys = 2048;
+
+// What the text needs from CUDA and from Metal: see host.h for the same in C++.
+constexpr char kCudaHeader[] = R"(
+#define GPU_FUNCTION __device__ inline
+#define GPU_CONSTANT
+#define GPU_DEVICE
+#define GPU_SHARED
+#define GPU_ATOMIC_UINT uint32_t
+#define GPU_BARRIER() __syncthreads()
+__device__ inline uint32_t gpu_bits(float x) { return __float_as_uint(x); }
+__device__ inline float gpu_float(uint32_t bits) { return __uint_as_float(bits); }
+__device__ inline float gpu_add(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float gpu_subtract(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float gpu_multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float gpu_divide(float a, float b) { return __fdiv_rn(a, b); }
+__device__ inline float gpu_abs(float x) { return fabsf(x); }
+__device__ inline float gpu_log(float x) { return logf(x); }
+__device__ inline float gpu_exp2(float x) { return exp2f(x); }
+__device__ inline void gpu_store(uint32_t* counter, uint32_t value) { *counter = value; }
+__device__ inline uint32_t gpu_load(uint32_t* counter) { return *counter; }
+__device__ inline uint32_t gpu_increment(uint32_t* counter) { return atomicAdd(counter, 1u); }
+)";
+constexpr char kCudaPrologue[] = R"(
+  const uint32_t group = blockIdx.x;
+  const uint32_t thread = threadIdx.x;
+#define GPU_GROUP_MEMORY __shared__
+)";
+constexpr char kMetalHeader[] = R"(
+#include <metal_stdlib>
+#define GPU_FUNCTION inline
+#define GPU_CONSTANT constant
+#define GPU_DEVICE device
+#define GPU_SHARED threadgroup
+#define GPU_ATOMIC_UINT metal::atomic_uint
+#define GPU_BARRIER() metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup)
+inline uint32_t gpu_bits(float x) { return as_type<uint32_t>(x); }
+inline float gpu_float(uint32_t bits) { return as_type<float>(bits); }
+inline float gpu_add(float a, float b) { return a + b; }
+inline float gpu_subtract(float a, float b) { return a - b; }
+inline float gpu_multiply(float a, float b) { return a * b; }
+inline float gpu_divide(float a, float b) { return a / b; }
+inline float gpu_abs(float x) { return metal::precise::fabs(x); }
+inline float gpu_log(float x) { return metal::precise::log(x); }
+inline float gpu_exp2(float x) { return metal::precise::exp2(x); }
+inline void gpu_store(threadgroup metal::atomic_uint* counter, uint32_t value) {
+  metal::atomic_store_explicit(counter, value, metal::memory_order_relaxed);
+}
+inline uint32_t gpu_load(threadgroup metal::atomic_uint* counter) {
+  return metal::atomic_load_explicit(counter, metal::memory_order_relaxed);
+}
+inline uint32_t gpu_increment(threadgroup metal::atomic_uint* counter) {
+  return metal::atomic_fetch_add_explicit(counter, 1u, metal::memory_order_relaxed);
+}
+)";
+constexpr char kMetalPrologue[] = R"(
+  const uint32_t group = threadgroup_position_in_grid.x;
+  const uint32_t thread = thread_position_in_threadgroup.x;
+#define GPU_GROUP_MEMORY threadgroup
+)";
+
+constexpr char kPartsBody[] = R"(
+  using namespace executorch_mlx_sample;
+  GPU_GROUP_MEMORY float values[kThreads];
+  GPU_GROUP_MEMORY uint32_t indices[kThreads];
+  const uint32_t rows = logits_shape[0];
+  const uint32_t vocabulary = logits_shape[1];
+  const Parameters p = read_parameters(
+      temperature, top_p, seed, top_k, min_p, kPerRow, group / parts_of(vocabulary), rows, vocabulary);
+  sample_parts_group(
+      logits, p, group, values, indices, thread, kThreads, part_maximum, part_argmax, part_nan, part_weight,
+      part_winner);
+)";
+constexpr char kRowsBody[] = R"(
+  using namespace executorch_mlx_sample;
+  GPU_GROUP_MEMORY float values[kThreads];
+  GPU_GROUP_MEMORY uint32_t indices[kThreads];
+  GPU_GROUP_MEMORY uint64_t keys[kSharedKeys];
+  GPU_GROUP_MEMORY GPU_ATOMIC_UINT counter[1];
+  const uint32_t rows = logits_shape[0];
+  const uint32_t vocabulary = logits_shape[1];
+  const Parameters p =
+      read_parameters(temperature, top_p, seed, top_k, min_p, kPerRow, group, rows, vocabulary);
+  sample_rows_group(
+      logits, p, group, part_maximum, part_argmax, part_nan, part_weight, part_winner, values, indices, keys,
+      kSharedKeys, counter, thread, kThreads, all_keys, tokens);
+)";
+
+const std::vector<std::string> kInputs = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
+const std::vector<std::string> kParts = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
+
+// MLX caches compiled kernels on disk by their names, so a name contains the hash of the text.
+std::string kernel_name(const char* name) {
+  static const size_t hash = std::hash<std::string>()(std::string(kCudaHeader) + kSampleKernelText + kPartsBody + kRowsBody);
+  return str("executorch_mlx_", name, "_", std::hex, hash);
+}
+
+mx::fast::CustomKernelFunction make_kernel(
+    const char* name, std::vector<std::string> inputs, std::vector<std::string> outputs, const char* body) {
+  if (mx::metal::is_available()) {
+    return mx::fast::metal_kernel(
+        kernel_name(name), inputs, outputs, std::string(kMetalPrologue) + body,
+        std::string(kMetalHeader) + kSampleKernelText);
+  }
+  return mx::fast::cuda_kernel(
+      kernel_name(name), inputs, outputs, std::string(kCudaPrologue) + body,
+      std::string(kCudaHeader) + kSampleKernelText);
+}
+
+std::vector<std::string> concatenated(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+int per_row(const SampleInputs& inputs) {
+  const auto bit = [](const std::optional<mx::array>& x, int bit) { return x && x->size() > 1 ? bit : 0; };
+  return bit(inputs.temperature, kernel::kTemperaturePerRow) | bit(inputs.top_p, kernel::kTopPPerRow) |
+      bit(inputs.seed, kernel::kSeedPerRow) | bit(inputs.top_k, kernel::kTopKPerRow) |
+      bit(inputs.min_p, kernel::kMinPPerRow);
+}
+
+} // namespace
+
+std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
+  const int64_t num_keys = int64_t{inputs.logits.shape(0)} * kernel::power_of_two_from(inputs.logits.shape(1));
+  if (stream.device != mx::Device::gpu || num_keys > std::numeric_limits<int>::max()) {
+    return std::nullopt;
+  }
+  static const auto parts_kernel = make_kernel("sample_parts", kInputs, kParts, kPartsBody);
+  static const auto rows_kernel =
+      make_kernel("sample_rows", concatenated(kInputs, kParts), {"all_keys", "tokens"}, kRowsBody);
+  const int rows = inputs.logits.shape(0);
+  const int vocabulary = inputs.logits.shape(1);
+  const int parts = static_cast<int>(kernel::parts_of(vocabulary));
+  std::vector<mx::array> operands = {
+      inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
+      inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
+  const auto arguments = [&](int threads) {
+    return std::vector<std::pair<std::string, mx::fast::TemplateArg>>{
+        {"T", inputs.logits.dtype()}, {"kPerRow", per_row(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
+  };
+  // Metal passes an array of fewer than 8 elements in another address space.
+  const mx::Shape summary{std::max(rows * parts, 8)};
+  const auto summaries = parts_kernel(
+      operands, std::vector(kParts.size(), summary), {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32},
+      {rows * parts * kPartThreads, 1, 1}, {kPartThreads, 1, 1}, arguments(kPartThreads), std::nullopt,
+      /*verbose=*/false, stream);
+  operands.insert(operands.end(), summaries.begin(), summaries.end());
+  return rows_kernel(
+      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, {rows * kRowThreads, 1, 1}, {kRowThreads, 1, 1},
+      arguments(kRowThreads), std::nullopt, /*verbose=*/false, stream)[1];
+}
+
+namespace {
+
+template <typename T>
+void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
+  const T* logits = inputs.logits.data<T>();
+  const auto rows = static_cast<uint32_t>(inputs.logits.shape(0));
+  const auto vocabulary = static_cast<uint32_t>(inputs.logits.shape(1));
+  const uint32_t parts = kernel::parts_of(vocabulary);
+  const int64_t no_top_k = 0;
+  const float no_min_p = 0;
+  std::vector<float> maximum(parts), weight(parts);
+  std::vector<uint32_t> argmax(parts), nan(parts), winner(parts);
+  std::vector<uint64_t> keys(kernel::power_of_two_from(vocabulary));
+  for (uint32_t row = 0; row < rows; ++row) {
+    const auto p = kernel::read_parameters(
+        inputs.temperature.data<float>(), inputs.top_p.data<float>(), inputs.seed.data<int64_t>(),
+        inputs.top_k ? inputs.top_k->data<int64_t>() : &no_top_k,
+        inputs.min_p ? inputs.min_p->data<float>() : &no_min_p, per_row(inputs), row, rows, vocabulary);
+    float values[1];
+    uint32_t indices[1];
+    std::atomic<uint32_t> counter;
+    const T* from = logits + static_cast<size_t>(row) * vocabulary;
+    for (uint32_t part = 0; part < parts; ++part) {
+      kernel::sample_parts_group(
+          from, p, part, values, indices, 0, 1, maximum.data(), argmax.data(), nan.data(), weight.data(),
+          winner.data());
+    }
+    kernel::sample_rows_group(
+        from, p, 0, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data(), values, indices,
+        static_cast<uint64_t*>(nullptr), 0, &counter, 0, 1, keys.data(), tokens.data<int64_t>() + row);
+  }
+}
+
+} // namespace
+
+mx::array sample_on_host(const SampleInputs& inputs) {
+  auto tokens = allocate({inputs.logits.shape(0)}, mx::int64);
+  switch (inputs.logits.dtype()) {
+    case mx::float32:
+      draw_on_host<float>(inputs, tokens);
+      break;
+    case mx::float16:
+      draw_on_host<mx::float16_t>(inputs, tokens);
+      break;
+    default:
+      draw_on_host<mx::bfloat16_t>(inputs, tokens);
+  }
+  return tokens;
+}
+
+} // namespace executorch_mlx::gpu

@@ -1,0 +1,209 @@
+"use strict";
+const $ = id => document.getElementById(id);
+let messages = [], model = null, running = null; // running: the AbortController of the current request
+let chats = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
+let key = sessionStorage.getItem("key");
+
+// Calls the API. Asks for the API key if the server wants one.
+async function call(path, options = {}) {
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, { ...options, headers });
+  if (response.status === 401) {
+    const given = prompt("API key");
+    if (given) {
+      sessionStorage.setItem("key", key = given);
+      return call(path, options);
+    }
+  }
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  return response;
+}
+
+function selectModel(entry) {
+  ({ id: model, has_chat_template: chats } = entry);
+  $("model").textContent = document.title = model;
+  $("notice").hidden = chats;
+  $("text").placeholder = chats ? "Message" : "Text to continue";
+  $("clear").textContent = chats ? "New chat" : "Clear";
+  $("max-tokens").value = chats ? "" : 200;
+  $("max-tokens").placeholder = chats ? "no limit" : "16"; // the default of /v1/completions
+}
+
+call("/v1/models").then(r => r.json()).then(list => {
+  $("models").replaceChildren(...list.data.map(entry => new Option(entry.id)));
+  $("models-label").hidden = list.data.length < 2;
+  $("models").addEventListener("change", () => { clear(); selectModel(list.data[$("models").selectedIndex]); });
+  selectModel(list.data[0]);
+}).catch(error => addMessage("error", error.message));
+
+// Adds a message to the page, and returns its element. `role` is user, assistant or error.
+function addMessage(role, text) {
+  const div = document.createElement("div"), body = document.createElement("div");
+  div.className = chats ? role : `${role} plain`;
+  body.className = "body";
+  body.textContent = text;
+  div.append(body);
+  $("chat").append(div);
+  div.scrollIntoView({ block: "end" });
+  return div;
+}
+
+function addActions(div, actions) {
+  const bar = document.createElement("div");
+  bar.className = "actions";
+  for (const [name, run] of Object.entries(actions)) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = name;
+    button.addEventListener("click", run);
+    bar.append(button);
+  }
+  div.append(bar);
+}
+
+// Renders an answer: as markdown, or with a shade for the probability of each token.
+function render(div, answer) {
+  const body = div.querySelector(".body");
+  if (answer.tokens.length) {
+    body.replaceChildren(...answer.tokens.map(({ token, logprob }) => {
+      const span = document.createElement("span"), p = Math.exp(logprob);
+      span.className = "token";
+      span.textContent = token;
+      span.title = `probability ${(100 * p).toFixed(1)} %`;
+      span.style.backgroundColor = `rgb(220 38 38 / ${(0.6 * (1 - p)).toFixed(2)})`;
+      return span;
+    }));
+    div.classList.add("plain");
+  } else if (chats) body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), { FORBID_TAGS: ["img", "style", "form"] });
+  else body.textContent = answer.text;
+  if (!answer.reasoning) return;
+  let reasoning = div.querySelector(".reasoning");
+  if (!reasoning) {
+    reasoning = document.createElement("div");
+    reasoning.className = "reasoning";
+    div.prepend(reasoning);
+  }
+  reasoning.textContent = answer.reasoning;
+}
+
+// Yields the JSON of each server-sent event.
+async function* events(response) {
+  let rest = "";
+  for (const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const complete = (rest + value).split("\n\n");
+    rest = complete.pop();
+    for (const event of complete)
+      if (event !== "data: [DONE]") yield JSON.parse(event.slice("data: ".length));
+  }
+}
+
+function requestBody() {
+  const prompt = chats ? { messages } : { prompt: messages.at(-1).content };
+  const body = { model, ...prompt, stream: true, stream_options: { include_usage: true } };
+  const fields = { temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed", "max-tokens": "max_tokens" };
+  for (const [id, name] of Object.entries(fields)) if ($(id).value) body[name] = Number($(id).value);
+  if ($("shading").checked) body.logprobs = chats ? true : 0;
+  return body;
+}
+
+// Adds what an event has to the answer.
+function take(answer, choice) {
+  answer.text += (chats ? choice.delta.content : choice.text) ?? "";
+  answer.reasoning += choice.delta?.reasoning_content ?? "";
+  const logprobs = choice.logprobs;
+  if (logprobs?.content) answer.tokens.push(...logprobs.content);
+  else logprobs?.tokens?.forEach((token, i) => answer.tokens.push({ token, logprob: logprobs.token_logprobs[i] }));
+}
+
+// Streams the answer to `messages`, or without a chat template the continuation of the last one.
+async function answer() {
+  running = new AbortController();
+  $("send").textContent = "Stop";
+  const div = addMessage("assistant", ""), parts = { text: "", reasoning: "", tokens: [] };
+  div.setAttribute("aria-busy", "true");
+  let first = null;
+  $("state").textContent = "…";
+  try {
+    const response = await call(chats ? "/v1/chat/completions" : "/v1/completions", {
+      method: "POST", headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(requestBody()), signal: running.signal });
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      if (event.choices[0]) {
+        take(parts, event.choices[0]);
+        if (parts.text || parts.reasoning) first ??= performance.now();
+        render(div, parts);
+        div.scrollIntoView({ block: "end" });
+      }
+      if (event.usage) {
+        const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
+        $("state").textContent = `${count} tokens, ${(Math.max(count - 1, 0) / Math.max(seconds, 1e-3)).toFixed(1)} tokens/s`;
+      }
+    }
+  } catch (error) {
+    $("state").textContent = error.name === "AbortError" ? "stopped" : "";
+    if (error.name !== "AbortError") addMessage("error", error.message);
+  }
+  div.removeAttribute("aria-busy");
+  if (parts.text) {
+    messages.push({ role: "assistant", content: parts.text });
+    const index = messages.length - 2; // of the user's message
+    addActions(div, {
+      Regenerate: () => restart(div, index),
+      Copy: () => navigator.clipboard.writeText(parts.text),
+    });
+  } else { div.remove(); messages.pop(); } // no answer: drop the message as well
+  running = null;
+  $("send").textContent = "Send";
+}
+
+// Removes an element and those after it, and the messages after the first `count`.
+function cut(div, count) {
+  while (div.nextSibling) div.nextSibling.remove();
+  div.remove();
+  messages.length = count;
+}
+
+// Answers the user's message at `index` again; `div` is the element of the answer.
+function restart(div, index) {
+  if (running) return;
+  cut(div, index + 1);
+  answer();
+}
+
+function send(text) {
+  messages.push({ role: "user", content: text });
+  const index = messages.length - 1, div = addMessage("user", text);
+  addActions(div, { Edit: () => {
+    if (running) return;
+    cut(div, index);
+    $("text").value = text;
+    $("text").focus();
+  } });
+  answer();
+}
+
+function clear() {
+  running?.abort();
+  messages = [];
+  $("chat").replaceChildren();
+  $("state").textContent = "";
+}
+
+$("form").addEventListener("submit", event => {
+  event.preventDefault();
+  if (running) return running.abort();
+  const text = chats ? $("text").value.trim() : $("text").value;
+  if (!text.trim() || !model) return;
+  $("text").value = "";
+  send(text);
+});
+$("text").addEventListener("keydown", event => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) $("form").requestSubmit();
+});
+document.addEventListener("keydown", event => { if (event.key === "Escape") running?.abort(); });
+$("clear").addEventListener("click", clear);

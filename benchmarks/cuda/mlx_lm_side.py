@@ -1,0 +1,43 @@
+"""The side of mlx-lm: run.py calls it. Prints JSON."""
+
+import json
+import time
+
+import mlx.core as mx
+from export_config import CONFIG
+from mlx_lm.generate import generate_step
+from mlx_lm.models.qwen3 import Model, ModelArgs
+from mlx_lm.sample_utils import make_sampler
+
+CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
+
+
+def main() -> None:
+    model = Model(ModelArgs.from_dict(CONFIG | {"model_type": "qwen3"}))
+    model.set_dtype(mx.bfloat16)
+    mx.eval(model.parameters())
+    prompt = mx.random.randint(0, CONFIG["vocab_size"], (max(*CONTEXTS, *PREFILLS),))
+    samplers = {"greedy": make_sampler(temp=0.0), "sampled": make_sampler(temp=0.8, top_p=0.9, top_k=40)}
+
+    def prefill(length):
+        begin = time.perf_counter()
+        next(generate_step(prompt[:length], model, max_tokens=1, sampler=samplers["sampled"]))
+        return time.perf_counter() - begin
+
+    result = {}
+    for length in PREFILLS:
+        prefill(length)
+        result[f"prefill {length}"] = length / min(prefill(length) for _ in range(REPEATS))
+    for length in CONTEXTS:
+        for kind, sampler in samplers.items():
+            speeds = []
+            for _ in range(REPEATS):
+                steps = generate_step(prompt[:length], model, max_tokens=STEPS, sampler=sampler)
+                ends = [time.perf_counter() for _ in steps]
+                speeds.append((len(ends) - 11) / (ends[-1] - ends[10]))
+            result[f"decode at {length}, {kind}"] = max(speeds)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

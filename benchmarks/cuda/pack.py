@@ -1,0 +1,120 @@
+"""Packs what a GPU machine without network needs to run benchmarks/cuda/run.py. README.md says how to use it.
+
+    python benchmarks/cuda/pack.py BUNDLE --site SITE --build BUILD --program PROGRAM.pte [--arch 90]
+
+The bundle is a folder with run.sh and one archive. To keep it small, libmlx loses the code for other architectures than
+`--arch`, and programs lose their large weights, in whose place run.py writes random bfloat16 numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import sampler
+
+ROOT = Path(__file__).resolve().parents[2]
+LARGE = 1 << 20  # bytes: larger segments of a program are left out
+OUR_LIBRARIES = ("libmlx_delegate.so", "libmlx_blas.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner")
+FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
+RUN = """#!/bin/sh
+# Unpacks the bundle and runs the benchmark. Arguments go to run.py.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+root=${ROOT:-/tmp/executorch-mlx-cuda}
+[ -d "$root/site" ] || { mkdir -p "$root" && tar -xJf "$here/bundle.tar.xz" -C "$root"; }
+cuda=$(python3 -c 'import glob, sysconfig; print(":".join(glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib")))')
+export LD_LIBRARY_PATH="$root/lib:$root/site/executorch/lib:$root/site/mlx/lib:$cuda:$LD_LIBRARY_PATH"
+export PYTHONPATH="$root/package:$root/site" EXECUTORCH_MLX_BUILD="$root/lib" PYTHONUNBUFFERED=1
+[ $# -gt 0 ] || python3 "$root/cuda/sampler.py" "$root/programs/sampler.pte"
+exec python3 "$root/cuda/run.py" --root "$root" "$@"
+"""
+
+
+def keep_architecture(source: Path, target: Path, architecture: int) -> None:
+    """Copies a library. Device code for other architectures becomes zeros, which compress well."""
+    data = bytearray(source.read_bytes())
+    at = data.find(struct.pack("<IHH", FATBIN_MAGIC, 1, 16))
+    while at >= 0:
+        entry, end = at + 16, at + 16 + struct.unpack_from("<Q", data, at + 8)[0]
+        while entry < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", data, entry)
+            if (kind, struct.unpack_from("<I", data, entry + 28)[0]) != (CUBIN, architecture):
+                data[entry + header : entry + header + size] = bytes(size)
+            entry += header + size
+        at = data.find(struct.pack("<IHH", FATBIN_MAGIC, 1, 16), end)
+    target.write_bytes(data)
+
+
+def hollow(program: Path, folder: Path) -> None:
+    """Writes the program without its large segments, and a list of their offsets and sizes."""
+    from executorch.exir._serialize._flatbuffer import _program_flatbuffer_to_json
+
+    with program.open("rb") as file:
+        header = file.read(64)
+        size, base = struct.unpack_from("<QQ", header, header.index(b"eh00") + 8)
+        file.seek(0)
+        segments = json.loads(_program_flatbuffer_to_json(file.read(size)))["segments"]
+        places = sorted((base + s.get("offset", 0), s.get("size", 0)) for s in segments)
+        gaps = [(offset, count) for offset, count in places if count >= LARGE]
+        with (folder / f"{program.stem}.head").open("wb") as out:
+            position = 0
+            for offset, count in [*gaps, (program.stat().st_size, 0)]:
+                file.seek(position)
+                out.write(file.read(offset - position))
+                position = offset + count
+    (folder / f"{program.stem}.json").write_text(json.dumps({"size": program.stat().st_size, "gaps": gaps}))
+
+
+def pack(root: Path, options: argparse.Namespace) -> None:
+    site = root / "site"
+    shutil.copytree(options.site / "mlx", site / "mlx", ignore=shutil.ignore_patterns("include", "lib", "share"))
+    shutil.copytree(options.site / "mlx/include/cccl", site / "mlx/include/cccl")
+    (site / "mlx/lib").mkdir()
+    keep_architecture(options.site / "mlx/lib/libmlx.so", site / "mlx/lib/libmlx.so", options.arch)
+    for libraries in options.site.glob("mlx_cuda_*.libs"):
+        shutil.copytree(libraries, site / libraries.name)
+    shutil.copytree(options.site / "mlx_lm", site / "mlx_lm")
+    (site / "executorch/lib").mkdir(parents=True)
+    for library in (options.site / "executorch/lib").glob("*.so"):
+        shutil.copy(library, site / "executorch/lib")
+    (root / "lib").mkdir()
+    for name in OUR_LIBRARIES:
+        shutil.copy(options.build / name, root / "lib")
+    shutil.copytree(
+        ROOT / "backends/mlx", root / "package/executorch_mlx",
+        ignore=shutil.ignore_patterns("runtime", "engine", "__pycache__"),
+    )  # fmt: skip
+    shutil.copytree(ROOT / "benchmarks/cuda", root / "cuda", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "programs").mkdir()
+    sampler.export(str(root / "programs/sampler.pte"))
+    for program in options.program:
+        hollow(program, root / "programs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--site", type=Path, required=True)
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--program", type=Path, action="append", default=[])
+    parser.add_argument("--arch", type=int, default=90, help="compute capability times 10")
+    options = parser.parse_args()
+    options.bundle.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        pack(root, options)
+        archive = options.bundle.resolve() / "bundle.tar.xz"
+        names = sorted(p.name for p in root.iterdir())
+        subprocess.run(["tar", "-cf", archive, "-I", "xz -3 -T0", "-C", root, *names], check=True)
+    (options.bundle / "run.sh").write_text(RUN)
+    print(f"{archive}: {archive.stat().st_size >> 20} MiB")
+
+
+if __name__ == "__main__":
+    main()

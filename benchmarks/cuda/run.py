@@ -1,0 +1,73 @@
+"""Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
+
+run.sh of a bundle calls it. Weights are random. Every side runs in a process of its own. A number is the best of six
+runs, because the host decides how fast a small model decodes, and its speed varies. A decode run draws 100 tokens after
+a prompt of that length; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SIDES = ("ours", "mlx_lm_side", "torch_side")
+
+
+def fill(root: Path, name: str) -> Path:
+    """Writes the program with random bfloat16 numbers in place of the weights that the bundle lacks."""
+    program = root / "programs" / f"{name}.pte"
+    if program.exists():
+        return program
+    head = (root / "programs" / f"{name}.head").read_bytes()
+    places = json.loads((root / "programs" / f"{name}.json").read_text())
+    rng = np.random.default_rng(0)
+    block = (rng.standard_normal(1 << 24, dtype=np.float32) * 0.02).view(np.uint32) >> 16
+    block = block.astype(np.uint16).tobytes()
+    with program.open("wb") as out:
+        taken = 0
+        for offset, size in [*places["gaps"], (places["size"], 0)]:
+            rest = offset - out.tell()
+            out.write(head[taken : taken + rest])
+            taken += rest
+            # A different part of the block for every weight, so that no two are equal.
+            start = 2 * int(rng.integers(0, 1 << 20))
+            while size > 0:
+                size -= out.write(block[start : start + size])
+                start = 0
+    return program
+
+
+def measure(side: str, root: Path, program: Path) -> dict[str, float]:
+    command = [sys.executable, str(root / "cuda" / f"{side}.py"), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    if done.returncode:
+        print(f"{side}: failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        return {}
+    print(done.stderr[-600:], end="")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--only", choices=SIDES, action="append")
+    parser.add_argument("--program", action="append", help="name of a program of the bundle")
+    options = parser.parse_args()
+    names = options.program or sorted(p.stem for p in (options.root / "programs").glob("*.json"))
+    columns = {}
+    for side in options.only or SIDES:
+        for name in names if side == "ours" else names[:1]:
+            columns[f"ours {name}" if side == "ours" else side] = measure(side, options.root, fill(options.root, name))
+    rows = list(dict.fromkeys(key for column in columns.values() for key in column))
+    print(f"{'':28}" + "".join(f"{name:>16}" for name in columns))
+    for row in rows:
+        print(f"{row:28}" + "".join(f"{column.get(row, float('nan')):16.1f}" for column in columns.values()))
+
+
+if __name__ == "__main__":
+    main()

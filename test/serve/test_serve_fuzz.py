@@ -1,0 +1,148 @@
+"""Damaged request bodies: none gives HTTP 500, and none hangs. `LONG=1 pytest` sends 10,000, and more streams.
+
+The bodies are valid ones in which a seeded generator replaces, removes and adds values. Each field of the OpenAPI schema
+occurs.
+"""
+
+import asyncio
+import copy
+import json
+import os
+import random
+
+import openai
+import pytest
+import served
+from executorch_mlx.llm import LLM
+from executorch_mlx.serve import create_app
+from executorch_mlx.serve.in_process import post, running
+from served import NAME
+
+LONG = bool(os.environ.get("LONG"))
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+COMMON = {
+    "model": NAME, "stream": False, "stop": ["x"], "n": 2, "metadata": {"a": "b"}, "ignore_eos": False, "priority": 0,
+    "temperature": 1.0, "top_p": 0.9, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1.0}, "user": "u", "stream_options": None,
+}  # fmt: skip
+BODIES = {
+    "/v1/chat/completions": COMMON | {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b", "name": "n"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "d"},
+        ],
+        "max_tokens": 2, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 2, "tools": [
+            {"type": "function", "function": FUNCTION}], "tool_choice": "auto", "parallel_tool_calls": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+        "chat_template_kwargs": {"hint": "x"},
+    },
+    "/v1/completions": COMMON | {
+        "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None},
+    "/v1/responses": {
+        "model": NAME, "input": [{"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c", "name": "f",
+        "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "x"}, {"type": "reasoning"}],
+        "instructions": "i", "max_output_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_logprobs": 1, "stream": False,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, "metadata": {"a": "b"},
+        "tools": [{"type": "function", **FUNCTION}], "tool_choice": {"type": "function", "name": "f"}, "seed": 1,
+        "parallel_tool_calls": True, "include": ["message.output_text.logprobs"], "stop": ["x"], "truncation": "disabled",
+    },
+    "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
+                  "return_token_strs": True, "chat_template_kwargs": None},
+    "/detokenize": {"model": NAME, "tokens": [5, 6]},
+}  # fmt: skip
+VALUES = [
+    None, True, False, 0, 1, -1, 2, 2**31, 2**63, -(2**63), 2**64 - 1, 2**70, 0.5, -0.5, 1e-300, 1e300, 1e38, "", "a", "\0",
+    "\ud800", "a" * 5000, "é漢\U0001f600", "auto", "required", [], {}, [[]], [None], ["a", 5], {"a": None}, {"type": "text"},
+    {"type": "object"}, {"$ref": "#"}, {"type": "string", "pattern": "("}, {"5": 1e300}, {"99999": 1}, {"type": "function"},
+    [0] * 2000, [{"role": "user", "content": "x"}],
+]  # fmt: skip
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def places(value, path=()):
+    """The paths to all parts of a value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield from places(part, (*path, key))
+
+
+def damaged(path: str, draw: random.Random) -> dict:
+    body = copy.deepcopy(BODIES[path])
+    for key in draw.sample(sorted(body), draw.randint(0, len(body) - 2)):
+        if key not in ("model", "messages", "prompt", "input"):
+            del body[key]
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+        found = [place for place in places(body) if place]
+        if not found:
+            break
+        *parents, last = draw.choice(found)
+        target = body
+        for key in parents:
+            target = target[key]
+        action = draw.random()
+        if action < 0.7:
+            target[last] = copy.deepcopy(draw.choice(VALUES))
+        elif action < 0.85:
+            del target[last]
+        elif isinstance(target, dict):
+            target[draw.choice(("extra", "type", "name", "content", "x" * 300))] = copy.deepcopy(draw.choice(VALUES))
+    for key in LENGTHS:  # valid requests stay short
+        if path.startswith("/v1") and (body.get(key) is None or isinstance(body[key], (int, float)) and body[key] > 4):
+            body[key] = 2
+    other = LENGTHS[:2] if path == "/v1/responses" else LENGTHS[2:] + LENGTHS[1:2] * (path == "/v1/completions")
+    return {key: value for key, value in body.items() if key not in other}
+
+
+def test_every_field_of_the_openapi_schema_occurs(chat_program):
+    app = create_app(LLM.load(chat_program), name=NAME)
+    schemas = app.openapi()["components"]["schemas"]
+    for path, name in (("/v1/chat/completions", "ChatRequest"), ("/v1/completions", "CompletionRequest")):
+        assert set(schemas[name]["properties"]) <= {*BODIES[path], "stream_options"}
+
+
+def test_damaged_bodies_get_an_answer_or_a_clear_error(chat_program):
+    draw, statuses = random.Random(5), {}
+    count = 10_000 if LONG else 300
+
+    async def send_all():
+        async with running(create_app(LLM.load(chat_program), name=NAME)) as app:
+            for number in range(count):
+                path = draw.choice(sorted(BODIES))
+                body = damaged(path, draw)
+                response = await asyncio.wait_for(post(app, path, json.dumps(body).encode()), 120)
+                statuses[response.status] = statuses.get(response.status, 0) + 1
+                assert response.status in (200, 400, 404), (number, path, body, response.body)
+                if response.status != 200:
+                    error = json.loads(response.body)["error"]
+                    assert error["message"] and error["type"] == "invalid_request_error", (number, path, body)
+
+    asyncio.run(send_all())
+    print(statuses)
+    assert statuses[200] > count / 20 and statuses[400] > count / 4
+
+
+@pytest.mark.skipif(not LONG, reason="takes half a minute; test_serve_load.py has the short form")
+def test_200_streams_of_which_half_are_dropped(chat_program):
+    async def stream(client, number):
+        chunks = await client.completions.create(
+            model=NAME, prompt=[5, number], seed=number, max_tokens=60, stream=True, extra_body={"ignore_eos": True}
+        )
+        count = 0
+        async for _ in chunks:
+            count += 1
+            if number % 2 and count == 5:
+                await chunks.close()
+                return None
+        return count
+
+    async def run(url):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+            return await asyncio.gather(*(stream(client, number) for number in range(200)))
+
+    with served.serve(chat_program, queue=400) as server:
+        counts = asyncio.run(run(server.url))
+        assert counts[1::2] == [None] * 100 and all(count > 10 for count in counts[::2])
