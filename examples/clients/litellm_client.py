@@ -23,9 +23,11 @@ def main(url: str, model: str) -> None:
     print("answer:", answer.choices[0].message.content, answer.usage.total_tokens)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**options, stream=True))
     assert text == answer.choices[0].message.content
-    (call,) = litellm.completion(
-        **options, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
-    ).choices[0].message.tool_calls
+    (call,) = (
+        litellm.completion(**options, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+        .choices[0]
+        .message.tool_calls
+    )
     print("call:", call.function.name, json.loads(call.function.arguments))
 
 

@@ -65,7 +65,9 @@ async def several(url: str, model: str, messages: list) -> None:
         )
         answers = await asyncio.gather(*requests)
         print("asynchronous:", [answer.choices[0].message.content for answer in answers])
-        stream = await client.chat.completions.create(model=model, messages=messages, max_tokens=20, seed=1, stream=True)
+        stream = await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=20, seed=1, stream=True
+        )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         assert text == answers[0].choices[0].message.content
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 TEST = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TEST), str(TEST / "runner")]
+sys.path[:0] = [str(TEST), str(TEST / "engine")]
 import llm_programs  # noqa: E402
 from irprograms import FLOAT32, INT32, Graph, ir, lit, lits, number, value_of  # noqa: E402
 from irprograms.examples import EXAMPLES  # noqa: E402

@@ -34,7 +34,10 @@ EXPRESSION = {
     },
     "$ref": "#/$defs/any",
 }
-LINKED = {"$defs": {"list": thing(head=STRING, tail=either({"$ref": "#/$defs/list"}, {"type": "null"}))}, "$ref": "#/$defs/list"}
+LINKED = {
+    "$defs": {"list": thing(head=STRING, tail=either({"$ref": "#/$defs/list"}, {"type": "null"}))},
+    "$ref": "#/$defs/list",
+}
 
 SCHEMAS = [
     {"type": "null"},
@@ -79,7 +82,10 @@ SCHEMAS = [
     either(thing(kind={"const": "circle"}, radius=NUMBER), thing(kind={"const": "square"}, side=NUMBER)),
     {"oneOf": [thing(kind={"const": "cat"}, lives=INTEGER), thing(kind={"const": "dog"}, good=BOOLEAN)]},
     {"allOf": [thing(a=INTEGER)]},
-    {"$defs": {"id": {"type": "integer", "minimum": 0}}, **thing(id={"$ref": "#/$defs/id"}, other={"$ref": "#/$defs/id"})},
+    {
+        "$defs": {"id": {"type": "integer", "minimum": 0}},
+        **thing(id={"$ref": "#/$defs/id"}, other={"$ref": "#/$defs/id"}),
+    },
     thing(matrix=some(some(INTEGER, minItems=3, maxItems=3), minItems=3, maxItems=3)),
     thing(when={"type": "string", "format": "date"}, tags=some(text("^[a-z]+$"), minItems=1, maxItems=4), note=STRING),
     thing(**{"key with spaces": STRING, 'quote"': INTEGER, "ünïcode": choice("å", "日本")}),

@@ -147,7 +147,11 @@ INVALID = [
     ({"messages": [{"content": "x"}]}, "messages.0", "role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid string"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content", "a part of type 'image_url', expected"),
+    (
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages.0.content",
+        "a part of type 'image_url', expected",
+    ),
     ({"messages": [{"role": "assistant"}]}, "messages.0", "without content and tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "Field required"),
     ({"messages": [LONG]}, "messages", f"tokens, expected 1 to {small_llm.CONTEXT}"),

@@ -1,4 +1,4 @@
-"""The scripts in examples/clients, run against a server as users run them. A script whose library is missing is skipped."""
+"""The scripts in examples/clients, run as users run them. A script whose library is missing is skipped."""
 
 import subprocess
 import sys

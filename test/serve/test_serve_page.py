@@ -145,7 +145,9 @@ def test_without_a_chat_template_the_page_continues_each_text(browser, tmp_path)
         browser.open(f"{server.url}/")
         browser.until("model !== null")
         assert "no chat template" in browser.js("document.getElementById('notice').innerText")
-        browser.js("(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 9)")
+        browser.js(
+            "(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 9)"
+        )
         llm = LLM.load(program)
         expected = []
         for text in ("Return ", "More"):
@@ -172,7 +174,9 @@ def test_regenerate_and_edit(page):
 
 def test_answers_are_markdown_without_scripts(page):
     text = "**bold**\\n\\n```python\\nx = 1\\n```\\n<img src=x onerror=alert(1)><script>bad = 1</script>"
-    page.js(f"render(addMessage('assistant', ''), {{ text: '{text.replace('</', '<' + chr(92) + '/')}', reasoning: 'hm', tokens: [] }})")
+    page.js(
+        f"render(addMessage('assistant', ''), {{ text: '{text.replace('</', '<' + chr(92) + '/')}', reasoning: 'hm', tokens: [] }})"
+    )
     html = page.js("document.querySelector('.assistant .body').innerHTML")
     assert "<strong>bold</strong>" in html and 'class="language-python"' in html
     assert "<script" not in html and "onerror" not in html and page.js("typeof bad") == "undefined"

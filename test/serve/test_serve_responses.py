@@ -36,7 +36,11 @@ def test_text(client, server):
     server.text = "Again."
     messages = [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in answer.output)]
     again = create(client, input=[*messages, {"role": "user", "content": [{"type": "input_text", "text": "More"}]}])
-    assert again.output_text == "Again." and "[assistant]Hello." in server.prompts[-1] and "[user]More" in server.prompts[-1]
+    assert (
+        again.output_text == "Again."
+        and "[assistant]Hello." in server.prompts[-1]
+        and "[user]More" in server.prompts[-1]
+    )
 
 
 def test_stream_events(client, server):
@@ -57,7 +61,11 @@ def test_calls_and_their_results(client, server):
     server.text = CALL
     answer = create(client, tools=[TOOL])
     (call,) = answer.output
-    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Oslo", "days": 2})
+    assert (call.type, call.name, json.loads(call.arguments)) == (
+        "function_call",
+        "get_weather",
+        {"city": "Oslo", "days": 2},
+    )
     server.text = "Rain."
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     answer = create(client, tools=[TOOL], input=[{"role": "user", "content": "Hi"}, call.model_dump(), result])
@@ -65,11 +73,18 @@ def test_calls_and_their_results(client, server):
 
 
 def test_length_schema_and_log_probabilities(client):
-    answer = create(client, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0)
+    answer = create(
+        client, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
+    )
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
     assert len(answer.output[0].content[0].logprobs) == answer.usage.output_tokens == 4
     pytest.importorskip("xgrammar")
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
     answer = create(client, text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
     assert isinstance(json.loads(answer.output_text)["ok"], bool)
 

@@ -33,7 +33,11 @@ def until(condition) -> None:
         ('"top_p": -Infinity', "top_p", "expected a finite number"),
         (f'"seed": {2**64}', "seed", "expected an integer of 64 bits"),
         (r'"prompt": "\ud800"', "prompt", "character 0 is a lone surrogate, expected Unicode text"),
-        (r'"messages": [{"role": "user", "content": "a\udfff"}]', "messages.0.content", "character 1 is a lone surrogate"),
+        (
+            r'"messages": [{"role": "user", "content": "a\udfff"}]',
+            "messages.0.content",
+            "character 1 is a lone surrogate",
+        ),
         (r'"metadata": {"\ud800": ""}', "metadata", "a lone surrogate"),
     ],
 )
@@ -129,7 +133,7 @@ def test_client_that_stops_reading_ends_its_answer_alone(chat_program):
         with socket.socket() as line:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             line.connect(address)
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: len(server.generations) == 30)
             # This one waits behind the others, until they are dropped.
@@ -171,14 +175,21 @@ def test_health_fails_without_progress(chat_program):
 
 def test_access_log_has_numbers_and_no_text(server, caplog):
     with caplog.at_level(logging.INFO, "executorch_mlx.access"):
-        body = {"model": NAME, "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 4, "user": "me"}
+        body = {
+            "model": NAME,
+            "messages": [{"role": "user", "content": "a secret word"}],
+            "max_tokens": 4,
+            "user": "me",
+        }
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"seed": 1, "ignore_eos": True})
         httpx.post(f"{server.url}/v1/chat/completions", json=body | {"messages": "a secret word"})
         until(lambda: len(caplog.records) == 2)
     lines = [json.loads(record.message) for record in caplog.records]
     assert "secret" not in caplog.text and response.json()["choices"][0]["message"]["content"] not in caplog.text
     assert [line["status"] for line in lines] == [200, 400]
-    assert {"method": "POST", "path": "/v1/chat/completions", "model": NAME, "completion_tokens": 4}.items() <= lines[0].items()
+    assert {"method": "POST", "path": "/v1/chat/completions", "model": NAME, "completion_tokens": 4}.items() <= lines[
+        0
+    ].items()
     assert lines[0]["request_id"] == response.headers["x-request-id"] and lines[0]["finish"] == ["length"]
 
 

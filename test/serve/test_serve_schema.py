@@ -26,9 +26,7 @@ def test_answers_follow_their_schema(client):
     for number, schema in enumerate(SCHEMAS):
         for choice in ask(client, schema, n=answers, seed=number, max_tokens=200).choices:
             assert choice.finish_reason == "stop", (schema, choice.message.content)
-            jsonschema.validate(
-                json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker()
-            )
+            jsonschema.validate(json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker())
             checked += 1
     assert checked == 50 * answers
 
@@ -75,7 +73,9 @@ def test_schema_that_answers_cannot_follow_returns_400(client, schema, message):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, schema)
     error = caught.value
-    assert message in error.message and error.param.startswith("response_format") and error.code == "invalid_json_schema"
+    assert (
+        message in error.message and error.param.startswith("response_format") and error.code == "invalid_json_schema"
+    )
 
 
 def test_model_without_masks_refuses_a_schema(batch_program):

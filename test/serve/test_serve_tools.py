@@ -18,7 +18,10 @@ WEATHER = {
     "description": "The weather of a city",
     "parameters": {
         "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["city", "days"],
         "additionalProperties": False,
     },
@@ -91,7 +94,9 @@ def test_call_is_read_from_the_answer(client, server, says):
     says(f"Let me look.\n{CALL}\n{CALL}")
     (choice,) = chat(client).choices
     assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look.\n"
-    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"city": "Oslo", "days": 2}] * 2
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"city": "Oslo", "days": 2}
+    ] * 2
     assert len({call.id for call in choice.message.tool_calls}) == 2
     assert '"name": "get_weather"' in server.prompts[0] and "<tools>" in server.prompts[0]
     (choice,) = chat(client, parallel_tool_calls=False).choices
@@ -159,7 +164,9 @@ def test_reasoning_is_split_off(client, says):
     says("It rains.</think>Rain.")  # the prompt opened it
     message = chat(client, tools=[], extra_body={"chat_template_kwargs": {"think": True}}).choices[0].message
     assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
-    deltas = [c.choices[0].delta for c in chat(client, stream=True, extra_body={"chat_template_kwargs": {"think": True}})]
+    deltas = [
+        c.choices[0].delta for c in chat(client, stream=True, extra_body={"chat_template_kwargs": {"think": True}})
+    ]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "It rains."
     assert "".join(delta.content or "" for delta in deltas) == "Rain."
 

@@ -104,10 +104,10 @@ def _answers(service: Service) -> APIRouter:
 def _information(service: Service) -> APIRouter:
     """The routes that generate no text."""
     router = APIRouter(route_class=_Route)
+
     @router.get("/", include_in_schema=False)
     async def chat_page() -> Response:
         return FileResponse(PAGE / "index.html")
-
 
     @router.get("/health")
     async def health() -> Response:

@@ -216,7 +216,11 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
         if self.tool_choice not in (None, "none", "auto") and not self.forced_functions:
-            message = "tool_choice: got a function that is not in tools" if self.tools else "tool_choice: got it without tools"
+            message = (
+                "tool_choice: got a function that is not in tools"
+                if self.tools
+                else "tool_choice: got it without tools"
+            )
             raise ApiError(message, param="tool_choice")
         names = [function.name for function in self.functions]
         if twice := next((name for name in names if names.count(name) > 1), None):

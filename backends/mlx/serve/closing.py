@@ -26,7 +26,9 @@ class Closer:
             self._rank[id] = 0 if id in stop_ids else _rank(token)
             self._opens[id] = token.endswith((b"{", b"["))
             has_control[id] = any(byte < 0x20 for byte in token)
-        self._rank_after_open = numpy.where(self._rank == BRACKET, QUOTE, numpy.where(self._rank == QUOTE, BRACKET, self._rank))
+        self._rank_after_open = numpy.where(
+            self._rank == BRACKET, QUOTE, numpy.where(self._rank == QUOTE, BRACKET, self._rank)
+        )
         self._printable = numpy.packbits(~has_control, bitorder="little").view(numpy.int32)
 
     def remove_control(self, mask: Any) -> None:

@@ -100,12 +100,14 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Return the error for pydantic's errors about the request body `body`. It names a field, such as `messages.0.role`."""
+    """Return the error for pydantic's errors about the body of a request. It names a field, such as `messages.0.role`."""
     if not isinstance(body, dict):
         return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
     located = [(_path(error, body), error["msg"]) for error in errors]
     # A value that may have several types has an error for each. The deepest is about the type that fits best.
-    path, message = max((entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0]))
+    path, message = max(
+        (entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0])
+    )
     field, message = ".".join(path), message.removeprefix("Value error, ")
     return ApiError(f"{field}: {message}" if field else message, param=field or None)
 

@@ -183,7 +183,9 @@ class Constraint:
     - `reasoning`: see `Grammars._reasoning`.
     """
 
-    def __init__(self, model: ServedModel, closer: Closer, compiled: Any, reasoning: tuple[int | None, int | None, bool]):
+    def __init__(
+        self, model: ServedModel, closer: Closer, compiled: Any, reasoning: tuple[int | None, int | None, bool]
+    ):
         self._model, self._closer, self._compiled, self._reasoning = model, closer, compiled, reasoning
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
@@ -235,7 +237,7 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _long_escapes(grammar: str) -> str:
-    """Write the escapes \\xHH of a grammar as \\u00HH: xgrammar takes a hexadecimal digit after the first as a part of it."""
+    """Write the escapes \\xHH of a grammar as \\u00HH: xgrammar reads a hexadecimal digit after \\xHH as a part of it."""
     return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
 
 

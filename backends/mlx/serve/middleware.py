@@ -1,4 +1,4 @@
-"""What every request passes before its route: the access log, the Host header, the API key and the limits of size and time."""
+"""What every request passes before its route: access log, Host header, API key, and the limits of size and time."""
 
 from __future__ import annotations
 

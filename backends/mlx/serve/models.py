@@ -150,7 +150,9 @@ class Models:
         if self._budget is None:
             return True
         unused = [other for other in self._unused() if other is not entry]
-        while (taken := sum(e.size for e in self._entries.values() if e.model is not None or e is entry)) > self._budget:
+        while (
+            taken := sum(e.size for e in self._entries.values() if e.model is not None or e is entry)
+        ) > self._budget:
             if not unused:
                 return False
             self._unload(unused.pop(0))

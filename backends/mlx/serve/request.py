@@ -179,10 +179,14 @@ class CompletionRequest(GenerationRequest):
             message = f"best_of: got {self.best_of}, expected n, which is {choices}"
             raise ApiError(message, param="best_of", code="unsupported_parameter")
         if len(self.prompts) * choices > MAX_CHOICES:
-            message = f"prompt: got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
+            message = (
+                f"prompt: got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
+            )
             raise ApiError(message, param="prompt")
         if self.echo and self.logprobs is not None:
-            raise ApiError("echo: got true with logprobs, expected one of them", param="echo", code="unsupported_parameter")
+            raise ApiError(
+                "echo: got true with logprobs, expected one of them", param="echo", code="unsupported_parameter"
+            )
 
 
 def _is_one_of(value: Any, accepted: tuple) -> bool:

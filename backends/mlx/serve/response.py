@@ -131,7 +131,11 @@ class ChatFormat(CompletionFormat):
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": delta.finish}
 
     def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
-        return {"content": [logprob_object(entry) for entry in delta.logprobs], "refusal": None} if delta.logprobs else None
+        return (
+            {"content": [logprob_object(entry) for entry in delta.logprobs], "refusal": None}
+            if delta.logprobs
+            else None
+        )
 
 
 def call_object(id: str, call: ToolCall) -> dict[str, Any]:

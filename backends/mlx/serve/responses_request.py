@@ -133,13 +133,15 @@ class ResponsesRequest(Strict):
     def chat(self) -> ChatRequest:
         """Return the chat request with the same answer."""
         given = self.model_dump(
-            exclude_none=True, include={*GenerationRequest.model_fields, "chat_template_kwargs"} - {"stream_options", *IDENTITIES}
+            exclude_none=True,
+            include={*GenerationRequest.model_fields, "chat_template_kwargs"} - {"stream_options", *IDENTITIES},
         )
         if self.logit_bias:
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
         if self.tools:
             given["tools"] = [
-                {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in self.tools
+                {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+                for tool in self.tools
             ]
         if isinstance(self.tool_choice, ResponseToolChoice):
             given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -164,7 +166,11 @@ class ResponsesRequest(Strict):
             elif isinstance(item, InputResult):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
             elif isinstance(item, InputCall):
-                call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+                call = {
+                    "id": item.call_id,
+                    "type": "function",
+                    "function": {"name": item.name, "arguments": item.arguments},
+                }
                 if not (messages and messages[-1]["role"] == "assistant"):
                     messages.append({"role": "assistant", "content": None, "tool_calls": []})
                 messages[-1].setdefault("tool_calls", []).append(call)

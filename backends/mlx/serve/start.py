@@ -20,7 +20,6 @@ from .request import CompletionRequest, GenerationRequest
 def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
-    llm = model.llm
     prompts = [(prompt, _prompt_ids(model, prompt, "prompt")) for prompt in body.prompts]
     starts = [(ids, _echo(model, prompt) if body.echo else "") for prompt, ids in prompts for _ in range(body.n or 1)]
     generations = _generate(model, body, [ids for ids, _ in starts], "prompt")

@@ -1,7 +1,7 @@
 """Reads the JSON text of a request, and refuses what other parts could not handle.
 
-Python's reader takes more than JSON has (NaN), and gives values that fail much later: a lone surrogate cannot be encoded
-as UTF-8, and an integer may have any number of digits.
+Python's reader takes more than JSON has (NaN), and gives values that fail much later: a lone surrogate cannot be
+encoded as UTF-8, and an integer may have any number of digits.
 """
 
 from __future__ import annotations

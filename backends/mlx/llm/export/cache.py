@@ -190,8 +190,9 @@ class _Layer(_NoCache):
         self.cache.attended.add(self.name)
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
+        values = values if value_size is None else values[..., :value_size]
         return torch.ops.mlx.cached_attention(
-            query, keys, values[..., :value_size], self._position(query.shape[2]), scale, self.window, softcap, self.cache.row,
+            query, keys, values, self._position(query.shape[2]), scale, self.window, softcap, self.cache.row,
             self.cache.rows, self.spec.pattern.blocks and self.window is not None, sinks, slopes,
         )
 

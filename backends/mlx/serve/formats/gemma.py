@@ -54,7 +54,8 @@ class Gemma(AnswerFormat):
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
         written = (
-            f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})" for call in calls
+            f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
+            for call in calls
         )
         return f"```tool_code\n[{', '.join(written)}]\n```"
 
@@ -130,7 +131,7 @@ class _Reader:
     def _match(self, pattern: str) -> str:
         found = re.compile(pattern).match(self._text, self._position)
         if not found:
-            raise ValueError(f"got {self._text[self._position:][:20]!r}, expected {pattern}")
+            raise ValueError(f"got {self._text[self._position :][:20]!r}, expected {pattern}")
         self._position = found.end()
         return found[0]
 
@@ -143,4 +144,4 @@ class _Reader:
 
     def _expect(self, text: str) -> None:
         if not self._take(text):
-            raise ValueError(f"got {self._text[self._position:][:20]!r}, expected {text!r}")
+            raise ValueError(f"got {self._text[self._position :][:20]!r}, expected {text!r}")

@@ -1,4 +1,4 @@
-"""The format of gpt-oss: channels. `analysis` is reasoning, `final` content, and a message to `functions.name` a call."""
+"""The format of gpt-oss: channels. `analysis` is reasoning, `final` is content, a message to `functions.name` is a call."""
 
 from __future__ import annotations
 

@@ -19,7 +19,12 @@ def read(text: str) -> list[ToolCall]:
 
 def _call(node: ast.AST) -> ToolCall:
     # print(call()) occurs in the examples of Gemma.
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print" and len(node.args) == 1:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+        and len(node.args) == 1
+    ):
         node = node.args[0]
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
         raise ValueError("expected a call with keyword arguments")
