@@ -76,6 +76,7 @@ ROWS = [
     cached("/ring, sinks", CachedAttention(2, **RING, **SINKS), *qkv(M), ints(low=0, high=100), calls=4, nodes=()),
     cached("/rows, sinks, slopes, softcap", CachedAttention(2, rows=3, value_size=5, **SINKS, **SLOPES, **CAP),
            *qkv(4, value_size=5), EACH, ROWS_OF_EACH, calls=4, nodes=()),
+    row("mlx::read_state", lambda buffer: torch.ops.mlx.read_state(buffer) * 2, floats(3, 4), dtypes=(f32,)),
 ]
 
 test_op_row = pytest_function(ROWS)
