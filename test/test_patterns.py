@@ -33,7 +33,10 @@ def rotate_half(x):
 
 
 class Rotary(torch.nn.Module):
-    """As in Hugging Face's Llama: queries and keys share cos and sin."""
+    """As in Hugging Face's Llama: queries and keys share cos and sin.
+
+    In half precision, eager torch rounds cos, sin and each product, the program only the results.
+    """
 
     def __init__(self, dim=8):
         super().__init__()
@@ -107,7 +110,7 @@ def test_norm_whose_scale_has_another_user_is_not_fused(delegate):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rope(delegate, dtype):
     case = row("program/rope", Rotary(), floats(1, 4, N, 8), floats(1, 2, N, 8), ints(1, low=0, high=9),
-               dtypes=[dtype], loose=2)
+               dtypes=[dtype], loose=2, loose_half=4)
     assert check(case).count("RopeNode") == 2
 
 
@@ -124,7 +127,7 @@ class RotaryBeforeTranspose(Rotary):
 @pytest.mark.parametrize("length", [N, 4, 1], ids=["dynamic", "as many as heads", "one"])
 def test_rope_along_axis_1(delegate, dtype, length):
     case = row("program/rope on axis 1", RotaryBeforeTranspose(), floats(1, length, 4, 8), floats(1, length, 2, 8),
-               ints(1, low=0, high=9), dtypes=[dtype], loose=2)
+               ints(1, low=0, high=9), dtypes=[dtype], loose=2, loose_half=4)
     assert check(case).count("RopeNode") == 2
 
 
@@ -147,10 +150,10 @@ class RotaryAnywhereBeforeTranspose(RotaryAnywhere):
 def test_rope_at_any_positions(delegate, length, dtype):
     positions = ints(1, length, low=0, high=90)
     case = row("program/rope anywhere", RotaryAnywhere(), floats(1, 4, length, 8), floats(1, 2, length, 8), positions,
-               dtypes=[dtype], loose=2)
+               dtypes=[dtype], loose=2, loose_half=4)
     assert check(case).count("RopeNode") == 2
     case = row("program/rope anywhere on axis 1", RotaryAnywhereBeforeTranspose(), floats(1, length, 4, 8),
-               floats(1, length, 2, 8), positions, dtypes=[dtype], loose=2)
+               floats(1, length, 2, 8), positions, dtypes=[dtype], loose=2, loose_half=4)
     assert check(case).count("RopeNode") == 2
 
 
@@ -313,7 +316,7 @@ class PartialRotary(Rotary):
 def test_partial_rope(delegate, dtype):
     fused = PartialRotary()
     case = row("program/partial", lambda x, start: fused(x, x, start), floats(1, 4, N, 16),
-               ints(1, low=0, high=9), dtypes=[dtype], loose=4)
+               ints(1, low=0, high=9), dtypes=[dtype], loose=4, loose_half=8)
     ops = check(case)
     assert ops.count("RopeNode") == 1 and "ConcatenateNode" not in ops and "SliceNode" not in ops, ops
 

@@ -133,7 +133,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": 512, "batch": 1, "outputs": "tokens",
+    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1, "outputs": "tokens",
     "penalties": 0, "speculation": True,
 }  # fmt: skip
 

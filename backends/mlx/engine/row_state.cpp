@@ -11,9 +11,9 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <future>
 #include <memory>
 #include <span>
+#include <thread>
 
 #include "check.h"
 #include "option_checks.h"
@@ -21,6 +21,14 @@
 namespace executorch_mlx {
 
 namespace {
+
+// Joins the thread at the end of its scope. The C++ library of older Xcodes has no std::jthread.
+struct JoiningThread {
+  std::thread thread;
+  ~JoiningThread() {
+    if (thread.joinable()) thread.join();
+  }
+};
 
 // The file: this header, `ids` token ids, and the contents of the buffers in the order of executorch_mlx/buffers.h. What
 // the buffers contain follows from the program and the header.
@@ -254,9 +262,9 @@ void load_row(const LlmProgram& program, Row& row, const std::string& path) {
     const auto part = buffers.part(i, row.index, length, header.written);
     check_argument(part.bytes <= rest.size(), path, ": the file is damaged");
     // Two passes over the memory at the same time.
-    auto sum = std::async(std::launch::async, hash, rest.first(part.bytes), checksum);
+    JoiningThread sum{std::thread([bytes = rest.first(part.bytes), &checksum] { checksum = hash(bytes, checksum); })};
     buffers.write(i, part, rest.data());
-    checksum = sum.get();
+    sum.thread.join();
     rest = rest.subspan(part.bytes);
   }
   check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");

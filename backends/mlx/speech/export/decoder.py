@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
-from ...llm.export.cache import KVCache
+from ...llm.export.cache import KVCache, LayerSpec
+from ...llm.export.masks import Pattern
 from ...llm.export.rope import use_stateless_rotary
 from .families import Family
 
@@ -35,12 +34,10 @@ class SpeechDecoder(torch.nn.Module):
         self.max_context_len, self.chunk = max_context_len, min(chunk, max_context_len)
         self.features = family.features()
         layers = model.model.decoder.layers
-        heads, size = _heads(layers[0].self_attn)
-        shape = SimpleNamespace(
-            num_hidden_layers=len(layers), num_key_value_heads=heads, num_attention_heads=heads, head_dim=size
-        )
+        shapes = [_heads(layer.self_attn) for layer in layers]
+        specs = [LayerSpec(f"decoder.layers.{i}", shape, shape, Pattern()) for i, shape in enumerate(shapes)]
         self.cache = KVCache.register_on(
-            self, shape, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype, window=0
+            self, specs, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype
         )
         self.cross = Cache(layers=[_CrossLayer(self, i, family.frames()) for i in range(len(layers))])
         if not family.is_fixed:
@@ -60,7 +57,7 @@ class SpeechDecoder(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos
-        caches = EncoderDecoderCache(self.cache.begin_call(input_pos), self.cross)
+        caches = EncoderDecoderCache(self.cache.begin_call(tokens.shape[1], input_pos), self.cross)
         caches.is_updated = dict.fromkeys(range(len(self.cross.layers)), True)
         self.cross.mask = None
         if not self.family.is_fixed:
@@ -169,8 +166,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     decoder = module.speech_decoder[0]
     if module.speech_role == "self":
-        decoder.cache.attended.add(module.layer_idx)
-        out = torch.ops.mlx.cached_attention(query, key, value, decoder.cache.position, scale)
+        out = decoder.cache.layers[module.layer_idx].attend(query, scale)
     else:
         mask = decoder.cross.mask if module.speech_role == "cross" else _window_mask(module.speech_window, key.shape[2])
         out = torch.nn.functional.scaled_dot_product_attention(
