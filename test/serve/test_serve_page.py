@@ -36,6 +36,7 @@ class Page:
 
     def open(self, url: str) -> None:
         self._post("url", {"url": url})
+        self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
     def js(self, expression: str):
         return self._post("execute/sync", {"script": f"return {expression}", "args": []})
@@ -143,7 +144,7 @@ def test_without_a_chat_template_the_page_continues_each_text(browser, tmp_path)
     program = small_llm.export(tmp_path / "plain.pte", tokenizer=small_llm.tokenizer(template=None))
     with served.serve(program) as server:
         browser.open(f"{server.url}/")
-        browser.until("model !== null")
+        browser.until("model !== null && !document.getElementById('notice').hidden")
         assert "no chat template" in browser.js("document.getElementById('notice').innerText")
         browser.js(
             "(document.getElementById('temperature').value = 0, document.getElementById('max-tokens').value = 9)"
