@@ -97,7 +97,9 @@ def test_context_ends_an_answer(tmp_path):
 
 
 def test_many_requests_share_the_rows(engine):
+    gate = Gate(engine)  # no step runs before all requests are there
     requests = [engine.submit([i], max_new_tokens=5 + i, temperature=1, seed=i) for i in range(20)]
+    gate.open()
     for i, request in enumerate(requests):
         assert request.wait()
         expected, last = [], i
@@ -107,9 +109,9 @@ def test_many_requests_share_the_rows(engine):
         assert request.tokens == expected
         request.free()
     stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.rows, stats.requests, stats.failed) == (0, 0, 4, 20, 0)
-    total = sum(range(5, 25))
-    assert stats.generated_tokens == total and stats.prompt_tokens == 20
+    assert (stats.running, stats.waiting, stats.rows, stats.requests, stats.failed) == (0, 0, 4, 21, 0)
+    total = sum(range(5, 25)) + 1  # and the token of the gate
+    assert stats.generated_tokens == total and stats.prompt_tokens == 20 + len(PROMPT)
     assert stats.steps < total / 2, "the requests did not run side by side"
 
 
