@@ -61,7 +61,7 @@ peers: build
 	@echo "Next: $(PY) benchmarks/peers_cpu.py"
 
 # Not with --quiet, which would also silence the warnings that --strict counts.
-docs: $(VENV)/.docs
+docs: build $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "build/docs/index.html"
 
