@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from sampling_logits import logits_of
+
 SETTINGS = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
@@ -13,20 +15,6 @@ SETTINGS = {
 }
 # Smaller than a block, small enough for a sort, primes and other sizes that no block divides, usual sizes.
 VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
-
-
-def logits_of(kind, batch, vocabulary, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batch, vocabulary, generator=g)
-    if kind == "flat":
-        return noise
-    if kind == "constant":
-        return torch.zeros(batch, vocabulary)
-    if kind == "ties":
-        return (noise * 2).round()
-    # Probabilities follow a power law of the rank, as in natural language.
-    rank = torch.rand(batch, vocabulary, generator=g).argsort(-1)
-    return -1.5 * torch.log(1.0 + rank) + noise * 0.1
 
 
 @pytest.mark.parametrize("kind", ["text", "flat", "ties", "constant"])

@@ -8,6 +8,8 @@ from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.llm.sampling_head import sample_logits
 from sampling_programs import DTYPES, Sample, lower
 
+from sampling_logits import logits_of
+
 NAMES = ("temperature", "top_p", "seed", "top_k", "min_p")
 # One row each: greedy, without filters, top-p, top-k, min-p, everything, filters that are off, NaN (greedy).
 VALUES = {
@@ -19,16 +21,6 @@ VALUES = {
 }
 ROWS = len(VALUES["seed"])
 KINDS = ("text", "flat", "ties")
-
-
-def logits_of(kind, vocabulary, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    noise = torch.randn(ROWS, vocabulary, generator=g)
-    if kind == "flat":
-        return noise
-    if kind == "ties":
-        return (noise * 2).round()
-    return -1.5 * torch.log(1.0 + torch.rand(ROWS, vocabulary, generator=g).argsort(-1)) + noise * 0.1
 
 
 def parameters(advance=0):
@@ -64,14 +56,14 @@ def program(vocabulary, request):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_draws_what_it_draws_alone(program, vocabulary, kind):
     for seed in range(4):
-        logits, values = logits_of(kind, vocabulary, seed), parameters(seed)
+        logits, values = logits_of(kind, ROWS, vocabulary, seed), parameters(seed)
         expected = alone(logits, values)
         assert sample(logits, **values).equal(expected)
         assert program(logits, values).equal(expected)
 
 
 def test_any_number_of_rows(program, vocabulary):
-    logits, values = logits_of("text", vocabulary), parameters()
+    logits, values = logits_of("text", ROWS, vocabulary), parameters()
     expected = alone(logits, values)
     for count in range(1, ROWS + 1):
         drawn = program(logits[:count].clone(), {n: v[:count].clone() for n, v in values.items()})
@@ -79,7 +71,7 @@ def test_any_number_of_rows(program, vocabulary):
 
 
 def test_order_of_the_rows_does_not_matter(program, vocabulary):
-    logits, values = logits_of("flat", vocabulary), parameters()
+    logits, values = logits_of("flat", ROWS, vocabulary), parameters()
     order = torch.randperm(ROWS)
     drawn = program(logits[order].contiguous(), {n: v[order].contiguous() for n, v in values.items()})
     assert drawn.equal(alone(logits, values)[order])
@@ -89,13 +81,13 @@ def test_order_of_the_rows_does_not_matter(program, vocabulary):
 def test_one_parameter_for_all_rows(vocabulary, shared):
     values = parameters()
     values[shared] = values[shared][5]
-    logits = logits_of("text", vocabulary)
+    logits = logits_of("text", ROWS, vocabulary)
     assert sample(logits, **values).equal(alone(logits, values))
 
 
 def test_parameters_of_one_element_draw_for_the_batch():
     """As before there were parameters by row: sequence b uses the words [b, v] of one seed."""
-    logits = logits_of("text", 300)
+    logits = logits_of("text", ROWS, 300)
     ones = [torch.full(shape, 1.0) for shape in ((), (1,))]
     one, many = (sample(logits, x, x, torch.full(x.shape, 3)) for x in ones)
     assert one.equal(many)
@@ -108,9 +100,9 @@ def test_wrong_number_of_rows_raises(name):
     values = parameters()
     values[name] = values[name][:3]
     with pytest.raises(ValueError, match=rf"mlx::sample: {name}: .*of shape \[3\], .* or of shape \[8\]"):
-        sample(logits_of("text", 300), **values)
+        sample(logits_of("text", ROWS, 300), **values)
     with pytest.raises(ValueError, match=rf"SamplingHead: {name}: got shape \[3\], expected one element or \[8\]"):
-        sample_logits(logits_of("text", 300), **values)
+        sample_logits(logits_of("text", ROWS, 300), **values)
 
 
 # Penalties and bias ----------------------------------------------------------------------
@@ -131,7 +123,7 @@ class Adjust(torch.nn.Module):
 
 
 def test_adjustments_by_row_equal_those_of_one_sequence():
-    logits, (penalties, bias) = logits_of("text", 50), adjustments()
+    logits, (penalties, bias) = logits_of("text", ROWS, 50), adjustments()
     together = Adjust()(logits, penalties.values(), bias.values())
     for i in range(ROWS):
         own = [x[i : i + 1] if x.dim() == 2 else x[i] for x in penalties.values()]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.sample import sample
 
+from sampling_logits import logits_of
+
 RUNTIME = Path(__file__).parents[2] / "backends/mlx/runtime"
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # temperature, top_p, top_k, min_p
@@ -48,16 +50,6 @@ def draw(tmp_path_factory):
         return torch.frombuffer(bytearray(drawn), dtype=torch.int64).split([len(r[0]) for r in requests])
 
     return run
-
-
-def logits_of(kind, batch, vocabulary, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batch, vocabulary, generator=g)
-    if kind == "flat":
-        return noise
-    if kind == "ties":
-        return (noise * 2).round()
-    return -1.5 * torch.log(1.0 + torch.rand(batch, vocabulary, generator=g).argsort(-1)) + noise * 0.1
 
 
 def parameters_of(setting, seed):

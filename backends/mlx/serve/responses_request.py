@@ -11,44 +11,43 @@ from .errors import ApiError
 from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Strict
 
 
-class InputMessage(Returned):
-    """A message. `id`, `status` and `phase` come from answers that a client sends back."""
+class ReturnedItem(Returned):
+    """An item of the input. `id` and `status` come from answers that a client sends back."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class InputMessage(ReturnedItem):
+    """A message. `phase` also comes from an answer."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    id: str | None = None
-    status: str | None = None
     phase: str | None = None
 
 
-class InputCall(Returned):
+class InputCall(ReturnedItem):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
     arguments: str
-    id: str | None = None
-    status: str | None = None
     namespace: str | None = None
 
 
-class InputResult(Returned):
+class InputResult(ReturnedItem):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
     output: Content
-    id: str | None = None
-    status: str | None = None
 
 
-class InputReasoning(Returned):
+class InputReasoning(ReturnedItem):
     """Reasoning of an earlier answer. Chat templates drop it."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: None = None
-    id: str | None = None
-    status: str | None = None
 
 
 InputItem = InputMessage | InputCall | InputResult | InputReasoning
