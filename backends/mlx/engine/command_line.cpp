@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "str.h"
+#include "token_mask.h"
 
 namespace executorch_mlx {
 
@@ -113,8 +114,8 @@ decltype(RequestOptions::allowed_tokens) allow_only(std::vector<int64_t> ids) {
   return [ids = std::move(ids)](std::span<const int64_t>, std::span<int32_t> mask) {
     std::fill(mask.begin(), mask.end(), 0);
     for (const int64_t id : ids) {
-      if (static_cast<size_t>(id / 32) < mask.size()) {
-        mask[id / 32] |= static_cast<int32_t>(1u << (id % 32));
+      if (static_cast<size_t>(id / kTokensPerWord) < mask.size()) {
+        allow(mask, id);
       }
     }
   };

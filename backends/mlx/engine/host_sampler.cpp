@@ -9,6 +9,8 @@
 #include <numeric>
 #include <vector>
 
+#include "token_mask.h"
+
 namespace executorch_mlx {
 
 namespace {
@@ -118,10 +120,10 @@ void process_logits(const HostDraw& draw, const SamplingParameters& sampling) {
     logits[token] += value;
   }
   for (size_t v = 0; v < logits.size(); ++v) {
-    const bool is_allowed = draw.allowed_tokens.empty() || (draw.allowed_tokens[v / 32] >> (v % 32) & 1) != 0;
+    const bool may_be_drawn = draw.allowed_tokens.empty() || is_allowed(draw.allowed_tokens, static_cast<int64_t>(v));
     // A token whose logit is NaN is never drawn. A logit of +inf becomes the largest finite number, so that all drops
     // are numbers.
-    logits[v] = is_allowed && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
+    logits[v] = may_be_drawn && !std::isnan(logits[v]) ? std::min(logits[v], kLargest) : -kInfinity;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "token_mask.h"
 
 namespace executorch_mlx {
 
@@ -16,8 +17,6 @@ using executorch::runtime::EValue;
 namespace {
 
 constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
-constexpr int32_t kAllBits = -1;
-constexpr int64_t kBitsPerWord = 32;
 
 } // namespace
 
@@ -31,7 +30,7 @@ Method::Method(
       kind_(kind),
       slots_(slots),
       tracer_(tracer),
-      mask_words_(metadata.takes_allowed_tokens ? (metadata.vocab_size + kBitsPerWord - 1) / kBitsPerWord : 0) {
+      mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
   is_delegated_ = checker.is_delegated();
   if (slots == 1) {
@@ -156,7 +155,7 @@ void Method::fill(size_t slot, const Slot& source) {
     const size_t words = mask_words_ * (kind_ == Kind::kVerify ? count : 1);
     const auto begin = v.allowed_tokens.begin() + slot * words;
     if (source.allowed_tokens.empty()) {
-      std::fill_n(begin, words, kAllBits);
+      std::fill_n(begin, words, kAllTokens);
     } else {
       std::copy_n(source.allowed_tokens.begin(), words, begin);
     }

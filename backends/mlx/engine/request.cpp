@@ -4,6 +4,7 @@
 #include <random>
 
 #include "check.h"
+#include "token_mask.h"
 
 namespace executorch_mlx {
 
@@ -91,9 +92,9 @@ Slot Request::draw_slot(std::vector<int64_t>& draft) {
   if (allowed_tokens_ == nullptr && !has_rules) {
     return slot;
   }
-  const size_t words = (meta.vocab_size + 31) / 32;
+  const size_t words = mask_words(meta.vocab_size);
   std::vector<int64_t> answer = answer_.tokens();
-  masks_.assign(words, -1);
+  masks_.assign(words, kAllTokens);
   const auto fill_mask = [&](size_t i) {
     const std::span<int32_t> mask = std::span(masks_).subspan(i * words, words);
     if (has_rules) {
@@ -101,7 +102,8 @@ Slot Request::draw_slot(std::vector<int64_t>& draft) {
       mask_speech_tokens(meta.speech, answer, options.timestamps, stop_id, meta.vocab_size, mask);
     }
     try {
-      return allowed_tokens_ == nullptr || allowed_tokens_(options.user_data, answer.data(), answer.size(), mask.data(), words);
+      return allowed_tokens_ == nullptr ||
+          allowed_tokens_(options.user_data, answer.data(), answer.size(), mask.data(), words);
     } catch (...) { // from a callback in C++
       return false;
     }
@@ -110,10 +112,10 @@ Slot Request::draw_slot(std::vector<int64_t>& draft) {
   // A draft ends before the first token that its mask does not allow, so that the callback sees possible answers only.
   for (size_t i = 0; i < draft.size(); ++i) {
     const int64_t token = draft[i];
-    const bool is_allowed = (masks_[i * words + token / 32] >> (token % 32) & 1) != 0;
-    masks_.resize((i + 2) * words, -1);
+    const bool may_follow = is_allowed(std::span(masks_).subspan(i * words, words), token);
+    masks_.resize((i + 2) * words, kAllTokens);
     answer.push_back(token);
-    if (!is_allowed || !fill_mask(i + 1)) {
+    if (!may_follow || !fill_mask(i + 1)) {
       draft.resize(i);
     }
   }

@@ -200,8 +200,7 @@ void Scheduler::encode(Request& request) {
   row.truncate(0);
   program_.encode(*samples);
   row.samples = samples;
-  std::lock_guard lock(mutex_);
-  stats_.busy_seconds += seconds_since(begin);
+  count_steps(0, 0, 0, seconds_since(begin));
 }
 
 // Adds tokens to the row of a request. What the program returns is discarded.
@@ -256,10 +255,21 @@ void Scheduler::step() {
   }
 }
 
+// Returns how many of at most `most` tokens the draft model should guess; 0 if `lookup` or a plain step is faster.
+int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup) {
+  constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
+  const double measured = draft_model_->token_seconds();
+  const auto choice = costs_.best_draft(
+      draft_model_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
+  if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
+    return choice.length;
+  }
+  return running == 1 && draft_model_->is_due() ? std::min(kTrial, most) : 0;
+}
+
 // Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
 // would have been right.
 Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) {
-  constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
   Request& request = *given;
   const LlmMetadata& meta = program_.metadata();
   const RequestOptions& options = request.options;
@@ -280,14 +290,7 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
     lookup = costs_.best_draft(request.drafter.acceptance(draft.level).rate(), most, running, 0);
   }
   if (draft_model_) {
-    int64_t length = most;
-    if (chooses) {
-      const double measured = draft_model_->token_seconds();
-      const auto model = costs_.best_draft(
-          draft_model_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
-      const bool pays = model.length > 0 && (lookup.length == 0 || model.rate > lookup.rate);
-      length = pays ? model.length : running == 1 && draft_model_->is_due() ? std::min(kTrial, most) : 0;
-    }
+    const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
     if (length > 0) {
       const auto begin = Clock::now();
       Draft of_model = {.tokens = draft_model_->propose(given, length, chunk_size()), .is_of_model = true};

@@ -54,6 +54,7 @@ class Scheduler {
   void advance_prompt();
   void step();
   void draw(std::span<const std::shared_ptr<Request>> requests);
+  int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
   void feed(Request& request, std::span<const int64_t> tokens);

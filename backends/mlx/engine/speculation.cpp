@@ -110,7 +110,8 @@ StepCosts::Choice StepCosts::best_draft(
       probability *= acceptance;
       expected += probability;
     }
-    const double rate = (running > 1 ? expected - 1 : expected) / (cost(length + 1) + static_cast<double>(length) * draft_seconds);
+    const double seconds = cost(length + 1) + static_cast<double>(length) * draft_seconds;
+    const double rate = (running > 1 ? expected - 1 : expected) / seconds;
     if (length > 0 && rate > best.rate) {
       best = {.length = length, .rate = rate};
     }

@@ -6,18 +6,13 @@
 
 #include "check.h"
 #include "metadata.h"
+#include "token_mask.h"
 
 namespace executorch_mlx {
 
 namespace {
 
-constexpr int64_t kBitsPerWord = 32;
-
-void forbid(std::span<int32_t> mask, int64_t token) {
-  mask[token / kBitsPerWord] &= ~static_cast<int32_t>(uint32_t{1} << (token % kBitsPerWord));
-}
-
-void forbid(std::span<int32_t> mask, int64_t begin, int64_t end) {
+void forbid_range(std::span<int32_t> mask, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     forbid(mask, token);
   }
@@ -69,7 +64,8 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
 
 void check_samples(const SpeechMetadata& metadata, std::span<const float> samples) {
   if (!metadata.is_speech()) {
-    check_argument(samples.empty(), "samples: got ", samples.size(), ", expected none: the program is a language model");
+    check_argument(
+        samples.empty(), "samples: got ", samples.size(), ", expected none: the program is a language model");
     return;
   }
   check_argument(
@@ -95,8 +91,10 @@ void mask_speech_tokens(
   for (const int64_t token : metadata.suppressed) {
     forbid(mask, token);
   }
-  for (const int64_t token : is_first ? metadata.suppressed_first : std::vector<int64_t>()) {
-    forbid(mask, token);
+  if (is_first) {
+    for (const int64_t token : metadata.suppressed_first) {
+      forbid(mask, token);
+    }
   }
   const int64_t begin = metadata.timestamp_begin;
   if (begin < 0 || !timestamps) {
@@ -108,19 +106,19 @@ void mask_speech_tokens(
   const bool last = count >= 1 && is_timestamp(answer[count - 1]);
   const bool last_but_one = count < 2 || is_timestamp(answer[count - 2]);
   if (last && last_but_one) {
-    forbid(mask, begin, vocab_size);
+    forbid_range(mask, begin, vocab_size);
   } else if (last && stop_id >= 0) {
-    forbid(mask, 0, std::min(stop_id, vocab_size));
+    forbid_range(mask, 0, std::min(stop_id, vocab_size));
   }
   const auto latest = std::find_if(answer.rbegin(), answer.rend(), is_timestamp);
   if (latest != answer.rend()) {
     // The end of a segment may be the begin of the next one. Otherwise, no segment is empty.
-    forbid(mask, begin, std::min(*latest + !(last && !last_but_one), vocab_size));
+    forbid_range(mask, begin, std::min(*latest + !(last && !last_but_one), vocab_size));
   }
   if (is_first) {
-    forbid(mask, 0, begin);
+    forbid_range(mask, 0, begin);
     if (metadata.max_initial_timestamp >= 0) {
-      forbid(mask, std::min(begin + metadata.max_initial_timestamp + 1, vocab_size), vocab_size);
+      forbid_range(mask, std::min(begin + metadata.max_initial_timestamp + 1, vocab_size), vocab_size);
     }
   }
 }
