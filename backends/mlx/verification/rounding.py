@@ -61,6 +61,20 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
     return Comparison(float(difference.max()), float(tolerance.reshape(-1)[worst]), float(excess.reshape(-1)[worst]))
 
 
+def agree(tokens: torch.Tensor, logits: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether each token `[B]` has the largest of the eager logits `[B, V]`, or one that is as large within rounding.
+
+    `noisy` are the logits of eager runs with rounding noise.
+    """
+    tolerance = tolerance_of(logits, noisy)
+    best = logits.argmax(-1, keepdim=True)
+    chosen = tokens.reshape(-1, 1)
+    is_valid = (chosen >= 0) & (chosen < logits.shape[1])
+    chosen = chosen.clamp(0, logits.shape[1] - 1)
+    gap = logits.gather(1, best) - logits.gather(1, chosen)
+    return (is_valid & (gap <= tolerance.gather(1, best) + tolerance.gather(1, chosen))).reshape(-1)
+
+
 def _mismatch(message: str) -> Comparison:
     return Comparison(float("inf"), 0.0, float("inf"), message)
 

@@ -14,7 +14,7 @@ from ...verification.load import load, load_methods
 from ...verification.locate import CannotLocate, locate_in_file
 from ...verification.noise import RoundingNoise
 from ...verification.node_output import NodeOutput
-from ...verification.rounding import compare, tolerance_of
+from ...verification.rounding import agree, compare
 from .attention import use_cached_attention
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
@@ -94,9 +94,10 @@ def check_program(
 ) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
-    There are two runs. In the first, the method that takes chunks gets a prompt longer than one chunk, or 512 tokens, if the context
-    permits it, and a few decode steps. Its logits are compared. In the second, all methods that return tokens continue
-    short prompts in several rows. The file always gets the token that is greedy in `decoder`.
+    There are two runs. In the first, the method that takes chunks gets a prompt in two calls, the first with a whole
+    chunk but at most 512 tokens, if the context permits it, and a few decode steps. Its logits are compared. In the
+    second, all methods that return tokens continue short prompts in several rows. The file always gets the token that
+    is greedy in `decoder`.
     """
     cost = Cost()
     calls = _eager_calls(decoder, _long_run(decoder), noisy_call=_NOISY_CALL)
@@ -107,16 +108,16 @@ def check_program(
     runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
     other_tokens, other_logits = runtime.run_all_methods(others)
-    agree = [_agree(t, call) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
+    matches = [agree(t, call.logits, call.noisy) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
     pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
     comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
     worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
-    wrong = next((call.form for a, call in zip(agree, calls + others) if not a.all()), None)
+    wrong = next((call.form for a, call in zip(matches, calls + others) if not a.all()), None)
     if wrong is None and worst is not None and not worst.ok:
         wrong = pairs[comparisons.index(worst)][1].form
     return ProgramCheck(
-        tokens=sum(a.numel() for a in agree),
-        agreeing=sum(int(a.sum()) for a in agree),
+        tokens=sum(a.numel() for a in matches),
+        agreeing=sum(int(a.sum()) for a in matches),
         difference=None if worst is None else worst.difference,
         tolerance=None if worst is None else worst.tolerance,
         logits_ok=worst is None or worst.ok,
@@ -242,17 +243,6 @@ def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -
     tokens, *places = inputs
     with torch.no_grad():
         return decoder(tokens.reshape(1, -1), *places, all_positions=form != "chunk")[0].float()
-
-
-def _agree(tokens: torch.Tensor, call: _Call) -> torch.Tensor:
-    """Whether each token `[B]` has the largest logit of the eager model, or one that is as large within rounding."""
-    tolerance = tolerance_of(call.logits, call.noisy)
-    best = call.logits.argmax(-1, keepdim=True)
-    chosen = tokens.reshape(-1, 1)
-    is_valid = (chosen >= 0) & (chosen < call.logits.shape[1])
-    chosen = chosen.clamp(0, call.logits.shape[1] - 1)
-    gap = call.logits.gather(1, best) - call.logits.gather(1, chosen)
-    return (is_valid & (gap <= tolerance.gather(1, best) + tolerance.gather(1, chosen))).reshape(-1)
 
 
 class _Runtime:

@@ -168,9 +168,7 @@ def export_llm(
     program = lowered.to_executorch()
     checker = None
     if verify:
-        checker = functools.partial(
-            check_program, program=program, decoder=decoder, kinds=kinds, head=head
-        )
+        checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
         program, report, constants, tuple(methods), decoder.cache.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
@@ -180,10 +178,7 @@ def export_llm(
 def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
     check_choice("quantize", quantize, QUANTIZATIONS)
     check_choice("outputs", outputs, OUTPUTS)
-    if group_size is not None:
-        check_choice("group_size", group_size, GROUP_SIZES)
-        if quantize not in GROUPED:
-            raise ValueError(f"export_llm: group_size: got {group_size} with {quantize}, expected quantize int4 or int8")
+    check_group_size(group_size, quantize)
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
     for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
@@ -201,6 +196,14 @@ def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, bat
 def check_choice(name: str, value: Any, choices: Collection, function: str = "export_llm") -> None:
     if value not in choices:
         raise ValueError(f"{function}: {name}: got {value}, expected {', '.join(map(str, choices))}")
+
+
+def check_group_size(group_size: int | None, quantize: str, function: str = "export_llm") -> None:
+    if group_size is None:
+        return
+    check_choice("group_size", group_size, GROUP_SIZES, function)
+    if quantize not in GROUPED:
+        raise ValueError(f"{function}: group_size: got {group_size} with {quantize}, expected quantize int4 or int8")
 
 
 def _load(

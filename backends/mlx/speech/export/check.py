@@ -11,7 +11,7 @@ from ...llm.export.head_config import HeadConfig
 from ...verification.cost import Cost
 from ...verification.load import load_methods
 from ...verification.noise import RoundingNoise
-from ...verification.rounding import compare, tolerance_of
+from ...verification.rounding import agree, compare
 from .decoder import SpeechDecoder
 from .methods import example_inputs, example_samples
 
@@ -41,9 +41,9 @@ def check_program(path: Path, decoder: SpeechDecoder, head: HeadConfig, start: i
         while steps < _STEPS and position + tokens.shape[1] <= decoder.max_context_len:
             inputs = example_inputs(decoder, head, tokens.shape[1])
             inputs |= {"tokens": tokens, "input_pos": torch.tensor([position])}
-            drawn = int(methods["forward"](list(inputs.values()))[0])
+            drawn = methods["forward"](list(inputs.values()))[0]
             logits = _logits(decoder, tokens, position)
-            agreeing += _agrees(drawn, logits, logits + delta)
+            agreeing += int(agree(drawn, logits, [logits + delta]))
             position, steps = position + tokens.shape[1], steps + 1
             tokens = logits.argmax(-1, keepdim=True)
     return ProgramCheck(
@@ -56,12 +56,3 @@ def check_program(path: Path, decoder: SpeechDecoder, head: HeadConfig, start: i
 
 def _logits(decoder: SpeechDecoder, tokens: torch.Tensor, position: int) -> torch.Tensor:
     return decoder(tokens, torch.tensor([position])).float()
-
-
-def _agrees(token: int, logits: torch.Tensor, noisy: torch.Tensor) -> bool:
-    """Whether a token has the largest logit of the eager model `[1, V]`, or one that is as large within rounding."""
-    tolerance = tolerance_of(logits, [noisy])[0]
-    best = int(logits.argmax())
-    if not 0 <= token < logits.shape[1]:
-        return False
-    return bool(logits[0, best] - logits[0, token] <= tolerance[best] + tolerance[token])

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from safetensors import SafetensorError
 from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
-from ...llm.export.conversion import convert_weights
-from ...llm.export.export import ExportedLLM, check_choice, load_tokenizer
-from ...llm.export.conversion import GROUPED, QUANTIZATIONS
+from ...llm.export.conversion import QUANTIZATIONS, convert_weights
+from ...llm.export.export import ExportedLLM, check_choice, check_group_size, load_tokenizer
 from ...llm.export.head_config import HeadConfig
-from ...llm.export.quantize import GROUP_SIZES
+from ...llm.export.lowering import lower
 from ...llm.export.weights import cast_parameters, find_checkpoint, shortened
-from ...partitioner import MLXPartitioner
-from ...quiet import quiet_lowering
 from .check import check_program
 from .decoder import SpeechDecoder
 from .families import FAMILIES, Family
@@ -75,14 +72,12 @@ def export_speech(
     Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, max_seconds, head)
-    head = HeadConfig(**{**vars(head), "allowed_tokens": True})
+    head = replace(head, allowed_tokens=True)
     progress("load")
     model, tokenizer, feature_extractor, dtype = _load(model, tokenizer, feature_extractor, dtype)
     family = _family(model, feature_extractor, max_seconds)
     prompt = prompt_config(model)
-    conversion = convert_weights(
-        model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress
-    )
+    conversion = convert_weights(model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress)
     length = _context_len(model, max_context_len)
     timestamps = _timestamps(prompt, family)
     decoder = SpeechDecoder(
@@ -92,31 +87,19 @@ def export_speech(
     methods = export_methods(decoder, head)
     constants = metadata(decoder, tokenizer, head, prompt)
     progress("lower")
-    partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-    with quiet_lowering():
-        lowered = to_edge_transform_and_lower(
-            methods,
-            partitioner={name: [partitioner] for name in methods},
-            constant_methods=constants,
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+    lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
     program = lowered.to_executorch()
     checker = functools.partial(check_program, decoder=decoder, head=head, start=prompt["start"]) if verify else None
     return ExportedLLM(
-        program, partitioner.explain(), constants, tuple(methods), decoder.cache_bytes, tuple(conversion.unquantized),
+        program, report, constants, tuple(methods), decoder.cache_bytes, tuple(conversion.unquantized),
         _checker=checker,
     )  # fmt: skip
 
 
 def _check_arguments(quantize: str, group_size: int | None, max_seconds: float, head: HeadConfig) -> None:
     check_choice("quantize", quantize, [name for name in QUANTIZATIONS if name != "mixed"], "export_speech")
-    if group_size is not None:
-        check_choice("group_size", group_size, GROUP_SIZES, "export_speech")
-        if quantize not in GROUPED:
-            raise ValueError(
-                f"export_speech: group_size: got {group_size} with {quantize}, expected quantize int4 or int8"
-            )
+    check_group_size(group_size, quantize, "export_speech")
     if not max_seconds > 0:
         raise ValueError(f"export_speech: max_seconds: got {max_seconds}, expected more than 0")
     if head.penalties:
