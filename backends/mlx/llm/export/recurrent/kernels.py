@@ -117,11 +117,7 @@ def mamba2_chunk_scan(
     key, query = (t.transpose(1, 2).float() for t in (B, C))
     state = begin(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
     out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state.mT)
-    out = out.transpose(1, 2).contiguous()
-    if D is not None:
-        out = out + x * D[..., None]
-    if z is not None:
-        out = out * torch.nn.functional.silu(z)
+    out = _with_skip_and_gate(out.transpose(1, 2).contiguous(), x, None if D is None else D[..., None], z)
     return (out, state.mT) if return_final_states else out
 
 
@@ -137,11 +133,7 @@ def mamba2_selective_state_update(
     decay = (dt[..., :1] * A[:, :1, 0]).exp()[..., None] if is_shared else (dt[..., None] * A).exp()
     new = state.float() * decay + (dt * x)[..., None] * key[:, :, None]
     state.copy_(new.to(state.dtype))
-    out = (new @ query[..., None])[..., 0]
-    if D is not None:
-        out = out + x * D
-    if z is not None:
-        out = out * torch.nn.functional.silu(z)
+    out = _with_skip_and_gate((new @ query[..., None])[..., 0], x, D, z)
     return out.to(hidden_states.dtype)
 
 
@@ -164,17 +156,18 @@ def mamba_selective_scan(
     state = begin(cache, state, (*x.shape[:2], A.shape[-1]))
     tokens = (t.float().transpose(1, 2) for t in (x, dt, B, C))
     out, state = torch.ops.mlx.selective_scan(*tokens, A.float(), state)
-    out = out.transpose(1, 2)
-    if D is not None:
-        out = out + x * D[:, None]
-    if z is not None:
-        out = out * torch.nn.functional.silu(z)
+    out = _with_skip_and_gate(out.transpose(1, 2), x, None if D is None else D[:, None], z)
     return (out, state) if return_last_state else out
 
 
 def _step(dt, bias, softplus):
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return torch.nn.functional.softplus(dt) if softplus else dt
+
+
+def _with_skip_and_gate(out, x, skip, z):
+    out = out if skip is None else out + x * skip
+    return out if z is None else out * torch.nn.functional.silu(z)
 
 
 KERNELS = {
