@@ -60,8 +60,8 @@ class Program:
     `has_logits` and `has_verify`, which say what the program returns.
 
     Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
-    to `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and OutOfMemoryError, which is a
-    RuntimeError, if the program does not fit into memory.
+    to `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
+    OutOfMemoryError, which is a RuntimeError, if the program does not fit into memory.
     """
 
     def __init__(

@@ -42,8 +42,9 @@ class KVCache(Cache):
     `capacity` positions. In a layer with a window, each row is a ring buffer, whose length is enough for the window and
     the `chunk` tokens of one call. A layer that attends over the cache of another layer has no buffers.
 
-    `length` is the number of tokens of the current call. `position` and `row` say where they are, int64: `[1]` for the position of the first token
-    and the row of all, or `[S]` for a position and a row for each token. `row` is None if there is one row.
+    `length` is the number of tokens of the current call. `position` and `row` say where they are, int64: `[1]` for the
+    position of the first token and the row of all, or `[S]` for a position and a row for each token. `row` is None if
+    there is one row.
     """
 
     rows: int

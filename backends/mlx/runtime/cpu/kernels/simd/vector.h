@@ -183,7 +183,8 @@ inline Floats multiply_add(Floats x, Floats w, Floats acc) {
   return acc + x * w;
 }
 
-// Loads elements of `Type` as float32, and pairs as they are. load_first() loads `count` elements and sets the other lanes to 0.
+// Loads elements of `Type` as float32, and bfloat16 pairs as they are. load_first() loads `count` elements and sets the
+// other lanes to 0.
 template <FloatType Type>
 struct Elements {
   typedef uint16_t Element;
