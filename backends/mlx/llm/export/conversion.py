@@ -14,7 +14,7 @@ from ...custom_ops.packing import FLOAT_MODES
 from .calibration import Perplexity, Text, linear_layers_in_float32, importance, perplexity
 from .packed import install, is_linear
 from .quantize import is_microscaled, linear_paths, quantize_model
-from .rounding import Format
+from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import run_by_block, tuned
 from .weights import cast_parameters
