@@ -63,7 +63,7 @@ void Profiler::run(Context& context, uint32_t chain_index, size_t instruction_in
   }
   // ExecuTorch's Inspector merges the events of one call that have the same name. So if an instruction runs again,
   // as in a loop, a number is added to its name.
-  std::string name = str(index, ".", instruction_index, " ", find_row(size_t(instruction.op_type()))->name);
+  std::string name = str(chain_index, ".", instruction_index, " ", find_row(size_t(instruction.op_type()))->name);
   if (const uint32_t run = runs_[&instruction]++; run > 0) {
     name += str(" #", run);
   }
