@@ -71,7 +71,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
     ]
     assert all(expected)
     with served.serve(chat_program) as server:
-        server.delay = 0.001
+        server.delay = 0.003
         threads, memory = [], []
         for _ in range(3):
             texts = asyncio.run(streams(server.url))
