@@ -322,7 +322,7 @@ executorch_mlx_status executorch_mlx_engine_score(
       for (size_t i = 0; i < count; ++i) {
         logprobs[done + i] = values[i];
         if (is_greedy != nullptr) {
-          is_greedy[done + i] = drawn[i] == expected[done + i];
+          is_greedy[done + i] = drawn[i].token == expected[done + i];
         }
       }
       done += count;

@@ -62,6 +62,11 @@ class LlmProgram {
     return verify_ ? verify_->max_tokens() : 0;
   }
 
+  // Whether verify() returns the log probabilities of drawn tokens. Programs of earlier versions do not.
+  bool verifies_logprobs() const {
+    return verify_ && verify_->num_outputs() >= kVerifyOutputs;
+  }
+
   // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const RequestOptions& options) const;
 
@@ -69,7 +74,7 @@ class LlmProgram {
   std::vector<Drawn> draw(std::span<const Slot> slots);
 
   // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
-  std::vector<int64_t> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
+  std::vector<Drawn> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
 
   // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
   std::vector<std::vector<float>> logits(std::span<const Slot> slots);
@@ -90,7 +95,13 @@ class LlmProgram {
   void write_profile(const std::string& path);
 
  private:
+  // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
+  static constexpr size_t kVerifyOutputs = 5;
+
   std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
+  std::vector<Drawn> read_drawn(
+      const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
+      bool has_logprobs) const;
   void check_token(const Method& method, int64_t token) const;
 
   std::string path_;
