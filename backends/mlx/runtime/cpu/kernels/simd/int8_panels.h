@@ -1,10 +1,10 @@
 // Products of any number of rows of activations in 8 bits with a quantized matrix, as int8.h defines them. Part of
 // kernels.cpp.
 //
-// A panel holds a part of kLanes rows of the matrix, as unsigned bytes: four integers of each row, then the next four of
-// each row, and so on. Integers of 4 bits are unpacked eight at a time: the four with even indices, then the four with
-// odd indices. quantize_row() writes the integers of x in the same order. A tile of results multiplies the panels by
-// several rows of x.
+// A panel holds a part of kLanes rows of the matrix, as unsigned bytes: four integers of each row, then the next four
+// of each row, and so on. Integers of 4 bits are unpacked eight at a time: the four with even indices, then the four
+// with odd indices. quantize_row() writes the integers of x in the same order. A tile of results multiplies the panels
+// by several rows of x.
 #pragma once
 
 #include "int8.h"
@@ -24,17 +24,15 @@ constexpr int kInt8TileRows = 6;
 constexpr int kInt8TileRows = 3;
 #endif
 
-// -- panels of the matrix -------------------------------------------------------------------------
-
-// kInt8Panels panels.
+// kInt8Panels panels, with the scales and biases of each group.
 struct Int8Panels {
   alignas(64) uint8_t bytes[kInt8Panels][kInt8Chunk * kLanes];
   alignas(64) float scales[kInt8Panels][kChunkGroups * kLanes];
   alignas(64) float biases[kInt8Panels][kChunkGroups * kLanes];
 };
 
-// Writes columns of kLanes rows to `to`, transposed. Row i begins at element i * stride of `from`, or at that of row `last`
-// if i is above `last`.
+// Writes the first `columns` elements of kLanes rows to `to`, transposed. Rows have the distance `stride`. Row `last`
+// takes the place of the rows after it.
 template <FloatType Type>
 void transpose_rows(
     const typename Elements<Type>::Element* from, ptrdiff_t stride, int last, int columns, float* to) {
@@ -62,8 +60,15 @@ void transpose_scales(
                              : transpose_rows<FloatType::bfloat16>(from, stride, last, groups, to);
 }
 
-// Writes `words` words of kLanes rows to a panel. The rows begin at `from`, with the distance `stride`; see
-// transpose_rows(). Prefetches as many words of the rows at `next`.
+// Prefetches the scales and biases of kLanes rows.
+inline void prefetch_scales(const QuantizedMatrix& q, ptrdiff_t first) {
+  const ptrdiff_t size = static_cast<ptrdiff_t>(q.k / q.group_size) * (q.scale_type == FloatType::float32 ? 4 : 2);
+  prefetch(static_cast<const char*>(q.scales) + first * size, kLanes * size);
+  prefetch(static_cast<const char*>(q.biases) + first * size, kLanes * size);
+}
+
+// Writes the first `words` words of kLanes rows to a panel. `stride` and `last` are those of transpose_rows(). Prefetches
+// as many words of the rows at `next`.
 template <int Bits>
 void unpack_panel(const uint32_t* from, ptrdiff_t stride, int last, int words, const uint32_t* next, uint8_t* panel) {
   for (int i = 0; i < words; i += kLanes) {
@@ -154,6 +159,9 @@ template <int Bits, int P>
 void multiply_int8_panels(
     const QuantizedMatrix& q, const Int8Rows& x, int m, int first, int columns, float* y, ptrdiff_t ldy) {
   Int8Panels panels;
+  for (int p = 0; p < P; ++p) {
+    prefetch_scales(q, first + (P + p) * kLanes);
+  }
   const ptrdiff_t words = static_cast<ptrdiff_t>(q.k) * Bits / 32;
   for (int column = 0; column < q.k; column += kInt8Chunk) {
     const int length = q.k - column < kInt8Chunk ? q.k - column : kInt8Chunk;

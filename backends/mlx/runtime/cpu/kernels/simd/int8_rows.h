@@ -1,8 +1,8 @@
 // Products of few rows of activations in 8 bits with a quantized matrix, as int8.h defines them. Part of kernels.cpp.
 //
-// Vectors of a row of the matrix are multiplied as they are in memory, without panels. Each block of four lanes, a part,
-// belongs to one group of the matrix. The sums of the parts of kLanes rows are then transposed, so that each lane has a
-// column of the result.
+// Vectors of a row of the matrix are multiplied as they are in memory, without panels. Each block of four lanes, a
+// part, belongs to one group of the matrix. The sums of the parts of kLanes rows are then transposed, so that each lane
+// has a column of the result.
 #pragma once
 
 #include "int8_panels.h"
@@ -91,6 +91,7 @@ void dot_columns(const QuantizedMatrix& q, const Int8Rows& x, int first, int col
   for (int i = 0; i < kLanes; ++i) {
     w[i] = reinterpret_cast<const char*>(q.w) + (first + (i < last ? i : last)) * stride;
   }
+  prefetch_scales(q, first + kLanes);
   Floats acc[M] = {};
   Ints dots[M] = {};
   int parts = 0;  // of the present group that are in `dots`
