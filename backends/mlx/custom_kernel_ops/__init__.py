@@ -5,11 +5,11 @@ kernels, for IR nodes of their own: `mlx::sample` (`SampleNode`) and `mlx::int8_
 (`Int8QuantizedMatmulNode`). ExecuTorch gives such folders this name.
 """
 
-from . import int8_activations, layer_state, logprobs, penalties, sample
+from . import int8_activations, layer_state, logits_processors, logprobs, sample
 
 COMPOSITES = {
     **sample.COMPOSITES,
-    **penalties.COMPOSITES,
+    **logits_processors.COMPOSITES,
     **logprobs.COMPOSITES,
     **layer_state.COMPOSITES,
     **int8_activations.COMPOSITES,
