@@ -92,7 +92,7 @@ ROWS = [
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
         floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
     row("mlx::int8_quantized_matmul", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
-        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, verified=False, nodes=["Int8QuantizedMatmulNode"]),
+        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False, nodes=["Int8QuantizedMatmulNode"]),
     row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
         floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
     *modes("quantized_matmul", MLXLinear, floats(3, 64)),
