@@ -47,6 +47,11 @@ def packed(*shape, bits=4, group_size=32):
     return quantize(w, bits, group_size)
 
 
+def with_int8_activations(layer):
+    layer.int8_activations = True
+    return layer
+
+
 def random_bytes(*shape, low=0, high=256, seed=0):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
 
@@ -75,17 +80,21 @@ ROWS = [
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
     *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)],
-        verified=False,
+        edge_verified=False,
           dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
       for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
     row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
         ints(3, 2, low=-8, high=8, dtype=I8)),
     row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
-                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], verified=False),
+                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
     row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
         floats(2, 3, 64), cases=[(floats(64),)], loose=3),
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
         floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
+    row("mlx::int8_quantized_matmul", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False, nodes=["Int8QuantizedMatmulNode"]),
+    row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
     *modes("quantized_matmul", MLXLinear, floats(3, 64)),
     row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
         indices(2, 3, below=6), cases=[(indices(below=6),)]),

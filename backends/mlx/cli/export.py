@@ -50,7 +50,11 @@ def _add_weights(add: Callable) -> None:
     add("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS,
         help="number of weights that share a quantization scale (default: 32)")
     add("--calibrate", type=Path, metavar="FILE",
-        help="tune the quantization over the text in this file (default: adapt it to a part of Python's documentation)")
+        help="measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
+             "and mixed, also tune the weights on it, which takes longer")
+    add("--activations", choices=("float", "int8"), default="float",
+        help="int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
+             "--allow-extensions (default: %(default)s)")
     add("--adapter", type=Path, metavar="DIR",
         help="merge the LoRA adapter in this peft folder")
 
@@ -127,8 +131,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "tensor_parallel")
-    names = (*names, "speculation", "allow_extensions", "verify")
+    names = (*names, "tensor_parallel", "activations", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     head = HeadConfig(
         seed=options.seed,
@@ -142,7 +145,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1, "tensor_parallel": 1, "outputs": "tokens",
+    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1,
+    "tensor_parallel": 1, "outputs": "tokens",
     "penalties": 0, "speculation": True,
 }  # fmt: skip
 
@@ -174,9 +178,9 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"not split    {', '.join(exported.whole)}")
     for note in exported.notes:
         print(f"converted    {note}")
-    counts = collections.Counter(exported.cache_numbers)
-    layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
-    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers or 'none'}")
+    counts = collections.Counter(exported.cache_values_per_token)
+    layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")
     if exported.check:
         print(f"verified     {exported.check}")
 

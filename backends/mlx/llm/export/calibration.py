@@ -12,9 +12,9 @@ import torch
 
 from .packed import is_experts, is_linear
 
-_WINDOW = 512  # tokens of one forward pass
-_CALIBRATION, _HELD_OUT = 4, 2  # windows
-_CHARACTERS = 100_000  # of the text are read: more than the windows need
+_WINDOW = 512  # the tokens of one forward pass
+_CALIBRATION, _HELD_OUT = 4, 2  # numbers of windows
+_CHARACTERS = 100_000  # the part of the text that is read, which is more than the windows need
 
 
 @dataclass
@@ -53,22 +53,27 @@ class Text:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The perplexity of a model before and after the quantization, on a text of `tokens` tokens."""
+    """The perplexity of a model before and after the quantization, on a text of `tokens` tokens.
+
+    `int8` is the perplexity after the quantization with activations in 8 bits, or None if activations are floats.
+    """
 
     before: float
     after: float
     text: str
     tokens: int
+    int8: float | None = None
 
     LIMIT = 1.1
 
     @property
     def ratio(self) -> float:
-        return self.after / self.before
+        return (self.int8 or self.after) / self.before
 
     def __str__(self) -> str:
+        int8 = "" if self.int8 is None else f", {self.int8:.2f} with activations in 8 bits"
         line = (
-            f"{self.before:.2f} before and {self.after:.2f} after the quantization: {self.ratio:.3f} times, on "
+            f"{self.before:.2f} before and {self.after:.2f} after the quantization{int8}: {self.ratio:.3f} times, on "
             f"{self.tokens} tokens of {self.text}"
         )
         return line if self.ratio <= self.LIMIT else f"{line}; warning: it rises by more than {self.LIMIT - 1:.0%}"
@@ -78,7 +83,7 @@ class Perplexity:
 def perplexity(model: torch.nn.Module, windows: torch.Tensor) -> float:
     """Return the perplexity of `model` on token ids [windows, S], each window on its own."""
     losses = []
-    with float32_products(model):
+    with linear_layers_in_float32(model):
         for window in windows:
             logits = model(window[None], use_cache=False).logits[0, :-1].float()
             losses.append(torch.nn.functional.cross_entropy(logits, window[1:]))
@@ -98,7 +103,7 @@ def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch
 
     handles = [m.register_forward_pre_hook(watch(path)) for path, m in model.named_modules() if is_linear(m)]
     try:
-        with float32_products(model):
+        with linear_layers_in_float32(model):
             for window in windows:
                 model(window[None], use_cache=False, logits_to_keep=1)
     finally:
@@ -108,11 +113,11 @@ def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch
 
 
 @contextlib.contextmanager
-def float32_products(model: torch.nn.Module) -> Iterator[None]:
+def linear_layers_in_float32(model: torch.nn.Module) -> Iterator[None]:
     """Make the linear layers and embeddings of `model` compute in float32, whatever the dtype of their weights.
 
-    A weight is converted when it is used. Models with experts, and those with `LayerNorm`, stay as they are: their
-    other weights cannot be combined with float32.
+    A weight is converted when it is used. Models with experts or `LayerNorm` stay as they are, because these reject
+    float32 inputs while their weights are half precision.
     """
     changed = []
     if not any(is_experts(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .calibration import Perplexity, Text, float32_products, importance, perplexity
-from .packed import install, is_linear
+from .calibration import Perplexity, Text, linear_layers_in_float32, importance, perplexity
+from .packed import install, is_linear, set_int8_activations
 from .quantize import is_microscaled, linear_paths, quantize_model
-from .rounding import Format
+from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import run_by_block, tuned
 from .weights import cast_parameters
@@ -42,9 +42,12 @@ def convert_weights(
     *,
     tokenizer: Any,
     calibrate: Path | None,
+    activations: str = "float",
     progress: Callable[[str], Any],
 ) -> Conversion:
     """Pack, quantize and cast the weights of `model` in place. `export_llm` explains the arguments.
+
+    The activations stay floats, but the perplexity is also measured with `activations`.
 
     Without a tokenizer, there is no text: the weights are rounded by their own error, and no perplexity is measured.
     """
@@ -65,7 +68,8 @@ def convert_weights(
         if text is not None:
             progress("measure the perplexity again")
             after = perplexity(model, text.held_out)
-            conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel())
+            int8 = _int8_perplexity(model, text, progress) if activations == "int8" else None
+            conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel(), int8)
     if dtype is not None:
         cast_parameters(model, dtype)
     return conversion
@@ -82,7 +86,7 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
     weights: dict[str, torch.Tensor] = {}
     if quantize == "mixed":
         progress("measure the layers")
-        with float32_products(model):
+        with linear_layers_in_float32(model):
             formats = _mixed(model, text)
     if text is not None:
         progress("calibrate")
@@ -95,6 +99,15 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
         model, common.bits, group_size, mode=mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
         importance=weights,
     )  # fmt: skip
+
+
+def _int8_perplexity(model: PreTrainedModel, text: Text, progress: Callable[[str], Any]) -> float:
+    progress("measure the perplexity with activations in 8 bits")
+    set_int8_activations(model, True)
+    try:
+        return perplexity(model, text.held_out)
+    finally:
+        set_int8_activations(model, False)
 
 
 def _mixed(model: PreTrainedModel, text: Text) -> dict[str, Format]:
@@ -114,5 +127,5 @@ def _tune(model, text: Text, common: Format, formats: dict[str, Format], dtype: 
                 operands = tuned(layer.weight, moment, format.bits, format.group_size, dtype)
                 install(model, path, "weight", *operands, bits=format.bits, group_size=format.group_size)
 
-    with float32_products(model):
+    with linear_layers_in_float32(model):
         run_by_block(model, text.calibration, visit)

@@ -20,11 +20,13 @@ from .head_config import HeadConfig
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
+from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ACTIVATIONS = ("float", "int8")
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
 _UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
@@ -40,6 +42,7 @@ def export_llm(
     quantize: str = "none",
     group_size: int | None = None,
     calibrate: str | Path | None = None,
+    activations: str = "float",
     max_context_len: int | None = None,
     chunk: int | None = None,
     sliding_window: str | int = "auto",
@@ -67,6 +70,8 @@ def export_llm(
       and the output projection get 8 bits.
     - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,
       by default on a part of Python's documentation, and is tuned layer by layer.
+    - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
+      8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
@@ -87,6 +92,9 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
+    check_choice("activations", activations, ACTIVATIONS)
+    if activations == "int8" and tensor_parallel > 1:
+        raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
@@ -96,7 +104,7 @@ def export_llm(
     use_gathered_experts(model)
     conversion = convert_weights(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
-        calibrate=None if calibrate is None else Path(calibrate), progress=progress,
+        calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
@@ -106,6 +114,8 @@ def export_llm(
     )  # fmt: skip
     if reference is not None:
         reference.check(decoder)
+    if activations == "int8" and not set_int8_activations(model, True):
+        raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()

@@ -102,7 +102,7 @@ def partition(
     )  # fmt: skip
     return PartitionedLLM(
         program=None, report=None, metadata=constants, methods=tuple(methods),
-        cache_bytes=decoder.cache.bytes + split_bytes, cache_numbers=tuple(decoder.cache.numbers_per_token),
+        cache_bytes=decoder.cache.bytes + split_bytes, cache_values_per_token=tuple(decoder.cache.numbers_per_token),
         parts=processes, whole=found.whole, _lower=lower_part, **fields,
     )  # fmt: skip
 
