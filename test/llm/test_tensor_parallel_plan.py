@@ -1,5 +1,7 @@
 """Which weights of a model are split, found from its graph; the parts together give the logits of the whole model."""
 
+import os
+
 import pytest
 import torch
 from executorch_mlx.custom_ops.distributed import simulated_group
@@ -10,7 +12,7 @@ from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.methods import MethodKind, export_methods
 from executorch_mlx.llm.export.tensor_parallel.plan import parameters, plan
 from executorch_mlx.llm.export.tensor_parallel.rewriter import part_of, rewritten
-from tensor_parallel_models import FAMILIES, VOCABULARY, model
+from tensor_parallel_models import FAMILIES, MORE_FAMILIES, VOCABULARY, model
 
 
 def exported(family, heads=4, key_heads=2, quantize="none"):
@@ -49,7 +51,7 @@ def names(found):
     return {".".join(name.split(".")[-2:]): split.axis for name, split in found.tensors.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + (MORE_FAMILIES if os.environ.get("LONG") else ()))
 def test_parts_give_the_logits_of_the_whole_model(family):
     methods = exported(family)
     found = plan(methods, 2, VOCABULARY)
