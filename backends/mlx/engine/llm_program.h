@@ -18,7 +18,7 @@
 
 namespace executorch_mlx {
 
-// A drawn token. The log probabilities are empty unless the slot asked for them.
+// A drawn token. Unless log probabilities were asked for, `logprob` is 0 and the lists are empty.
 struct Drawn {
   int64_t token = 0;
   float logprob = 0;
@@ -39,7 +39,7 @@ class LlmProgram {
   const LlmMetadata& metadata() const {
     return metadata_;
   }
-  const MetadataReader& values() const {
+  const MetadataReader& metadata_reader() const {
     return *reader_;
   }
   bool has_token_bytes() const {
@@ -49,7 +49,8 @@ class LlmProgram {
   // Gives a program the bytes of its tokens, as in executorch_mlx.h.
   void set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets);
 
-  // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/buffers.h covers its whole state.
+  // Whether all mutable buffers of the program are MLX arrays, so that the functions of
+  // executorch_mlx/buffers.h can copy, read and write its whole state.
   bool has_only_mlx_state() const;
   bool runs_on_cpu() const {
     return runs_on_cpu_;
