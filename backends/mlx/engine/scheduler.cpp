@@ -385,15 +385,15 @@ std::vector<Drawn> Scheduler::run_slots(
         history = history.last(meta.history);
       }
       Drawn& result = drawn.emplace_back();
-      std::vector<float> changed = logits[i];
+      const auto own = options.logprobs >= 0 ? logits[i] : std::vector<float>(); // the draw changes the logits
       result.token = draw_on_host(
-          {.logits = changed, .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
+          {.logits = logits[i], .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
           options.sampling);
       if (options.logprobs >= 0) {
-        result.logprob = log_probability(logits[i], result.token);
-        result.top_tokens = most_likely(logits[i], options.logprobs);
+        result.logprob = log_probability(own, result.token);
+        result.top_tokens = most_likely(own, options.logprobs);
         for (const int64_t token : result.top_tokens) {
-          result.top_logprobs.push_back(log_probability(logits[i], token));
+          result.top_logprobs.push_back(log_probability(own, token));
         }
       }
     }
