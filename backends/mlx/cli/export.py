@@ -53,6 +53,9 @@ def _add_weights(add: Callable) -> None:
     add("--calibrate", type=Path, metavar="FILE",
         help="measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
              "and mixed, also tune the weights on it, which takes longer")
+    add("--activations", choices=("float", "int8"), default="float",
+        help="int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
+             "--allow-extensions (default: %(default)s)")
     add("--adapter", type=Path, metavar="DIR",
         help="merge the LoRA adapter in this peft folder")
 
@@ -123,7 +126,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "speculation", "allow_extensions", "verify")
+    names = (*names, "activations", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     if options.batch is None:
         arguments["batch"] = ROWS if options.outputs == "tokens" else 1
@@ -139,7 +142,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None, "outputs": "tokens",
+    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
+    "outputs": "tokens",
     "penalties": 0, "speculation": True,
 }  # fmt: skip
 

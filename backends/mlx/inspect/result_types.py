@@ -294,6 +294,10 @@ def quantized_matmul(n, env):
     return Type((*env.shape(n.x)[:-1], env.shape(n.w)[-2] if n.transpose else _columns(n, env)), env.dtype(n.x))
 
 
+def int8_quantized_matmul(n, env):
+    return Type((*env.shape(n.x)[:-1], env.shape(n.w)[-2]), env.dtype(n.x))
+
+
 def gather_qmm(n, env):
     x, w = env.shape(n.x), env.shape(n.w)
     columns = w[-2] if n.transpose else _columns(n, env)

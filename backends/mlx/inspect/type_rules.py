@@ -78,6 +78,7 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     # quant
     ir.DequantizeParams: result_types.dequantize,
     ir.QuantizedMatmulParams: result_types.quantized_matmul,
+    ir.Int8QuantizedMatmulParams: result_types.int8_quantized_matmul,
     ir.GatherQmmParams: result_types.gather_qmm,
 }
 

@@ -590,6 +590,22 @@ class QuantizedMatmulParams(Table):
 
 
 @dataclass(kw_only=True)
+class Int8QuantizedMatmulParams(Table):
+    """x [..., K] @ w.T for a matrix w [N, K] in affine packing, with activations in 8 bits: the result is [..., N] in the
+    dtype of x. Each group of `group_size` values of a row of x is rounded to integers in [-127, 127] with a scale of its
+    own. custom_kernel_ops/int8_activations.py defines the result, but for the rounding of sums.
+    """
+
+    x: Tid
+    w: Tid
+    scales: Tid
+    biases: Tid
+    out: Output[Tid]
+    group_size: int32 = 0
+    bits: int32 = 0
+
+
+@dataclass(kw_only=True)
 class GatherQmmParams(Table):
     x: Tid
     w: Tid
@@ -909,6 +925,7 @@ class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 class SampleNode(SampleParams, Op): OP_TYPE = 210
+class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
 # fmt: on
 
 FIRST_EXTENSION = 200

@@ -28,12 +28,14 @@ from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
 from .mtp import load_mtp
+from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .state import has_state
 from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ACTIVATIONS = ("float", "int8")
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
 _UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
@@ -96,6 +98,7 @@ def export_llm(
     quantize: str = "none",
     group_size: int | None = None,
     calibrate: str | Path | None = None,
+    activations: str = "float",
     max_context_len: int | None = None,
     chunk: int | None = None,
     sliding_window: str | int = "auto",
@@ -122,6 +125,8 @@ def export_llm(
       and the output projection get 8 bits.
     - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,
       by default on a part of Python's documentation, and is tuned layer by layer.
+    - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
+      8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
@@ -139,6 +144,7 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
+    check_choice("activations", activations, ACTIVATIONS)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head)
     progress("load")
     draws_drafts = speculation and outputs != "logits"
@@ -149,7 +155,7 @@ def export_llm(
     use_gathered_experts(model)
     conversion = convert_weights(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
-        calibrate=None if calibrate is None else Path(calibrate), progress=progress,
+        calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
     if mtp is not None:
         convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
@@ -161,6 +167,8 @@ def export_llm(
     )  # fmt: skip
     if reference is not None:
         reference.check(decoder)
+    if activations == "int8" and not set_int8_activations(model, True):
+        raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()

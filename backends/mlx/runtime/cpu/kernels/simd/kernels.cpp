@@ -6,6 +6,7 @@
 
 #include "columns.h"
 #include "dot.h"
+#include "int8_rows.h"
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
@@ -29,6 +30,8 @@ extern const Kernels kernels = {
     .arrange = arrange,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
+    .quantize_row = quantize_row,
+    .multiply_int8 = multiply_int8,
     .widen = widen,
     .narrow = narrow,
     .silu = silu,
