@@ -340,7 +340,7 @@ bool LlmProgram::repeat(std::span<const char> message) {
     }
     const auto end = std::find(message.begin(), message.end(), '\0');
     const std::string_view name(message.data(), end - message.begin());
-    for (const auto* method : {&draw_, &decode_, &verify_, &logits_, &decode_logits_}) {
+    for (const auto* method : {&draw_, &decode_, &verify_, &draft_, &logits_, &decode_logits_}) {
       if (*method != nullptr && (*method)->name() == name) {
         (*method)->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
         return true;
