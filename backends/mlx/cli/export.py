@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.processes import part_path
 from .model_arguments import CommandError
 
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
+
+ROWS = 4  # of a program that returns only tokens; docs/performance.md has what rows cost
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -65,8 +68,12 @@ def _add_sizes(add: Callable) -> None:
         help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
     add("--chunk", type=int, metavar="N",
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
-    add("--batch", type=int, default=1, metavar="N",
-        help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
+    add("--batch", type=int, metavar="N",
+        help=f"rows of the KV caches: requests that the program serves side by side (default: {ROWS}; 1 with --outputs "
+             "logits or both, as ExecuTorch's own runner expects)")
+    add("--tensor-parallel", type=int, default=1, metavar="N",
+        help="split the weights and KV caches among N processes: writes FILE with -0-of-N to -(N-1)-of-N before the "
+             "suffix, which `run --hosts` starts (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
         help="speech models with a dynamic length: the longest sound of a call (default: 30)")
 
@@ -115,6 +122,10 @@ def run(options: argparse.Namespace) -> int:
     if exported.check:
         progress.note(exported.check.cost())
     _print_summary(exported)
+    if options.tensor_parallel > 1:
+        parts = ", ".join(part_path(options.output, rank, exported.parts).name for rank in range(exported.parts))
+        print(f"{parts}: {size / 1e6:.1f} MB")
+        return 0
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
 
@@ -123,8 +134,10 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "activations", "speculation", "allow_extensions", "verify")
+    names = (*names, "tensor_parallel", "activations", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
+    if options.batch is None:
+        arguments["batch"] = ROWS if options.outputs == "tokens" else 1
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
@@ -137,7 +150,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1, "outputs": "tokens",
+    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
+    "tensor_parallel": 1, "outputs": "tokens",
     "penalties": 0, "speculation": True,
 }  # fmt: skip
 
@@ -165,6 +179,8 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
     if exported.perplexity:
         print(f"perplexity   {exported.perplexity}")
+    if getattr(exported, "whole", None):
+        print(f"not split    {', '.join(exported.whole)}")
     for note in exported.notes:
         print(f"converted    {note}")
     counts = collections.Counter(exported.cache_values_per_token)

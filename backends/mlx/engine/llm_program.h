@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "group.h"
 #include "metadata.h"
 #include "method.h"
 
@@ -74,6 +75,13 @@ class LlmProgram {
   // Draws the next token of each slot. Several slots have one token each, and different rows.
   std::vector<Drawn> draw(std::span<const Slot> slots);
 
+  // Whether the program has a head for multi-token prediction.
+  bool has_draft() const {
+    return draft_ != nullptr;
+  }
+  // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the slot means.
+  int64_t draft(const Slot& slot);
+
   // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
   std::vector<Drawn> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
 
@@ -92,6 +100,22 @@ class LlmProgram {
   // loaded. Only for one thread at a time.
   uint64_t hash(const std::function<uint64_t()>& compute) const;
 
+  // Whether this is process 0 of a group that runs a tensor-parallel model.
+  bool leads_group() const {
+    return group_ != nullptr && group_->is_leader();
+  }
+  // Copies the first `length` positions of a row to another one, in all processes. `written` is Row::written. Returns
+  // false if that is not possible.
+  bool copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const;
+
+  // Ends the group. No call may follow.
+  void leave_group() {
+    group_.reset();
+  }
+
+  // In the other processes of the group: makes the calls that process 0 makes, until it ends. Throws EngineError.
+  void follow();
+
   // Writes the times of all calls so far. Only with `profile`.
   void write_profile(const std::string& path);
 
@@ -99,6 +123,7 @@ class LlmProgram {
   // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
   static constexpr size_t kVerifyOutputs = 5;
 
+  bool repeat(std::span<const char> message);
   std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
   std::vector<Drawn> read_drawn(
       const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
@@ -112,12 +137,13 @@ class LlmProgram {
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;
   TokenTable token_table_;
+  std::unique_ptr<Group> group_; // null: the model has one part
   std::vector<uint8_t> own_bytes_; // of set_token_bytes()
   std::vector<int64_t> own_offsets_;
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::optional<uint64_t> hash_;
   // Null if the program has no such method.
-  std::unique_ptr<Method> draw_, decode_, verify_, logits_, decode_logits_;
+  std::unique_ptr<Method> draw_, decode_, verify_, draft_, logits_, decode_logits_;
 };
 
 } // namespace executorch_mlx

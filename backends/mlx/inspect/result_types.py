@@ -203,6 +203,12 @@ def slice_(n, env):
 # -- indices -------------------------------------------------------------------
 
 
+def all_gather(n, env):
+    shape = list(env.shape(n.x))
+    shape[n.axis] *= n.size
+    return Type(tuple(shape), env.dtype(n.x))
+
+
 def take(n, env):
     shape, index = env.shape(n.x), unwrap_operand(n.index)
     axis = n.axis % len(shape)

@@ -651,6 +651,29 @@ class SampleParams(Table):
 
 
 @dataclass(kw_only=True)
+class AllSumParams(Table):
+    """The sum of x over the processes of a group. All of them get the same bits, which do not depend on the shape of x. The
+    program is for the process `rank` of a group of `size` processes.
+    """
+
+    x: Tid
+    out: Output[Tid]
+    rank: int32 = 0
+    size: int32 = 0
+
+
+@dataclass(kw_only=True)
+class AllGatherParams(Table):
+    """The arrays x of all processes of a group, concatenated along `axis` in the order of the ranks."""
+
+    x: Tid
+    out: Output[Tid]
+    axis: int32 = 0
+    rank: int32 = 0
+    size: int32 = 0
+
+
+@dataclass(kw_only=True)
 class ScanParams(Table):
     """Iterates over axis `scan_axis` of the arrays `originals`. Each iteration first sets
     `sliced[i]` to the slice of `originals[i]` at the present index, and then runs chain
@@ -926,6 +949,8 @@ class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 class SampleNode(SampleParams, Op): OP_TYPE = 210
 class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
+class AllSumNode(AllSumParams, Op): OP_TYPE = 250
+class AllGatherNode(AllGatherParams, Op): OP_TYPE = 251
 # fmt: on
 
 FIRST_EXTENSION = 200

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
-import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchProgramManager
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
-from ...partitioner import Report
 from .adapter import merge_adapter
-from .calibration import Perplexity
-from .check import ProgramCheck, VerificationError, check_program
-from .conversion import GROUPED, QUANTIZATIONS, convert_weights
+from .check import check_program
+from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
+from .exported import ExportedLLM
 from .head_config import HeadConfig
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
+from .mtp import load_mtp
 from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
-from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
+from .state import has_state
+from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("float", "int8")
@@ -37,53 +34,6 @@ DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV ca
 _UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
-
-
-@dataclass
-class ExportedLLM:
-    """The result of `export_llm`.
-
-    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
-    the KV caches in bytes, and `cache_values_per_token` has for each layer with a cache how many numbers it keeps for
-    a token. `unquantized` has the names of the layers that stay in full precision,
-    because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
-    the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
-    file that was converted with an error. `check` is the result of the check that `save` made, or None.
-    """
-
-    program: ExecutorchProgramManager
-    report: Report
-    metadata: dict[str, Any]
-    methods: tuple[str, ...]
-    cache_bytes: int
-    cache_values_per_token: tuple[int, ...]
-    unquantized: tuple[str, ...] = ()
-    perplexity: Perplexity | None = None
-    notes: tuple[str, ...] = ()
-    check: ProgramCheck | None = None
-    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
-
-    def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes.
-
-        Before the file gets its name, it runs beside the eager model, unless the model was exported with
-        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
-        stays as it is.
-        """
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            unchecked = Path(folder) / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
-            if self._checker is not None:
-                self.check = self._checker(unchecked)
-                if not self.check.ok:
-                    raise VerificationError(self.check)
-            os.replace(unchecked, path)
-        return size
 
 
 def export_llm(
@@ -100,6 +50,7 @@ def export_llm(
     chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
+    tensor_parallel: int = 1,
     outputs: str = "tokens",
     speculation: bool = True,
     head: HeadConfig = HeadConfig(),
@@ -131,6 +82,9 @@ def export_llm(
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
+    - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
+      caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
+      files use IR nodes that ExecuTorch's own MLX delegate lacks.
     - `outputs`: `tokens`; `logits`; or `both`, as several methods.
     - `speculation`: whether a program that returns tokens has the method `verify`, which checks draft tokens.
     - `head`: the sampling parameters that the program takes as inputs.
@@ -142,9 +96,12 @@ def export_llm(
     Raises ValueError, with the name of the argument in the message.
     """
     check_choice("activations", activations, ACTIVATIONS)
-    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head)
+    if activations == "int8" and tensor_parallel > 1:
+        raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
+    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
-    model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
+    has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -153,11 +110,13 @@ def export_llm(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
         calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
+    if mtp is not None:
+        convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     decoder = CachedDecoder(
         model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
-        ring_chunk=None if chunk else WINDOW_CHUNK,
+        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
     )  # fmt: skip
     if reference is not None:
         reference.check(decoder)
@@ -167,9 +126,18 @@ def export_llm(
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
     # A state cannot be rewound after a wrong draft. Without drafts, `verify` is for log probabilities of given tokens.
-    kinds = method_kinds(outputs, batch, speculation and (head.logprobs > 0 or not decoder.has_state))
+    verifies = speculation and (head.logprobs > 0 or not decoder.has_state)
+    kinds = method_kinds(outputs, batch, verifies, draft=mtp is not None)
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
+    if tensor_parallel > 1:
+        from .tensor_parallel.parts import partition
+
+        progress("split")
+        return partition(
+            decoder, methods, kinds, head, constants, tensor_parallel, verify=verify, notes=tuple(notes),
+            unquantized=tuple(conversion.unquantized), perplexity=conversion.perplexity,
+        )  # fmt: skip
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
@@ -178,18 +146,20 @@ def export_llm(
     if verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
-        program, report, constants, tuple(methods), decoder.cache.bytes, tuple(decoder.cache.numbers_per_token),
+        program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
     )
 
 
-def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
+def _check_arguments(
+    quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head: HeadConfig
+) -> None:
     check_choice("quantize", quantize, QUANTIZATIONS)
     check_choice("outputs", outputs, OUTPUTS)
     check_group_size(group_size, quantize)
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
-    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
+    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2), ("tensor_parallel", tensor_parallel, 1)):
         if value is not None and value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
     if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):
@@ -215,13 +185,15 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, torch.dtype | None, list[str]]:
-    """Return the model with frozen weights, its tokenizer, the dtype to cast the weights to, and notes on the weights.
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, has_drafts: bool
+) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
+    """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
-    The tokenizer is None if there is none. The dtype is None if the weights keep their dtype.
+    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are on the weights. The head is
+    None without `has_drafts`, and where drafts cannot be dropped.
     """
     notes: list[str] = []
+    mtp = None
     if not isinstance(model, PreTrainedModel):
         try:
             folder = find_checkpoint(model)
@@ -233,7 +205,9 @@ def _load(
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
             model = load_causal_lm(folder)
-    return model.eval().requires_grad_(False), tokenizer, dtype, notes
+            if has_drafts and not is_mlx(folder) and not has_state(model.config.get_text_config()):
+                mtp = load_mtp(model, folder)
+    return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 
 
 def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:
