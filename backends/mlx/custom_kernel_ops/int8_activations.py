@@ -31,7 +31,7 @@ def rounded_to_int8(x: torch.Tensor, group_size: int) -> torch.Tensor:
     return ((groups * inverse).round() * scale).flatten(-2)
 
 
-def int8_quantized_matmul_reference(x, w, scales, biases, group_size, bits):
+def int8_quantized_matmul_definition(x, w, scales, biases, group_size, bits):
     """Returns the product of `x` [..., K] and the transpose of the matrix [N, K]: [..., N] in the dtype of `x`."""
     rounded = rounded_to_int8(x, group_size)
     return quantized.quantized_matmul(rounded, w, scales, biases, group_size, bits, "affine").to(x.dtype)
@@ -50,7 +50,7 @@ def _check(x, w, scales, biases, group_size, bits):
 
 def _eager(x, *operands):
     _check(x, *operands)
-    return int8_quantized_matmul_reference(x, *operands)
+    return int8_quantized_matmul_definition(x, *operands)
 
 
 def _fake(x, w, *packing):
@@ -64,4 +64,4 @@ int8_quantized_matmul = define(
     _fake,
 )
 
-COMPOSITES = {int8_quantized_matmul: int8_quantized_matmul_reference}
+COMPOSITES = {int8_quantized_matmul: int8_quantized_matmul_definition}

@@ -325,15 +325,15 @@ executorch_mlx_status executorch_mlx_engine_score(
     size_t done = 0;
     engine->scheduler->run(std::move(ids), [&](Row& row) {
       const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
-      const Slot slot = {
+      const RowTask task = {
           .tokens = std::span(inputs).subspan(done, count),
           .position = static_cast<int64_t>(row.ids.size()),
           .row = row.index,
           .wants_logprobs = true,
           .targets = std::span(expected).subspan(done, count)};
       std::vector<float> values;
-      const auto drawn = program.verify(slot, &values);
-      row.append(slot.tokens);
+      const auto drawn = program.verify(task, &values);
+      row.append(task.tokens);
       for (size_t i = 0; i < count; ++i) {
         logprobs[done + i] = values[i];
         if (is_greedy != nullptr) {

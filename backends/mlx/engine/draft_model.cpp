@@ -40,21 +40,21 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
 }
 
 std::vector<int64_t> Guesser::draw_all(
-    const Request& request, std::span<const int64_t> rest, Slot slot, int64_t count, int64_t chunk) {
+    const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk) {
   const bool reads = static_cast<int64_t>(rest.size()) > chunk;
-  slot.tokens = reads ? rest.first(chunk) : rest;
-  slot.sampling = &request.options.sampling;
+  task.tokens = reads ? rest.first(chunk) : rest;
+  task.sampling = &request.options.sampling;
   std::vector<int64_t> draft;
   do {
-    slot.seed = request.seed_of_draw(draft.size());
+    task.seed = request.seed_of_draw(draft.size());
     const auto begin = Clock::now();
-    const int64_t token = draw(slot);
-    if (slot.tokens.size() == 1) {
+    const int64_t token = draw(task);
+    if (task.tokens.size() == 1) {
       record_seconds(is_warm_, seconds_, std::chrono::duration<double>(Clock::now() - begin).count());
     }
-    slot.position += static_cast<int64_t>(slot.tokens.size());
+    task.position += static_cast<int64_t>(task.tokens.size());
     draft.push_back(token);
-    slot.tokens = std::span(draft).last(1);
+    task.tokens = std::span(draft).last(1);
   } while (!reads && static_cast<int64_t>(draft.size()) < count);
   return reads ? std::vector<int64_t>() : draft;
 }
@@ -86,8 +86,8 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
     return {};
   }
   chunk = std::min(chunk, meta.max_seq_len);
-  const Slot slot = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
-  const auto draft = draw_all(*request, rest, slot, count, chunk);
+  const RowTask task = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+  const auto draft = draw_all(*request, rest, task, count, chunk);
   row.append(draft.empty() ? rest.first(chunk) : rest);
   row.append(std::span(draft).first(std::max<size_t>(draft.size(), 1) - 1)); // the last one was not read
   return draft;
@@ -105,9 +105,9 @@ void DraftModel::release(Request& request) {
 std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   Row& row = *request->row;
   const auto rest = std::span<const int64_t>(request->ids).subspan(row.mtp_length + 1);
-  const Slot slot = {
+  const RowTask task = {
       .tokens = {}, .position = row.mtp_length, .row = row.index, .row_length = static_cast<int64_t>(row.ids.size())};
-  const auto draft = draw_all(*request, rest, slot, count, chunk);
+  const auto draft = draw_all(*request, rest, task, count, chunk);
   row.mtp_length += draft.empty() ? chunk : static_cast<int64_t>(rest.size());
   return draft;
 }

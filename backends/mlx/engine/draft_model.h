@@ -45,13 +45,13 @@ class Guesser {
  protected:
   // What propose() returns. May throw.
   virtual std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) = 0;
-  // Runs the model: the token that it draws after those of the slot.
-  virtual int64_t draw(const Slot& slot) = 0;
+  // Runs the model: the token that it draws after those of the task.
+  virtual int64_t draw(const RowTask& task) = 0;
 
   // Draws `count` tokens, the first after `rest` and each other one after the one before. If `rest` is longer than
-  // `chunk`, reads only its beginning and returns no tokens. `slot` has the position and the row of `rest`.
+  // `chunk`, reads only its beginning and returns no tokens. `task` has the position and the row of `rest`.
   std::vector<int64_t> draw_all(
-      const Request& request, std::span<const int64_t> rest, Slot slot, int64_t count, int64_t chunk);
+      const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk);
 
   bool has_failed_ = false;
 
@@ -71,8 +71,8 @@ class DraftModel : public Guesser {
 
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
-  int64_t draw(const Slot& slot) override {
-    return program_.draw({&slot, 1})[0].token;
+  int64_t draw(const RowTask& task) override {
+    return program_.draw({&task, 1})[0].token;
   }
 
   LlmProgram& program_;
@@ -86,8 +86,8 @@ class MtpHead : public Guesser {
 
  private:
   std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
-  int64_t draw(const Slot& slot) override {
-    return program_.draft(slot);
+  int64_t draw(const RowTask& task) override {
+    return program_.draft(task);
   }
 
   LlmProgram& program_;

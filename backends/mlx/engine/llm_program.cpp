@@ -67,7 +67,7 @@ void check_has_method(const MetadataReader& reader, const std::string& path, con
   }
 }
 
-// The logits of the last position of slot `i`, from [B, S, V] or [B, V].
+// The logits of the last position of task `i`, from [B, S, V] or [B, V].
 template <typename T>
 std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_size) {
   const int64_t slot_size = logits.numel() / logits.size(0);
@@ -127,8 +127,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   (draw_ ? draw_ : logits_)->load();
 }
 
-std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t slots) {
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, slots, tracer_.get(), leads_group() ? group_.get() : nullptr);
+std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t tasks) {
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), leads_group() ? group_.get() : nullptr);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -160,7 +160,7 @@ uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
 }
 
 bool LlmProgram::has_only_mlx_state() const {
-  const auto delegated = [](const auto& method) { return method == nullptr || method->is_delegated(); };
+  const auto delegated = [](const auto& method) { return method == nullptr || method->is_one_mlx_call(); };
   return delegated(draw_) && delegated(decode_) && delegated(verify_) && delegated(draft_) &&
       delegated(logits_) && delegated(decode_logits_);
 }
@@ -232,23 +232,23 @@ std::vector<Drawn> LlmProgram::read_drawn(
   return drawn;
 }
 
-std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
-  Method& method = slots.size() == 1 ? *draw_ : *decode_;
-  const auto outputs = method.run(slots);
+std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
+  Method& method = tasks.size() == 1 ? *draw_ : *decode_;
+  const auto outputs = method.run(tasks);
   const bool has_logprobs =
-      metadata_.logprobs > 0 && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return s.wants_logprobs; });
-  const size_t expected = slots.size() == 1 ? 1 : metadata_.rows;
-  return read_drawn(method, outputs, expected, slots.size(), has_logprobs);
+      metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), [](const RowTask& s) { return s.wants_logprobs; });
+  const size_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
+  return read_drawn(method, outputs, expected, tasks.size(), has_logprobs);
 }
 
-int64_t LlmProgram::draft(const Slot& slot) {
-  return read_drawn(*draft_, draft_->run({&slot, 1}), 1, 1, false)[0].token;
+int64_t LlmProgram::draft(const RowTask& task) {
+  return read_drawn(*draft_, draft_->run({&task, 1}), 1, 1, false)[0].token;
 }
 
-std::vector<Drawn> LlmProgram::verify(const Slot& slot, std::vector<float>* target_logprobs) {
-  const auto outputs = verify_->run({&slot, 1});
-  const size_t count = slot.tokens.size();
-  if (target_logprobs == nullptr && slot.wants_logprobs) {
+std::vector<Drawn> LlmProgram::verify(const RowTask& task, std::vector<float>* target_logprobs) {
+  const auto outputs = verify_->run({&task, 1});
+  const size_t count = task.tokens.size();
+  if (target_logprobs == nullptr && task.wants_logprobs) {
     std::vector<EValue> of_drawn = outputs;
     of_drawn.erase(of_drawn.begin() + 1); // target_logprobs
     return read_drawn(*verify_, of_drawn, count, count, true);
@@ -263,11 +263,11 @@ std::vector<Drawn> LlmProgram::verify(const Slot& slot, std::vector<float>* targ
   return read_drawn(*verify_, outputs, count, count, false);
 }
 
-std::vector<std::vector<float>> LlmProgram::logits(std::span<const Slot> slots) {
-  Method& method = slots.size() == 1 ? *logits_ : *decode_logits_;
-  const auto outputs = method.run(slots);
+std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> tasks) {
+  Method& method = tasks.size() == 1 ? *logits_ : *decode_logits_;
+  const auto outputs = method.run(tasks);
   const auto& tensor = outputs[0].toTensor();
-  const int64_t expected = slots.size() == 1 ? 1 : metadata_.rows;
+  const int64_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
   const int64_t vocab_size = metadata_.vocab_size;
   const bool fits = (tensor.dim() == 2 || tensor.dim() == 3) && tensor.size(0) == expected &&
       tensor.size(tensor.dim() - 1) == vocab_size && tensor.numel() > 0;
@@ -275,7 +275,7 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const Slot> slots) 
       fits, EXECUTORCH_MLX_FAILED, method.name(), ": got logits of rank ", tensor.dim(), " with ", tensor.numel(),
       " elements, expected [", expected, ", 1, ", vocab_size, "]");
   std::vector<std::vector<float>> result;
-  for (size_t i = 0; i < slots.size(); ++i) {
+  for (size_t i = 0; i < tasks.size(); ++i) {
     switch (tensor.scalar_type()) {
       case ScalarType::Float:
         result.push_back(last_position<float>(tensor, i, vocab_size));

@@ -72,26 +72,28 @@ class LlmProgram {
   // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const RequestOptions& options) const;
 
-  // Draws the next token of each slot. Several slots have one token each, and different rows.
-  std::vector<Drawn> draw(std::span<const Slot> slots);
+  // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the same
+  // row.
+  std::vector<Drawn> draw(std::span<const RowTask> tasks);
 
   // Whether the program has a head for multi-token prediction.
   bool has_draft() const {
     return draft_ != nullptr;
   }
-  // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the slot means.
-  int64_t draft(const Slot& slot);
+  // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the task means.
+  int64_t draft(const RowTask& task);
 
-  // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
-  std::vector<Drawn> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
+  // Returns the token that is drawn after each token of the task. If the task has targets, stores
+  // the log probability of each in `target_logprobs`.
+  std::vector<Drawn> verify(const RowTask& task, std::vector<float>* target_logprobs = nullptr);
 
-  // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
-  std::vector<std::vector<float>> logits(std::span<const Slot> slots);
+  // Returns the logits after the last token of each task, [V] each. Several tasks as for draw(), if has_logits_of_rows().
+  std::vector<std::vector<float>> logits(std::span<const RowTask> tasks);
 
   // Runs the encoder of a speech model: the tokens of later calls are those for this sound. Throws EngineError.
   void encode(std::span<const float> samples);
 
-  // Whether logits() takes several slots.
+  // Whether logits() takes several tasks.
   bool has_logits_of_rows() const {
     return decode_logits_ != nullptr;
   }
@@ -124,7 +126,7 @@ class LlmProgram {
   static constexpr size_t kVerifyOutputs = 5;
 
   bool repeat(std::span<const char> message);
-  std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
+  std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t tasks = 1);
   std::vector<Drawn> read_drawn(
       const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
       bool has_logprobs) const;

@@ -27,20 +27,20 @@ constexpr int64_t kLogprobsOfDrawn = 2;
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer, Group* group)
+    const std::string& name, Kind kind, int64_t max_tasks, executorch::runtime::EventTracer* tracer, Group* group)
     : module_(module),
       path_(path),
       metadata_(metadata),
       name_(name),
       kind_(kind),
-      slots_(slots),
+      max_tasks_(max_tasks),
       tracer_(tracer),
       group_(group),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
-  is_delegated_ = checker.is_delegated();
+  is_one_mlx_call_ = checker.is_one_mlx_call();
   num_outputs_ = checker.num_outputs();
-  if (slots == 1) {
+  if (max_tasks == 1) {
     max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
   const auto all = inputs();
@@ -56,16 +56,16 @@ Method::Method(
 
 // Allocates the memory of the inputs, and lists them in order.
 std::vector<MethodInput> Method::inputs() {
-  const auto slots = static_cast<SizesType>(slots_);
+  const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto tokens = static_cast<SizesType>(max_tokens_);
-  values_.tokens.resize(slots_ * max_tokens_);
-  values_.position.resize(slots_);
+  values_.tokens.resize(max_tasks_ * max_tokens_);
+  values_.position.resize(max_tasks_);
   std::vector<MethodInput> all = {
-      {"tokens", ScalarType::Long, {slots, tokens}, values_.tokens.data(), slots_ == 1 ? 1 : -1},
-      {"input_pos", ScalarType::Long, {slots}, values_.position.data()}};
+      {"tokens", ScalarType::Long, {tasks, tokens}, values_.tokens.data(), max_tasks_ == 1 ? 1 : -1},
+      {"input_pos", ScalarType::Long, {tasks}, values_.position.data()}};
   if (metadata_.rows > 1) {
-    values_.row.resize(slots_);
-    all.push_back({"row", ScalarType::Long, {slots}, values_.row.data()});
+    values_.row.resize(max_tasks_);
+    all.push_back({"row", ScalarType::Long, {tasks}, values_.row.data()});
   }
   if (kind_ == Kind::kDraft) {
     values_.row_length.resize(1);
@@ -82,7 +82,7 @@ std::vector<MethodInput> Method::inputs() {
 }
 
 void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
-  const auto slots = static_cast<SizesType>(slots_);
+  const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto bias = static_cast<SizesType>(metadata_.logit_bias);
   const auto words = static_cast<SizesType>(mask_words_);
   const auto add = [&](const char* name, ScalarType type, std::vector<SizesType> sizes, auto& memory) {
@@ -93,7 +93,7 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
     memory.resize(count);
     inputs.push_back({name, type, std::move(sizes), memory.data()});
   };
-  const std::vector<SizesType> scalar = slots_ == 1 ? std::vector<SizesType>{} : std::vector<SizesType>{slots};
+  const std::vector<SizesType> scalar = max_tasks_ == 1 ? std::vector<SizesType>{} : std::vector<SizesType>{tasks};
   add("temperature", ScalarType::Float, scalar, values_.temperature);
   add("top_p", ScalarType::Float, scalar, values_.top_p);
   if (metadata_.takes_seed) {
@@ -111,13 +111,13 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
     add("frequency_penalty", ScalarType::Float, scalar, values_.frequency_penalty);
   }
   if (bias > 0) {
-    const std::vector<SizesType> sizes = slots_ == 1 ? std::vector{bias} : std::vector{slots, bias};
+    const std::vector<SizesType> sizes = max_tasks_ == 1 ? std::vector{bias} : std::vector{tasks, bias};
     add("bias_tokens", ScalarType::Long, sizes, values_.bias_tokens);
     add("bias_values", ScalarType::Float, sizes, values_.bias_values);
   }
   if (words > 0) {
     const bool verifies = kind_ == Kind::kVerify;
-    add("allowed_tokens", ScalarType::Int, {verifies ? static_cast<SizesType>(max_tokens_) : slots, words},
+    add("allowed_tokens", ScalarType::Int, {verifies ? static_cast<SizesType>(max_tokens_) : tasks, words},
         values_.allowed_tokens);
     inputs.back().dynamic_axis = verifies ? 0 : -1;
   }
@@ -135,16 +135,16 @@ void Method::load() {
   }
 }
 
-void Method::fill(size_t slot, const Slot& source) {
+void Method::fill(size_t task, const RowTask& source) {
   static const SamplingParameters kGreedy;
   const SamplingParameters& s = source.sampling ? *source.sampling : kGreedy;
   Values& v = values_;
   const size_t count = source.tokens.size();
-  std::copy(source.tokens.begin(), source.tokens.end(), v.tokens.begin() + slot * count);
-  v.position[slot] = source.position;
-  const auto set = [slot](auto& values, auto value) {
+  std::copy(source.tokens.begin(), source.tokens.end(), v.tokens.begin() + task * count);
+  v.position[task] = source.position;
+  const auto set = [task](auto& values, auto value) {
     if (!values.empty()) {
-      values[slot] = value;
+      values[task] = value;
     }
   };
   set(v.row, source.row);
@@ -160,12 +160,12 @@ void Method::fill(size_t slot, const Slot& source) {
   const int64_t bias = metadata_.logit_bias;
   for (int64_t i = 0; i < bias && !v.bias_tokens.empty(); ++i) {
     const bool is_used = i < static_cast<int64_t>(s.logit_bias.size());
-    v.bias_tokens[slot * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
-    v.bias_values[slot * bias + i] = is_used ? s.logit_bias[i].second : 0;
+    v.bias_tokens[task * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
+    v.bias_values[task * bias + i] = is_used ? s.logit_bias[i].second : 0;
   }
   if (!v.allowed_tokens.empty()) {
     const size_t words = mask_words_ * (kind_ == Kind::kVerify ? count : 1);
-    const auto begin = v.allowed_tokens.begin() + slot * words;
+    const auto begin = v.allowed_tokens.begin() + task * words;
     if (source.allowed_tokens.empty()) {
       std::fill_n(begin, words, kAllTokens);
     } else {
@@ -193,18 +193,18 @@ void Method::resize(size_t tokens) {
   }
 }
 
-std::vector<EValue> Method::run(std::span<const Slot> slots) {
+std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   load();
-  const size_t count = slots[0].tokens.size();
+  const size_t count = tasks[0].tokens.size();
   resize(count);
-  for (int64_t i = 0; i < slots_; ++i) {
-    fill(i, slots[i < static_cast<int64_t>(slots.size()) ? i : 0]);
+  for (int64_t i = 0; i < max_tasks_; ++i) {
+    fill(i, tasks[i < static_cast<int64_t>(tasks.size()) ? i : 0]);
   }
   std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
   const auto call = [&] { return result.emplace(module_.execute(name_, arguments_)).ok(); };
   group_ == nullptr ? call() : group_->lead(inputs_of_call(), call);
   auto& outputs = *result;
-  check_ok(outputs.error(), name_, ": ", count, " tokens at position ", slots[0].position, ": ");
+  check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
   for (const EValue& value : *outputs) {
     check(value.isTensor(), EXECUTORCH_MLX_FAILED, name_, ": an output is not a tensor");
   }

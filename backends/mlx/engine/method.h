@@ -17,7 +17,7 @@
 namespace executorch_mlx {
 
 // What a call does for one request: it adds tokens to a row.
-struct Slot {
+struct RowTask {
   std::span<const int64_t> tokens;
   int64_t position = 0; // of the first token
   int64_t row = 0;
@@ -27,7 +27,8 @@ struct Slot {
   int64_t seed = 0;
   std::span<const int32_t> allowed_tokens = {}; // ceil(V / 32) words per draw; empty: all tokens are allowed
   bool wants_logprobs = false;
-  std::span<const int64_t> targets = {}; // of `verify`: as many as tokens; empty: none
+  std::span<const int64_t> targets = {}; // of `verify`: the tokens whose log probability is wanted, one after each
+                                         // of `tokens`; empty: none
   bool timestamps = false; // whether timestamps may be drawn
 };
 
@@ -40,11 +41,11 @@ class Method {
     kDraft, // returns the token that the head for multi-token prediction draws after the last token
   };
 
-  // Checks the signature against the metadata. `slots` is 1, or metadata.rows for a method that takes one token of
+  // Checks the signature against the metadata. `max_tasks` is 1, or metadata.rows for a method that takes one token of
   // every row. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer, Group* group);
+      const std::string& name, Kind kind, int64_t max_tasks, executorch::runtime::EventTracer* tracer, Group* group);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -57,17 +58,17 @@ class Method {
   size_t num_outputs() const {
     return num_outputs_;
   }
-  // Whether all mutable buffers of the method are MLX arrays.
-  bool is_delegated() const {
-    return is_delegated_;
+  // Whether the method is one call of MLXBackend and nothing else. Its mutable buffers are then MLX arrays.
+  bool is_one_mlx_call() const {
+    return is_one_mlx_call_;
   }
 
   // Loads the method unless it is loaded.
   void load();
 
-  // Runs the method for one slot, or for up to as many as it has: unused slots repeat the first one. Returns the outputs,
-  // whose memory is valid until the next call. Throws EngineError.
-  std::vector<executorch::runtime::EValue> run(std::span<const Slot> slots);
+  // Runs the method for 1 to max_tasks tasks. If there are fewer, copies of the first one fill the rest. Returns the
+  // outputs, whose memory is valid until the next call. Throws EngineError.
+  std::vector<executorch::runtime::EValue> run(std::span<const RowTask> tasks);
 
   // Makes a call that process 0 of the group makes: `inputs` are what inputs_of_call() returned there. Throws EngineError.
   void repeat(std::span<const char> inputs);
@@ -88,7 +89,7 @@ class Method {
 
   std::vector<MethodInput> inputs();
   void add_head_inputs(std::vector<MethodInput>& inputs);
-  void fill(size_t slot, const Slot& source);
+  void fill(size_t task, const RowTask& source);
   void resize(size_t tokens);
 
   executorch::extension::Module& module_;
@@ -96,13 +97,13 @@ class Method {
   const LlmMetadata& metadata_;
   std::string name_;
   Kind kind_;
-  int64_t slots_;
+  int64_t max_tasks_;
   executorch::runtime::EventTracer* tracer_;
   Group* group_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
-  int64_t max_tokens_ = 1; // of one slot
+  int64_t max_tokens_ = 1; // of one task
   size_t num_outputs_ = 0;
-  bool is_delegated_ = false;
+  bool is_one_mlx_call_ = false;
   Values values_;
   std::vector<int> dynamic_axes_; // of the inputs; -1: none
   std::vector<executorch::extension::TensorPtr> tensors_; // views of values_

@@ -68,7 +68,7 @@ int64_t MethodChecker::max_size(size_t input, size_t axis) const {
   return info.ok() && axis < info->sizes().size() ? info->sizes()[axis] : 0;
 }
 
-bool MethodChecker::is_delegated() const {
+bool MethodChecker::is_one_mlx_call() const {
   return meta_.num_instructions() == 1 && meta_.num_backends() == 1 && meta_.uses_backend("MLXBackend");
 }
 

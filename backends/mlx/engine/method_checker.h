@@ -33,7 +33,7 @@ class MethodChecker {
   int64_t max_size(size_t input, size_t axis) const;
 
   // Whether the whole method is one call of the backend MLXBackend. All its mutable buffers are then MLX arrays.
-  bool is_delegated() const;
+  bool is_one_mlx_call() const;
 
   size_t num_outputs() const {
     return meta_.num_outputs();

@@ -81,16 +81,16 @@ void Request::begin(int64_t reused) {
   info_.queue_seconds = seconds_between(submitted_, began_);
 }
 
-Slot Request::draw_slot(std::vector<int64_t>& draft) {
-  Slot slot;
-  slot.sampling = &options.sampling;
-  slot.seed = seed_of_draw(0);
-  slot.wants_logprobs = options.logprobs >= 0;
+RowTask Request::draw_task(std::vector<int64_t>& draft) {
+  RowTask task;
+  task.sampling = &options.sampling;
+  task.seed = seed_of_draw(0);
+  task.wants_logprobs = options.logprobs >= 0;
   const LlmMetadata& meta = program_.metadata();
   const bool has_rules = meta.speech.is_speech() && !options.allow_suppressed;
-  slot.timestamps = options.timestamps;
+  task.timestamps = options.timestamps;
   if (allowed_tokens_ == nullptr && !has_rules) {
-    return slot;
+    return task;
   }
   const size_t words = mask_words(meta.vocab_size);
   std::vector<int64_t> answer = answer_.tokens();
@@ -120,8 +120,8 @@ Slot Request::draw_slot(std::vector<int64_t>& draft) {
     }
   }
   masks_.resize((draft.size() + 1) * words);
-  slot.allowed_tokens = masks_;
-  return slot;
+  task.allowed_tokens = masks_;
+  return task;
 }
 
 // Calls on_event, and returns whether to continue.

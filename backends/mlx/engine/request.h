@@ -61,9 +61,9 @@ class Request {
     return static_cast<int64_t>(base_seed_ + (ids.size() - options.prompt.size()) + ahead);
   }
 
-  // The slot for the next draw, or for its verification after `draft`; without tokens, position and row. Calls
+  // The task for the next draw, or for its verification after `draft`; without tokens, position and row. Calls
   // options.allowed_tokens and shortens `draft` to what it allows. Throws EngineError if it returns false.
-  Slot draw_slot(std::vector<int64_t>& draft);
+  RowTask draw_task(std::vector<int64_t>& draft);
 
   // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take().
   void take(const Drawn& drawn, bool has_room);

@@ -208,12 +208,12 @@ void Scheduler::encode(Request& request) {
 // Adds tokens to the row of a request. What the program returns is discarded.
 void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   const auto begin = Clock::now();
-  const Slot slot = {
+  const RowTask task = {
       .tokens = tokens, .position = static_cast<int64_t>(request.row->ids.size()), .row = request.row->index};
   if (request.samples_on_host) {
-    program_.logits({&slot, 1});
+    program_.logits({&task, 1});
   } else {
-    program_.draw({&slot, 1});
+    program_.draw({&task, 1});
   }
   request.row->append(tokens);
   const double seconds = seconds_since(begin);
@@ -315,16 +315,16 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
 void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
   guarded({request}, [&] {
     Row& row = *request->row;
-    Slot slot = request->draw_slot(draft.tokens);
+    RowTask task = request->draw_task(draft.tokens);
     std::vector<int64_t> tokens = {request->ids.back()};
     tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    slot.tokens = tokens;
-    slot.position = static_cast<int64_t>(row.ids.size());
-    slot.row = row.index;
+    task.tokens = tokens;
+    task.position = static_cast<int64_t>(row.ids.size());
+    task.row = row.index;
     const auto begin = Clock::now();
-    const auto drawn = program_.verify(slot);
+    const auto drawn = program_.verify(task);
     const double seconds = seconds_since(begin);
-    row.written = std::max(row.written, slot.position + static_cast<int64_t>(tokens.size()));
+    row.written = std::max(row.written, task.position + static_cast<int64_t>(tokens.size()));
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
     const auto accepted =
@@ -342,15 +342,15 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
 // Draws the next token of each request, in one call.
 void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
   Requests ready;
-  std::vector<Slot> slots;
+  std::vector<RowTask> tasks;
   for (const auto& request : requests) {
     guarded({request}, [&] {
       std::vector<int64_t> no_draft;
-      Slot slot = request->draw_slot(no_draft);
-      slot.tokens = std::span(request->ids).subspan(request->row->ids.size());
-      slot.position = static_cast<int64_t>(request->row->ids.size());
-      slot.row = request->row->index;
-      slots.push_back(slot);
+      RowTask task = request->draw_task(no_draft);
+      task.tokens = std::span(request->ids).subspan(request->row->ids.size());
+      task.position = static_cast<int64_t>(request->row->ids.size());
+      task.row = request->row->index;
+      tasks.push_back(task);
       ready.push_back(request);
     });
   }
@@ -358,27 +358,27 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
     return;
   }
   guarded(ready, [&] {
-    const auto drawn = run_slots(ready, slots);
+    const auto drawn = run_tasks(ready, tasks);
     for (size_t i = 0; i < ready.size(); ++i) {
       if (const auto guess = std::exchange(ready[i]->plain_guess, std::nullopt)) {
         ready[i]->drafter.acceptance(guess->first).learn(1, guess->second == drawn[i].token);
       }
       ready[i]->count_call(0, 0);
-      take(ready[i], slots[i].tokens, drawn[i]);
+      take(ready[i], tasks[i].tokens, drawn[i]);
     }
   });
 }
 
-std::vector<Drawn> Scheduler::run_slots(
-    std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots) {
+std::vector<Drawn> Scheduler::run_tasks(
+    std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks) {
   const auto begin = Clock::now();
   const LlmMetadata& meta = program_.metadata();
   std::vector<Drawn> drawn;
   if (!requests[0]->samples_on_host) {
-    drawn = program_.draw(slots);
+    drawn = program_.draw(tasks);
   } else {
-    auto logits = program_.logits(slots);
-    for (size_t i = 0; i < slots.size(); ++i) {
+    auto logits = program_.logits(tasks);
+    for (size_t i = 0; i < tasks.size(); ++i) {
       const RequestOptions& options = requests[i]->options;
       std::span<const int64_t> history = requests[i]->ids;
       if (meta.history > 0 && static_cast<int64_t>(history.size()) > meta.history) {
@@ -387,7 +387,7 @@ std::vector<Drawn> Scheduler::run_slots(
       Drawn& result = drawn.emplace_back();
       const auto own = options.logprobs >= 0 ? logits[i] : std::vector<float>(); // the draw changes the logits
       result.token = draw_on_host(
-          {.logits = logits[i], .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
+          {.logits = logits[i], .seed = tasks[i].seed, .history = history, .allowed_tokens = tasks[i].allowed_tokens},
           options.sampling);
       if (options.logprobs >= 0) {
         result.logprob = log_probability(own, result.token);
@@ -399,12 +399,12 @@ std::vector<Drawn> Scheduler::run_slots(
     }
   }
   const double seconds = seconds_since(begin);
-  if (!requests[0]->samples_on_host && slots.size() > 1) {
+  if (!requests[0]->samples_on_host && tasks.size() > 1) {
     costs_.record_all_rows(seconds);
-  } else if (!requests[0]->samples_on_host && slots[0].tokens.size() == 1) {
+  } else if (!requests[0]->samples_on_host && tasks[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
-  } else if (static_cast<int64_t>(slots[0].tokens.size()) >= kMinChunk) {
-    token_seconds_ = seconds / static_cast<double>(slots[0].tokens.size());
+  } else if (static_cast<int64_t>(tasks[0].tokens.size()) >= kMinChunk) {
+    token_seconds_ = seconds / static_cast<double>(tasks[0].tokens.size());
   }
   count_steps(1, 0, 0, seconds);
   return drawn;

@@ -59,7 +59,7 @@ class Scheduler {
   void verify(const std::shared_ptr<Request>& request, Draft draft);
   void feed(Request& request, std::span<const int64_t> tokens);
   void encode(Request& request);
-  std::vector<Drawn> run_slots(std::span<const std::shared_ptr<Request>> requests, std::span<const Slot> slots);
+  std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   int64_t chunk_size() const;
   void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);

@@ -71,7 +71,7 @@ Matrix as_float32(const Matrix& x, int64_t count, int64_t width, std::vector<flo
 void multiply_by_keys(const Attention& a, Matrix q, Matrix k, int64_t m, int64_t keys, float* scores) {
   static thread_local std::vector<float> buffer;
   int64_t width = a.width;
-  const bool in_pairs = kernels().multiplies_pairs && q.type == FloatType::bfloat16 &&
+  const bool in_pairs = kernels().multiplies_bfloat16_pairs && q.type == FloatType::bfloat16 &&
       k.type == FloatType::bfloat16 && width % 2 == 0;
   if (in_pairs) {
     width /= 2;

@@ -15,7 +15,7 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMat
   const int64_t stride = p.k + kPadding;
   const AlignedFloats arranged(stride * p.m);
   for (int64_t r = 0; r < p.m; ++r) {
-    simd.arrange(x + r * p.k, w, arranged.get() + r * stride);
+    simd.arrange_for_quantized(x + r * p.k, w, arranged.get() + r * stride);
   }
   const int tiles = (p.m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
   const int size = quantized_rows_per_task(p.m, p.n);
@@ -58,7 +58,7 @@ extern "C" void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatm
 extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   using namespace executorch_mlx;
   Operands operands{.x = nullptr, .ldx = p->k, .y = nullptr, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
-  const bool in_pairs = kernels().multiplies_pairs && p->x_type == FloatType::bfloat16 &&
+  const bool in_pairs = kernels().multiplies_bfloat16_pairs && p->x_type == FloatType::bfloat16 &&
       p->type == FloatType::bfloat16 && p->column_stride == 1 && p->k % 2 == 0 && p->row_stride % 2 == 0;
   if (in_pairs) {
     operands.x = static_cast<const float*>(p->x);

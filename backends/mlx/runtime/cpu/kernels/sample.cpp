@@ -54,11 +54,11 @@ struct Parameters {
   int64_t rows;
 };
 
-// The logits of a row, as scan_logits() returns them.
+// The logits of a row, as widen_logits() returns them.
 class Logits {
  public:
   Logits(const void* x, FloatType type, int64_t count) : count_(count), y_(count), maxima_(num_blocks()) {
-    has_nan_ = kernels().scan_logits(x, type, count, y_.data(), maxima_.data());
+    has_nan_ = kernels().widen_logits(x, type, count, y_.data(), maxima_.data());
     maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
   }
 
@@ -303,7 +303,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
   const int64_t count = logits.count();
   const float scale = -kLog2E / temperature;
   const double nucleus_weight =
-      p.top_p < 1 ? p.top_p * kernels().sum_weights(logits.data(), count, logits.maximum(), scale) : 0;
+      p.top_p < 1 ? p.top_p * kernels().sum_probability_weights(logits.data(), count, logits.maximum(), scale) : 0;
   const float largest_scaled_drop = p.min_p > 0 ? -std::log(std::min(p.min_p, 1.0f)) : kInfinity;
 
   // The candidates are the tokens with a drop up to a guess, which grows until the filters remove all other tokens.

@@ -144,7 +144,7 @@ void dot_rows(
 #if defined(__AVX512BF16__)
       return dot_rows_for_type<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
 #else
-      return;  // no such products: see multiplies_pairs
+      return;  // no such products: see multiplies_bfloat16_pairs
 #endif
   }
 }

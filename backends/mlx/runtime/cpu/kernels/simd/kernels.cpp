@@ -17,9 +17,9 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 extern const Kernels kernels = {
 #if defined(__AVX512BF16__)
-    .multiplies_pairs = true,
+    .multiplies_bfloat16_pairs = true,
 #else
-    .multiplies_pairs = false,
+    .multiplies_bfloat16_pairs = false,
 #endif
     .dot_rows = dot_rows,
     .panel_rows = kLanes,
@@ -27,7 +27,7 @@ extern const Kernels kernels = {
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
     .multiply_columns = multiply_columns,
-    .arrange = arrange,
+    .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
     .quantize_row = quantize_row,
@@ -38,8 +38,8 @@ extern const Kernels kernels = {
     .softmax_numerators = softmax_numerators,
     .rms_norm = rms_norm,
     .rotate = rotate,
-    .scan_logits = scan_logits,
-    .sum_weights = sum_weights,
+    .widen_logits = widen_logits,
+    .sum_probability_weights = sum_probability_weights,
     .random_words = random_words};
 
 } // namespace executorch_mlx::EXECUTORCH_MLX_ISA

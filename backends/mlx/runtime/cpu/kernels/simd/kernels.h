@@ -13,7 +13,7 @@ constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kMinGroupSize = 32;      // columns in a group of a QuantizedMatrix
 constexpr int kMaxGroupSize = 128;
-constexpr int kLogitBlock = 512;       // logits of which scan_logits computes one maximum
+constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
 struct QuantizedMatrix {
@@ -41,7 +41,7 @@ struct Int8Rows {
 struct Kernels {
   // Whether dot_rows and multiply_panels accept bfloat16_pair. Then x also consists of pairs, and k and the distances
   // between rows count pairs. A product of pairs is rounded once, to float32; subnormal numbers count as zeros.
-  bool multiplies_pairs;
+  bool multiplies_bfloat16_pairs;
 
   // y [m, n] = alpha * x [m, k] @ w.T + beta * y, where w [n, k] has elements of `type`. y is not read if beta is 0.
   void (*dot_rows)(
@@ -65,9 +65,9 @@ struct Kernels {
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
-  void (*arrange)(const float* x, const QuantizedMatrix& q, float* arranged);
+  void (*arrange_for_quantized)(const float* x, const QuantizedMatrix& q, float* arranged);
   // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for up to kMaxQuantizedRows rows. `arranged` contains
-  // what `arrange` wrote for each of the m rows of x, with the distance ldx between rows.
+  // what `arrange_for_quantized` wrote for each of the m rows of x, with the distance ldx between rows.
   void (*quantized_rows)(
       const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
       ptrdiff_t ldy);
@@ -98,9 +98,9 @@ struct Kernels {
 
   // Writes the logits x [count] to y in float32, with minus infinity in place of NaN, and the maximum of each block of
   // kLogitBlock logits to block_maxima. Returns whether x contains NaN.
-  bool (*scan_logits)(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima);
+  bool (*widen_logits)(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima);
   // The sum of 2^((maximum - y[i]) * scale) for i < count. scale is negative, and no y[i] is above the maximum.
-  double (*sum_weights)(const float* y, ptrdiff_t count, float maximum, float scale);
+  double (*sum_probability_weights)(const float* y, ptrdiff_t count, float maximum, float scale);
   // Threefry-2x32: low[i] and high[i] are the output words of the counters (first + i, second + i), i < count.
   void (*random_words)(
       uint32_t key0, uint32_t key1, uint32_t first, uint32_t second, ptrdiff_t count, uint32_t* low, uint32_t* high);

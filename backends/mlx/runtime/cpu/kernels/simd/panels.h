@@ -147,7 +147,7 @@ void multiply_panels(
     return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy);
   }
 #else
-  (void)type;  // float32: see multiplies_pairs
+  (void)type;  // float32: see multiplies_bfloat16_pairs
 #endif
   multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy);
 }

@@ -128,7 +128,7 @@ inline void call_with_bits(int bits, Run&& run) {
   bits == 2 ? run(Constant<2>{}) : bits == 4 ? run(Constant<4>{}) : run(Constant<8>{});
 }
 
-void arrange(const float* x, const QuantizedMatrix& q, float* arranged) {
+void arrange_for_quantized(const float* x, const QuantizedMatrix& q, float* arranged) {
   call_with_bits(q.bits, [&](auto bits) {
     for (int i = 0; i < q.k; i += kLanes) {
       store(packed_order<decltype(bits)::value>(load<Floats>(x + i)), arranged + i);

@@ -46,7 +46,7 @@ bool scan_logits_of(
   return has_nan;
 }
 
-bool scan_logits(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima) {
+bool widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, float* block_maxima) {
   switch (type) {
     case FloatType::float32:
       return scan_logits_of<FloatType::float32>(static_cast<const float*>(x), count, y, block_maxima);
@@ -74,7 +74,7 @@ inline Floats power_of_2(Floats x) {
   return x > -126.0f ? y : Floats{};
 }
 
-double sum_weights(const float* y, ptrdiff_t count, float maximum, float scale) {
+double sum_probability_weights(const float* y, ptrdiff_t count, float maximum, float scale) {
   double total = 0;
   for (ptrdiff_t begin = 0; begin < count; begin += kLogitBlock) {
     const ptrdiff_t end = begin + kLogitBlock < count ? begin + kLogitBlock : count;
