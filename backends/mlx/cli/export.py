@@ -63,6 +63,8 @@ def _add_sizes(add: Callable) -> None:
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
     add("--batch", type=int, default=1, metavar="N",
         help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
+    add("--kv-bits", type=int, choices=(8, 4), metavar="{8,4}",
+        help="quantize the KV caches (default: floats); use --allow-extensions as well, for fused kernels")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
         help="speech models with a dynamic length: the longest sound of a call (default: 30)")
 
@@ -119,7 +121,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "speculation", "allow_extensions", "verify")
+    names = (*names, "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     head = HeadConfig(
         seed=options.seed,
@@ -134,7 +136,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
     "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1, "outputs": "tokens",
-    "penalties": 0, "speculation": True,
+    "penalties": 0, "speculation": True, "kv_bits": None,
 }  # fmt: skip
 
 
@@ -166,6 +168,8 @@ def _print_summary(exported: ExportedLLM) -> None:
     counts = collections.Counter(exported.cache_numbers)
     layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers or 'none'}")
+    if getattr(exported, "kv_quantization", None):
+        print(f"quantized    {exported.kv_quantization}")
     if exported.check:
         print(f"verified     {exported.check}")
 

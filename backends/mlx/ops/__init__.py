@@ -27,6 +27,7 @@ from . import (  # noqa: F401
     official,
     pool,
     quant,
+    quantized_cache,
     random,
     recurrence,
     recurrent,

@@ -31,7 +31,7 @@ def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
 
 
 @dataclass(frozen=True)
-class _Scores:
+class Scores:
     """How the scores of a query are computed. `mlx::cached_attention` explains the fields."""
 
     scale: float
@@ -42,16 +42,47 @@ class _Scores:
     slopes: Any | None
 
 
+@dataclass(frozen=True)
+class FloatCache:
+    """The slots of keys [1, G, rows * L, D] and values [1, G, rows * L, E].
+
+    A cache has `length`, which is rows * L, `heads`, which is G, `value_size`, which is E, and two methods. `read` returns
+    the keys and values of the entries [first, stop). `attend` returns the attention over them without soft-capped
+    scores and sinks.
+    """
+
+    keys: Any
+    values: Any
+
+    @property
+    def length(self):
+        return self.keys.shape[2]
+
+    @property
+    def heads(self):
+        return self.keys.shape[1]
+
+    @property
+    def value_size(self):
+        return self.values.shape[3]
+
+    def read(self, P, query, first, stop):
+        slices = [P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in (self.keys, self.values)]
+        return [P.cast(x, query.dtype) for x in slices]
+
+    def attend(self, P, query, first, stop, scale, mask):
+        k, v = self.read(P, query, first, stop)
+        masking = {"causal": True} if mask is None else {"mask": mask}
+        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking)
+
+
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)
 def cached_attention(
     P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
     slopes=None,
 ):
-    capacity = keys.shape[2] // rows
-    parts = _parts(P, query, start, row, rows, capacity, window is not None)
-    scores = _Scores(scale, window, softcap, blocks, sinks, slopes)
-    out = [_attention(P, part, (keys, values), begin, offset, capacity, scores) for part, begin, offset in parts]
-    return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+    scores = Scores(scale, window, softcap, blocks, sinks, slopes)
+    return attend_rows(P, query, FloatCache(keys, values), start, row, rows, scores)
 
 
 @REGISTRY.lower(torch.ops.mlx.read_state.default)
@@ -110,23 +141,30 @@ def _checked_end(P, begin, length, capacity):
 # -- attention ------------------------------------------------------------------
 
 
-def _attention(P, query, caches, begin, offset, capacity, scores: _Scores):
+def attend_rows(P, query, cache, start, row, rows, scores: Scores):
+    """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
+    capacity = cache.length // rows
+    parts = _parts(P, query, start, row, rows, capacity, scores.window is not None)
+    out = [_attention(P, part, cache, begin, offset, capacity, scores) for part, begin, offset in parts]
+    return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+
+
+def _attention(P, query, cache, begin, offset, capacity, scores: Scores):
     """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `offset`."""
     end = add(P, begin, P.size(query, 2))
     num_held = end if scores.window is None else _minimum(P, end, capacity)
     first, stop = (0, num_held) if offset is None else (offset, add(P, offset, num_held))
-    k, v = (P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in caches)
-    k, v = (P.cast(c, query.dtype) for c in (k, v))
     is_fused = scores.softcap is None and scores.sinks is None
     if is_fused and scores.window is None and scores.slopes is None:
-        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scores.scale, causal=True)
+        return cache.attend(P, query, first, stop, scores.scale, None)
     mask = _attention_mask(P, begin, end, num_held, capacity, scores, query.dtype)
     if is_fused:
-        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scores.scale, mask=mask)
-    return _composed_attention(P, query, k, v, caches, num_held, mask, scores)
+        return cache.attend(P, query, first, stop, scores.scale, mask)
+    k, v = cache.read(P, query, first, stop)
+    return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, scores)
 
 
-def _attention_mask(P, begin, end, num_held, capacity, scores: _Scores, dtype):
+def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
     """Returns a mask for the cache entries to which each query attends: bool [S, num_held], or numbers to add to the
     scores [H, S, num_held] if there are slopes.
 
@@ -166,13 +204,13 @@ def _attention_mask(P, begin, end, num_held, capacity, scores: _Scores, dtype):
     return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
 
 
-def _composed_attention(P, query, k, v, caches, num_held, mask, settings: _Scores):
+def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: Scores):
     """Returns attention with what `SdpaNode` does not support: soft-capped scores, and sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """
     batch, heads, _, size = query.shape
-    kv_heads, value_size = caches[1].shape[1], caches[1].shape[3]
+    kv_heads, value_size = value_shape
     length = P.size(query, 2)
     stacked = [batch, kv_heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // kv_heads)]
 

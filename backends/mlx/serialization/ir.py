@@ -635,6 +635,41 @@ class SampleParams(Table):
 
 
 @dataclass(kw_only=True)
+class QuantizeEntriesParams(Table):
+    """Quantizes the tensors `xs` [B, H, S, ...], concatenated along their last axis, in groups of this axis."""
+
+    xs: list[Tid]
+    out: Output[Tid]  # uint8 [B, H, S, bytes]
+    out_scales: Output[Tid]  # [B, H, S, 2 * groups]: the scales, then the biases
+    group_size: int32 = 0
+    bits: int32 = 0
+    rotate: bool = False
+    scale_type: int8 = 0
+
+
+@dataclass(kw_only=True)
+class QuantizedSdpaParams(Table):
+    """Attention of q [1, H, S, D] over the entries [start, stop) of a quantized cache [1, G, N, bytes]. The keys are the
+    first D numbers of an entry, and the values are `value_size` numbers from `value_offset` on.
+    """
+
+    q: Tid
+    cache: Tid
+    scales: Tid
+    out: Output[Tid]
+    start: IntOrVid
+    stop: IntOrVid
+    value_offset: int32 = 0
+    value_size: int32 = 0
+    group_size: int32 = 0
+    bits: int32 = 0
+    rotate: bool = False
+    scale: float = 0.0
+    mask: Tid | None = None
+    causal: bool = False
+
+
+@dataclass(kw_only=True)
 class ScanParams(Table):
     """Iterates over axis `scan_axis` of the arrays `originals`. Each iteration first sets
     `sliced[i]` to the slice of `originals[i]` at the present index, and then runs chain
@@ -909,6 +944,8 @@ class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 class SampleNode(SampleParams, Op): OP_TYPE = 210
+class QuantizeEntriesNode(QuantizeEntriesParams, Op): OP_TYPE = 220
+class QuantizedSdpaNode(QuantizedSdpaParams, Op): OP_TYPE = 221
 # fmt: on
 
 FIRST_EXTENSION = 200

@@ -23,6 +23,7 @@ from .conversion import GROUPED, QUANTIZATIONS, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .head_config import HeadConfig
+from .kv_quantization import KV_BITS, KVQuantization, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
@@ -46,7 +47,7 @@ class ExportedLLM:
     a token. `unquantized` has the names of the layers that stay in full precision,
     because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
     the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
-    file that was converted with an error. `check` is the result of the check that `save` made, or None.
+    file that was converted with an error. `kv_quantization` says what quantized KV caches change, or is None. `check` is the result of the check that `save` made, or None.
     """
 
     program: ExecutorchProgramManager
@@ -58,6 +59,7 @@ class ExportedLLM:
     unquantized: tuple[str, ...] = ()
     perplexity: Perplexity | None = None
     notes: tuple[str, ...] = ()
+    kv_quantization: KVQuantization | None = None
     check: ProgramCheck | None = None
     _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 
@@ -97,6 +99,7 @@ def export_llm(
     chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
+    kv_bits: int | None = None,
     outputs: str = "tokens",
     speculation: bool = True,
     head: HeadConfig = HeadConfig(),
@@ -126,6 +129,8 @@ def export_llm(
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
+    - `kv_bits`: 8 or 4 for quantized KV caches, by default floats. With `allow_extensions`, the program has fused nodes
+      for them. Otherwise the caches are dequantized in every step, which takes longer than with floats.
     - `outputs`: `tokens`; `logits`; or `both`, as several methods.
     - `speculation`: whether a program that returns tokens has the method `verify`, which checks draft tokens.
     - `head`: the sampling parameters that the program takes as inputs.
@@ -137,6 +142,8 @@ def export_llm(
     Raises ValueError, with the name of the argument in the message.
     """
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head)
+    if kv_bits is not None:
+        check_choice("kv_bits", kv_bits, KV_BITS)
     progress("load")
     model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
     if adapter is not None:
@@ -149,12 +156,18 @@ def export_llm(
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
-    decoder = CachedDecoder(
-        model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
+    make_decoder = functools.partial(
+        CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
         ring_chunk=None if chunk else WINDOW_CHUNK,
     )  # fmt: skip
+    decoder = make_decoder()
     if reference is not None:
         reference.check(decoder)
+    kv_quantization = None
+    if kv_bits is not None:
+        progress(f"quantize the KV caches to {kv_bits} bits")
+        specs, kv_quantization = quantize_caches(decoder, kv_bits, tokenizer)
+        decoder = make_decoder(specs=specs)
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
@@ -171,7 +184,7 @@ def export_llm(
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
         program, report, constants, tuple(methods), decoder.cache.bytes, tuple(decoder.cache.numbers_per_token),
-        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
+        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
 
 

@@ -6,6 +6,7 @@
 
 #include "columns.h"
 #include "dot.h"
+#include "entries.h"
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
@@ -29,6 +30,7 @@ extern const Kernels kernels = {
     .arrange = arrange,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
+    .dequantize_entries = dequantize_entries,
     .widen = widen,
     .narrow = narrow,
     .silu = silu,

@@ -24,6 +24,20 @@ struct QuantizedMatrix {
   int k;
 };
 
+// Entries of a quantized KV cache, or groups of each entry. The distances between entries count bytes, or elements of the
+// scales. The biases are `biases` elements behind the scales.
+struct QuantizedEntries {
+  const uint8_t* entries;
+  ptrdiff_t entry_stride;
+  const void* scales;
+  FloatType scale_type;
+  ptrdiff_t scale_stride;
+  ptrdiff_t biases;
+  int bits;        // 4 or 8
+  int group_size;  // 32, 64 or 128
+  int groups;      // of an entry, at most kMaxGroups
+};
+
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
@@ -61,6 +75,8 @@ struct Kernels {
       ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
+  // Writes the first `count` entries to the rows of `out`, in float32.
+  void (*dequantize_entries)(const QuantizedEntries& e, int count, float* out, ptrdiff_t ldo);
 
   // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);
