@@ -57,7 +57,7 @@ def measure(program: str, requests: str) -> float:
 
     seconds = asyncio.run(work())
     assert totals.answers and not totals.errors, totals
-    return totals.tokens / seconds
+    return totals.answer_tokens / seconds
 
 
 def run(program: Path, requests: Path) -> float:

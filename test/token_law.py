@@ -1,14 +1,17 @@
 """Checks the token law: the tokens of a request depend on the model, the prompt, the parameters and the seed only.
 
-    python test/token_law.py                          # 100,000 tokens in every setting, about two hours
+    python test/token_law.py                          # 10,000 tokens in each of 40 settings, about half an hour
+    python test/token_law.py --model wide --tokens 1000
     python test/token_law.py --tokens 2000 --format int4 --rows 1 4
 
 The same mixed requests are answered in several settings. In the first, every request has the engine for itself: one
 row, the largest chunk, no reuse of prompts and no speculation. In the others, requests with random arrival times share
-2, 4 or 8 rows, prompts are cut into smaller chunks, and rows are warm and answers speculate, or not. The script prints
-how many answers differ from those of the first setting, and exits with 1 if any does.
+2, 4 or 8 rows, prompts are cut into smaller chunks, rows are warm, and n-grams or a draft model guess tokens, or not. The
+script prints how many tokens and log probabilities differ from those of the first setting, and exits with 1 if any does.
 
-The model is small and has random weights. Its shapes are those of a language model, so that it runs the same kernels.
+The models have random weights. Their shapes are those of a language model, so that they run the same kernels: "small"
+takes little time, "wide" has the large matrix products, and "windowed" has ring buffers as KV caches. The draft model is
+the model in the other format, so that some of its guesses are wrong.
 """
 
 from __future__ import annotations
@@ -20,13 +23,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 VOCABULARY = 2048
-CONTEXT = 512
+CONTEXT = 1024
 FORMATS = ("float32", "int4")
-KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias")
+MODELS = {  # hidden_size, intermediate_size, layers, heads, key heads, head size, sliding window
+    "small": (128, 384, 2, 4, 2, 32, 0),
+    "wide": (768, 2048, 4, 12, 4, 64, 0),
+    "windowed": (128, 384, 2, 4, 2, 32, 48),
+}
+KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,12 @@ class Setting:
     chunk: int = 0
     warm: bool = False
     draft: int = 0
+    model: bool = False  # whether a draft model guesses tokens
 
     def __str__(self) -> str:
-        cache, speculation = "warm" if self.warm else "cold", "on" if self.draft else "off"
-        return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or 512}, {cache}, speculation {speculation}"
+        cache, drafts = "warm" if self.warm else "cold", "model" if self.model else "n-grams"
+        drafts = f"{drafts} {self.draft if self.draft > 0 else ''}".strip() if self.draft else "none"
+        return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or 512}, {cache}, drafts: {drafts}"
 
 
 ALONE = Setting(rows=1, in_flight=1)
@@ -62,6 +73,8 @@ def settings(rows: Sequence[int]) -> Iterator[Setting]:
         yield Setting(count, 2 * count, chunk=64, warm=True)
         yield Setting(count, 2 * count, chunk=16, warm=True, draft=-1)
         yield Setting(count, count, chunk=16, draft=4)
+        yield Setting(count, 2 * count, chunk=64, warm=True, draft=3, model=True)
+        yield Setting(count, count, warm=True, draft=-1, model=True)
 
 
 # Requests -----------------------------------------------------------------------------
@@ -73,12 +86,12 @@ def make_requests(tokens: int, seed: int) -> list[Request]:
     requests: list[Request] = []
     total = 0
     while total < tokens:
-        length = draw.randint(1, 180)
+        length = draw.randint(1, 180) if draw.random() < 0.95 else draw.randint(500, 700)
         prompt = [draw.randrange(VOCABULARY) for _ in range(length)]
         if requests and draw.random() < 1 / 3:
             shared = draw.choice(requests).prompt
             prompt = shared[: draw.randint(1, len(shared))] + prompt[: 1 + length // 4]
-        prompt, kind, count = prompt[:300], KINDS[len(requests) % len(KINDS)], draw.randint(10, 120)
+        prompt, kind, count = prompt[:750], KINDS[len(requests) % len(KINDS)], draw.randint(10, 120)
         if kind == "repeat":
             prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(8, 20))] * 3
         requests.append(Request(prompt, _options(draw, kind, count, prompt)))
@@ -97,6 +110,7 @@ def _options(draw: random.Random, kind: str, count: int, prompt: list[int]) -> d
         "mask": sampled | {"allowed_tokens": _mask_of(draw.randrange(2**31)), "top_k": 20},
         "repeat": sampled | {"allowed_tokens": _repeat(prompt, draw.randrange(VOCABULARY))},
         "bias": {"logit_bias": {draw.randrange(VOCABULARY): draw.uniform(-3, 3) for _ in range(8)}},
+        "logprobs": sampled | {"allowed_tokens": _repeat(prompt, draw.randrange(VOCABULARY)), "logprobs": 2},
     }[kind]
     return options | {"max_new_tokens": count, "ignore_eos": True}
 
@@ -127,22 +141,24 @@ def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
 # Programs -----------------------------------------------------------------------------
 
 
-def export(path: Path, rows: int, form: str) -> None:
-    """Export the model for `rows` rows in `form`, one of `FORMATS`."""
+def export(path: Path, model: str, rows: int, form: str) -> None:
+    """Export `model`, one of `MODELS`, for `rows` rows in `form`, one of `FORMATS`."""
     import torch
     from executorch_mlx.llm.export import HeadConfig, export_llm
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
+    hidden, intermediate, layers, heads, key_heads, size, window = MODELS[model]
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=CONTEXT, initializer_range=0.15,
-        bos_token_id=0, eos_token_id=1,
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=size, max_position_embeddings=CONTEXT,
+        initializer_range=0.15, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).eval()
-    head = HeadConfig(penalties=64, logit_bias=8, allowed_tokens=True)
-    quantize = form if form != "float32" else "none"
-    export_llm(model, batch=rows, head=head, quantize=quantize, verify=False).save(path)
+    head = HeadConfig(penalties=64, logit_bias=8, allowed_tokens=True, logprobs=2)
+    export_llm(
+        Qwen3ForCausalLM(config).eval(), batch=rows, head=head, quantize=form if form != "float32" else "none",
+        sliding_window=window or "auto", verify=False,
+    ).save(path)  # fmt: skip
 
 
 # Answers ------------------------------------------------------------------------------
@@ -150,9 +166,9 @@ def export(path: Path, rows: int, form: str) -> None:
 
 @dataclass
 class Answers:
-    """The token ids of the answers in the order of the requests, and what the engine counted."""
+    """The answers in the order of the requests, lists of (id, log probability, likely tokens), and engine counts."""
 
-    tokens: list[list[int]]
+    tokens: list[list[tuple]]
     seconds: float
     reused: int = 0
     accepted: int = 0
@@ -164,21 +180,21 @@ class Running:
 
     index: int
     generation: Any
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[tuple] = field(default_factory=list)
 
 
-def answer(path: Path, setting: Setting, requests: Sequence[Request], seed: int) -> Answers:
-    """Answer all requests, started in random order and at random times."""
+def answer(path: Path, draft: Path | None, setting: Setting, requests: Sequence[Request], seed: int) -> Answers:
+    """Answer all requests, started in random order and at random times. `draft` is the draft model."""
     from executorch_mlx import LLM
 
     draw = random.Random(seed)
     order = list(range(len(requests)))
     if setting.in_flight > 1:
         draw.shuffle(order)
-    tokens: list[list[int]] = [[] for _ in requests]
+    tokens: list[list[tuple]] = [[] for _ in requests]
     running: list[Running] = []
     begin = time.perf_counter()
-    with LLM.load(path, chunk=setting.chunk, reuse_prompts=setting.warm) as llm:
+    with LLM.load(path, draft=draft, chunk=setting.chunk, reuse_prompts=setting.warm) as llm:
         while order or running:
             if order and (not running or (len(running) < setting.in_flight and draw.random() < 0.3)):
                 index = order.pop()
@@ -188,7 +204,7 @@ def answer(path: Path, setting: Setting, requests: Sequence[Request], seed: int)
             chosen = draw.choice(running)
             token = next(chosen.generation, None)
             if token is not None:
-                chosen.tokens.append(token.id)
+                chosen.tokens.append((token.id, token.logprob, token.top_logprobs))
             else:
                 tokens[chosen.index] = chosen.tokens
                 running.remove(chosen)
@@ -196,26 +212,26 @@ def answer(path: Path, setting: Setting, requests: Sequence[Request], seed: int)
     return Answers(tokens, time.perf_counter() - begin, stats.reused_tokens, stats.accepted_tokens)
 
 
-def differences(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> int:
-    """Return the number of answers that differ."""
-    return sum(x != y for x, y in zip(a, b, strict=True))
+def differences(a: Sequence[Sequence[tuple]], b: Sequence[Sequence[tuple]]) -> int:
+    """Return the number of tokens that differ, or whose log probabilities do."""
+    return sum(x != y for one, other in zip(a, b, strict=True) for x, y in zip_longest(one, other))
 
 
-def check(folder: Path, form: str, rows: Sequence[int], tokens: int, seed: int) -> int:
-    """Print a table for `form`, and return the number of answers that differ."""
+def check(folder: Path, model: str, form: str, rows: Sequence[int], tokens: int, seed: int) -> int:
+    """Print a table for `model` in `form`, and return the number of tokens that differ."""
     requests = make_requests(tokens, seed)
-    for count in sorted({1, *rows}):
-        if not program(folder, form, count).exists():
-            export(program(folder, form, count), count, form)
-    alone = answer(program(folder, form, 1), ALONE, requests, seed)
+    alone = answer(program(folder, model, form, 1), None, ALONE, requests, seed)
     count = sum(map(len, alone.tokens))
-    print(f"{form}: {len(requests)} requests, {count} tokens; {ALONE}: {alone.seconds:.0f} s", flush=True)
+    print(f"{model}, {form}: {len(requests)} requests, {count} tokens; {ALONE}: {alone.seconds:.0f} s", flush=True)
     total = 0
     for index, setting in enumerate(settings(rows)):
-        other = answer(program(folder, form, setting.rows), setting, requests, seed + index + 1)
+        path = program(folder, model, form, setting.rows)
+        other_form = FORMATS[1 - FORMATS.index(form)]
+        draft = program(folder, model, other_form, max(rows)) if setting.model else None
+        other = answer(path, draft, setting, requests, seed + index + 1)
         different = differences(alone.tokens, other.tokens)
         print(
-            f"  {setting}: {different} answers differ; {other.reused} prompt tokens reused, "
+            f"  {setting}: {different} tokens differ; {other.reused} prompt tokens reused, "
             f"{other.accepted} drafts accepted, {other.seconds:.0f} s",
             flush=True,
         )
@@ -223,13 +239,18 @@ def check(folder: Path, form: str, rows: Sequence[int], tokens: int, seed: int) 
     return total
 
 
-def program(folder: Path, form: str, rows: int) -> Path:
-    return folder / f"law-{form}-{rows}.pte"
+def program(folder: Path, model: str, form: str, rows: int) -> Path:
+    """The program in `folder`, exported if it does not exist."""
+    path = folder / f"law-{model}-{form}-{rows}.pte"
+    if not path.exists():
+        export(path, model, rows, form)
+    return path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of all answers in one setting")
+    parser.add_argument("--tokens", type=int, default=10_000, help="tokens of all answers in one setting")
+    parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--format", nargs="*", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--seed", type=int, default=0)
@@ -238,7 +259,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        total = sum(check(folder, form, options.rows, options.tokens, options.seed) for form in options.format)
+        total = sum(
+            check(folder, options.model, form, options.rows, options.tokens, options.seed) for form in options.format
+        )
     print(f"{total} differences")
     return 1 if total else 0
 

@@ -31,13 +31,14 @@ _MODULES = {
 }
 
 
-_TORCH_FREE = {"LLM", "SamplingHead", "load_delegate"}  # executorch_mlx.llm imports torch only for the names that need it
+# Names that need no `quiet_imports` here: they import no torch, or, as `SamplingHead`, call it themselves.
+_QUIET = {"LLM", "SamplingHead", "load_delegate"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "memory":
         return import_module(".memory", __name__)
-    if name in _TORCH_FREE:
+    if name in _QUIET:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     if name != "Runtime" and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -62,7 +62,7 @@ def hollow(program: Path, folder: Path) -> None:
         segments = json.loads(_program_flatbuffer_to_json(file.read(size)))["segments"]
         places = sorted((base + s.get("offset", 0), s.get("size", 0)) for s in segments)
         gaps = [(offset, count) for offset, count in places if count >= LARGE]
-        with (folder / f"{program.stem}.head").open("wb") as out:
+        with (folder / f"{program.stem}.without_weights").open("wb") as out:
             position = 0
             for offset, count in [*gaps, (program.stat().st_size, 0)]:
                 file.seek(position)

@@ -1,8 +1,8 @@
 """Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
 
-run.sh of a bundle calls it. Weights are random. Every side runs in a process of its own. A number is the best of six
-runs, because the host decides how fast a small model decodes, and its speed varies. A decode run draws 100 tokens after
-a prompt of that length; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+`pack.py` makes a bundle, a folder for a GPU machine without a network, whose run.sh calls this file. Weights are random. Every side runs in a process of its own. A number is the best of six
+runs, because the host decides how fast a small model decodes, and its speed varies. The row `decode at N`
+draws 100 tokens after a prompt of N tokens; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fill(root: Path, name: str) -> Path:
     program = root / "programs" / f"{name}.pte"
     if program.exists():
         return program
-    head = (root / "programs" / f"{name}.head").read_bytes()
+    without_weights = (root / "programs" / f"{name}.without_weights").read_bytes()
     places = json.loads((root / "programs" / f"{name}.json").read_text())
     rng = np.random.default_rng(0)
     block = (rng.standard_normal(1 << 24, dtype=np.float32) * 0.02).view(np.uint32) >> 16
@@ -31,9 +31,9 @@ def fill(root: Path, name: str) -> Path:
     with program.open("wb") as out:
         taken = 0
         for offset, size in [*places["gaps"], (places["size"], 0)]:
-            rest = offset - out.tell()
-            out.write(head[taken : taken + rest])
-            taken += rest
+            count = offset - out.tell()
+            out.write(without_weights[taken : taken + count])
+            taken += count
             # A different part of the block for every weight, so that no two are equal.
             start = 2 * int(rng.integers(0, 1 << 20))
             while size > 0:

@@ -1,6 +1,6 @@
 """The models on which benchmarks/llm.py compares the runtimes.
 
-`demo` is examples/demo_model; the others have random weights.
+`demo` is examples/demo_model. `qwen3-0.6b` has the shape of Qwen3-0.6B and random weights.
 
     python benchmarks/llm/models.py SHAPE FORMAT CAPACITY FOLDER
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
-FORMATS = ("float32", "int4")  # of benchmarks/llm.py and benchmarks/engine.py
+FORMATS = ("float32", "int4")  # benchmarks/llm.py and benchmarks/engine.py measure these
 ALL_FORMATS = ("float32", "bf16", "int8", "int4")
 
 
 def float32_folder(shape: str, root: Path) -> Path:
-    """A Hugging Face checkpoint with float32 weights."""
+    """Return the Hugging Face checkpoint with float32 weights. Creates it if it is missing."""
     folder = root / f"{shape}-float32"
     if (folder / "config.json").exists():
         return folder
@@ -54,7 +54,7 @@ def float32_folder(shape: str, root: Path) -> Path:
 
 
 def folder_of(shape: str, form: str, root: Path) -> Path:
-    """The checkpoint that mlx-lm loads. mlx-lm converts int4 and int8 from float32, in groups of 64."""
+    """Return the checkpoint that mlx-lm loads. Creates it if it is missing: mlx-lm converts int4 and int8 from float32, in groups of 64."""
     source = float32_folder(shape, root)
     folder = root / f"{shape}-{form}"
     if (folder / "config.json").exists():
@@ -98,7 +98,7 @@ def convert(source: Path, folder: Path, bits: int) -> None:
 
 
 def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
-    """The exported program, with a sampling head."""
+    """Return the exported program, with a sampling head. Exports it if it is missing."""
     path = root / f"{shape}-{form}-{capacity}.pte"
     folder = folder_of(shape, form, root)
     if path.exists():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from executorch_mlx import Runtime
-from executorch_mlx.custom_kernel_ops.penalties import bias_logits, penalize_logits
+from executorch_mlx.custom_kernel_ops.logits_processors import bias_logits, penalize_logits
 from executorch_mlx.custom_kernel_ops.sample import sample
 from executorch_mlx.llm.sampling_head import sample_logits
 from sampling_programs import DTYPES, Sample, lower

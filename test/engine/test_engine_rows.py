@@ -303,6 +303,21 @@ def test_scores_are_the_log_probabilities_of_the_answer(path):
         assert engine.score([5], [7])[0] == pytest.approx(engine.score([5], [7, 8])[0][:1], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1, "seed": 3, "logit_bias": {7: 60.0, 9: 60.0}}], ids=["greedy", "sampled"]
+)
+def test_drafts_do_not_change_log_probabilities(path, settings):
+    def answer(engine, draft):
+        options = options_of(settings, max_new_tokens=60, logprobs=2, draft=draft)
+        with engine.submit([4, 5, 6] * 6, **options) as request:
+            assert request.wait()
+            return request.tokens, request.logprobs, request.info.drafted_tokens
+
+    with api.Engine(path) as engine:
+        tokens, logprobs, drafted = answer(engine, draft=7)
+        assert drafted > 0 and (tokens, logprobs, 0) == answer(engine, draft=0)
+
+
 def test_host_computes_log_probabilities_too(tmp_path_factory, path):
     import small_llm
 

@@ -41,7 +41,7 @@ def test_the_export_reports_the_error_and_agrees_with_eager_torch(exported):
     assert result.check.ok and result.report.refused == ()
     # Two groups of a key and two of a value, with a scale and a bias for each group.
     assert result.cache_bytes == 2 * 2 * 512 * 2 * (4 * 32 + 4 * 2 * 4)
-    assert result.cache_numbers == (160, 160)
+    assert result.cache_values_per_token == (160, 160)
 
 
 def test_answers_do_not_depend_on_rows_reuse_drafts_or_saved_prefixes(exported, tmp_path):

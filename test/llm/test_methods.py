@@ -174,10 +174,17 @@ def test_logprobs_equal_log_softmax(full):
     torch.testing.assert_close(logprob, expected[-1, token], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(values[0], expected[-1].topk(4).values, atol=1e-4, rtol=1e-4)
     assert top[0].tolist() == expected[-1].topk(4).indices.tolist()
-    drawn, targets = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], logprobs=1)
+    # `verify` returns those of the targets, or of the drawn tokens, which are those that the other methods return.
+    drawn, targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], logprobs=1)
     torch.testing.assert_close(
         targets[0], expected.gather(1, torch.tensor([[*tokens[1:], 9]]).T)[:, 0], atol=1e-4, rtol=1e-4
     )
+    assert all(x.eq(0).all() for x in of_drawn)
+    parameters |= dict(seed=3 - len(tokens) + 1, logprobs=2)
+    drawn, targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], **parameters)
+    assert drawn[0, -1] == token and targets.eq(0).all()
+    assert all(got[0, -1].equal(x[0]) for got, x in zip(of_drawn, (logprob, top, values), strict=True))
+    parameters |= dict(seed=3, logprobs=1)
     # In decode, only the slots whose input is 1 get log probabilities.
     full.prefill(tokens, 0, 2)
     slots = [(tokens[-1], len(tokens) - 1, row) for row in (1, 2)]

@@ -95,7 +95,7 @@ def test_greedy_of_an_exported_model_equals_transformers(name, tmp_path):
     has_ring = exported.metadata["get_max_rewind"] < STEPS
     assert has_ring or max(answer.metrics.cached_tokens for answer in answers) > 0
     if name == "latent attention":
-        assert exported.cache_numbers == (16 + 8,) * 2  # kv_lora_rank + qk_rope_head_dim
+        assert exported.cache_values_per_token == (16 + 8,) * 2  # kv_lora_rank + qk_rope_head_dim
 
 
 @torch.no_grad()

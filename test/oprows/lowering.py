@@ -79,8 +79,8 @@ def _lower(module: torch.nn.Module, row: OpRow):
     partitioner = MLXPartitioner(allow_extensions=row.allow_extensions)
     # The composite of a `traced` op row takes a list of tensors. The verifier mistakes the first tensor for the list,
     # and makes the first dimension of that tensor static.
-    verified = row.verified and not row.traced
-    config = EdgeCompileConfig(_check_ir_validity=verified)
+    edge_verified = row.edge_verified and not row.traced
+    config = EdgeCompileConfig(_check_ir_validity=edge_verified)
     manager = to_edge_transform_and_lower(
         program, partitioner=[partitioner], compile_config=config
     )

@@ -40,7 +40,7 @@ class OpRow:
     calls: int
     traced: bool
     host: str | None
-    verified: bool
+    edge_verified: bool
     signed_zero: bool
     nodes: tuple[str, ...]
 
@@ -147,7 +147,7 @@ def row(
     calls: int | None = None,
     traced: bool = False,
     host: str | None = None,
-    verified: bool = True,
+    edge_verified: bool = True,
     signed_zero: bool = True,
     nodes: Sequence[str] = (),
 ) -> OpRow:
@@ -168,7 +168,7 @@ def row(
             the dynamic extents.
         traced: call the operator in a composite, which lowering traces. Export would replace the operator by another.
         host: the reason why part of the program is not delegated, or None if all of it must be delegated.
-        verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
+        edge_verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
             integers, operators that promote dtypes and operators outside core ATen. It also makes a dynamic first
             dimension static where an operator returns a list. A `traced` op row is never verified.
         signed_zero: whether the signs of zeros are compared.
@@ -185,7 +185,7 @@ def row(
     if calls is None:
         calls = 1 + max((len(d.also) for i in used for d in i.dynamic.values()), default=0)
     return OpRow(
-        name, fn, all_cases, tuple(once), tuple(dtypes), loose, loose_half, calls, traced, host, verified,
+        name, fn, all_cases, tuple(once), tuple(dtypes), loose, loose_half, calls, traced, host, edge_verified,
         signed_zero, tuple(nodes),
     )
 

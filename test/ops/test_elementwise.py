@@ -30,7 +30,7 @@ UNARY = [
     row(name, cases=[(edges(),)], once=SHAPES, dtypes=FLOATS + INTS, signed_zero=name != "relu")
     for name in ("abs", "ceil", "floor", "neg", "round", "sign", "square", "trunc", "relu")
 ] + [
-    row("erfinv", cases=[(edges(),), (floats(200, low=-1, high=1),)], once=SHAPES, dtypes=ALL, loose=2, verified=False,
+    row("erfinv", cases=[(edges(),), (floats(200, low=-1, high=1),)], once=SHAPES, dtypes=ALL, loose=2, edge_verified=False,
         nodes=["ErfInvNode"]),
     row("bitwise_not", cases=[(edges(),)], once=SHAPES, dtypes=INTS + BOOL),
     row("sign/bool", torch.sign, bools(2, 3)),
@@ -39,7 +39,7 @@ UNARY = [
     row("gelu", cases=[(floats(40, low=-9, high=9),)], once=[(floats(),), (floats(0, 3),)], loose=2),
     row("gelu/tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         cases=[(floats(2, 3),), (floats(),)], loose=2),
-    row("round.decimals", lambda x, n: torch.round(x, decimals=n), verified=False,
+    row("round.decimals", lambda x, n: torch.round(x, decimals=n), edge_verified=False,
         cases=[(floats(2, 3), 2), (floats(20, low=-300, high=300), -1)],
         dtypes=[f32]),
 ]
@@ -54,7 +54,7 @@ BINARY = [
     row("div.Tensor", cases=[PAIR], once=SHAPE_PAIRS, dtypes=ALL),
     row("atan2", cases=[PAIR], once=SHAPE_PAIRS, dtypes=FLOATS + (i32,)),
     row("hypot", cases=[(floats(2, 3), floats(3)), (floats(2), data([0.0, float("inf")]))], dtypes=FLOATS,
-        verified=False),
+        edge_verified=False),
     row("logaddexp", cases=[PAIR], once=SHAPE_PAIRS, signed_zero=False),
     row("pow.Tensor_Tensor", cases=[PAIR], once=SHAPE_PAIRS, loose=5),
     row("pow.Tensor_Tensor/int", cases=[(edge_column(), ints(1, 5, low=0, high=4, dtype=None))],

@@ -7,17 +7,17 @@ N = Dyn("n", 3, also=(1, 5))
 
 ROWS = [
     row("median", cases=[(floats(5),), (floats(3, 4),), (floats(),)], once=[(edges(),), (floats(4, dtype=i32),)],
-        dtypes=FLOATS, verified=False),
+        dtypes=FLOATS, edge_verified=False),
     row("median.dim", cases=[(spread(3, 4), 0), (spread(3, 5), -1, True), (spread(2, 3, 4), 1), (floats(), 0)],
-        once=[(data([[1.0, NAN, 0.0], [3.0, 1.0, 2.0]]), 1)], dtypes=FLOATS, verified=False),
-    row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), verified=False),
-    row("nanmedian", cases=[(floats(3, 4),), (edges(),), (ints(5),), (data([NAN, NAN]),)], verified=False),
+        once=[(data([[1.0, NAN, 0.0], [3.0, 1.0, 2.0]]), 1)], dtypes=FLOATS, edge_verified=False),
+    row("median.dim/dynamic", lambda x: x.median(1), floats(N, 4), dtypes=(f32,), edge_verified=False),
+    row("nanmedian", cases=[(floats(3, 4),), (edges(),), (ints(5),), (data([NAN, NAN]),)], edge_verified=False),
     row("nanmedian.dim", lambda x: [tuple(x.nanmedian(1)), tuple(x.nanmedian(-2, keepdim=True))], cases=[
-        (floats(3, 4),), (data([[NAN, 1.0, 2.0], [NAN, NAN, NAN]]),), (floats(2, Dyn("n", 3)),)], verified=False),
+        (floats(3, 4),), (data([[NAN, 1.0, 2.0], [NAN, NAN, NAN]]),), (floats(2, Dyn("n", 3)),)], edge_verified=False),
     # torch does not say which index of the value it returns.
     row("mode", lambda x: [x.mode(1).values, x.mode(0, keepdim=True).values], cases=[
-        (ints(5, 9, low=0, high=4),), (data([[2.0, 1.0, 2.0, 1.0, 0.0]]),)], verified=False),
-    row("mode/index", lambda x: x.gather(1, x.mode(1, keepdim=True).indices), ints(4, 9, low=0, high=3), verified=False),
+        (ints(5, 9, low=0, high=4),), (data([[2.0, 1.0, 2.0, 1.0, 0.0]]),)], edge_verified=False),
+    row("mode/index", lambda x: x.gather(1, x.mode(1, keepdim=True).indices), ints(4, 9, low=0, high=3), edge_verified=False),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -98,7 +98,7 @@ ROWS = [
         floats(4, low=1, high=50, dtype=f32)),
     row("mlx::rope/angles", lambda x, freqs: mlx.rope(x, 8, 5, freqs=freqs), floats(1, 2, TOKENS, 8),
         floats(TOKENS, 4, dtype=f32)),
-    row("mlx::rope/position", rope_at, floats(1, 2, 3, 8), indices(1, below=9), verified=False),
+    row("mlx::rope/position", rope_at, floats(1, 2, 3, 8), indices(1, below=9), edge_verified=False),
     row("higher_order.auto_functionalized_v2", Cache(), floats(1, 2, 3, 4), indices(below=5), dtypes=(f32,), calls=4),
     row("higher_order.auto_functionalized_v2/ring", Cache(7), floats(1, 2, 3, 4), indices(below=90),
         dtypes=(f32,), calls=4),

@@ -52,11 +52,11 @@ ADAPTIVE = [
         (floats(1, 2, 4, 7, 6), [3, 2, 6]), (floats(2, 4, 4, 6), 2)], dtypes=F32_ONLY),
     row("adaptive_max_pool2d", cases=[
         (spread(1, 2, 7, 6), [3, 2]), (spread(2, 8, 6), [4, 3]), (spread(1, 1, 3, 4), [5, 7])], dtypes=FLOATS,
-        verified=False),
+        edge_verified=False),
     row("adaptive_max_pool2d/1d", lambda x: F.adaptive_max_pool1d(x, 3, return_indices=True), spread(2, 3, 7),
-        dtypes=F32_ONLY, verified=False),
+        dtypes=F32_ONLY, edge_verified=False),
     row("adaptive_max_pool3d", cases=[(spread(1, 1, 4, 5, 6), [2, 3, 4]), (spread(2, 4, 4, 4), [2, 2, 1])],
-        dtypes=F32_ONLY, verified=False),
+        dtypes=F32_ONLY, edge_verified=False),
     row("mean.dim/global average", lambda x: F.adaptive_avg_pool2d(x, 1), floats(N, 2, 5, 6), dtypes=F32_ONLY),
 ]
 
@@ -74,7 +74,7 @@ DYNAMIC = [
         dtypes=F32_ONLY),
     row("adaptive_max_pool2d/dynamic",
         lambda x: (F.adaptive_max_pool2d(x, (3, 5), True), F.adaptive_max_pool2d(x, 1, True)),
-        floats(1, 2, H, W), dtypes=F32_ONLY, verified=False),
+        floats(1, 2, H, W), dtypes=F32_ONLY, edge_verified=False),
 ]
 
 ROWS = [*MAX, *AVERAGE, *ADAPTIVE, *DYNAMIC]

@@ -75,13 +75,13 @@ ROWS = [
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
     *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)],
-        verified=False,
+        edge_verified=False,
           dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
       for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
     row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
         ints(3, 2, low=-8, high=8, dtype=I8)),
     row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
-                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], verified=False),
+                          for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
     row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
         floats(2, 3, 64), cases=[(floats(64),)], loose=3),
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),

@@ -29,14 +29,14 @@ N = Dyn("n", 3, also=(1, 6))
 RANDOM = {"dtypes": (f32,), "verified": False}
 
 ROWS = [
-    row("mlx::random_bits", lambda s: bits_of_seeds(s, [3, 5], 4), SEEDS, verified=False),
+    row("mlx::random_bits", lambda s: bits_of_seeds(s, [3, 5], 4), SEEDS, edge_verified=False),
     row("mlx::random_bits/odd widths",
         lambda s: (bits_of_seeds(s, [7], 1), bits_of_seeds(s, [3], 2), bits_of_seeds(s, [1], 4)),
-        data([3, 2**40]), verified=False),
+        data([3, 2**40]), edge_verified=False),
     row("mlx::random_bits/dynamic", lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
-        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), verified=False),
+        floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), edge_verified=False),
     row("rand", inside(lambda x: torch.rand(x.shape[0], 3), 0, 1), floats(N), **RANDOM),
-    row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16), verified=False),
+    row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16), edge_verified=False),
     row("rand_like", inside(torch.rand_like, 0, 1), floats(N, 4), **RANDOM),
     row("randn", inside(lambda x: torch.randn(x.shape[0], 3), -7, 7), floats(N), **RANDOM),
     row("randn_like", inside(torch.randn_like, -7, 7), floats(N, 4), **RANDOM),
@@ -62,7 +62,7 @@ test_op_row = pytest_function(ROWS)
 
 def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
     op_row = row(
-        "mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(), verified=False
+        "mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(), edge_verified=False
     )
     lowered = lower(op_row)
     program = Runtime.get().load_program(lowered.pte)

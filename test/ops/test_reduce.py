@@ -58,7 +58,7 @@ ROWS = [
     for overload, arguments in ((".dim", ([1, -1], False, True)), (".default", (True,)))
 ] + [
     row(f"{name}.correction", lambda x, op=op: (op(x, [0, 2], keepdim=True), op(x, -1, correction=0)), floats(2, 3, 4),
-        verified=False)
+        edge_verified=False)
     for name, op in (("var_mean", torch.var_mean), ("std_mean", torch.std_mean))
 ]
 

@@ -75,9 +75,9 @@ BAGS = [
     row("_embedding_bag/rows", Bag("mean"), indices(3, 2, below=7), dtypes=F32_ONLY),
     row("_embedding_bag_forward_only/factors", lambda w, i, o, f: F.embedding_bag(
         i, w, o, mode="sum", per_sample_weights=f), floats(7, 4), indices(5, below=7), data([0, 3]), floats(5),
-        dtypes=F32_ONLY, verified=False),
+        dtypes=F32_ONLY, edge_verified=False),
     row("_embedding_bag_forward_only", lambda w, i, o: aten._embedding_bag_forward_only(w, i, o, False, 1)[0],
-        floats(7, 4), indices(5, below=7), data([0, 3]), dtypes=F32_ONLY, verified=False),
+        floats(7, 4), indices(5, below=7), data([0, 3]), dtypes=F32_ONLY, edge_verified=False),
 ]
 
 ROWS = [*PUT, *SCATTER, *BAGS]

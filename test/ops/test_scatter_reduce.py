@@ -41,10 +41,10 @@ SCATTER = [
     row("scatter.reduce",
         lambda x, dim, i, y: (x.scatter(dim, i, y, reduce="add"), x.scatter(dim, i, y, reduce="multiply")),
         cases=[(floats(4, 3), 0, INDEX_5_3, floats(5, 3)), (floats(4), -1, indices(6, below=4), floats(6))],
-        dtypes=F32_ONLY, verified=False),
+        dtypes=F32_ONLY, edge_verified=False),
     row("scatter.value_reduce",
         lambda x, dim, i: (x.scatter(dim, i, 2, reduce="add"), x.scatter(dim, i, -3, reduce="multiply")),
-        cases=[(floats(4, 3), 0, INDEX_5_3)], dtypes=(f32, i64), verified=False),
+        cases=[(floats(4, 3), 0, INDEX_5_3)], dtypes=(f32, i64), edge_verified=False),
 ]
 
 INDEX = [
@@ -53,7 +53,7 @@ INDEX = [
             x.index_reduce(dim, i, y, "amax"),
         ],
         cases=[(floats(4, 3), 0, indices(5, below=4), floats(5, 3)), (floats(2, 4), -1, data([1, 1, 3]), floats(2, 3))],
-        dtypes=F32_ONLY, verified=False),
+        dtypes=F32_ONLY, edge_verified=False),
     row("index_add", cases=[
         (floats(5, 3), 0, data([1, 1, 4]), floats(3, 3)), (floats(3, 5), -1, data([0, 2]), floats(3, 2))],
         dtypes=(f32, i32)),

@@ -2,6 +2,6 @@
 
 from .answer_file import AnswerFile
 from .request_file import Request, RequestLines
-from .run import Totals, Workers, answer_all, count_requests
+from .run import Totals, Workers, answer_all, count_and_check
 
-__all__ = ["AnswerFile", "Request", "RequestLines", "Totals", "Workers", "answer_all", "count_requests"]
+__all__ = ["AnswerFile", "Request", "RequestLines", "Totals", "Workers", "answer_all", "count_and_check"]

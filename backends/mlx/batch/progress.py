@@ -29,7 +29,7 @@ def progress(done: int, total: int) -> Iterator[Callable[[Totals], None]]:
         task = bar.add_task("answers", total=total, completed=done, tokens="")
 
         def advance(totals: Totals) -> None:
-            rate = totals.tokens / max(time.monotonic() - start, 1e-9)
+            rate = totals.answer_tokens / max(time.monotonic() - start, 1e-9)
             errors = f", {totals.errors} errors" if totals.errors else ""
             bar.update(task, completed=done + totals.answers, tokens=f"{rate:.0f} tokens/s{errors}")
 

@@ -42,7 +42,7 @@ class Totals:
     answers: int = 0
     errors: int = 0
     prompt_tokens: int = 0
-    tokens: int = 0
+    answer_tokens: int = 0
 
     def add(self, answer: dict[str, Any]) -> None:
         self.answers += 1
@@ -52,11 +52,11 @@ class Totals:
             return
         usage = response["body"].get("usage") or {}
         self.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-        self.tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        self.answer_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
 
 
 def http_answer(request: Request, status: int, body: bytes, server_id: str) -> dict[str, Any]:
-    """Return the answer with a response of the server, which knows the request as `server_id`."""
+    """Return the answer that contains an HTTP response. `server_id` is the id that the server gave the request."""
     try:
         response = {"status_code": status, "request_id": server_id, "body": json.loads(body)}
     except ValueError:
@@ -70,8 +70,8 @@ def error_answer(request: Request, code: str, message: str) -> dict[str, Any]:
     return {"id": request.id, "custom_id": request.custom_id, "response": None, "error": error}
 
 
-def count_requests(requests: Requests, answers: AnswerFile) -> int:
-    """Return the number of requests.
+def count_and_check(requests: Requests, answers: AnswerFile) -> int:
+    """Return the number of requests, and check that the answers belong to them.
 
     Raises ValueError if `answers` has an answer to another request: the file belongs to another batch, or the requests
     have changed since.
@@ -83,8 +83,8 @@ def count_requests(requests: Requests, answers: AnswerFile) -> int:
         known += answered is not None
         if answered not in (None, id):
             raise ValueError(
-                f"{answers.path} answers another request than number {request_number(id)} of {requests.path}: choose "
-                "another file for the answers"
+                f"{answers.path} has an answer for request {request_number(id)} whose id is {answered}, expected {id} as in "
+                f"{requests.path}: choose another file for the answers"
             )
     if others := len(answers.answered) - known:
         raise ValueError(

@@ -21,10 +21,10 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
     """Returns the arguments of a call by name. Missing arguments have their defaults.
 
     An argument is a slot, a list of slots or a Python value; `slot_of` gives the slot of an FX node. The arguments in
-    `PLACEMENT` are checked and left out. A target without a schema, such as `operator.add`, gets the names `a`, `b` and
+    `PLACEMENT` are left out; those for the memory layout are checked first. A target without a schema, such as `operator.add`, gets the names `a`, `b` and
     so on. A higher-order operator, such as `cond`, gets a list of its positional arguments under the name `arguments`.
 
-    Raises `Unsupported` if an argument in `PLACEMENT` or the dtype of a default is unsupported.
+    Raises `Unsupported` if a memory layout is unsupported, or a default that is a dtype.
     """
     args = [_to_slots(a, slot_of) for a in node.args]
     kwargs = {k: _to_slots(a, slot_of) for k, a in node.kwargs.items()}

@@ -24,7 +24,7 @@ def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
     A node can be folded if its operator is pure, all of its operands are known, and the data is within `MAX_BYTES`.
 
     A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. The slot
-    `value` then gets the tensor as `data`, so that the users of `node` can be folded. If all of them are folded, the
+    `value` then gets a function that returns the tensor as `data`, so that the users of `node` can be folded. If all of them are folded, the
     instruction is dead and is dropped later.
     """
     if not isinstance(value, TensorSlot) or value.space != Space.TEMP or not _is_pure(node.target):
@@ -66,6 +66,6 @@ def _num_bytes(shape: tuple, dtype: torch.dtype) -> float:
 
 def _compute(node: Node, operands: dict[Node, TensorSlot]) -> torch.Tensor:
     with torch.no_grad():
-        # Contiguous, because a view of the ATen dialect accepts only some strides. Computed data may have any.
+        # `aten.view` accepts only some strides, and computed operands may have any: make them contiguous.
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: operands[n].data().detach().contiguous())
         return node.target(*args, **kwargs)

@@ -22,8 +22,8 @@ UNSQUEEZES = ("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 class Match:
     """The result of a pattern.
 
-    `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion; `last` is
-    the last of these nodes, and the handler returns the value of that node.
+    `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion: `P` is the
+    builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node.
     """
 
     nodes: tuple[Node, ...]
@@ -56,8 +56,8 @@ class Matcher:
         """Add `node` to the match and return the values of its arguments `names`, in that order.
 
         The names are those in the schema of the target. An argument that the call omits has its default. Raises
-        `NoMatch` unless `node` calls one of `targets`, and if an argument outside `names`, such as `alpha` of an
-        addition, differs from its default.
+        `NoMatch` if `node` calls none of `targets`, or if an argument outside `names`, such as `alpha` of an addition,
+        differs from its default.
         """
         node = self.call(node, *targets)
         bound = dict(_bound(node))

@@ -6,7 +6,7 @@ A `read_*` function takes the arguments of a dequantize operator and describes t
 - `dtype`: the dtype of the dequantized values.
 - `can_pack`: whether MLX has a packing for the matrix.
 - `packed_fields`: the fields of MLX's quantized instructions for the packed matrix.
-- `factor`: None, or a number by which the values that MLX dequantizes must be multiplied.
+- `factor`: None, or the slot of a scalar by which the values that MLX dequantizes must be multiplied.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Microscaled:
                 f"{self.elements.name}.packed", lambda: bytes_of(self.elements).view(torch.uint32), shape, torch.uint32
             ),
             "scales": P.constant(
-                f"{self.scale.name}.octets", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
+                f"{self.scale.name}.bytes", lambda: bytes_of(self.scale), (rows, groups), torch.uint8
             ),
             "biases": None,
             "group_size": group_size,
@@ -156,10 +156,10 @@ def read_affine(
     limits = torch.iinfo(input.dtype)
     low = limits.min if quant_min is None else int(quant_min)
     high = limits.max if quant_max is None else int(quant_max)
-    return Affine(input, scale, zero_point, tuple(block_size), low, high, result_dtype(output_dtype))
+    return Affine(input, scale, zero_point, tuple(block_size), low, high, torch_dtype(output_dtype))
 
 
-def result_dtype(dtype: torch.dtype | int) -> torch.dtype:
+def torch_dtype(dtype: torch.dtype | int) -> torch.dtype:
     """Returns a dtype argument as a torch dtype. `dtype` may be a number, as in the default value of a schema."""
     return next((d for d, number in SCALAR_TYPES.items() if number == dtype), dtype)
 
@@ -183,7 +183,7 @@ def read_int4(P, qdata, scale, zero_point, group_size, output_dtype) -> Affine |
 
     q = P.constant(f"{qdata.name}.numbers", unpacked, (rows, columns), torch.uint8)
     block = (1, group_size)
-    return Affine(q, transposed(scale), transposed(zero_point), block, 0, 15, result_dtype(output_dtype))
+    return Affine(q, transposed(scale), transposed(zero_point), block, 0, 15, torch_dtype(output_dtype))
 
 
 def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> Microscaled | None:
@@ -193,7 +193,7 @@ def read_nvfp4(P, qdata, scale, per_tensor_scale, block_size, output_dtype) -> M
     """
     if not _are_constants(qdata, scale, per_tensor_scale):
         return None
-    dtype = result_dtype(output_dtype)
+    dtype = torch_dtype(output_dtype)
     return Microscaled(qdata, scale, per_tensor_scale, block_size, "nvfp4", dtype)
 
 
@@ -205,7 +205,7 @@ def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscale
     if not _are_constants(qdata, scale):
         return None
     mode = "mxfp8" if elem_dtype == torch.float8_e4m3fn else None
-    return Microscaled(qdata, scale, None, block_size, mode, result_dtype(output_dtype))
+    return Microscaled(qdata, scale, None, block_size, mode, torch_dtype(output_dtype))
 
 
 # The operators that dequantize a weight, and for each the function that reads the arguments. The operators are given by
@@ -219,7 +219,7 @@ DEQUANTIZE = {
 
 
 def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype) -> TensorSlot:
-    """Returns `y`, multiplied in float32 by `factor` unless `factor` is None, as `dtype`."""
+    """Multiplies `y` by `factor` in float32, unless `factor` is None, and casts the result to `dtype`."""
     if factor is not None:
         y = P.emit(ir.MultiplyNode, a=P.cast(y, torch.float32), b=P.cast(factor, torch.float32))
     return P.cast(y, dtype)
@@ -228,7 +228,7 @@ def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype
 def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
     """Returns the dequantized weight.
 
-    By default all of its matrix rows are dequantized, to the shape of `P.out`. To dequantize some of the rows, pass
+    By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the FX node being lowered. To dequantize some of the rows, pass
     `fields`, the packed fields for these rows, and `shape`, the shape of the result.
     """
     # MLX dequantizes to the dtype of the scales. If the scales are bytes, MLX dequantizes to bfloat16, which holds

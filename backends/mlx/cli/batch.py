@@ -160,9 +160,9 @@ def _name(options: argparse.Namespace) -> str:
 
 def _answer(options: argparse.Namespace, requests: RequestLines | TableRequests, answers: AnswerFile) -> Totals:
     """Answer the requests that have no answer yet, and return the totals of this run."""
-    from ..batch import Totals, answer_all, count_requests
+    from ..batch import Totals, answer_all, count_and_check
 
-    total = count_requests(requests, answers)
+    total = count_and_check(requests, answers)
     done, totals = set(answers.answered.values()), Totals()
     if len(done) == total:
         return totals
@@ -207,5 +207,5 @@ def _summary(totals: Totals, total: int) -> str:
         return f"all {total} requests are answered already"
     return (
         f"{totals.answers} of {total} requests answered in this run, {totals.errors} with an error; "
-        f"{totals.prompt_tokens} prompt tokens, {totals.tokens} generated tokens"
+        f"{totals.prompt_tokens} prompt tokens, {totals.answer_tokens} generated tokens"
     )

@@ -49,7 +49,8 @@ def _add_weights(add: Callable) -> None:
     add("--group-size", type=int, choices=(32, 64, 128), default=argparse.SUPPRESS,
         help="number of weights that share a quantization scale (default: 32)")
     add("--calibrate", type=Path, metavar="FILE",
-        help="tune the quantization over the text in this file (default: adapt it to a part of Python's documentation)")
+        help="measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
+             "and mixed, also tune the weights on it, which takes longer")
     add("--adapter", type=Path, metavar="DIR",
         help="merge the LoRA adapter in this peft folder")
 
@@ -165,9 +166,9 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"perplexity   {exported.perplexity}")
     for note in exported.notes:
         print(f"converted    {note}")
-    counts = collections.Counter(exported.cache_numbers)
-    layers = ", ".join(f"{count} layers of {numbers}" for numbers, count in counts.items())
-    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; numbers per token: {layers or 'none'}")
+    counts = collections.Counter(exported.cache_values_per_token)
+    layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
+    print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")
     if getattr(exported, "kv_quantization", None):
         print(f"quantized    {exported.kv_quantization}")
     if exported.check:

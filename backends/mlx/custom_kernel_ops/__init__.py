@@ -4,6 +4,6 @@
 kernels, for the IR node `SampleNode`; the other operators have none. ExecuTorch gives such folders this name.
 """
 
-from . import layer_state, logprobs, penalties, sample
+from . import layer_state, logits_processors, logprobs, sample
 
-COMPOSITES = {**sample.COMPOSITES, **penalties.COMPOSITES, **logprobs.COMPOSITES, **layer_state.COMPOSITES}
+COMPOSITES = {**sample.COMPOSITES, **logits_processors.COMPOSITES, **logprobs.COMPOSITES, **layer_state.COMPOSITES}

@@ -7,7 +7,7 @@ import torch
 from ..custom_ops.library import define
 
 
-def read_layer_state_reference(states, start, row=None, rows=1):
+def read_layer_state_definition(states, start, row=None, rows=1):
     """Returns the states `[B, N]`."""
     held = states.reshape(rows, -1)
     if row is not None:
@@ -15,7 +15,7 @@ def read_layer_state_reference(states, start, row=None, rows=1):
     return torch.where((start == 0).unsqueeze(1), torch.zeros_like(held), held)
 
 
-def causal_conv1d_reference(x, weight, bias=None):
+def causal_conv1d_definition(x, weight, bias=None):
     """Returns `[B, D, S]`, in the dtype of `weight`. The sum over the taps has the same bits for any number of tokens."""
     batch, channels, length = x.shape
     taps = weight.shape[1]
@@ -38,7 +38,7 @@ def _read_layer_state(states, start, row=None, rows=1):
     _check_state(states, start, row, rows)
     if row is not None and not 0 <= int(row.min()) <= int(row.max()) < rows:
         raise ValueError(f"mlx::read_layer_state: row: got {row.tolist()}, expected rows in [0, {rows})")
-    return read_layer_state_reference(states, start, row, rows)
+    return read_layer_state_definition(states, start, row, rows)
 
 
 def _fake_read(states, start, row=None, rows=1):
@@ -55,7 +55,7 @@ def _check_conv(x, weight, bias=None):
 
 def _causal_conv1d(x, weight, bias=None):
     _check_conv(x, weight, bias)
-    return causal_conv1d_reference(x, weight, bias)
+    return causal_conv1d_definition(x, weight, bias)
 
 
 def _fake_conv(x, weight, bias=None):
@@ -73,4 +73,4 @@ read_layer_state = define(
 # s - K + 1 to s; inputs before the first one are zero. `bias` is [D].
 causal_conv1d = define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", _causal_conv1d, _fake_conv)
 
-COMPOSITES = {read_layer_state: read_layer_state_reference, causal_conv1d: causal_conv1d_reference}
+COMPOSITES = {read_layer_state: read_layer_state_definition, causal_conv1d: causal_conv1d_definition}

@@ -17,7 +17,7 @@ from .sample import clean, is_per_row, row_max, split_blocks, split_columns
 BLOCK = 64  # tokens
 
 
-def token_logprobs_reference(logits, tokens, enabled):
+def token_logprobs_definition(logits, tokens, enabled):
     """Returns the log probability of `tokens` `[B]` under `logits` `[B, V]`, float32 `[B]`.
 
     It is -inf for a token outside of the vocabulary.
@@ -28,7 +28,7 @@ def token_logprobs_reference(logits, tokens, enabled):
         known = (tokens >= 0) & (tokens < logits.shape[1])
         chosen = logits.gather(1, torch.where(known, tokens, 0).unsqueeze(1))
         logprobs = torch.where(known, _logprobs(chosen, logits).squeeze(1), -torch.inf)
-        return [torch.where(_rows(enabled, logits), logprobs, 0.0)]
+        return [torch.where(_enabled_rows(enabled, logits), logprobs, 0.0)]
 
     def zeros(logits, tokens, enabled):
         return [torch.zeros_like(tokens, dtype=torch.float32)]
@@ -36,7 +36,7 @@ def token_logprobs_reference(logits, tokens, enabled):
     return _if_enabled(compute, zeros, logits, tokens, enabled)[0]
 
 
-def top_logprobs_reference(logits, enabled, count):
+def top_logprobs_definition(logits, enabled, count):
     """Returns the `count` most likely tokens, int64 `[B, count]`, and their log probabilities, float32 `[B, count]`.
 
     The tokens are in descending order of their probability. Tokens with equal logits are in ascending order.
@@ -45,7 +45,7 @@ def top_logprobs_reference(logits, enabled, count):
     def compute(logits, enabled):
         logits = clean(logits.to(torch.float32))
         tokens, values = _largest(logits, count)
-        on = _rows(enabled, logits).unsqueeze(1)
+        on = _enabled_rows(enabled, logits).unsqueeze(1)
         return [torch.where(on, tokens, 0), torch.where(on, _logprobs(values, logits), 0.0)]
 
     def zeros(logits, enabled):
@@ -59,7 +59,7 @@ def _if_enabled(compute, zeros, *operands):
     return torch.ops.higher_order.cond((operands[-1] != 0).any(), compute, zeros, operands)
 
 
-def _rows(enabled, logits):
+def _enabled_rows(enabled, logits):
     return (enabled if is_per_row(enabled) else enabled.reshape(1)).expand(logits.shape[:1]) != 0
 
 
@@ -74,14 +74,15 @@ def _logprobs(chosen, logits):
 def _largest(logits, count):
     """Returns the `count` largest logits and their tokens, as (tokens, logits).
 
-    They are in the `count` blocks with the largest maxima. If maxima are equal, the blocks with lower ids come first.
+    The `count` largest logits lie in the `count` blocks with the largest maxima. Of blocks with equal maxima, those with
+    lower token ids are chosen.
     """
     parts = split_blocks(logits, BLOCK)
-    chosen = torch.sort(-parts.amax(-1), dim=-1, stable=True).indices[:, :count]
-    chosen = torch.sort(chosen, -1).values
+    blocks = torch.sort(-parts.amax(-1), dim=-1, stable=True).indices[:, :count]
+    blocks = torch.sort(blocks, -1).values
     size = parts.shape[2]
-    values = parts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, size)).flatten(1)
-    tokens = (chosen.unsqueeze(-1) * size + torch.arange(size)).flatten(1)
+    values = parts.gather(1, blocks.unsqueeze(-1).expand(-1, -1, size)).flatten(1)
+    tokens = (blocks.unsqueeze(-1) * size + torch.arange(size)).flatten(1)
     negated, order = torch.sort(-values, dim=-1, stable=True)
     return tokens.gather(1, order)[:, :count], -negated[:, :count]
 
@@ -105,7 +106,7 @@ def _check(name, logits, enabled):
 
 def _token_eager(logits, tokens, enabled):
     _check_token(logits, tokens, enabled)
-    return token_logprobs_reference(logits, tokens, enabled)
+    return token_logprobs_definition(logits, tokens, enabled)
 
 
 def _token_fake(logits, tokens, enabled):
@@ -124,7 +125,7 @@ def _check_token(logits, tokens, enabled):
 
 def _top_eager(logits, enabled, count):
     _check_top(logits, enabled, count)
-    return tuple(top_logprobs_reference(logits, enabled, count))
+    return tuple(top_logprobs_definition(logits, enabled, count))
 
 
 def _top_fake(logits, enabled, count):
@@ -146,4 +147,4 @@ top_logprobs = define(
     "top_logprobs(Tensor logits, Tensor enabled, int count) -> (Tensor, Tensor)", _top_eager, _top_fake
 )
 
-COMPOSITES = {token_logprobs: token_logprobs_reference, top_logprobs: top_logprobs_reference}
+COMPOSITES = {token_logprobs: token_logprobs_definition, top_logprobs: top_logprobs_definition}

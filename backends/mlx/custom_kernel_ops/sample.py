@@ -60,7 +60,7 @@ NOISE_KEY = 0x1E3779B97F4A7C15
 BEYOND_ALL_RANKS = 1 << 62
 
 
-def sample_reference(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
+def sample_definition(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
     """Returns the token of each sequence, int64 `[B]`.
 
     Each parameter is a tensor of one element, or of shape `[B]` with a value for each sequence. The parameters with a
@@ -455,7 +455,7 @@ def _eager(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
     _check(logits, temperature, top_p, seed, top_k, min_p)
     # Tokens have no gradient. Without `no_grad`, `cond` would trace a backward graph for logits that require gradients.
     with torch.no_grad():
-        return sample_reference(logits, temperature, top_p, seed, top_k, min_p)
+        return sample_definition(logits, temperature, top_p, seed, top_k, min_p)
 
 
 def _fake(logits, temperature, top_p, seed=None, top_k=None, min_p=None):
@@ -470,4 +470,4 @@ sample = define(
     _fake,
 )
 
-COMPOSITES = {sample: sample_reference}
+COMPOSITES = {sample: sample_definition}

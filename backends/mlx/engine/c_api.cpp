@@ -174,7 +174,7 @@ executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* m
     const auto found = key == "has_head" ? std::optional<int64_t>(meta.has_head)
         : key == "has_logits"            ? std::optional<int64_t>(meta.has_logits)
         : key == "has_verify"            ? std::optional<int64_t>(meta.has_verify)
-                                         : model->program->values().find_integer(key);
+                                         : model->program->metadata_reader().find_integer(key);
     check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no integer ", key);
     *value = *found;
   });
@@ -190,7 +190,7 @@ executorch_mlx_status executorch_mlx_model_get_data(
     const auto& eos = model->program->metadata().eos_ids;
     const auto found = std::string(name) == "get_eos_ids"
         ? std::span(reinterpret_cast<const uint8_t*>(eos.data()), eos.size() * sizeof(int64_t))
-        : model->program->values().find_bytes(name);
+        : model->program->metadata_reader().find_bytes(name);
     check(found.has_value(), EXECUTORCH_MLX_NOT_FOUND, "name: the program has no data ", name);
     *data = found->data();
     *size = found->size();
@@ -322,7 +322,7 @@ executorch_mlx_status executorch_mlx_engine_score(
       for (size_t i = 0; i < count; ++i) {
         logprobs[done + i] = values[i];
         if (is_greedy != nullptr) {
-          is_greedy[done + i] = drawn[i] == expected[done + i];
+          is_greedy[done + i] = drawn[i].token == expected[done + i];
         }
       }
       done += count;

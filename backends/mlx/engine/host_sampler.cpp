@@ -22,8 +22,9 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kMinTemperature = 1e-30f;
 constexpr float kMaxTemperature = 1e30f;
 
-// With a filter, the noise of a token depends on the rank of the token and not on its id. The ranks are divided into
-// three parts with separate noise: part i begins at rank kNoiseParts[i] and uses the seed `seed ^ (i * kNoiseKey)`.
+// With a filter, the noise of a token depends on the rank of the token and not on its id. As in the program
+// (custom_kernel_ops/sample.py), the ranks are divided into three parts, so that a program with few candidates computes
+// the noise of the first parts only. Part i begins at rank kNoiseParts[i] and uses the seed `seed ^ (i * kNoiseKey)`.
 constexpr int64_t kNoiseParts[] = {0, 256, 2048};
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 
@@ -68,6 +69,7 @@ float negative_gumbel(uint32_t word) {
 float negative_noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) {
   const size_t part = rank < kNoiseParts[1] ? 0 : rank < kNoiseParts[2] ? 1 : 2;
   const int64_t begin = kNoiseParts[part];
+  // As in the program, the last part has at least one word.
   const int64_t end = part < 2 ? kNoiseParts[part + 1] : std::max(count, kNoiseParts[2] + 1);
   const uint64_t seed = static_cast<uint64_t>(draw.seed) ^ (part * kNoiseKey);
   return negative_gumbel(random_word(seed, rank - begin, end - begin));
@@ -75,7 +77,7 @@ float negative_noise_of_rank(const HostDraw& draw, int64_t rank, int64_t count) 
 
 // Returns exp(-drop / temperature): the probability of a token, divided by the probability of the most likely token.
 // The drop of a token is the largest logit minus the logit of the token.
-float weight(float drop, float temperature) {
+float relative_probability(float drop, float temperature) {
   return std::pow(2.0f, drop * (-kLog2E / temperature));
 }
 
@@ -134,7 +136,7 @@ float largest_kept_drop(const std::vector<float>& drops, const SamplingParameter
   int64_t last = count; // the rank of the last token that is kept, or `count` if all tokens are kept
   if (sampling.top_p < 1) {
     std::vector<float> weights(drops.size());
-    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return weight(d, temperature); });
+    std::transform(drops.begin(), drops.end(), weights.begin(), [&](float d) { return relative_probability(d, temperature); });
     // Adds the smallest weights first, because this is more accurate than the other order.
     const double total = std::accumulate(weights.rbegin(), weights.rend(), 0.0);
     const double target = static_cast<double>(sampling.top_p) * total;

@@ -17,6 +17,7 @@ using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
 using executorch::extension::Module;
 using executorch::runtime::Error;
+using executorch::runtime::EValue;
 using executorch::runtime::Program;
 
 namespace {
@@ -193,26 +194,26 @@ void LlmProgram::check_token(const Method& method, int64_t token) const {
       ", which is outside the vocabulary [0, ", metadata_.vocab_size, ")");
 }
 
-std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
-  Method& method = slots.size() == 1 ? *draw_ : *decode_;
-  const auto outputs = method.run(slots);
-  const int64_t expected = slots.size() == 1 ? 1 : metadata_.rows;
-  const auto& tokens = outputs[0].toTensor();
-  check(
-      tokens.numel() == expected, EXECUTORCH_MLX_FAILED, method.name(), ": got ", tokens.numel(), " tokens, expected ",
-      expected);
-  const int64_t k = metadata_.logprobs;
-  const bool has_logprobs = k > 0 && outputs.size() >= 4;
+// Reads the first `count` of `expected` drawn tokens from the outputs: tokens, logprob, top_tokens and top_logprobs.
+std::vector<Drawn> LlmProgram::read_drawn(
+    const Method& method, std::span<const EValue> outputs, size_t expected, size_t count, bool has_logprobs) const {
+  const auto check_size = [&](size_t output, size_t size) {
+    const auto got = static_cast<size_t>(outputs[output].toTensor().numel());
+    check(got == size, EXECUTORCH_MLX_FAILED, method.name(), ": got ", got, " results, expected ", size);
+  };
+  const size_t k = has_logprobs ? metadata_.logprobs : 0;
+  check_size(0, expected);
   if (has_logprobs) {
-    const bool fits = outputs[1].toTensor().numel() == expected && outputs[2].toTensor().numel() == expected * k &&
-        outputs[3].toTensor().numel() == expected * k;
-    check(fits, EXECUTORCH_MLX_FAILED, method.name(), ": unexpected sizes of the log probabilities");
+    check(outputs.size() >= 4, EXECUTORCH_MLX_FAILED, method.name(), ": returned no log probabilities");
+    check_size(1, expected);
+    check_size(2, expected * k);
+    check_size(3, expected * k);
   }
-  std::vector<Drawn> drawn(slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) {
-    drawn[i].token = tokens.const_data_ptr<int64_t>()[i];
+  std::vector<Drawn> drawn(count);
+  for (size_t i = 0; i < count; ++i) {
+    drawn[i].token = outputs[0].toTensor().const_data_ptr<int64_t>()[i];
     check_token(method, drawn[i].token);
-    if (has_logprobs && slots[i].wants_logprobs) {
+    if (has_logprobs) {
       drawn[i].logprob = outputs[1].toTensor().const_data_ptr<float>()[i];
       const int64_t* ids = outputs[2].toTensor().const_data_ptr<int64_t>() + i * k;
       const float* logprobs = outputs[3].toTensor().const_data_ptr<float>() + i * k;
@@ -223,16 +224,22 @@ std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
   return drawn;
 }
 
-std::vector<int64_t> LlmProgram::verify(const Slot& slot, std::vector<float>* target_logprobs) {
+std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
+  Method& method = slots.size() == 1 ? *draw_ : *decode_;
+  const auto outputs = method.run(slots);
+  const bool has_logprobs =
+      metadata_.logprobs > 0 && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return s.wants_logprobs; });
+  const size_t expected = slots.size() == 1 ? 1 : metadata_.rows;
+  return read_drawn(method, outputs, expected, slots.size(), has_logprobs);
+}
+
+std::vector<Drawn> LlmProgram::verify(const Slot& slot, std::vector<float>* target_logprobs) {
   const auto outputs = verify_->run({&slot, 1});
   const size_t count = slot.tokens.size();
-  const auto& tokens = outputs[0].toTensor();
-  check(
-      static_cast<size_t>(tokens.numel()) == count, EXECUTORCH_MLX_FAILED, "verify: got ", tokens.numel(),
-      " tokens, expected ", count);
-  const int64_t* data = tokens.const_data_ptr<int64_t>();
-  for (size_t i = 0; i < count; ++i) {
-    check_token(*verify_, data[i]);
+  if (target_logprobs == nullptr && slot.wants_logprobs) {
+    std::vector<EValue> of_drawn = outputs;
+    of_drawn.erase(of_drawn.begin() + 1); // target_logprobs
+    return read_drawn(*verify_, of_drawn, count, count, true);
   }
   if (target_logprobs != nullptr) {
     const bool fits = outputs.size() >= 2 && static_cast<size_t>(outputs[1].toTensor().numel()) == count &&
@@ -241,7 +248,7 @@ std::vector<int64_t> LlmProgram::verify(const Slot& slot, std::vector<float>* ta
     const float* values = outputs[1].toTensor().const_data_ptr<float>();
     target_logprobs->assign(values, values + count);
   }
-  return {data, data + count};
+  return read_drawn(*verify_, outputs, count, count, false);
 }
 
 std::vector<std::vector<float>> LlmProgram::logits(std::span<const Slot> slots) {

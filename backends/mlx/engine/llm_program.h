@@ -18,7 +18,7 @@
 
 namespace executorch_mlx {
 
-// A drawn token. The log probabilities are empty unless the slot asked for them.
+// A drawn token. Unless log probabilities were asked for, `logprob` is 0 and the lists are empty.
 struct Drawn {
   int64_t token = 0;
   float logprob = 0;
@@ -39,7 +39,7 @@ class LlmProgram {
   const LlmMetadata& metadata() const {
     return metadata_;
   }
-  const MetadataReader& values() const {
+  const MetadataReader& metadata_reader() const {
     return *reader_;
   }
   bool has_token_bytes() const {
@@ -49,7 +49,8 @@ class LlmProgram {
   // Gives a program the bytes of its tokens, as in executorch_mlx.h.
   void set_token_bytes(std::span<const uint8_t> bytes, std::span<const int64_t> offsets);
 
-  // Whether all mutable buffers of the program are MLX arrays, so that executorch_mlx/buffers.h covers its whole state.
+  // Whether all mutable buffers of the program are MLX arrays, so that the functions of
+  // executorch_mlx/buffers.h can copy, read and write its whole state.
   bool has_only_mlx_state() const;
   bool runs_on_cpu() const {
     return runs_on_cpu_;
@@ -62,6 +63,11 @@ class LlmProgram {
     return verify_ ? verify_->max_tokens() : 0;
   }
 
+  // Whether verify() returns the log probabilities of drawn tokens. Programs of earlier versions do not.
+  bool verifies_logprobs() const {
+    return verify_ && verify_->num_outputs() >= kVerifyOutputs;
+  }
+
   // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const RequestOptions& options) const;
 
@@ -69,7 +75,7 @@ class LlmProgram {
   std::vector<Drawn> draw(std::span<const Slot> slots);
 
   // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
-  std::vector<int64_t> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
+  std::vector<Drawn> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
 
   // Returns the logits after the last token of each slot, [V] each. Several slots as for draw(), if has_logits_of_rows().
   std::vector<std::vector<float>> logits(std::span<const Slot> slots);
@@ -90,7 +96,13 @@ class LlmProgram {
   void write_profile(const std::string& path);
 
  private:
+  // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
+  static constexpr size_t kVerifyOutputs = 5;
+
   std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
+  std::vector<Drawn> read_drawn(
+      const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
+      bool has_logprobs) const;
   void check_token(const Method& method, int64_t token) const;
 
   std::string path_;

@@ -17,6 +17,9 @@ using executorch::runtime::EValue;
 namespace {
 
 constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
+// The input `logprobs`. Other methods than `verify` return those of drawn tokens for any value but 0.
+constexpr int64_t kLogprobsOfTargets = 1;
+constexpr int64_t kLogprobsOfDrawn = 2;
 
 } // namespace
 
@@ -33,6 +36,7 @@ Method::Method(
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
   is_delegated_ = checker.is_delegated();
+  num_outputs_ = checker.num_outputs();
   if (slots == 1) {
     max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
@@ -160,7 +164,7 @@ void Method::fill(size_t slot, const Slot& source) {
       std::copy_n(source.allowed_tokens.begin(), words, begin);
     }
   }
-  set(v.logprobs, int64_t{source.wants_logprobs});
+  set(v.logprobs, !source.wants_logprobs ? 0 : source.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets);
   set(v.timestamps, int64_t{source.timestamps});
   if (!v.targets.empty()) {
     std::fill_n(v.targets.begin(), count, 0);

@@ -51,6 +51,9 @@ class Method {
   int64_t max_tokens() const {
     return max_tokens_;
   }
+  size_t num_outputs() const {
+    return num_outputs_;
+  }
   // Whether all mutable buffers of the method are MLX arrays.
   bool is_delegated() const {
     return is_delegated_;
@@ -90,6 +93,7 @@ class Method {
   executorch::runtime::EventTracer* tracer_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one slot
+  size_t num_outputs_ = 0;
   bool is_delegated_ = false;
   Values values_;
   std::vector<int> dynamic_axes_; // of the inputs; -1: none

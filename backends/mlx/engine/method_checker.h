@@ -35,6 +35,10 @@ class MethodChecker {
   // Whether the whole method is one call of the backend MLXBackend. All its mutable buffers are then MLX arrays.
   bool is_delegated() const;
 
+  size_t num_outputs() const {
+    return meta_.num_outputs();
+  }
+
   void check_returns_tokens() const;
   void check_returns_logits() const;
 

@@ -67,15 +67,15 @@ std::string joined(const std::vector<int64_t>& ids) {
   return text;
 }
 
-// Collects answers, and prints them as text, token ids or JSON lines. The text or the ids of several answers are printed
-// at the end, because their tokens are drawn in turn.
+// Collects answers, and prints them as text, token ids or JSON lines. JSON lines and a single answer are printed token by
+// token. Of several answers, each is printed when it is complete, because their tokens are drawn interleaved.
 class Printer {
  public:
   explicit Printer(const RunnerOptions& options) : options_(options), answers_(options.prompts.size()) {}
 
   // Called by the engine's thread.
-  void take(size_t sequence, const Event& event) {
-    Answer& answer = answers_[sequence];
+  void take(size_t index, const Event& event) {
+    Answer& answer = answers_[index];
     answer.text += event.text;
     if (event.stop_index >= 0) {
       answer.stop_string = options_.request.stop[event.stop_index];
@@ -84,7 +84,7 @@ class Printer {
     if (event.token >= 0 && !is_stop_id) {
       answer.tokens.push_back(event.token);
       if (options_.json) {
-        print_text(token_line(sequence, event.token, event.text));
+        print_text(token_line(index, event.token, event.text));
       } else if (options_.ids && answers_.size() == 1) {
         print_text(std::to_string(event.token) + "\n");
       }
@@ -94,14 +94,14 @@ class Printer {
     }
   }
 
-  void finish(size_t sequence, const executorch_mlx_request_info& info, double load_seconds) {
-    Answer& answer = answers_[sequence];
+  void finish(size_t index, const executorch_mlx_request_info& info, double load_seconds) {
+    Answer& answer = answers_[index];
     answer.info = info;
     if (options_.json) {
-      return print_text(answer_line(sequence, answer, load_seconds));
+      return print_text(answer_line(index, answer, load_seconds));
     }
     const bool is_alone = answers_.size() == 1;
-    const std::string label = is_alone ? "" : str("[", sequence, "] ");
+    const std::string label = is_alone ? "" : str("[", index, "] ");
     if (!is_alone) {
       print_text(label + (options_.ids ? joined(answer.tokens) : answer.text) + "\n");
     } else if (!options_.ids) {
@@ -156,6 +156,7 @@ int run(RunnerOptions options) {
   engine_options.reuse_prompts = false; // so that --repeat repeats the prefill
   Engine engine(model, engine_options);
   auto& seed = options.request.seed;
+  // A draw needs a seed if the head takes one, or if there is no head and the host draws.
   if (!seed && (model.get_int("sampling_seed").value_or(0) || !*model.get_int("has_head"))) {
     seed = static_cast<int64_t>((uint64_t{std::random_device()()} << 31) ^ std::random_device()());
   }

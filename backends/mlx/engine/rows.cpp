@@ -8,7 +8,8 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int64_t kMinCopy = 16; // tokens that are worth a copy
+// A shorter common prefix is worth neither a copy nor the loss of what a row holds.
+constexpr int64_t kMinPrefix = 16;
 
 } // namespace
 
@@ -38,13 +39,14 @@ bool Rows::has_free() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
 }
 
-// The length of the longest common beginning that the row can rewind to.
-int64_t Rows::usable_prefix(
+// The length of the longest common prefix that the row can rewind to.
+int64_t Rows::usable_prefix_length(
     const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
   if (!row.has_samples(samples)) {
     return 0;
   }
-  const auto end = prompt.begin() + std::min({limit, static_cast<int64_t>(prompt.size()), static_cast<int64_t>(row.ids.size())});
+  const auto size = [](const auto& tokens) { return static_cast<int64_t>(tokens.size()); };
+  const auto end = prompt.begin() + std::min({limit, size(prompt), size(row.ids)});
   const int64_t length = std::mismatch(prompt.begin(), end, row.ids.begin()).first - prompt.begin();
   return reuse_ && row.written - length <= program_.metadata().max_rewind ? length : 0;
 }
@@ -58,7 +60,7 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     if (is_free && (oldest == nullptr || row.last_used < oldest->last_used)) {
       oldest = &row;
     }
-    const int64_t length = usable_prefix(row, prompt, limit, samples);
+    const int64_t length = usable_prefix_length(row, prompt, limit, samples);
     if (length > longest || (length == longest && length > 0 && is_free)) {
       source = &row;
       longest = length;
@@ -70,17 +72,18 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     }
     return oldest;
   }
-  // A free row is taken over if little of what it holds is lost. Otherwise its beginning is copied.
+  // The source is taken over if it is free and is the oldest row or loses little. Otherwise its beginning is copied to
+  // the oldest row.
   const bool is_free = source->request == nullptr;
   const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
   const bool takes_over = is_free && (source == oldest || lost <= longest / 4);
-  if (!takes_over && longest >= kMinCopy && copy_row(program_, *source, *oldest, longest)) {
+  if (!takes_over && longest >= kMinPrefix && copy_row(program_, *source, *oldest, longest)) {
     return oldest;
   }
-  // Where rows cannot be copied, a long beginning is worth the rest of its row. A short one, such as a first token that
-  // all prompts have, is not.
-  Row* row = takes_over || (is_free && longest >= kMinCopy) ? source : oldest;
-  row->truncate(row == source ? longest : usable_prefix(*oldest, prompt, limit, samples));
+  // The rows could not be copied. For a long prefix, the source is taken over and the rest of it is lost; for a short
+  // one, such as a first token that all prompts have, it is kept.
+  Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
+  row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, samples));
   return row;
 }
 

@@ -44,7 +44,7 @@ class Rows {
   void release(Row& row, bool is_valid);
 
  private:
-  int64_t usable_prefix(
+  int64_t usable_prefix_length(
       const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const;
 
   const LlmProgram& program_;

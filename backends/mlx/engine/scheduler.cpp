@@ -280,7 +280,7 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
       options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_verify() - 1,
       meta.max_rewind, meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
-  if (options.draft == 0 || options.logprobs >= 0 || most < 1) {
+  if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
     return {};
   }
   Draft draft = request.drafter.propose(request.ids, most);
@@ -324,13 +324,15 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     const double seconds = seconds_since(begin);
     row.written = std::max(row.written, slot.position + static_cast<int64_t>(tokens.size()));
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
-    const auto accepted = std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin()).first - draft.tokens.begin();
+    const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
+    const auto accepted =
+        std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
     costs_.record_one_row(drafted + 1, seconds);
     (draft.is_of_model ? draft_model_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
     request->count_call(drafted, accepted);
     count_steps(1, drafted, accepted, seconds);
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
-      take(request, {&tokens[i], 1}, {.token = drawn[i]});
+      take(request, {&tokens[i], 1}, drawn[i]);
     }
   });
 }

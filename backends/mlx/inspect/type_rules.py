@@ -1,8 +1,8 @@
 """The rule that gives the types of an IR node's results, for each IR node.
 
-`TABLE_RULES` has one rule for each table of the schema. `OP_RULES` has rules for the IR nodes whose results differ from
-the rule of their table. A new IR node needs an entry only if its results differ, or if its table has no rule. The
-results of an IR node without a rule have an unknown type.
+A table of the schema holds the fields of one or more IR nodes: `UnaryNode` is the table of `AbsNode`, `NegNode` and
+others. `TABLE_RULES` has the rule that the IR nodes of a table share, and `OP_RULES` the rules of single IR nodes, which
+take precedence. The results of an IR node without a rule have an unknown type.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class EngineStats:
     - `requests`, `failed`: the number of requests that ended, and of those that ended by an error.
     - `prompt_tokens`, `reused_tokens`: the tokens of all prompts, and how many of them were in the KV cache already.
     - `generated_tokens`: the drawn tokens.
-    - `steps`: the calls of the program that drew tokens.
-    - `drafted_tokens`, `accepted_tokens`: the tokens that speculation guessed, and how many were the drawn ones.
+    - `steps`: the calls of the program that drew tokens, each for one or more requests.
+    - `drafted_tokens`, `accepted_tokens`: the tokens that speculation guessed, and how many of them were accepted.
     - `busy_seconds`: the time in the model.
     """
 
@@ -80,7 +80,7 @@ class Program:
         binding.check(
             self._library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self._model))
         )
-        # What frees the C objects, in order of creation. The finalizer also runs at the exit of the process, before
+        # Functions that free the C objects. The last one is called first. The finalizer also runs at the exit of the process, before
         # Python becomes unable to run the callbacks of the engine's thread.
         self._frees = [partial(self._library.model_free, self._model)]
         self._finalizer = weakref.finalize(self, _free_all, self._frees)
@@ -103,7 +103,7 @@ class Program:
         self._frees.append(partial(self._library.engine_free, self._engine))
 
     def close(self) -> None:
-        """Cancel all requests and free the memory. Later calls have no effect."""
+        """Cancel all requests and free the memory. Closing again has no effect."""
         self._finalizer()
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..custom_kernel_ops.penalties import bias_logits, mask_logits, penalize_logits
+from ..custom_kernel_ops.logits_processors import bias_logits, mask_logits, penalize_logits
 from ..custom_kernel_ops.sample import is_per_row, sample
 from .sampling_parameters import INPUTS, SCALARS
 

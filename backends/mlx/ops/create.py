@@ -89,7 +89,7 @@ def _constant_arange(P, start, step):
     count, out = P.out.shape[0], P.out.dtype
     if not isinstance(count, int):
         raise Unsupported(
-            "a fractional step with a dynamic length is unsupported; use torch.arange(n) * step + start"
+            "a fractional start, end or step with a dynamic length is unsupported; use torch.arange(n) * step + start"
         )
     data = torch.arange(count, dtype=torch.float64) * step + start
     return P.constant("arange", data.to(out))
@@ -106,17 +106,17 @@ REGISTRY.add(aten.tril_indices.default, _indices(torch.tril_indices))
 REGISTRY.add(aten.triu_indices.default, _indices(torch.triu_indices))
 
 
-def _frequencies(function):
+def _frequencies(function, dynamic_form):
     def lower(P, n, d, dtype):
         if not isinstance(n, int):
-            raise Unsupported("a dynamic number of frequencies is unsupported; use torch.arange(n) / (n * d)")
+            raise Unsupported(f"a dynamic number of frequencies is unsupported; use {dynamic_form}")
         return P.constant("frequencies", function(n, d, dtype=P.out.dtype))
 
     return lower
 
 
-REGISTRY.add(aten.fft_fftfreq.default, _frequencies(torch.fft.fftfreq))
-REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq))
+REGISTRY.add(aten.fft_fftfreq.default, _frequencies(torch.fft.fftfreq, "((torch.arange(n) + n // 2) % n - n // 2) / (n * d)"))
+REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq, "torch.arange(n // 2 + 1) / (n * d)"))
 
 
 @REGISTRY.lower(aten.tril.default)

@@ -1,7 +1,7 @@
 """Operators without an IR node, decomposed in torch into operators that have one.
 
 `DECOMPOSITIONS` maps operators to the functions of this file: elementwise functions (exp2, erfc, copysign, …), bit
-shifts, searches (bucketize, searchsorted, kthvalue) and bilinear. `BY_TORCH` lists operators that are lowered through
+shifts, searches (bucketize, searchsorted, kthvalue), products (addbmm, bilinear), distances, put and diagonal_scatter. `BY_TORCH` lists operators that are lowered through
 torch's own decompositions. An operator for which MLX has a function belongs in the file of its family instead.
 """
 
@@ -190,7 +190,8 @@ def _pdist(x, p=2.0):
 def _diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     moved = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = torch.arange(x.shape[dim1]).unsqueeze(-1), torch.arange(x.shape[dim2])
-    # Row i of the diagonal is element i, or element i + offset if the diagonal starts below the first row.
+    # Row i of the matrix takes element i of src, or element i + offset if offset is negative: the diagonal then starts
+    # below the first row.
     index = torch.clamp(rows + min(offset, 0), min=0, max=src.shape[-1] - 1).expand(moved.shape)
     spread = src.unsqueeze(-1).expand(*src.shape, moved.shape[-1]).gather(-2, index)
     return torch.where(columns - rows == offset, spread, moved).movedim((-2, -1), (dim1, dim2))

@@ -1,7 +1,7 @@
 """Lowers max and average pooling, one axis at a time: gather the windows of an axis, then reduce each window.
 
-Where the windows tile the axis (global pooling, stride = kernel, adaptive pooling to a divisor), the gather is a
-reshape. Otherwise the gather reads a table of indices, [windows, elements of a window]. The table is a constant if the
+Where the windows tile an axis of static extent (global pooling, stride = kernel, adaptive pooling to a divisor), and in
+adaptive pooling to one element, the gather is a reshape. Otherwise the gather reads a table of indices, [windows, elements of a window]. The table is a constant if the
 extent of the axis is static. If the extent is dynamic, the MLX program computes the table.
 """
 
@@ -63,8 +63,9 @@ class Strided:
         count = (last_start + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
         start = (torch.arange(count) * self.stride - self.padding).unsqueeze(1)
         indices = start + torch.arange(self.size) * self.dilation
-        outside = torch.clamp(-start, min=0) + self.dilation - 1
-        first = start + torch.floor_divide(outside, self.dilation) * self.dilation
+        before = torch.clamp(-start, min=0)  # the padding in front of the axis that the window covers
+        skipped = torch.floor_divide(before + self.dilation - 1, self.dilation)
+        first = start + skipped * self.dilation
         return indices, (indices >= 0) & (indices < extent), first
 
     def dynamic_divisors(self, extent):
@@ -105,14 +106,15 @@ class Adaptive:
         return (end - first).squeeze(1)
 
 
-Axis = Strided | Adaptive
+Pooling = Strided | Adaptive
 
 
-def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Axis]:
+def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, counts_padding=True) -> list[Pooling]:
     options = (_one_per_axis(values, rank) for values in (kernel_size, stride or kernel_size, padding, dilation))
     axes = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]
     for axis, extent in zip(axes, x.shape[-rank:]):
-        # torch drops a last window that starts in the padding after the axis. Only under this condition is there one.
+        # torch drops a last window that starts in the padding after the axis. Such a window is possible only if
+        # stride + padding exceeds the window.
         if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.span + 1:
             raise Unsupported(
                 "ceil_mode over a dynamic dimension is unsupported if stride + padding exceeds the window; "
@@ -136,19 +138,20 @@ def _is_static(extents: tuple) -> bool:
 
 
 @dataclass(frozen=True)
-class Windows:
+class PooledAxis:
     """The windows of an axis, as far as they are known at export.
 
-    `count` is the number of windows, or None if the extent is dynamic. `table` is a constant with the `count * size`
-    indices of the windows. `table` is None if these indices are 0, 1, 2, …, so that a reshape gathers the windows.
+    `count` is the number of windows, or None if the MLX program computes the windows. `table` is a constant with the
+    `count * size` indices of the windows. `table` is None if these indices are 0, 1, 2, …, so that a reshape gathers the
+    windows, and if `count` is None.
     """
 
-    axis: Axis
+    pooling: Pooling
     count: int | None = None
     table: TensorSlot | None = None
 
 
-def _windows(P, axes: list[Axis], extents, substitute) -> list[Windows]:
+def _windows(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
     """Returns the windows of each axis.
 
     `substitute(window, extent)` gives the index that is read in place of an index outside the axis.
@@ -157,16 +160,16 @@ def _windows(P, axes: list[Axis], extents, substitute) -> list[Windows]:
     for axis, (extent, count) in zip(axes, extents):
         if _is_static((extent, count)):
             table = _table(P, axis.windows(extent, count), extent, substitute)
-            result.append(Windows(axis, count, table))
+            result.append(PooledAxis(axis, count, table))
         elif axis == Adaptive(1):
-            result.append(Windows(axis, 1))
+            result.append(PooledAxis(axis, 1))
         else:
-            result.append(Windows(axis))
+            result.append(PooledAxis(axis))
     return result
 
 
 def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
-    """Returns the table of `Windows`. Windows that are shorter than the longest one are filled with the substitute."""
+    """Returns the table of `PooledAxis`. PooledAxis that are shorter than the longest one are filled with the substitute."""
     widest = max((len(w) for w in windows), default=0)
     indices = []
     for window in windows:
@@ -214,7 +217,7 @@ def _first_inside(window: range, extent: int) -> int:
     return next(i for i in window if 0 <= i < extent)
 
 
-def _lower_max(P, x, axes: list[Axis]):
+def _lower_max(P, x, axes: list[Pooling]):
     if 0 in x.shape:
         raise Unsupported("an empty input is unsupported")
     windows = _windows(P, axes, _extents(P, x, len(axes)), _first_inside)
@@ -247,8 +250,8 @@ def _avg_pool(x, tables, windows, divisors, divisor_override):
     for axis, table, window, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
         if window.count is None:
             extent = x.shape[axis]
-            indices, inside, _ = window.axis.dynamic_windows(extent)
-            table, divisor = torch.where(inside, indices, extent), window.axis.dynamic_divisors(extent)
+            indices, inside, _ = window.pooling.dynamic_windows(extent)
+            table, divisor = torch.where(inside, indices, extent), window.pooling.dynamic_divisors(extent)
         elif divisor is None:
             divisor = x.shape[axis]
         if table is not None:
@@ -262,7 +265,7 @@ def _avg_pool(x, tables, windows, divisors, divisor_override):
     return (total / (product if divisor_override is None else divisor_override)).to(x.dtype)
 
 
-def _lower_avg(P, x, axes: list[Axis], divisor_override: int | None = None):
+def _lower_avg(P, x, axes: list[Pooling], divisor_override: int | None = None):
     if not x.dtype.is_floating_point:
         raise Unsupported(f"input: got {x.dtype}, expected a floating-point dtype; cast it first")
     extents = _extents(P, x, len(axes))
@@ -271,7 +274,7 @@ def _lower_avg(P, x, axes: list[Axis], divisor_override: int | None = None):
     return P.trace(_avg_pool, x, [w.table for w in windows], windows, divisors, divisor_override)[0]
 
 
-def _divisors(P, axis: Axis, extent, count) -> int | TensorSlot | None:
+def _divisors(P, axis: Pooling, extent, count) -> int | TensorSlot | None:
     """Returns the divisors of the windows of an axis.
 
     The result is an int if all windows have the same divisor, else a constant [count]. It is None if the extent is

@@ -12,7 +12,7 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from ..custom_ops import quantized
-from ..builder.quantized_weights import DEQUANTIZE, dequantize, read_affine, result_dtype
+from ..builder.quantized_weights import DEQUANTIZE, dequantize, read_affine, torch_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -79,7 +79,7 @@ def dequantize_affine(P, input, block_size, scale, zero_point, output_dtype, **i
     weight = read_affine(P, input, block_size, scale, zero_point, output_dtype=output_dtype, **integer_range)
     if weight is not None and weight.can_pack:
         return dequantize(P, weight)
-    dtype = result_dtype(output_dtype)
+    dtype = torch_dtype(output_dtype)
     if input.dtype.is_floating_point:
         raise Unsupported(f"input: got {input.dtype}, expected an integer dtype")
     if not all(isinstance(n, int) for n in block_size):

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 class Weights:
     """The parameters of one direction of a layer.
 
-    The matrices are transposed: the product of a row and a matrix is the next row. The biases are None in a layer
+    Compared with torch's parameters, the matrices are transposed: a step computes `x @ matrix`. The biases are None in a layer
     without biases. `projection` is None unless the layer is an LSTM with `proj_size`.
     """
 
@@ -202,7 +202,8 @@ def _output_shapes(input, hx, params, has_biases, num_layers, dropout, train, bi
 def _replace_shape_rule(target):
     """Make fake tensors take the shapes of the results of `target` from `_output_shapes`.
 
-    torch decomposes `target` in two places. Where the decomposition is traced, as in `run_decompositions`, it stays.
+    torch decomposes `target` through `decomposition_table` and through a Python kernel; both are replaced. While a graph
+    is traced, as in `run_decompositions`, the replacement still decomposes.
     """
     decomposition = decomposition_table[target]
 

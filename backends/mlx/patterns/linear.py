@@ -1,4 +1,7 @@
-"""view(mm(view(x, [-1, K]), w)), fused to one `AddmmNode`: MLX multiplies tensors of any rank along the last axis."""
+"""view(mm(view(x, [-1, K]), w)), fused to one `AddmmNode`: MLX multiplies tensors of any rank along the last axis.
+
+`P` is the builder, as in all patterns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def _linear(P, node: Node) -> Match:
     # The weight behind a cast may be quantized. `patterns/quant.py` matches such a product.
     if not is_call(flat, *_VIEW) or is_call(weight, *CASTS) or not tensor(flat).dtype.is_floating_point:
         raise NoMatch
-    x = flat.args[0]  # the view may have other users
+    x = flat.args[0]  # the view stays outside of the match, because it may have other users
     if extents(x)[:-1] != extents(node)[:-1] or extents(x)[-1:] != extents(weight)[:1]:
         raise NoMatch
     if extents(node)[-1] != extents(weight)[1] or len(extents(x)) < 2:

@@ -22,8 +22,9 @@ void load_constants(
 
 // Connects `state` to the mutable buffers and KV caches of the session, and creates those that no other method of
 // the session has created yet. Fills the slots of new buffers with their initial contents. If the program has an
-// init chain, fills the slots of all its buffers, because the init chain may use them. The buffers together have at
-// most `options.limits.operations` elements.
+// init chain, fills the slots of all its buffers, because the init chain may use them; State::finish_loading() later
+// discards the contents of those that another method has filled. Throws Failure if the buffers that it fills have more
+// elements together than `options.limits.operations`.
 void load_buffers(
     const Program& program,
     const NamedDataMap* data,

@@ -20,15 +20,16 @@ namespace {
 
 using executorch::runtime::FreeableBuffer;
 
-// MLX's CPU allocator lays out a block as a size_t with the size of the data, followed by the data. An Adopted begins
-// with the same size_t, but its data lies elsewhere. The array therefore stores the offset from the place where MLX
-// expects the data to the place where the data is.
+// Makes memory of ExecuTorch look like a block of MLX's CPU allocator, so that an array can use it without a copy. Such
+// a block is a size_t with the size of the data, followed by the data. An Adopted begins with the same size_t, but its
+// data lies elsewhere. The array therefore stores the offset from the place where MLX expects the data to the place
+// where the data is.
 struct Adopted {
   explicit Adopted(FreeableBuffer&& data) : size(data.size()), data(std::move(data)), counted(size) {}
 
   size_t size;
   FreeableBuffer data;
-  InPlaceBytes counted;
+  InPlaceBytes counted; // adds the size to the active memory while this exists
 };
 
 // Whether MLX allocates with its CPU allocator, which is recognized by the layout of a block: a size_t and then the

@@ -1,4 +1,5 @@
-// The KV cache of one layer, which the runtime keeps for UpdateAndAttendNode.
+// The KV cache of one layer, which the runtime keeps for UpdateAndAttendNode. Programs without this node keep their KV
+// caches in mutable buffers.
 //
 // The node names a layer and the positions of the new tokens. The load option Options::kv_windows says how many
 // positions the cache of each layer keeps. There are two kinds of cache, and both grow by doubling:

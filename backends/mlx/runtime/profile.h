@@ -22,8 +22,8 @@ class Profiler {
   Profiler(const Program& program, State& state, executorch::runtime::EventTracer& tracer)
       : program_(program), state_(state), tracer_(tracer) {}
 
-  // Runs the instruction at index `instruction` of chain `chain`, evaluates its results, and reports the time.
-  void run(Context& context, uint32_t chain, size_t instruction);
+  // Runs the instruction `instruction_index` of the chain `chain_index`, evaluates its results, and reports the time.
+  void run(Context& context, uint32_t chain_index, size_t instruction_index);
 
  private:
   const Program& program_;

@@ -40,8 +40,8 @@ def create_app(
     wait, a request returns HTTP 503.
 
     - `models`: one model, or several.
-    - `name`: the name of the model in the API, if there is one.
-    - `host`, `settings`: see `Settings`, which has `host` too.
+    - `name`: the name in the API if `models` is one model, by default `model`.
+    - `settings`: see `Settings`. Without it, `host` is short for `Settings(host=host)`.
     """
     if isinstance(models, LLM):
         models = Models.of(models, name or "model")
@@ -59,8 +59,8 @@ def create_app(
     app.state.service, app.state.answers = service, service.answers
     add_middleware(app, service.settings)
     add_error_handlers(app)
-    app.include_router(_answers(service))
-    app.include_router(_information(service))
+    app.include_router(_generation_routes(service))
+    app.include_router(_information_routes(service))
     app.mount("/page", StaticFiles(directory=PAGE))
     return app
 
@@ -82,7 +82,7 @@ class _Route(APIRoute):
         return handle_strictly
 
 
-def _answers(service: Service) -> APIRouter:
+def _generation_routes(service: Service) -> APIRouter:
     """The routes that generate text."""
     router = APIRouter(route_class=_Route)
 
@@ -101,7 +101,7 @@ def _answers(service: Service) -> APIRouter:
     return router
 
 
-def _information(service: Service) -> APIRouter:
+def _information_routes(service: Service) -> APIRouter:
     """The routes that generate no text."""
     router = APIRouter(route_class=_Route)
 

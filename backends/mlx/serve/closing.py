@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 QUOTE, BRACKET, COMMA, DIGIT = 1, 2, 3, 4  # ranks of tokens; stop ids have 0
-LAST = 255  # of no token that a mask has
+LAST = 255  # the rank of tokens that a mask forbids; no token has it by itself
 
 
 class Closer:
-    """Narrows masks to the tokens that end JSON soonest: those that end the answer, then quotes, closing brackets, commas
-    and digits. Of other tokens, the longest: they are part of a fixed text or of a long string. After an opening
-    bracket, closing ones come before quotes, which would begin a new value.
+    """Narrows masks to the tokens that end JSON soonest: tokens that end the answer, then quotes, closing brackets, commas
+    and digits. If a mask has none of these, the longest token is the best, because it gets through a fixed text or a
+    long string in the fewest steps. After an opening bracket, closing brackets come before quotes, which would begin a
+    new value.
     """
 
     def __init__(self, tokens: Sequence[bytes], stop_ids: Collection[int]):
@@ -32,14 +33,14 @@ class Closer:
         self._printable = numpy.packbits(~has_control, bitorder="little").view(numpy.int32)
 
     def remove_control(self, mask: Any) -> None:
-        """Clear the bits of tokens with control characters in `mask`, int32 `[words]`, if others are left: JSON has no
-        such characters, and xgrammar admits them in strings with a length or pattern."""
+        """Clear the bits of tokens with control characters in `mask`, int32 `[words]`, if others are left. JSON
+        strings have no such characters, but xgrammar admits them in strings with a length or pattern."""
         printable = mask & self._printable
         if printable.any():
             mask[:] = printable
 
     def narrow(self, mask: Any, last_token: int | None) -> None:
-        """Clear the bits of all tokens in `mask` but those of the lowest rank that it has, after `last_token`."""
+        """Keep only the tokens in `mask` that have the lowest rank of its tokens. `last_token` is the token before."""
         import numpy
 
         rank = self._rank_after_open if last_token is not None and self._opens[last_token] else self._rank
@@ -49,10 +50,10 @@ class Closer:
         if lowest < LAST:
             mask[:] = numpy.packbits(ranks == lowest, bitorder="little").view(numpy.int32)
 
-    def shortest(self, matcher: Any, limit: int, last_token: int | None = None) -> int | None:
-        """Return the number of tokens that a short end of an answer takes by `matcher`, or None if more than `limit`.
+    def tokens_to_end(self, matcher: Any, limit: int, last_token: int | None = None) -> int | None:
+        """Return how many tokens end the answer if each is drawn from a narrowed mask, or None if more than `limit`.
 
-        Raises ValueError if there is no answer.
+        Raises ValueError if the grammar of `matcher` admits no complete answer.
         """
         import numpy
 
@@ -65,7 +66,7 @@ class Closer:
             self.narrow(mask[0], token)
             bits = numpy.unpackbits(mask[0].view(numpy.uint8), bitorder="little")
             if not bits.any():
-                raise ValueError("no answer follows it")
+                raise ValueError("the grammar admits no complete answer")
             token = int(bits.argmax())
             matcher.accept_token(token)
         return None

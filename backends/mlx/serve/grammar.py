@@ -163,7 +163,7 @@ class Grammars:
         try:
             # The compiler has a cache.
             compiled = self._compiler.compile_structural_tag(f'{{"type": "structural_tag", "format": {structure}}}')
-            self.closer.shortest(xgrammar.GrammarMatcher(compiled), MAX_LOOK)
+            self.closer.tokens_to_end(xgrammar.GrammarMatcher(compiled), MAX_LOOK)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(f"{param}: {_reason(error)}", param, "invalid_json_schema") from error
         return compiled
@@ -220,7 +220,7 @@ class Constraint:
             last = answer[-1] if answer else None
             if len(answer) >= next_look and not is_closing:
                 left = budget - len(answer)
-                needed = self._closer.shortest(matcher.fork(), min(left, MAX_SHORTEST), last)
+                needed = self._closer.tokens_to_end(matcher.fork(), min(left, MAX_SHORTEST), last)
                 is_closing = needed is not None and left <= 1.25 * needed + 16
                 next_look = len(answer) + max(1, (left - (needed or 0)) // 8)
             if is_closing:

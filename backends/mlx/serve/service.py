@@ -19,7 +19,7 @@ from .middleware import annotate
 from .model import ServedModel
 from .models import Models
 from .settings import Settings
-from .streaming import EventStream, events, note_answer, whole_response
+from .streaming import EventStream, events, log_answer, whole_response
 
 
 class Answers:
@@ -77,7 +77,7 @@ class Service:
         def end() -> None:
             self.models.release(model)
             self.metrics.add(answer)
-            note_answer(request, answer)
+            log_answer(request, answer)
 
         format = make_format(answer)
         if body.stream:

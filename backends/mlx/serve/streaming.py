@@ -1,4 +1,4 @@
-"""Responses that wait for an answer, whole or as a stream of server-sent events."""
+"""HTTP responses with an answer: `EventStream` sends it as server-sent events, `whole_response` in one piece."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DONE = "data: [DONE]\n\n"
 Events = AsyncIterator[str]
 
 
-class Format(Protocol):
-    """What a response needs: see `CompletionFormat` and `ResponsesFormat`."""
+class ResponseFormat(Protocol):
+    """Makes the JSON of one response: see `CompletionFormat` and `ResponsesFormat`."""
 
     ends_with_done: bool
 
@@ -54,7 +54,7 @@ class EventStream(StreamingResponse):
             self._on_end()
 
 
-async def events(answer: Answer, format: Format, include_usage: bool) -> Events:
+async def events(answer: Answer, format: ResponseFormat, include_usage: bool) -> Events:
     """Yields the events of a streamed answer. An error becomes the last event."""
     for chunk in format.first_chunks():
         yield event(chunk)
@@ -74,7 +74,7 @@ async def events(answer: Answer, format: Format, include_usage: bool) -> Events:
 
 
 def event(data: dict[str, Any]) -> str:
-    """Return a server-sent event. One with a type, as `/v1/responses` has them, is named after it."""
+    """Return a server-sent event. The `type` in the data, as in `/v1/responses`, becomes the name of the event."""
     name = f"event: {data['type']}\n" if "type" in data else ""
     return f"{name}data: {json.dumps(data)}\n\n"
 
@@ -102,7 +102,7 @@ async def whole_response(request: Request, answer: Answer, response: Callable[[]
     return JSONResponse(response())
 
 
-def note_answer(request: Request, answer: Answer) -> None:
+def log_answer(request: Request, answer: Answer) -> None:
     """Add the numbers of an answer to the access log."""
     first = min((c.first_token_at for c in answer.choices if c.first_token_at), default=None)
     annotate(

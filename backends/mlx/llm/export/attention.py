@@ -29,10 +29,11 @@ def attend_over_cache(
 ) -> tuple[torch.Tensor, None]:
     """An attention function for the attention interface of `transformers`.
 
-    Takes `query` `[1, H, S, D]`, and as `key` and `value` the whole cache `[1, G, C, D]`. Returns the
-    result `[1, S, H, D]`, and None in place of the attention weights. `attention_mask` does not change the
-    result: `observe` has found out to which keys a query attends. `s_aux` has the attention sinks. A model with
-    states runs tokens of several rows as a batch: `query` is then `[B, H, 1, D]`, and the result `[B, 1, H, D]`.
+    Takes `query` `[1, H, S, D]`, and as `key` and `value` normally the whole cache `[1, G, C, D]`. Returns the
+    result `[1, S, H, D]`, and None in place of the attention weights. `attention_mask` does not change the result:
+    while `observe.py` runs the model, the layer records the mask, and later it knows to which keys a query attends.
+    `s_aux` has the attention sinks. A model with recurrent layers runs one token of each of several rows as a batch:
+    `query` is then `[B, H, 1, D]`, and the result `[B, 1, H, D]`.
     """
     if not getattr(module, "is_causal", True):
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
@@ -47,7 +48,8 @@ def attend_over_cache(
     if is_absorbed(module):
         out = attend_over_latents(module, query, layer, scale, settings)
     else:
-        # Keys that the module has changed after the update, such as a part of them, replace those of the cache.
+        # A module may change the keys or values after the update of the cache, for instance take a slice of them. They
+        # then replace those of the cache.
         changed = {n: x for n, x in (("keys", key), ("values", value)) if not isinstance(x, CachedStates)}
         out = layer.attend(query, scale, **settings, **changed)
     out = out.transpose(1, 2)

@@ -12,9 +12,9 @@ import torch
 
 from .packed import is_experts, is_linear
 
-_WINDOW = 512  # tokens of one forward pass
-_CALIBRATION, _HELD_OUT = 4, 2  # windows
-_CHARACTERS = 100_000  # of the text are read: more than the windows need
+_WINDOW = 512  # the tokens of one forward pass
+_CALIBRATION, _HELD_OUT = 4, 2  # numbers of windows
+_CHARACTERS = 100_000  # the part of the text that is read, which is more than the windows need
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Perplexity:
 def perplexity(model: torch.nn.Module, windows: torch.Tensor) -> float:
     """Return the perplexity of `model` on token ids [windows, S], each window on its own."""
     losses = []
-    with float32_products(model):
+    with linear_layers_in_float32(model):
         for window in windows:
             logits = model(window[None], use_cache=False).logits[0, :-1].float()
             losses.append(torch.nn.functional.cross_entropy(logits, window[1:]))
@@ -98,7 +98,7 @@ def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch
 
     handles = [m.register_forward_pre_hook(watch(path)) for path, m in model.named_modules() if is_linear(m)]
     try:
-        with float32_products(model):
+        with linear_layers_in_float32(model):
             for window in windows:
                 model(window[None], use_cache=False, logits_to_keep=1)
     finally:
@@ -108,11 +108,11 @@ def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch
 
 
 @contextlib.contextmanager
-def float32_products(model: torch.nn.Module) -> Iterator[None]:
+def linear_layers_in_float32(model: torch.nn.Module) -> Iterator[None]:
     """Make the linear layers and embeddings of `model` compute in float32, whatever the dtype of their weights.
 
-    A weight is converted when it is used. Models with experts, and those with `LayerNorm`, stay as they are: their
-    other weights cannot be combined with float32.
+    A weight is converted when it is used. Models with experts or `LayerNorm` stay as they are, because these reject
+    float32 inputs while their weights are half precision.
     """
     changed = []
     if not any(is_experts(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):

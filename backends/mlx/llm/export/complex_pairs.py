@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.overrides import TorchFunctionMode
 
-_SHARED = ("__getitem__", "unsqueeze", "squeeze", "to", "view", "reshape", "expand", "transpose")
+# Methods that a pair applies to both parts.
+_APPLIED_TO_BOTH = ("unsqueeze", "squeeze", "to", "view", "reshape", "expand", "transpose")
 
 
 class Pair:
@@ -30,8 +31,8 @@ class Pair:
     __rmul__ = __mul__
 
     def __getattr__(self, name: str):
-        if name not in _SHARED:
-            return getattr(self.real, name)
+        if name not in _APPLIED_TO_BOTH:
+            return getattr(self.real, name)  # such as `shape` and `device`, which are those of both parts
         return lambda *arguments, **options: Pair(
             *(getattr(part, name)(*arguments, **options) for part in (self.real, self.imag))
         )

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .calibration import Perplexity, Text, float32_products, importance, perplexity
+from .calibration import Perplexity, Text, linear_layers_in_float32, importance, perplexity
 from .packed import install, is_linear
 from .quantize import is_microscaled, linear_paths, quantize_model
-from .rounding import Format
+from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import run_by_block, tuned
 from .weights import cast_parameters
@@ -82,7 +82,7 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
     weights: dict[str, torch.Tensor] = {}
     if quantize == "mixed":
         progress("measure the layers")
-        with float32_products(model):
+        with linear_layers_in_float32(model):
             formats = _mixed(model, text)
     if text is not None:
         progress("calibrate")
@@ -114,5 +114,5 @@ def _tune(model, text: Text, common: Format, formats: dict[str, Format], dtype: 
                 operands = tuned(layer.weight, moment, format.bits, format.group_size, dtype)
                 install(model, path, "weight", *operands, bits=format.bits, group_size=format.group_size)
 
-    with float32_products(model):
+    with linear_layers_in_float32(model):
         run_by_block(model, text.calibration, visit)

@@ -43,7 +43,7 @@ class ExportedLLM:
     """The result of `export_llm`.
 
     `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
-    the KV caches in bytes, and `cache_numbers` has for each layer with a cache how many numbers it keeps for
+    the KV caches in bytes, and `cache_values_per_token` has for each layer with a cache how many numbers it keeps for
     a token. `unquantized` has the names of the layers that stay in full precision,
     because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
     the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
@@ -55,7 +55,7 @@ class ExportedLLM:
     metadata: dict[str, Any]
     methods: tuple[str, ...]
     cache_bytes: int
-    cache_numbers: tuple[int, ...]
+    cache_values_per_token: tuple[int, ...]
     unquantized: tuple[str, ...] = ()
     perplexity: Perplexity | None = None
     notes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from ...custom_ops.packing import dequantize, pack
-from .rounding import fit
+from .scale_search import fit
 
 GROUP_SIZE = 32
 FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}

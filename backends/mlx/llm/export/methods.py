@@ -16,6 +16,7 @@ from .head_config import HeadConfig
 from .history import TokenHistory
 
 OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
+OF_TARGETS, OF_DRAWN = 1, 2  # the log probabilities that `verify` returns, by its input `logprobs`
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,16 @@ class _Method(torch.nn.Module):
         if form == "verify" and parameters.get("seed") is not None:
             parameters["seed"] = parameters["seed"] + torch.arange(tokens.shape[1])
         drawn = sample_logits(logits, **parameters)
-        if form == "verify":
-            results = [drawn.unsqueeze(0)]
-            if self.num_logprobs:
-                results.append(token_logprobs(logits, targets[0], logprobs).unsqueeze(0))
-        else:
-            results = [drawn]
-            if self.num_logprobs:
-                results.append(token_logprobs(logits, drawn, logprobs))
-                results += top_logprobs(logits, logprobs, self.num_logprobs)
-        return results[0] if len(results) == 1 else tuple(results)
+        if not self.num_logprobs:
+            return drawn.unsqueeze(0) if form == "verify" else drawn
+        if form != "verify":
+            return drawn, token_logprobs(logits, drawn, logprobs), *top_logprobs(logits, logprobs, self.num_logprobs)
+        of_targets, of_drawn = ((logprobs == value).to(torch.int64) for value in (OF_TARGETS, OF_DRAWN))
+        results = (
+            drawn, token_logprobs(logits, targets[0], of_targets), token_logprobs(logits, drawn, of_drawn),
+            *top_logprobs(logits, of_drawn, self.num_logprobs),
+        )  # fmt: skip
+        return tuple(result.unsqueeze(0) for result in results)
 
 
 # torch.export looks up the names in dynamic_shapes in the signature of `forward`. It would not find the names of

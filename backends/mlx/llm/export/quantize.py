@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from .packed import MLXLinear, install, is_embedding, is_linear, packable_weights
-from .rounding import Format, rounded
+from .scale_search import Format, quantized
 
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -39,7 +39,7 @@ def quantize_model(
     - `ends_bits`: the bits of the embedding and the output projection, by default `bits`.
     - `dtype`: the dtype of scales and biases, by default the dtype of the weight.
     - `formats`: path → the format of this linear layer, in place of `bits`, `group_size` and `mode`.
-    - `importance`: path → the importance [K] of the columns of this layer, as `rounding.fit` takes it.
+    - `importance`: path → the importance [K] of the columns of this layer, as `scale_search.fit` takes it.
 
     Returns the paths of the layers that stay unquantized, because the length of their rows is not a
     multiple of any group size. Raises ValueError for `bits` other than 4 or 8, or a `group_size` other than
@@ -103,7 +103,7 @@ def _quantize(model, path: str, name: str, rows: torch.Tensor, format: Format, d
         # E4M3 scales have 3 bits of mantissa from 2^-6 on. The factor makes the largest scale 448.
         factor = float(rows.abs().max()) / (6 * 448) or None
         rows = rows if factor is None else rows / factor
-    operands = rounded(rows, format, dtype, importance)
+    operands = quantized(rows, format, dtype, importance)
     packed = install(
         model, path, name, *operands, bits=format.bits, group_size=format.group_size, mode=format.mode
     )

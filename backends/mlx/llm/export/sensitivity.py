@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...custom_ops.packing import dequantize
-from .rounding import Format, rounded
+from .scale_search import Format, quantized
 
 
 FORMATS = (Format(4, 64), Format(4, 32), Format(8, 64))
@@ -19,8 +19,8 @@ def measure(
     """Return the estimated effect of quantizing each linear layer in `paths`, in each of `formats`.
 
     The effect is half the mean square, over the tokens [B, S], of the first-order change of a token's loss: an
-    estimate of the divergence between the predictions with and without the quantization. It takes one forward and one
-    backward pass through the float model.
+    estimate of the divergence between the predictions with and without the quantization. The measurement
+    takes one forward and one backward pass through the float model for each row of `tokens`.
     """
     effects = {path: [0.0] * len(formats) for path in paths}
     handles = []
@@ -58,24 +58,24 @@ def _effect(weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, forma
     """Half the mean square of the change of the loss when `weight` is quantized. `gradient` is that of the output."""
     if weight.shape[1] % format.group_size:
         return math.inf
-    operands = rounded(weight, format, torch.float16)
+    operands = quantized(weight, format, torch.float16)
     change = dequantize(*operands, format.group_size, format.bits) - weight.float()
     return float(((x.float() @ change.mT) * gradient).sum(-1).square().mean()) / 2
 
 
-def choose(effects: dict[str, list[float]], sizes: dict[str, int], budget: float, formats=FORMATS) -> dict[str, Format]:
+def choose(effects: dict[str, list[float]], counts: dict[str, int], budget: float, formats=FORMATS) -> dict[str, Format]:
     """Return a format for each path, with at most `budget` bits a weight on average.
 
-    All weights begin with the first format. Then the change of format with the largest decrease of the effect for each
-    added bit is made, as long as the sum fits the budget. `sizes` has the number of weights of each path.
+    Every weight begins with the first format whose group size divides its rows. Then the change of format with the largest decrease of the effect for each
+    added bit is made, as long as the sum fits the budget. `counts` has the number of weights of each path.
     """
     chosen = {path: min(i for i, effect in enumerate(of_path) if effect < math.inf) for path, of_path in effects.items()}
-    free = sum((budget - formats[index].size) * sizes[path] for path, index in chosen.items())
+    free = sum((budget - formats[index].bits_per_weight) * counts[path] for path, index in chosen.items())
     while True:
         best = (0.0, None, None, None)
         for path, now in chosen.items():
             for wider in range(now + 1, len(formats)):
-                cost = (formats[wider].size - formats[now].size) * sizes[path]
+                cost = (formats[wider].bits_per_weight - formats[now].bits_per_weight) * counts[path]
                 gain = (effects[path][now] - effects[path][wider]) / cost
                 if cost <= free and gain > best[0]:
                     best = (gain, path, wider, cost)

@@ -11,7 +11,7 @@ import torch
 
 from ...custom_ops.packing import pack
 from .packed import is_linear
-from .rounding import integers, search
+from .scale_search import integers, search
 
 _DAMPING = 0.01  # is added to the diagonal of the second moments, relative to its mean
 

@@ -6,8 +6,8 @@
 namespace executorch_mlx::cpu {
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {
-  // The kernel copies columns of b to float32, each with as many elements as b has rows. This limit on the rows bounds
-  // the memory of the copies.
+  // The kernel converts columns of b to float32. A column has as many elements as b has rows. This limit on the number
+  // of rows bounds the memory of the converted columns.
   constexpr int kMaxDepth = 1 << 20;
   const auto type = float_type(b.dtype());
   const bool is_half = type && *type != FloatType::float32;

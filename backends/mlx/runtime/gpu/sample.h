@@ -1,4 +1,4 @@
-// The sampler on GPUs: two kernels of ours, from one text for CUDA and Metal.
+// The sampler on GPUs: two kernels of ours, from one source for CUDA and Metal.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -13,7 +13,7 @@ namespace executorch_mlx::gpu {
 // or if the sizes do not fit in 32 bits.
 std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream);
 
-// Draws the tokens with the same text, on this thread. The inputs are evaluated and contiguous, and in host memory.
+// Draws the tokens with the same kernels, compiled as C++, on this thread. The inputs are evaluated and contiguous, and in host memory.
 mx::array sample_on_host(const SampleInputs& inputs);
 
 } // namespace executorch_mlx::gpu

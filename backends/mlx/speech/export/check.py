@@ -12,14 +12,14 @@ from ...verification.cost import Cost
 from ...verification.load import load_methods
 from ...verification.noise import RoundingNoise
 from ...verification.rounding import agree, compare
-from .decoder import SpeechDecoder
+from .decoder import ProgramModel
 from .methods import example_inputs, example_samples
 
 _SAMPLES = 16000 * 5
 _STEPS = 8
 
 
-def check_program(path: Path, decoder: SpeechDecoder, head: HeadConfig, start: int) -> ProgramCheck:
+def check_program(path: Path, decoder: ProgramModel, head: HeadConfig, start: int) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare encoder states and greedy tokens.
 
     The encoder gets noise. The decoder gets the start token and a random one in the first call, and then the token that
@@ -54,5 +54,5 @@ def check_program(path: Path, decoder: SpeechDecoder, head: HeadConfig, start: i
     )  # fmt: skip
 
 
-def _logits(decoder: SpeechDecoder, tokens: torch.Tensor, position: int) -> torch.Tensor:
+def _logits(decoder: ProgramModel, tokens: torch.Tensor, position: int) -> torch.Tensor:
     return decoder(tokens, torch.tensor([position])).float()

@@ -1,4 +1,5 @@
-"""A speech model whose caches are buffers of the program: of keys and values of the tokens, and of the encoder."""
+"""A speech model whose caches are buffers of the program: for the keys and values of the tokens, and for those that
+cross-attention computes from the states of the encoder."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from .families import Family
 NAME = "mlx_speech"
 
 
-class SpeechDecoder(torch.nn.Module):
+class ProgramModel(torch.nn.Module):
     """An encoder and a decoder that share state in buffers.
 
-    - `encode(samples [1, N]) -> states [1, T, D]` runs the encoder, and writes the keys and values of the decoder's
-      attention over the states to the buffers `cross_key_cache_i` and `cross_value_cache_i` `[1, H, F, D]`.
+    - `encode(samples [1, N]) -> states [1, T, D]` runs the encoder, computes the keys and values of the decoder's
+      cross-attention from the states, and writes them to the buffers `cross_key_cache_i` and `cross_value_cache_i`
+      `[1, heads, family.frames(), head size]`.
     - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads these buffers.
 
     The constructor changes `model` in place. `chunk` is the largest S, and `max_context_len` the capacity of the cache
@@ -40,17 +42,18 @@ class SpeechDecoder(torch.nn.Module):
             self, specs, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype
         )
         self.cross = Cache(layers=[_CrossLayer(self, i, family.frames()) for i in range(len(layers))])
-        if not family.is_fixed:
+        if not family.has_fixed_length:
             self.register_buffer("encoder_length", torch.zeros(1, 1, 1, 1, dtype=torch.int64))
         use_stateless_rotary(model)
         use_program_attention(model, self)
 
     def encode(self, samples: torch.Tensor) -> torch.Tensor:
         states = self.family.encode(self.model, self.features(samples).to(self.dtype))
-        attended = self.family.attended(self.model, states)
+        attended = self.family.states_for_decoder(self.model, states)
         for layer, cross in zip(self.model.model.decoder.layers, self.cross.layers, strict=True):
             cross.write(layer.encoder_attn, attended)
-        if not self.family.is_fixed:
+        if not self.family.has_fixed_length:
+            # The dynamic length as a tensor that the program computes.
             length = torch.arange(attended.shape[1])[-1:] + 1
             self.encoder_length.copy_(length.reshape(1, 1, 1, 1))
         return states
@@ -60,7 +63,7 @@ class SpeechDecoder(torch.nn.Module):
         caches = EncoderDecoderCache(self.cache.begin_call(tokens.shape[1], input_pos), self.cross)
         caches.is_updated = dict.fromkeys(range(len(self.cross.layers)), True)
         self.cross.mask = None
-        if not self.family.is_fixed:
+        if not self.family.has_fixed_length:
             frames = torch.arange(self.cross.layers[0].frames).reshape(1, 1, 1, -1)
             self.cross.mask = frames < read(self, "encoder_length")
         decoder = self.model.model.decoder
@@ -143,7 +146,10 @@ class _CrossLayer(CacheLayerMixin):
 
 
 def read(owner: torch.nn.Module, name: str) -> torch.Tensor:
-    """Return the contents of a buffer that another method of the program writes."""
+    """Return the contents of a buffer that another method of the program writes.
+
+    The copy makes `torch.export` treat the buffer as mutable: the methods then share it, and it is not a constant.
+    """
     buffer = getattr(owner, name)
     state = torch.ops.mlx.read_state(buffer)
     buffer.copy_(state)
@@ -176,9 +182,9 @@ def attend(
 
 
 def _window_mask(window: tuple[int, int] | None, length) -> torch.Tensor | None:
-    """Returns a bool mask [T, T]: a state attends to less than `window[0]` states back, and less than `window[1]` ahead.
+    """Returns a bool mask [T, T], or None without a window.
 
-    It always attends to itself if `window[0]` is not 0.
+    A state attends to `window[0]` states up to and including itself, and to `window[1] - 1` states after it.
     """
     if window is None:
         return None
@@ -187,8 +193,8 @@ def _window_mask(window: tuple[int, int] | None, length) -> torch.Tensor | None:
     return ((back >= 0) & (back < window[0])) | ((back < 0) & (-back < window[1]))
 
 
-def use_program_attention(model: PreTrainedModel, decoder: SpeechDecoder) -> None:
-    """Change `model` in place: its layers attend over the caches of `decoder`."""
+def use_program_attention(model: PreTrainedModel, decoder: ProgramModel) -> None:
+    """Change `model` in place: its decoder attends over the caches of `decoder`, and its encoder within windows."""
     for layer, window in zip(model.model.encoder.layers, decoder.family.windows(), strict=True):
         _prepare(layer.self_attn, "encoder", decoder, window)
     for layer in model.model.decoder.layers:
@@ -198,7 +204,7 @@ def use_program_attention(model: PreTrainedModel, decoder: SpeechDecoder) -> Non
     model.set_attn_implementation(NAME)
 
 
-def _prepare(attention: torch.nn.Module, role: str, decoder: SpeechDecoder, window=None) -> None:
+def _prepare(attention: torch.nn.Module, role: str, decoder: ProgramModel, window=None) -> None:
     attention.speech_role, attention.speech_window = role, window
     attention.speech_decoder = [decoder]  # in a list, because a module would become a submodule
-    attention.head_dim_padding = 0  # zeros that some attention kernels need, and MLX does not
+    attention.head_dim_padding = 0  # Moonshine pads the heads for some attention kernels; MLX needs no padding

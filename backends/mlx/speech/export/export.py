@@ -19,7 +19,7 @@ from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
 from ...llm.export.weights import cast_parameters, find_checkpoint, shortened
 from .check import check_program
-from .decoder import SpeechDecoder
+from .decoder import ProgramModel
 from .families import FAMILIES, Family
 from .metadata import metadata, prompt_config
 from .methods import export_methods
@@ -80,7 +80,7 @@ def export_speech(
     conversion = convert_weights(model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress)
     length = _context_len(model, max_context_len)
     timestamps = _timestamps(prompt, family)
-    decoder = SpeechDecoder(
+    decoder = ProgramModel(
         model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamps
     ).eval()
     progress("export")
@@ -177,5 +177,5 @@ def _timestamps(prompt: dict[str, Any], family: Family) -> int | None:
     if begin == family.model.config.vocab_size:
         begin = None  # the vocabulary has no timestamps
     prompt["timestamp_begin"] = begin
-    prompt["seconds_per_timestamp"] = family.max_samples / family.frames() / 16000 if family.is_fixed else None
+    prompt["seconds_per_timestamp"] = family.max_samples / family.frames() / 16000 if family.has_fixed_length else None
     return begin

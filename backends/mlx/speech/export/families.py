@@ -23,7 +23,7 @@ class Family:
     - `min_samples`, `max_samples`: the limits of the number of samples in a call.
     - `multiple`: the number of samples is a multiple of this.
     - `frames`: the number of states for `max_samples`.
-    - `is_fixed`: whether every call has `frames` states.
+    - `has_fixed_length`: whether every call has `frames` states.
 
     Raises ValueError, with the name of the part of the checkpoint that is not supported.
     """
@@ -35,7 +35,7 @@ class Family:
     min_samples: int = 0
     max_samples: int = 0
     multiple: int = 1
-    is_fixed: bool = False
+    has_fixed_length: bool = False
 
     def __post_init__(self):
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -65,12 +65,12 @@ class Family:
 
     def encode(self, model: PreTrainedModel, features: torch.Tensor) -> torch.Tensor:
         """Return the states `[1, T, D]` of the encoder."""
-        if self.is_fixed:
+        if self.has_fixed_length:
             return model.model.encoder(features).last_hidden_state
         with _independent_length(self.front(), self.frames()):
             return model.model.encoder(features).last_hidden_state
 
-    def attended(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    def states_for_decoder(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
         """Return the states from which the decoder computes keys and values."""
         return states
 
@@ -94,7 +94,7 @@ class Whisper(Family):
         self.min_samples = self.max_samples = frames * self.extractor.hop_length
         if self.max_samples <= self.extractor.n_fft:
             raise unsupported("max_source_positions", config.max_source_positions, "more than a frame of features")
-        self.is_fixed = True
+        self.has_fixed_length = True
 
     def features(self) -> torch.nn.Module:
         return LogMel(self.extractor)
@@ -145,7 +145,7 @@ class MoonshineStreaming(Family):
     def front(self) -> torch.nn.Module:
         return self.model.model.encoder.embedder.conv2
 
-    def attended(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    def states_for_decoder(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
         decoder = model.model.decoder
         return decoder.proj(states + decoder.pos_emb(torch.arange(states.shape[1], device=states.device)))
 

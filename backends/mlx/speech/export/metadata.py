@@ -13,7 +13,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 from ...llm.export.head_config import HeadConfig
 from ...llm.export.metadata import eos_ids, tokenizer_files
 from ...llm.tokens import token_table
-from .decoder import SpeechDecoder
+from .decoder import ProgramModel
 from .families import SAMPLE_RATE
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
@@ -77,7 +77,7 @@ def setting(model: PreTrainedModel, name: str, default: Any = None) -> Any:
     return default
 
 
-def metadata(decoder: SpeechDecoder, tokenizer: Any, head: HeadConfig, prompt: dict[str, Any]) -> dict[str, Any]:
+def metadata(decoder: ProgramModel, tokenizer: Any, head: HeadConfig, prompt: dict[str, Any]) -> dict[str, Any]:
     """Return the constant methods of the program, name → value. `tokenizer` may be None."""
     model, family = decoder.model, decoder.family
     bos = model.config.bos_token_id

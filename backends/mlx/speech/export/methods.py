@@ -10,17 +10,17 @@ from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from ...llm.export.head_config import HeadConfig
 from ...llm.sampling_head import adjust_logits, sample_logits
 from ...llm.sampling_parameters import INPUTS
-from .decoder import SpeechDecoder
+from .decoder import ProgramModel
 
 
-def example_samples(decoder: SpeechDecoder, count: int) -> torch.Tensor:
+def example_samples(decoder: ProgramModel, count: int) -> torch.Tensor:
     """Return samples `[1, N]` of noise, of at most `count` samples if the encoder takes so few."""
     family = decoder.family
     count = min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
     return torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
 
 
-def example_inputs(decoder: SpeechDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
+def example_inputs(decoder: ProgramModel, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
     """Return inputs of `forward` by name, in their order, with `length` tokens. All parameters have their off values."""
     inputs = {"tokens": torch.zeros(1, length, dtype=torch.int64), "input_pos": torch.zeros(1, dtype=torch.int64)}
     inputs |= head.inputs(1, decoder.vocab_size)
@@ -29,7 +29,7 @@ def example_inputs(decoder: SpeechDecoder, head: HeadConfig, length: int) -> dic
     return inputs
 
 
-def export_methods(decoder: SpeechDecoder, head: HeadConfig) -> dict[str, torch.export.ExportedProgram]:
+def export_methods(decoder: ProgramModel, head: HeadConfig) -> dict[str, torch.export.ExportedProgram]:
     """Export the methods. Returns the exported programs by name of the method."""
     return {"encode": _export_encode(decoder), "forward": _export_forward(decoder, head)}
 
@@ -37,7 +37,7 @@ def export_methods(decoder: SpeechDecoder, head: HeadConfig) -> dict[str, torch.
 class Encode(torch.nn.Module):
     """`encode` of a program. It has the same structure as `Forward`, so that both share weights and buffers by name."""
 
-    def __init__(self, decoder: SpeechDecoder):
+    def __init__(self, decoder: ProgramModel):
         super().__init__()
         self.decoder = decoder
 
@@ -48,7 +48,7 @@ class Encode(torch.nn.Module):
 class Forward(torch.nn.Module):
     """`forward` of a program: the token that is drawn after `tokens`."""
 
-    def __init__(self, decoder: SpeechDecoder, num_logprobs: int):
+    def __init__(self, decoder: ProgramModel, num_logprobs: int):
         super().__init__()
         self.decoder, self.num_logprobs = decoder, num_logprobs
 
@@ -87,9 +87,9 @@ def prefer_timestamps(logits: torch.Tensor, begin: int, enabled: torch.Tensor) -
     return torch.cat([text.masked_fill(is_preferred, -torch.inf), times], 1)
 
 
-def _export_encode(decoder: SpeechDecoder) -> torch.export.ExportedProgram:
+def _export_encode(decoder: ProgramModel) -> torch.export.ExportedProgram:
     family, shapes = decoder.family, None
-    if not family.is_fixed:
+    if not family.has_fixed_length:
         frames = torch.export.Dim(
             "frames", min=family.min_samples // family.multiple, max=family.max_samples // family.multiple
         )
@@ -101,7 +101,7 @@ def _export_encode(decoder: SpeechDecoder) -> torch.export.ExportedProgram:
         return torch.export.export(Encode(decoder), (example,), dynamic_shapes=shapes)
 
 
-def _export_forward(decoder: SpeechDecoder, head: HeadConfig) -> torch.export.ExportedProgram:
+def _export_forward(decoder: ProgramModel, head: HeadConfig) -> torch.export.ExportedProgram:
     inputs = example_inputs(decoder, head, 2)
     shapes = dict.fromkeys(inputs) | {"tokens": {1: torch.export.Dim("sequence", min=1, max=decoder.chunk)}}
     args = inputs.pop("tokens"), inputs.pop("input_pos")

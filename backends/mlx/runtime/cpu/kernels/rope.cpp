@@ -17,7 +17,8 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
     std::vector<float> cosines(p.half), sines(p.half);
     const bool is_float32 = p.x.type == FloatType::float32;
-    std::vector<float> copy(is_float32 && strides[3] == 1 ? 0 : p.width);  // of elements to gather or to convert
+    // The attention head in contiguous float32. Empty if x already has this form.
+    std::vector<float> copy(is_float32 && strides[3] == 1 ? 0 : p.width);
     std::vector<float> rotated_row(is_float32 ? 0 : p.width);
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;

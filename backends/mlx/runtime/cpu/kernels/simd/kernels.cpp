@@ -1,7 +1,7 @@
 // The only source file of the inner loops. It is compiled once per instruction set, into the namespace
 // EXECUTORCH_MLX_ISA. It must not include headers that define inline functions outside this namespace, such as
-// those of the standard library: of the copies of such a function, one per instruction set, the linker would keep
-// only one, which may use instructions that the processor lacks.
+// those of the standard library. Such a function would be compiled once per instruction set, under one name. The
+// linker keeps one of the copies, which may use instructions that the processor lacks.
 #include "kernels.h"
 
 #include "columns.h"

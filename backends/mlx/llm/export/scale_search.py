@@ -27,18 +27,18 @@ class Format:
         return cls(*FLOAT_MODES[mode], mode)
 
     @property
-    def size(self) -> float:
-        """The number of bits that a weight takes, with its part of the scales and biases, which are half precision."""
+    def bits_per_weight(self) -> float:
+        """The bits of a weight with its part of the scales and biases: half precision in affine mode, else 8-bit scales."""
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
 
 
-def rounded(
+def quantized(
     w: torch.Tensor, format: Format, dtype: torch.dtype, importance: torch.Tensor | None = None
 ) -> list[torch.Tensor | None]:
     """Return the packed weight, scales and biases of a weight [..., K]. The biases are None in a float mode.
 
-    Scales and biases in affine mode have `dtype`. With 8 bits they are those of `fit_range`, whose error is small;
-    otherwise `importance` [K] is that of `fit`. Only a few rows are quantized at a time.
+    Scales and biases in affine mode have `dtype`. `importance` [K] weights the errors of the columns. It has no effect
+    with 8 bits, where the error is small and `fit_range` is used. Only a few rows are quantized at a time.
     """
     rows = w.detach().flatten(0, -2)
     parts: list[tuple] = []
@@ -160,9 +160,9 @@ def fit_float(
     bits, group_size = FLOAT_MODES[mode]
     x = w.detach().float().unflatten(-1, (-1, group_size))
     importance = torch.ones(group_size, device=x.device) if importance is None else _grouped(importance, group_size)
-    largest = x.abs().amax(-1) / (6.0 if bits == 4 else 448.0)
+    full_scale = x.abs().amax(-1) / (6.0 if bits == 4 else 448.0)
     best = None
-    for scales in _float_scales(largest, mode):
+    for scales in _float_scales(full_scale, mode):
         divisor = decode_scales(scales, mode).unsqueeze(-1)
         elements = _float_elements(x / torch.where(divisor == 0, 1, divisor), bits)
         error = (decode_elements(elements, bits) * divisor - x).square_().mul_(importance).sum(-1)
@@ -178,12 +178,12 @@ def fit_float(
     return pack(best[2].flatten(-2), bits), best[1], None
 
 
-def _float_scales(largest: torch.Tensor, mode: str) -> list[torch.Tensor]:
-    """Return the scales to try, as bytes, for groups whose largest magnitude needs the scale `largest`."""
+def _float_scales(full_scale: torch.Tensor, mode: str) -> list[torch.Tensor]:
+    """Return the scales to try, as bytes. `full_scale` maps the largest element to the largest magnitude of a group."""
     if mode == "nvfp4":
-        tried = (largest * shrink for shrink in (1.1, *_SHRINKS))
+        tried = (full_scale * shrink for shrink in (1.1, *_SHRINKS))
         return [t.clamp(2.0**-9, 448).to(torch.float8_e4m3fn).view(torch.uint8) for t in tried]
-    exponent = largest.clamp(min=2.0**-126).log2().floor()
+    exponent = full_scale.clamp(min=2.0**-126).log2().floor()
     return [(exponent + 127 + step).clamp(0, 254).to(torch.uint8) for step in (0, 1)]
 
 

@@ -22,7 +22,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Penalties -----------------------------------------------------------------------------
 
 
-def penalize_reference(logits, history, valid=None, repetition=None, presence=None, frequency=None):
+def penalize_definition(logits, history, valid=None, repetition=None, presence=None, frequency=None):
     """Penalizes the tokens in `history`.
 
     `history` is int64 `[B, N]`. An entry counts if `valid`, bool `[B, N]`, is True for it; without `valid`, all entries
@@ -89,7 +89,7 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
 # Bias ----------------------------------------------------------------------------------
 
 
-def bias_reference(logits, tokens, values):
+def bias_definition(logits, tokens, values):
     """Adds `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
 
     If both are `[B, K]`, each sequence has tokens and values of its own.
@@ -123,7 +123,7 @@ def _check_bias(logits, tokens, values):
 # Mask ----------------------------------------------------------------------------------
 
 
-def mask_reference(logits, allowed):
+def mask_definition(logits, allowed):
     """Sets the logits of all tokens whose bit in `allowed` is 0 to -inf.
 
     `allowed` is int32 `[B, ceil(V / 32)]`. Bit v % 32 of the integer at v // 32 belongs to token v. Bits beyond V are
@@ -181,17 +181,17 @@ penalize_logits = _define(
     "penalize_logits(Tensor logits, Tensor history, Tensor? valid=None, Tensor? repetition=None, "
     "Tensor? presence=None, Tensor? frequency=None) -> Tensor",
     _check_penalties,
-    penalize_reference,
+    penalize_definition,
 )
 bias_logits = _define(
-    "bias_logits(Tensor logits, Tensor tokens, Tensor values) -> Tensor", _check_bias, bias_reference
+    "bias_logits(Tensor logits, Tensor tokens, Tensor values) -> Tensor", _check_bias, bias_definition
 )
 mask_logits = _define(
-    "mask_logits(Tensor logits, Tensor allowed) -> Tensor", _check_mask, mask_reference
+    "mask_logits(Tensor logits, Tensor allowed) -> Tensor", _check_mask, mask_definition
 )
 
 COMPOSITES = {
-    penalize_logits: penalize_reference,
-    bias_logits: bias_reference,
-    mask_logits: mask_reference,
+    penalize_logits: penalize_definition,
+    bias_logits: bias_definition,
+    mask_logits: mask_definition,
 }

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from executorch_mlx.custom_kernel_ops.penalties import bias_logits, mask_logits, penalize_logits
+from executorch_mlx.custom_kernel_ops.logits_processors import bias_logits, mask_logits, penalize_logits
 from executorch_mlx.llm.sampling_head import adjust_logits, sample_logits
 from sampling_programs import lower
 

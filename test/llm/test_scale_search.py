@@ -8,7 +8,7 @@ from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.export.calibration import Perplexity, Text
 from executorch_mlx.llm.export.conversion import MIXED_BITS, convert_weights
 from executorch_mlx.llm.export.packed import MLXLinear
-from executorch_mlx.llm.export.rounding import Format, fit, fit_float, rounded
+from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, quantized
 from executorch_mlx.llm.export.sensitivity import FORMATS, choose
 from executorch_mlx.llm.export.tuning import tuned
 from small_llm import tokenizer
@@ -125,7 +125,7 @@ def test_every_quantization_keeps_embedding_and_head_at_8_bits(quantize):
     assert 0.8 < conversion.perplexity.ratio < 1.3
     if quantize == "mixed":
         sizes = [layer.in_features * layer.out_features for layer in layers]
-        bits = [Format(layer.bits, layer.group_size).size * size for layer, size in zip(layers, sizes)]
+        bits = [Format(layer.bits, layer.group_size).bits_per_weight * size for layer, size in zip(layers, sizes)]
         assert sum(bits) / sum(sizes) <= MIXED_BITS
         assert len({(layer.bits, layer.group_size) for layer in layers}) > 1
 
@@ -183,5 +183,5 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
 
 def test_rounded_keeps_the_leading_dimensions():
     w = normal(3, 8, 64)
-    q, scales, biases = rounded(w, Format(4, 32), torch.float16)
+    q, scales, biases = quantized(w, Format(4, 32), torch.float16)
     assert q.shape == (3, 8, 8) and scales.shape == biases.shape == (3, 8, 2) and scales.dtype == torch.float16
