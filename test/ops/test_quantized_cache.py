@@ -41,7 +41,7 @@ class QuantizedAttention(torch.nn.Module):
 
 def fused(variant, module, *inputs, **options):
     return row(f"mlx::quantized_attention{variant}", module, *inputs,
-               **{"dtypes": (f32,), "loose": 20, "nodes": FUSED, "verified": False, **options})
+               **{"dtypes": (f32,), "loose": 20, "nodes": FUSED, "edge_verified": False, **options})
 
 
 def plain(variant, module, *inputs):
@@ -70,7 +70,7 @@ ROWS = [
     plain("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), ROWS_OF_EACH),
     row("mlx::quantize_entries/scales",
         lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
-        floats(1, 2, 3, SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], verified=False),
+        floats(1, 2, 3, SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..builder import dtypes
+from ..builder.cached_attention import Scores, attend_rows
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
-from .kv_cache import Scores, attend_rows
 
 
 @REGISTRY.lower(quantize_entries)
