@@ -2,6 +2,7 @@
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
+    python benchmarks/invariance.py --int8-activations --against build/libmlx_blas.so    # against float activations
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B, the two libraries in turn. Prints medians of the ratios
@@ -59,6 +60,13 @@ class OpenBlas:
 
 def threads() -> int:
     return int(os.environ.get("OPENBLAS_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
+class Int8Activations:
+    """`library`, but products with quantized weights round the activations to 8 bits."""
+
+    def __init__(self, library):
+        self.executorch_mlx_quantized_matmul = library.executorch_mlx_int8_matmul
 
 
 def address(x: np.ndarray) -> ctypes.c_void_p:
@@ -148,12 +156,16 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=45, help="of the memory, in GB/s")
     parser.add_argument("--flops", type=float, default=460, help="of all processors, in GFLOP/s")
     parser.add_argument("--cpu-time", action="store_true", help="measure the time of the thread, for one thread")
+    parser.add_argument("--int8-activations", action="store_true", help="of the new library, with int4 and int8")
     arguments = parser.parse_args()
     if arguments.cpu_time and threads() > 1:
         parser.error(f"--cpu-time: got {threads()} threads, expected OPENBLAS_NUM_THREADS=1")
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     new = ctypes.CDLL(str(arguments.library.resolve()))
     old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
+    if arguments.int8_activations:
+        new = Int8Activations(new)
+        arguments.formats = arguments.formats or ["int8", "int4"]
     print(f"{threads()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
     print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
           "          rows of old that differ")  # fmt: skip

@@ -54,8 +54,9 @@ def test_float32(name, tmp_path_factory):
         dict(quantize="int4"),
         dict(quantize="int8"),
         dict(quantize="int4", dtype=torch.bfloat16),
+        dict(quantize="int4", activations="int8", allow_extensions=True),
     ],
-    ids=["bfloat16", "float16", "int4", "int8", "int4 of bfloat16"],
+    ids=["bfloat16", "float16", "int4", "int8", "int4 of bfloat16", "int4 with int8 activations"],
 )
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "mixtral"])
 def test_forms(name, form, tmp_path):

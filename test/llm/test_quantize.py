@@ -12,6 +12,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
+from executorch_mlx.serialization.read import read_payload
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
@@ -144,3 +145,25 @@ def test_greedy_equals_the_eager_model(quantize_linear, tmp_path):
     exported.save(tmp_path / "model.pte")
     tokens = LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS).result().tokens
     assert len(set(expected)) > 5 and tokens == expected
+
+
+@pytest.mark.parametrize("allow_extensions", [True, False])
+def test_int8_activations(allow_extensions, tmp_path):
+    """`save` compares the program with eager torch, which rounds the activations too."""
+    exported = export_llm(
+        small_model(num_hidden_layers=1), quantize="int8", activations="int8", allow_extensions=allow_extensions,
+        head=HeadConfig.minimal(), speculation=False,
+    )  # fmt: skip
+    assert exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    assert exported.check.ok
+    payloads = [read_payload(bytes(data.data)) for data in exported.program.executorch_program.backend_delegate_data]
+    nodes = {type(i.op).__name__ for p in payloads for chain in p.instruction_chains for i in chain.instructions}
+    assert ("Int8QuantizedMatmulNode" in nodes) == allow_extensions
+    assert ("QuantizedMatmulNode" in nodes) != allow_extensions
+    assert len(LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=5).result().tokens) == 5
+
+
+def test_int8_activations_need_quantized_weights():
+    with pytest.raises(ValueError, match="activations: got int8, expected linear layers with affine weights"):
+        export_llm(small_model(), activations="int8", verify=False)

@@ -130,6 +130,15 @@ def test_every_quantization_keeps_embedding_and_head_at_8_bits(quantize):
         assert len({(layer.bits, layer.group_size) for layer in layers}) > 1
 
 
+def test_the_perplexity_is_also_measured_with_int8_activations():
+    model, conversion = converted("int4", activations="int8")
+    perplexity = conversion.perplexity
+    assert perplexity.int8 != perplexity.after and 0.98 < perplexity.int8 / perplexity.after < 1.02
+    line = f"{perplexity.int8:.2f} with activations in 8 bits: {perplexity.int8 / perplexity.before:.3f} times"
+    assert line in str(perplexity)
+    assert not any(layer.int8_activations for layer in linear_layers(model))
+
+
 def test_a_text_file_tunes_the_layers(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Return the number of elements of the list. " * 100)

@@ -47,6 +47,11 @@ def packed(*shape, bits=4, group_size=32):
     return quantize(w, bits, group_size)
 
 
+def with_int8_activations(layer):
+    layer.int8_activations = True
+    return layer
+
+
 def random_bytes(*shape, low=0, high=256, seed=0):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
 
@@ -86,6 +91,10 @@ ROWS = [
         floats(2, 3, 64), cases=[(floats(64),)], loose=3),
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
         floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
+    row("mlx::int8_quantized_matmul", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False, nodes=["Int8QuantizedMatmulNode"]),
+    row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
+        floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
     *modes("quantized_matmul", MLXLinear, floats(3, 64)),
     row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
         indices(2, 3, below=6), cases=[(indices(below=6),)]),

@@ -129,8 +129,20 @@ def test_half_matmul_of_half_operands(library, dtype, k, n):
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_quantized_matmul(library, bits, group_size, scale_type):
+    assert_quantized_parts_do_not_matter(library.executorch_mlx_quantized_matmul, bits, group_size, scale_type)
+
+
+@pytest.mark.parametrize("scale_type", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_int8_matmul(library, bits, group_size, scale_type):
+    for groups in (8, 9):  # 8 groups are whole vectors, which few rows multiply with a kernel of their own
+        assert_quantized_parts_do_not_matter(library.executorch_mlx_int8_matmul, bits, group_size, scale_type, groups)
+
+
+def assert_quantized_parts_do_not_matter(multiply, bits, group_size, scale_type, groups=9):
     rng = np.random.default_rng(1)
-    k, n = 9 * group_size, 131
+    k, n = groups * group_size, 131
     w = rng.integers(0, 2**32, (n, k * bits // 32), np.uint32)
     scales, biases = (encode(rng.standard_normal((n, k // group_size), np.float32), scale_type) for _ in range(2))
     x = rng.standard_normal((ROWS, k), np.float32)
@@ -140,7 +152,7 @@ def test_quantized_matmul(library, bits, group_size, scale_type):
         y = np.empty((len(part), n), np.float32)
         arrays = (a.ctypes.data for a in (part, w, scales, biases))
         matmul = QuantizedMatmul(*arrays, scale_type, bits, group_size, len(part), n, k, y.ctypes.data, FLOAT32)
-        library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
+        multiply(ctypes.byref(matmul))
         return y
 
     assert_parts_do_not_matter(compute)

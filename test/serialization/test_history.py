@@ -77,7 +77,7 @@ EDITS = [
     ("enum value changed", "BoolValueSlot = 3", "BoolValueSlot = 4", "BoolValueSlot was 3, is 4"),
     ("enum value removed", ",\n  BoolValueSlot = 3", "", "BoolValueSlot was 3, is None"),
     ("op table renamed", "RoundParams", "RoundNode", None),
-    ("extension appended", END, "My: UnaryNode = 250" + END, None),
+    ("extension appended", END, "My: UnaryNode = 255" + END, None),
     ("op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode", None),
     ("op removed", "  FlipNode: FlipParams,\n", "", "ops: FlipNode is gone"),
     ("op renamed", "FlipNode:", "ReverseNode:", "ops: FlipNode is gone"),

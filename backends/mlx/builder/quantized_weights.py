@@ -18,6 +18,7 @@ import torch
 from ..custom_ops.packing import FLOAT_MODES, pack, unpack
 from ..serialization import ir
 from .dtypes import SCALAR_TYPES
+from .registry import Unsupported
 from .slots import Space, TensorSlot
 
 GROUP_SIZES = (128, 64, 32)
@@ -253,3 +254,10 @@ def _per_group(per_block: torch.Tensor, a: Affine, groups: tuple[int, int]) -> t
     rows, columns = a.block
     per_block = per_block.detach().reshape(groups[0] // rows, -1)
     return per_block.repeat_interleave(rows, 0).repeat_interleave(columns // a.group_size, 1).contiguous()
+
+
+def packed_words(P, w: TensorSlot) -> TensorSlot:
+    """Returns the packed matrix `w`, int32 or uint32, as uint32. Raises `Unsupported` if `w` is not a constant."""
+    if w.space != Space.CONSTANT:
+        raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")
+    return P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..llm.processes import part_path
 from .model_arguments import CommandError
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def _add_weights(add: Callable) -> None:
     add("--calibrate", type=Path, metavar="FILE",
         help="measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
              "and mixed, also tune the weights on it, which takes longer")
+    add("--activations", choices=("float", "int8"), default="float",
+        help="int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
+             "--allow-extensions (default: %(default)s)")
     add("--adapter", type=Path, metavar="DIR",
         help="merge the LoRA adapter in this peft folder")
 
@@ -66,6 +70,9 @@ def _add_sizes(add: Callable) -> None:
         help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
     add("--kv-bits", type=int, choices=(8, 4), metavar="{8,4}",
         help="quantize the KV caches (default: floats); use --allow-extensions as well, for fused kernels")
+    add("--tensor-parallel", type=int, default=1, metavar="N",
+        help="split the weights and KV caches among N processes: writes FILE with -0-of-N to -(N-1)-of-N before the "
+             "suffix, which `run --hosts` starts (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
         help="speech models with a dynamic length: the longest sound of a call (default: 30)")
 
@@ -114,6 +121,10 @@ def run(options: argparse.Namespace) -> int:
     if exported.check:
         progress.note(exported.check.cost())
     _print_summary(exported)
+    if options.tensor_parallel > 1:
+        parts = ", ".join(part_path(options.output, rank, exported.parts).name for rank in range(exported.parts))
+        print(f"{parts}: {size / 1e6:.1f} MB")
+        return 0
     print(f"{options.output}: {size / 1e6:.1f} MB")
     return 0
 
@@ -122,7 +133,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "kv_bits", "speculation", "allow_extensions", "verify")
+    names = (*names, "tensor_parallel", "activations", "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     head = HeadConfig(
         seed=options.seed,
@@ -136,7 +147,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1, "outputs": "tokens",
+    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1,
+    "tensor_parallel": 1, "outputs": "tokens",
     "penalties": 0, "speculation": True, "kv_bits": None,
 }  # fmt: skip
 
@@ -164,6 +176,8 @@ def _print_summary(exported: ExportedLLM) -> None:
         print(f"unquantized  {names}: the length of their weights' rows is not a multiple of any group size")
     if exported.perplexity:
         print(f"perplexity   {exported.perplexity}")
+    if getattr(exported, "whole", None):
+        print(f"not split    {', '.join(exported.whole)}")
     for note in exported.notes:
         print(f"converted    {note}")
     counts = collections.Counter(exported.cache_values_per_token)

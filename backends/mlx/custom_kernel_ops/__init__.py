@@ -1,9 +1,16 @@
 """Composite operators: torch functions that eager execution runs and lowering traces.
 
-`COMPOSITES` maps each operator to its torch function, which takes the operator's arguments. `mlx::sample` also has
-kernels, for the IR node `SampleNode`; the other operators have none. ExecuTorch gives such folders this name.
+`COMPOSITES` maps each operator to its torch function, which takes the operator's arguments. Two operators also have
+kernels, for IR nodes of their own: `mlx::sample` (`SampleNode`) and `mlx::int8_quantized_matmul`
+(`Int8QuantizedMatmulNode`). ExecuTorch gives such folders this name.
 """
 
-from . import layer_state, logits_processors, logprobs, sample
+from . import int8_activations, layer_state, logits_processors, logprobs, sample
 
-COMPOSITES = {**sample.COMPOSITES, **logits_processors.COMPOSITES, **logprobs.COMPOSITES, **layer_state.COMPOSITES}
+COMPOSITES = {
+    **sample.COMPOSITES,
+    **logits_processors.COMPOSITES,
+    **logprobs.COMPOSITES,
+    **layer_state.COMPOSITES,
+    **int8_activations.COMPOSITES,
+}

@@ -11,6 +11,9 @@ void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(program.max_verify() > 1, "draft: ", program.path(), " was exported without the method verify");
   check_argument(
       draft.metadata().has_head, "draft: ", draft.path(), ": got a program that returns logits, expected tokens");
+  check_argument(
+      draft.metadata().part.size == 1, "draft: ", draft.path(), " is a part of a model for ", draft.metadata().part.size,
+      " processes, expected a model in one part");
   if (!program.has_token_bytes() || !draft.has_token_bytes()) {
     return;
   }

@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "check.h"
 #include "profile.h"
+#include "row_state.h"
 
 namespace executorch_mlx {
 
@@ -93,6 +96,10 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   metadata_ = read_metadata(*reader_, path);
   token_table_ = read_token_table(*reader_, metadata_.vocab_size, path);
 
+  if (metadata_.part.size > 1) {
+    group_ = std::make_unique<Group>(metadata_.part, path);
+  }
+
   using Kind = Method::Kind;
   const bool both = metadata_.has_head && metadata_.has_logits;
   const char* const first = rows > 1 ? "prefill" : "forward";
@@ -120,7 +127,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
 }
 
 std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t slots) {
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, slots, tracer_.get());
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, slots, tracer_.get(), leads_group() ? group_.get() : nullptr);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -291,6 +298,54 @@ void LlmProgram::encode(std::span<const float> samples) {
   const auto tensor = executorch::extension::make_tensor_ptr(
       {1, static_cast<executorch::aten::SizesType>(padded.size())}, padded.data(), ScalarType::Float);
   check_ok(module_->execute("encode", tensor).error(), "encode: ", padded.size(), " samples: ");
+}
+
+namespace {
+
+// A message to the other processes that is no call of a method: it begins with a zero byte.
+struct RowCopy {
+  char is_method = 0;
+  int64_t from, to, length, written;
+};
+
+} // namespace
+
+bool LlmProgram::copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const {
+  const auto copy = [&] { return copy_buffers(*this, from, to, length, written); };
+  if (group_ == nullptr) {
+    return copy();
+  }
+  const RowCopy message = {.from = from, .to = to, .length = length, .written = written};
+  const char* const bytes = reinterpret_cast<const char*>(&message);
+  return group_->lead({bytes, bytes + sizeof(message)}, copy);
+}
+
+void LlmProgram::follow() {
+  check_argument(group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
+  group_->follow([this](std::span<const char> message) { return repeat(message); });
+}
+
+// Makes a call of process 0. Returns whether it succeeded.
+bool LlmProgram::repeat(std::span<const char> message) {
+  try {
+    if (message.size() == sizeof(RowCopy) && message[0] == 0) {
+      RowCopy copy;
+      std::memcpy(&copy, message.data(), sizeof(copy));
+      return copy_buffers(*this, copy.from, copy.to, copy.length, copy.written);
+    }
+    const auto end = std::find(message.begin(), message.end(), '\0');
+    const std::string_view name(message.data(), end - message.begin());
+    for (const auto* method : {&draw_, &decode_, &verify_, &logits_, &decode_logits_}) {
+      if (*method != nullptr && (*method)->name() == name) {
+        (*method)->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
+        return true;
+      }
+    }
+    check(false, EXECUTORCH_MLX_FAILED, path_, ": process 0 called the method ", name, ", which this part lacks");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "executorch-mlx: process %d: %s\n", static_cast<int>(metadata_.part.rank), error.what());
+  }
+  return false;
 }
 
 void LlmProgram::write_profile(const std::string& path) {

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "group.h"
 #include "metadata.h"
 #include "method.h"
 
@@ -92,6 +93,22 @@ class LlmProgram {
   // loaded. Only for one thread at a time.
   uint64_t hash(const std::function<uint64_t()>& compute) const;
 
+  // Whether this is process 0 of a group that runs a tensor-parallel model.
+  bool leads_group() const {
+    return group_ != nullptr && group_->is_leader();
+  }
+  // Copies the first `length` positions of a row to another one, in all processes. `written` is Row::written. Returns
+  // false if that is not possible.
+  bool copy_row(int64_t from, int64_t to, int64_t length, int64_t written) const;
+
+  // Ends the group. No call may follow.
+  void leave_group() {
+    group_.reset();
+  }
+
+  // In the other processes of the group: makes the calls that process 0 makes, until it ends. Throws EngineError.
+  void follow();
+
   // Writes the times of all calls so far. Only with `profile`.
   void write_profile(const std::string& path);
 
@@ -99,6 +116,7 @@ class LlmProgram {
   // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
   static constexpr size_t kVerifyOutputs = 5;
 
+  bool repeat(std::span<const char> message);
   std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t slots = 1);
   std::vector<Drawn> read_drawn(
       const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
@@ -112,6 +130,7 @@ class LlmProgram {
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;
   TokenTable token_table_;
+  std::unique_ptr<Group> group_; // null: the model has one part
   std::vector<uint8_t> own_bytes_; // of set_token_bytes()
   std::vector<int64_t> own_offsets_;
   std::string version_; // of the file that was loaded: which one, and when it was changed

@@ -114,6 +114,9 @@ void check_metadata(const LlmMetadata& m, const std::string& path) {
   check_at_least("sampling_logit_bias", m.logit_bias, 0);
   check_at_least("sampling_logprobs", m.logprobs, 0);
   check_program(
+      0 <= m.part.rank && m.part.rank < m.part.size, path, ": tensor_parallel_rank: got ", m.part.rank,
+      ", expected a rank in [0, ", m.part.size, ")");
+  check_program(
       !m.speech.is_speech() || (m.rows == 1 && m.has_head && m.takes_allowed_tokens), path,
       ": encode: expected one row and a sampling head with a mask of allowed tokens");
   check_program(
@@ -144,6 +147,9 @@ LlmMetadata read_metadata(const MetadataReader& reader, const std::string& path)
   m.logit_bias = m.has_head ? reader.integer("sampling_logit_bias", 0) : 0;
   m.logprobs = m.has_head ? reader.integer("sampling_logprobs", 0) : 0;
   m.history = reader.integer("sampling_history", 0);
+  m.part.rank = reader.integer("tensor_parallel_rank", 0);
+  m.part.size = reader.integer("tensor_parallel_size", 1);
+  m.part.export_id = reader.integer("tensor_parallel_export", 0);
   m.speech = read_speech_metadata(reader, m.vocab_size, path);
   check_metadata(m, path);
   return m;

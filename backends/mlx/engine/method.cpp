@@ -3,6 +3,8 @@
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 
 #include "check.h"
 #include "token_mask.h"
@@ -25,7 +27,7 @@ constexpr int64_t kLogprobsOfDrawn = 2;
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer)
+    const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer, Group* group)
     : module_(module),
       path_(path),
       metadata_(metadata),
@@ -33,6 +35,7 @@ Method::Method(
       kind_(kind),
       slots_(slots),
       tracer_(tracer),
+      group_(group),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
   is_delegated_ = checker.is_delegated();
@@ -192,13 +195,49 @@ std::vector<EValue> Method::run(std::span<const Slot> slots) {
   for (int64_t i = 0; i < slots_; ++i) {
     fill(i, slots[i < static_cast<int64_t>(slots.size()) ? i : 0]);
   }
-  auto outputs = module_.execute(name_, arguments_);
+  std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
+  const auto call = [&] { return result.emplace(module_.execute(name_, arguments_)).ok(); };
+  group_ == nullptr ? call() : group_->lead(inputs_of_call(), call);
+  auto& outputs = *result;
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", slots[0].position, ": ");
   for (const EValue& value : *outputs) {
     check(value.isTensor(), EXECUTORCH_MLX_FAILED, name_, ": an output is not a tensor");
   }
   check(!outputs->empty(), EXECUTORCH_MLX_FAILED, name_, ": no output");
   return std::move(*outputs);
+}
+
+// The name of the method, ended by a zero byte, the number of tokens and the bytes of the inputs.
+std::vector<char> Method::inputs_of_call() const {
+  std::vector<char> message(name_.begin(), name_.end());
+  message.push_back(0);
+  const auto add = [&message](const void* data, size_t size) {
+    const char* const begin = static_cast<const char*>(data);
+    message.insert(message.end(), begin, begin + size);
+  };
+  const int64_t count = tensors_[0]->size(1);
+  add(&count, sizeof(count));
+  for (const auto& tensor : tensors_) {
+    add(tensor->const_data_ptr(), tensor->nbytes());
+  }
+  return message;
+}
+
+void Method::repeat(std::span<const char> inputs) {
+  const auto take = [&](void* data, size_t size) {
+    check(inputs.size() >= size, EXECUTORCH_MLX_FAILED, name_, ": the inputs of process 0 do not fit");
+    std::memcpy(data, inputs.data(), size);
+    inputs = inputs.subspan(size);
+  };
+  int64_t count = 0;
+  take(&count, sizeof(count));
+  check(0 < count && count <= max_tokens_, EXECUTORCH_MLX_FAILED, name_, ": got ", count, " tokens from process 0");
+  load();
+  resize(static_cast<size_t>(count));
+  for (const auto& tensor : tensors_) {
+    take(tensor->mutable_data_ptr(), tensor->nbytes());
+  }
+  check_ok(module_.execute(name_, arguments_).error(), name_, ": ", count, " tokens: ");
 }
 
 } // namespace executorch_mlx

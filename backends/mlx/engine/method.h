@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "group.h"
 #include "metadata.h"
 #include "method_checker.h"
 #include "options.h"
@@ -38,10 +39,10 @@ class Method {
   };
 
   // Checks the signature against the metadata. `slots` is 1, or metadata.rows for a method that takes one token of
-  // every row. All references must outlive the method. Throws EngineError.
+  // every row. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer);
+      const std::string& name, Kind kind, int64_t slots, executorch::runtime::EventTracer* tracer, Group* group);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -66,7 +67,11 @@ class Method {
   // whose memory is valid until the next call. Throws EngineError.
   std::vector<executorch::runtime::EValue> run(std::span<const Slot> slots);
 
+  // Makes a call that process 0 of the group makes: `inputs` are what inputs_of_call() returned there. Throws EngineError.
+  void repeat(std::span<const char> inputs);
+
  private:
+  std::vector<char> inputs_of_call() const;
   // The memory behind the input tensors.
   struct Values {
     std::vector<int64_t> tokens, position, row;
@@ -91,6 +96,7 @@ class Method {
   Kind kind_;
   int64_t slots_;
   executorch::runtime::EventTracer* tracer_;
+  Group* group_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one slot
   size_t num_outputs_ = 0;

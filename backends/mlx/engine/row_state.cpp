@@ -172,24 +172,38 @@ class RowBuffers {
   std::unique_ptr<executorch_mlx_buffers, Close> buffers_;
 };
 
+// A file would hold what this process has of the row.
+void check_one_part(const LlmProgram& program) {
+  check_argument(
+      program.metadata().part.size == 1, "prefix: the model has ", program.metadata().part.size,
+      " parts, expected a model in one part");
+}
+
 uint64_t program_hash(const LlmProgram& program) {
   return program.hash([&] { return hash(MappedFile(program.path()).bytes(), 0); });
 }
 
 } // namespace
 
+bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written) {
+  try {
+    RowBuffers buffers(program);
+    for (size_t i = 0; i < buffers.count(); ++i) {
+      const auto source = buffers.part(i, from, length, written);
+      const auto target = buffers.part(i, to, length, written);
+      buffers.copy(i, source.begin, target.begin, source.count);
+    }
+    return true;
+  } catch (const EngineError&) { // the log has the details
+    return false;
+  }
+}
+
 bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length) {
   if (!program.has_only_mlx_state()) {
     return false;
   }
-  try {
-    RowBuffers buffers(program);
-    for (size_t i = 0; i < buffers.count(); ++i) {
-      const auto source = buffers.part(i, from.index, length, from.written);
-      const auto target = buffers.part(i, to.index, length, from.written);
-      buffers.copy(i, source.begin, target.begin, source.count);
-    }
-  } catch (const EngineError&) { // the log has the details
+  if (!program.copy_row(from.index, to.index, length, from.written)) {
     to.truncate(0);
     return false;
   }
@@ -199,6 +213,7 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
 }
 
 void save_row(const LlmProgram& program, const Row& row, const std::string& path) {
+  check_one_part(program);
   RowBuffers buffers(program);
   const auto length = static_cast<int64_t>(row.ids.size());
   Header header;
@@ -236,6 +251,7 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
 }
 
 void load_row(const LlmProgram& program, Row& row, const std::string& path) {
+  check_one_part(program);
   RowBuffers buffers(program);
   const MappedFile file(path);
   auto rest = file.bytes();

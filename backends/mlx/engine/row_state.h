@@ -10,6 +10,10 @@
 
 namespace executorch_mlx {
 
+// Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
+// Row::written. Returns false if that is not possible.
+bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written);
+
 // Copies the first `length` positions of a row to another one. Returns false if that is not possible: if not all of the
 // program's state is in MLX buffers.
 bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t length);

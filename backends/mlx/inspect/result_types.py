@@ -203,6 +203,12 @@ def slice_(n, env):
 # -- indices -------------------------------------------------------------------
 
 
+def all_gather(n, env):
+    shape = list(env.shape(n.x))
+    shape[n.axis] *= n.size
+    return Type(tuple(shape), env.dtype(n.x))
+
+
 def take(n, env):
     shape, index = env.shape(n.x), unwrap_operand(n.index)
     axis = n.axis % len(shape)
@@ -292,6 +298,10 @@ def _dequantized_dtype(n, env) -> str:
 
 def quantized_matmul(n, env):
     return Type((*env.shape(n.x)[:-1], env.shape(n.w)[-2] if n.transpose else _columns(n, env)), env.dtype(n.x))
+
+
+def int8_quantized_matmul(n, env):
+    return Type((*env.shape(n.x)[:-1], env.shape(n.w)[-2]), env.dtype(n.x))
 
 
 def gather_qmm(n, env):

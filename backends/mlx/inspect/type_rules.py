@@ -59,6 +59,9 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.TriParams: result_types.tri,
     ir.RandomBitsParams: result_types.random_bits,
     ir.SampleParams: result_types.sample,
+    # groups of processes
+    ir.AllSumParams: result_types.same_as("x"),
+    ir.AllGatherParams: result_types.all_gather,
     # linalg, norm, attention
     ir.AddmmParams: result_types.addmm,
     ir.GatherMmParams: result_types.gather_mm,
@@ -80,6 +83,7 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     # quant
     ir.DequantizeParams: result_types.dequantize,
     ir.QuantizedMatmulParams: result_types.quantized_matmul,
+    ir.Int8QuantizedMatmulParams: result_types.int8_quantized_matmul,
     ir.GatherQmmParams: result_types.gather_qmm,
 }
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import operator
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .. import memory
 from .binding import BusyError
 from .generation import Generation, Options, Result
+from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, Program
 from .sampling_parameters import PARAMETERS, SamplingParameters
 from .scoring import Classification, Classifier, Score, can_score, score
@@ -77,6 +80,7 @@ class LLM:
         chunk: int = 0,
         chunk_seconds: float = 0.0,
         reuse_prompts: bool = True,
+        hosts: Sequence[str] | None = None,
     ) -> LLM:
         """Load the `.pte` file `path`.
 
@@ -91,6 +95,10 @@ class LLM:
         - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
           the answers wait for it. 0: 0.25 s.
         - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.
+        - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is the
+          name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
+          `hosts` out: each process calls `LLM.load`, which returns in process 0 only; in the others it ends the process
+          when process 0 has ended.
 
         Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model, if `draft` does
         not fit to it or if the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
@@ -98,7 +106,16 @@ class LLM:
         """
         if tokenizer is not None:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
-        program = Program(path, profile=profile, device=device, draft=draft)
+        path, processes = _join(Path(path), hosts, device)
+        try:
+            program = Program(path, profile=profile, device=device, draft=draft, processes=processes)
+        except BaseException:
+            if processes is not None:
+                processes.kill()
+            raise
+        if program.get("tensor_parallel_rank", 0):
+            program.follow()
+            sys.exit(0)
         if tokenizer is None:
             loaded, eos_ids = _tokenizer_in(program), ()
         return cls(
@@ -362,6 +379,27 @@ class LLM:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         ids = frozenset(stop_ids) | (frozenset() if ignore_eos else self.eos_ids)
         return Options(max_new_tokens, strings, ids, ignore_eos, logprobs, priority, draft)
+
+
+def _join(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:
+    """Return the file to load, and the processes that were started for the other parts of a model in parts."""
+    found = find_parts(path)
+    if found is None:
+        if hosts is not None:
+            raise ValueError(f"hosts: {path.name} is a model in one part, expected one that was exported in several")
+        return path, None
+    base, size = found
+    rank = rank_in_environment()
+    if hosts is not None and rank is None:
+        return part_path(base, 0, size), Processes(base, size, hosts, device=device, memory_limit=memory.get_memory_limit())
+    if hosts is not None:
+        raise ValueError("hosts: got hosts in a process that a launcher has started, expected one or the other")
+    if rank is None:
+        raise ValueError(
+            f"hosts: {base.name} is a model in {size} parts, expected {size} hosts, or processes that mlx.launch or mpirun "
+            "starts"
+        )
+    return (path if path.is_file() else part_path(base, rank, size)), None
 
 
 def _tokenizer_in(program: Program) -> Tokenizer | None:

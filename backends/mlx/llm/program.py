@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import binding
+from .processes import Processes
 from .sampling_parameters import PARAMETERS
 
 
@@ -54,6 +55,7 @@ class Program:
     - `profile`: time every instruction for `write_profile`, which makes calls slower.
     - `device`: `cpu`, `gpu`, or None for the default.
     - `draft`: a program with the same tokenizer that guesses tokens for speculation.
+    - `processes`: the other processes of a tensor-parallel model, which end with this program.
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
@@ -65,7 +67,13 @@ class Program:
     """
 
     def __init__(
-        self, path: str | Path, *, profile: bool = False, device: str | None = None, draft: str | Path | None = None
+        self,
+        path: str | Path,
+        *,
+        profile: bool = False,
+        device: str | None = None,
+        draft: str | Path | None = None,
+        processes: Processes | None = None,
     ):
         self.path = Path(path)
         for file in (path, draft):
@@ -82,7 +90,8 @@ class Program:
         )
         # Functions that free the C objects. The last one is called first. The finalizer also runs at the exit of the process, before
         # Python becomes unable to run the callbacks of the engine's thread.
-        self._frees = [partial(self._library.model_free, self._model)]
+        self._frees = [] if processes is None else [processes.close]
+        self._frees.append(partial(self._library.model_free, self._model))
         self._finalizer = weakref.finalize(self, _free_all, self._frees)
         self.chunk: int = self.get("get_max_seq_len", 1)
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
@@ -139,6 +148,13 @@ class Program:
         """Whether the head takes the sampling parameter `name`."""
         metadata = PARAMETERS[name].metadata
         return self.has_head and (metadata is None or bool(self.get(metadata, 0)))
+
+    def follow(self) -> None:
+        """Make the calls of process 0 of a group until that process frees the model.
+
+        Raises ValueError if the program is not part 1 or a later one of a tensor-parallel model.
+        """
+        binding.check(self._library.model_follow(self._model))
 
     def set_token_bytes(self, table: Sequence[bytes]) -> None:
         """Give the bytes of each token to a program that lacks them. Must precede `start`."""

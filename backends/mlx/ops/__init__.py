@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     cumulative,
     declined,
     decomposed,
+    distributed,
     elementwise,
     histogram,
     index,

@@ -1,6 +1,7 @@
 """Lowers the composite operators of `custom_kernel_ops`, such as `mlx::sample`, by tracing their torch functions.
 
-If extensions are allowed, `mlx::sample` is lowered to `SampleNode`, whose kernels draw the same tokens.
+If extensions are allowed, `mlx::sample` is lowered to `SampleNode`, whose kernels draw the same tokens, and
+`mlx::int8_quantized_matmul` to `Int8QuantizedMatmulNode`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import torch
 
 from .. import custom_kernel_ops
+from ..builder.quantized_weights import packed_words
 from ..builder.registry import REGISTRY, tracing_handler
+from ..custom_kernel_ops.int8_activations import int8_quantized_matmul
 from ..custom_kernel_ops.sample import sample
 from ..serialization import ir
 
 for _target, _function in custom_kernel_ops.COMPOSITES.items():
-    if _target is not sample:
+    if _target not in (sample, int8_quantized_matmul):
         REGISTRY.add(_target, tracing_handler(_target, _function))
 
 _trace_sample = tracing_handler(sample, custom_kernel_ops.COMPOSITES[sample])
@@ -27,3 +30,17 @@ def lower_sample(P, logits, **parameters):
         return _trace_sample(P, logits=logits, **parameters)
     fields = {name: None if x is None else P.cast(x, _DTYPES[name]) for name, x in parameters.items()}
     return P.emit(ir.SampleNode, logits=logits, **fields, dtype=torch.int64)
+
+
+_trace_int8_quantized_matmul = tracing_handler(
+    int8_quantized_matmul, custom_kernel_ops.COMPOSITES[int8_quantized_matmul]
+)
+
+
+@REGISTRY.lower(int8_quantized_matmul)
+def lower_int8_quantized_matmul(P, x, w, scales, biases, **packing):
+    if not P.allow_extensions:
+        return _trace_int8_quantized_matmul(P, x=x, w=w, scales=scales, biases=biases, **packing)
+    return P.emit(
+        ir.Int8QuantizedMatmulNode, x=x, w=packed_words(P, w), scales=scales, biases=biases, **packing
+    )

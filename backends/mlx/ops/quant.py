@@ -12,7 +12,7 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from ..custom_ops import quantized
-from ..builder.quantized_weights import DEQUANTIZE, dequantize, read_affine, torch_dtype
+from ..builder.quantized_weights import DEQUANTIZE, dequantize, packed_words, read_affine, torch_dtype
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -60,10 +60,7 @@ def _operands(P, w, scales, biases, dtype=None):
     constant is converted later, when the program is serialized. A cast of computed scales or biases is an
     instruction. Raises `Unsupported` if `w` is not a constant.
     """
-    if w.space != Space.CONSTANT:
-        raise Unsupported("packed weights computed at run time are unsupported; make w a parameter or buffer")
-    packed = P.constant(w.name, lambda: w.data().view(torch.uint32), w.shape, torch.uint32)
-    return packed, _cast_if_floating(P, scales, dtype), _cast_if_floating(P, biases, dtype)
+    return packed_words(P, w), _cast_if_floating(P, scales, dtype), _cast_if_floating(P, biases, dtype)
 
 
 def _cast_if_floating(P, t, dtype):

@@ -15,6 +15,7 @@
 #include "constants.h"
 #include "context.h"
 #include "evaluation.h"
+#include "group.h"
 #include "guarded.h"
 #include "memory_limit.h"
 #include "options.h"
@@ -280,6 +281,17 @@ __attribute__((visibility("default"))) const char* executorch_mlx_device(const c
   const char* result = nullptr;
   guarded("device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });
   return result;
+}
+
+__attribute__((visibility("default"))) int executorch_mlx_group(int* rank, int* size) {
+  return static_cast<int>(guarded("group", [&] {
+    *rank = process_group().rank();
+    *size = process_group().size();
+  }));
+}
+
+__attribute__((visibility("default"))) int executorch_mlx_group_share(void* data, size_t size) {
+  return static_cast<int>(guarded("group", [&] { share(data, size); }));
 }
 
 } // extern "C"

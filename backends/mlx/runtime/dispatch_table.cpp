@@ -4,6 +4,7 @@
 #include "ops/control.h"
 #include "ops/conv.h"
 #include "ops/create.h"
+#include "ops/distributed.h"
 #include "ops/elementwise.h"
 #include "ops/index.h"
 #include "ops/linalg.h"
@@ -20,7 +21,7 @@ namespace executorch_mlx {
 namespace {
 
 constexpr DispatchTable kTable = make_table<
-    kAttentionRows, kControlRows, kConvRows, kCreateRows, kElementwiseRows, kIndexRows,
+    kAttentionRows, kControlRows, kConvRows, kCreateRows, kDistributedRows, kElementwiseRows, kIndexRows,
     kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kReduceRows, kScalarRows, kShapeRows>();
 
 } // namespace

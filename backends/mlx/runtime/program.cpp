@@ -4,6 +4,7 @@
 
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
+#include "group.h"
 #include "payload.h"
 #include "tensor_meta.h"
 
@@ -17,6 +18,7 @@ constexpr uint64_t kMaxInstructions = 1 << 22;
 constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
 constexpr uint64_t kMaxListElements = 1 << 24;  // of all lists; a file can store a list once and use it many times
 constexpr int kMaxChainDepth = 64;
+constexpr int kMaxProcesses = 1024;  // of a group
 
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
@@ -158,7 +160,20 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   return {};
 }
 
-// Refuses Metal source that may not run, and an UpdateAndAttendNode without the fields that it needs.
+// Checks that a node for a group of processes is for this one.
+template <typename Node>
+void check_in_group(const Node& node, const std::string& where) {
+  check_program(
+      0 <= node.rank() && node.rank() < node.size() && node.size() <= kMaxProcesses,
+      where, "got rank ", node.rank(), " and size ", node.size(), ", expected a rank in [0, size) and a size of at most ",
+      kMaxProcesses);
+  if (node.size() > 1) {
+    check_group(node.rank(), node.size());
+  }
+}
+
+// Refuses Metal source that may not run, an UpdateAndAttendNode without the fields that it needs, and a node for another
+// process.
 // `missing_for_metal` is the parameter of load_program(), and `where` names the instruction in messages.
 void check_supported(const fb::Instruction& instruction, const std::string& where, const char* missing_for_metal) {
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
@@ -167,6 +182,12 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
   if (const auto* node = instruction.op_as_UpdateAndAttendNode()) {
     check_program(node->layer_id() && *node->layer_id() >= 0, where, "layer_id: expected an integer of 0 or more");
     check_program(node->scale().has_value(), where, "scale: expected a number");
+  }
+  if (const auto* node = instruction.op_as_AllSumNode()) {
+    check_in_group(*node, where);
+  }
+  if (const auto* node = instruction.op_as_AllGatherNode()) {
+    check_in_group(*node, where);
   }
 }
 

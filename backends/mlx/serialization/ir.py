@@ -590,6 +590,22 @@ class QuantizedMatmulParams(Table):
 
 
 @dataclass(kw_only=True)
+class Int8QuantizedMatmulParams(Table):
+    """x [..., K] @ w.T for a matrix w [N, K] in affine packing, with activations in 8 bits: the result is [..., N] in the
+    dtype of x. Each group of `group_size` values of a row of x is rounded to integers in [-127, 127] with a scale of its
+    own. custom_kernel_ops/int8_activations.py defines the result, but for the rounding of sums.
+    """
+
+    x: Tid
+    w: Tid
+    scales: Tid
+    biases: Tid
+    out: Output[Tid]
+    group_size: int32 = 0
+    bits: int32 = 0
+
+
+@dataclass(kw_only=True)
 class GatherQmmParams(Table):
     x: Tid
     w: Tid
@@ -667,6 +683,29 @@ class QuantizedSdpaParams(Table):
     scale: float = 0.0
     mask: Tid | None = None
     causal: bool = False
+
+
+@dataclass(kw_only=True)
+class AllSumParams(Table):
+    """The sum of x over the processes of a group. All of them get the same bits, which do not depend on the shape of x. The
+    program is for the process `rank` of a group of `size` processes.
+    """
+
+    x: Tid
+    out: Output[Tid]
+    rank: int32 = 0
+    size: int32 = 0
+
+
+@dataclass(kw_only=True)
+class AllGatherParams(Table):
+    """The arrays x of all processes of a group, concatenated along `axis` in the order of the ranks."""
+
+    x: Tid
+    out: Output[Tid]
+    axis: int32 = 0
+    rank: int32 = 0
+    size: int32 = 0
 
 
 @dataclass(kw_only=True)
@@ -944,8 +983,11 @@ class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 class SampleNode(SampleParams, Op): OP_TYPE = 210
-class QuantizeEntriesNode(QuantizeEntriesParams, Op): OP_TYPE = 220
-class QuantizedSdpaNode(QuantizedSdpaParams, Op): OP_TYPE = 221
+class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
+class AllSumNode(AllSumParams, Op): OP_TYPE = 250
+class AllGatherNode(AllGatherParams, Op): OP_TYPE = 251
+class QuantizeEntriesNode(QuantizeEntriesParams, Op): OP_TYPE = 252
+class QuantizedSdpaNode(QuantizedSdpaParams, Op): OP_TYPE = 253
 # fmt: on
 
 FIRST_EXTENSION = 200

@@ -4,7 +4,8 @@ from ...quiet import quiet_imports
 
 with quiet_imports():
     from .check import ProgramCheck, VerificationError
-    from .export import DTYPES, ExportedLLM, export_llm
+    from .export import DTYPES, export_llm
+    from .exported import ExportedLLM
     from .head_config import HeadConfig
 
 __all__ = ["DTYPES", "ExportedLLM", "HeadConfig", "ProgramCheck", "VerificationError", "export_llm"]

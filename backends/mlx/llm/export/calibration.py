@@ -53,22 +53,27 @@ class Text:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The perplexity of a model before and after the quantization, on a text of `tokens` tokens."""
+    """The perplexity of a model before and after the quantization, on a text of `tokens` tokens.
+
+    `int8` is the perplexity after the quantization with activations in 8 bits, or None if activations are floats.
+    """
 
     before: float
     after: float
     text: str
     tokens: int
+    int8: float | None = None
 
     LIMIT = 1.1
 
     @property
     def ratio(self) -> float:
-        return self.after / self.before
+        return (self.int8 or self.after) / self.before
 
     def __str__(self) -> str:
+        int8 = "" if self.int8 is None else f", {self.int8:.2f} with activations in 8 bits"
         line = (
-            f"{self.before:.2f} before and {self.after:.2f} after the quantization: {self.ratio:.3f} times, on "
+            f"{self.before:.2f} before and {self.after:.2f} after the quantization{int8}: {self.ratio:.3f} times, on "
             f"{self.tokens} tokens of {self.text}"
         )
         return line if self.ratio <= self.LIMIT else f"{line}; warning: it rises by more than {self.LIMIT - 1:.0%}"

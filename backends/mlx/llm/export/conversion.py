@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES
 from .calibration import Perplexity, Text, linear_layers_in_float32, importance, perplexity
-from .packed import install, is_linear
+from .packed import install, is_linear, set_int8_activations
 from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
@@ -42,9 +42,12 @@ def convert_weights(
     *,
     tokenizer: Any,
     calibrate: Path | None,
+    activations: str = "float",
     progress: Callable[[str], Any],
 ) -> Conversion:
     """Pack, quantize and cast the weights of `model` in place. `export_llm` explains the arguments.
+
+    The activations stay floats, but the perplexity is also measured with `activations`.
 
     Without a tokenizer, there is no text: the weights are rounded by their own error, and no perplexity is measured.
     """
@@ -65,7 +68,8 @@ def convert_weights(
         if text is not None:
             progress("measure the perplexity again")
             after = perplexity(model, text.held_out)
-            conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel())
+            int8 = _int8_perplexity(model, text, progress) if activations == "int8" else None
+            conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel(), int8)
     if dtype is not None:
         cast_parameters(model, dtype)
     return conversion
@@ -95,6 +99,15 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
         model, common.bits, group_size, mode=mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
         importance=weights,
     )  # fmt: skip
+
+
+def _int8_perplexity(model: PreTrainedModel, text: Text, progress: Callable[[str], Any]) -> float:
+    progress("measure the perplexity with activations in 8 bits")
+    set_int8_activations(model, True)
+    try:
+        return perplexity(model, text.held_out)
+    finally:
+        set_int8_activations(model, False)
 
 
 def _mixed(model: PreTrainedModel, text: Text) -> dict[str, Format]:

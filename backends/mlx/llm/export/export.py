@@ -2,88 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
-import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchProgramManager
 from transformers import AutoTokenizer, PreTrainedModel
 
-from ...partitioner import Report
 from .adapter import merge_adapter
-from .calibration import Perplexity
-from .check import ProgramCheck, VerificationError, check_program
+from .check import check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
+from .exported import ExportedLLM
 from .head_config import HeadConfig
-from .kv_quantization import KV_BITS, KVQuantization, quantize_caches
+from .kv_quantization import KV_BITS, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
+from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ACTIVATIONS = ("float", "int8")
 DEFAULT_CONTEXT_LEN = 4096  # the default is not larger, because the whole KV cache is allocated at load
 _UNLIMITED = 1 << 20  # positions, for a model whose config has no limit, such as one with linear biases
 CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
-
-
-@dataclass
-class ExportedLLM:
-    """The result of `export_llm`.
-
-    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
-    the KV caches in bytes, and `cache_values_per_token` has for each layer with a cache how many numbers it keeps for
-    a token. `unquantized` has the names of the layers that stay in full precision,
-    because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
-    the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
-    file that was converted with an error. `kv_quantization` says what quantized KV caches change, or is None. `check` is the result of the check that `save` made, or None.
-    """
-
-    program: ExecutorchProgramManager
-    report: Report
-    metadata: dict[str, Any]
-    methods: tuple[str, ...]
-    cache_bytes: int
-    cache_values_per_token: tuple[int, ...]
-    unquantized: tuple[str, ...] = ()
-    perplexity: Perplexity | None = None
-    notes: tuple[str, ...] = ()
-    kv_quantization: KVQuantization | None = None
-    check: ProgramCheck | None = None
-    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
-
-    def save(self, path: str | Path) -> int:
-        """Write the `.pte` and return its size in bytes.
-
-        Before the file gets its name, it runs beside the eager model, unless the model was exported with
-        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
-        stays as it is.
-        """
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            unchecked = Path(folder) / "model.pte"
-            with open(unchecked, "wb") as file:
-                self.program.write_to_file(file)
-                size = file.tell()
-            if self._checker is not None:
-                self.check = self._checker(unchecked)
-                if not self.check.ok:
-                    raise VerificationError(self.check)
-            os.replace(unchecked, path)
-        return size
 
 
 def export_llm(
@@ -95,11 +43,13 @@ def export_llm(
     quantize: str = "none",
     group_size: int | None = None,
     calibrate: str | Path | None = None,
+    activations: str = "float",
     max_context_len: int | None = None,
     chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
     kv_bits: int | None = None,
+    tensor_parallel: int = 1,
     outputs: str = "tokens",
     speculation: bool = True,
     head: HeadConfig = HeadConfig(),
@@ -122,6 +72,8 @@ def export_llm(
       and the output projection get 8 bits.
     - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,
       by default on a part of Python's documentation, and is tuned layer by layer.
+    - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
+      8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
       but at most 4096.
     - `chunk`: the largest number of tokens in one call; by default 2048, or 512 for a model with sliding windows.
@@ -131,6 +83,9 @@ def export_llm(
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
     - `kv_bits`: 8 or 4 for quantized KV caches, by default floats. With `allow_extensions`, the program has fused nodes
       for them. Otherwise the caches are dequantized in every step, which takes longer than with floats.
+    - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
+      caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
+      files use IR nodes that ExecuTorch's own MLX delegate lacks.
     - `outputs`: `tokens`; `logits`; or `both`, as several methods.
     - `speculation`: whether a program that returns tokens has the method `verify`, which checks draft tokens.
     - `head`: the sampling parameters that the program takes as inputs.
@@ -141,9 +96,14 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
-    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head)
     if kv_bits is not None:
         check_choice("kv_bits", kv_bits, KV_BITS)
+        if tensor_parallel > 1:
+            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected floats")
+    check_choice("activations", activations, ACTIVATIONS)
+    if activations == "int8" and tensor_parallel > 1:
+        raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
+    _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
     if adapter is not None:
@@ -152,7 +112,7 @@ def export_llm(
     use_gathered_experts(model)
     conversion = convert_weights(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
-        calibrate=None if calibrate is None else Path(calibrate), progress=progress,
+        calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
@@ -163,6 +123,8 @@ def export_llm(
     decoder = make_decoder()
     if reference is not None:
         reference.check(decoder)
+    if activations == "int8" and not set_int8_activations(model, True):
+        raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
     kv_quantization = None
     if kv_bits is not None:
         progress(f"quantize the KV caches to {kv_bits} bits")
@@ -175,6 +137,14 @@ def export_llm(
     kinds = method_kinds(outputs, batch, speculation and (head.logprobs > 0 or not decoder.has_state))
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
+    if tensor_parallel > 1:
+        from .tensor_parallel.parts import partition
+
+        progress("split")
+        return partition(
+            decoder, methods, kinds, head, constants, tensor_parallel, verify=verify, notes=tuple(notes),
+            unquantized=tuple(conversion.unquantized), perplexity=conversion.perplexity,
+        )  # fmt: skip
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
@@ -188,13 +158,15 @@ def export_llm(
     )
 
 
-def _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, outputs, head: HeadConfig) -> None:
+def _check_arguments(
+    quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head: HeadConfig
+) -> None:
     check_choice("quantize", quantize, QUANTIZATIONS)
     check_choice("outputs", outputs, OUTPUTS)
     check_group_size(group_size, quantize)
     if calibrate is not None and quantize == "none":
         raise ValueError("export_llm: calibrate: expected a quantization as well")
-    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2)):
+    for name, value, minimum in (("batch", batch, 1), ("chunk", chunk, 2), ("tensor_parallel", tensor_parallel, 1)):
         if value is not None and value < minimum:
             raise ValueError(f"export_llm: {name}: got {value}, expected at least {minimum}")
     if outputs == "logits" and (processors := head.logits_processors() + (["logprobs"] if head.logprobs else [])):

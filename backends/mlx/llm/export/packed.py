@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...custom_kernel_ops import int8_activations
 from ...custom_ops import quantized
 from ...custom_ops.packing import check, dequantize
 
@@ -52,7 +53,8 @@ class Packed(torch.nn.Module):
 class MLXLinear(Packed):
     """A linear layer `[..., K]` → `[..., N]` with a packed weight [N, K].
 
-    If `factor` is not None, the product with the weight is multiplied by it before the bias is added.
+    If `factor` is not None, the product with the weight is multiplied by it before the bias is added. If
+    `int8_activations` is set, which `can_use_int8_activations` permits, the input is rounded to 8 bits.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class MLXLinear(Packed):
         super().__init__(*operands, **quantization)
         self.bias = _frozen(bias)
         self.factor = None if factor is None else float(factor)
+        self.int8_activations = False
 
     @property
     def in_features(self) -> int:
@@ -74,8 +77,15 @@ class MLXLinear(Packed):
     def out_features(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def can_use_int8_activations(self) -> bool:
+        return self.mode == "affine" and self.bits in int8_activations.BITS
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = quantized.quantized_matmul(x, *self.packed_arguments())
+        if self.int8_activations:
+            y = int8_activations.int8_quantized_matmul(x, *self.packed_arguments()[:-1])
+        else:
+            y = quantized.quantized_matmul(x, *self.packed_arguments())
         if self.factor is not None:
             y = y * self.factor
         return y if self.bias is None else y + self.bias
@@ -125,6 +135,17 @@ class MLXExperts(Packed):
 
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return quantized.gathered_quantized_matmul(x, index, *self.packed_arguments())
+
+
+def set_int8_activations(model: torch.nn.Module, enabled: bool) -> int:
+    """Set whether the packed linear layers of `model` round their inputs to 8 bits. Return the number of these layers.
+
+    Layers in a format without integers, such as `mxfp4`, and experts keep float activations.
+    """
+    layers = [m for m in model.modules() if isinstance(m, MLXLinear) and m.can_use_int8_activations]
+    for layer in layers:
+        layer.int8_activations = enabled
+    return len(layers)
 
 
 # Replacing layers -----------------------------------------------------------------------

@@ -12,6 +12,7 @@
 
 #include "../quantized_cache.h"
 #include "../sample_inputs.h"
+#include "kernels/float_type.h"
 
 namespace executorch_mlx {
 
@@ -26,6 +27,17 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
 // x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. w [n, k] is in MLX's affine packing.
 // scales and biases are float32, float16 or bfloat16. Sums are float32.
 std::optional<mx::array> quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::Stream stream);
+
+// Like quantized_matmul, with the activations x rounded to 8 bits: see Int8QuantizedMatmulNode. The matrix has 4 or 8
+// bits.
+std::optional<mx::array> int8_quantized_matmul(
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,

@@ -38,7 +38,12 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
   return lazy_array("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
 }
 
-std::optional<mx::array> quantized_matmul(
+namespace {
+
+// A product with a matrix in MLX's affine packing, which `multiply` computes.
+std::optional<mx::array> packed_matmul(
+    const char* name,
+    void (*multiply)(const ExecutorchMlxQuantizedMatmul*),
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,
@@ -48,9 +53,7 @@ std::optional<mx::array> quantized_matmul(
     mx::Stream stream) {
   const auto scale_type = float_type(scales.dtype());
   if (!is_supported_operand(x, stream) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
-      scales.dtype() != biases.dtype() ||
-      int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits ||
-      !executorch_mlx_supports_quantized(bits, group_size, x.shape(-1))) {
+      scales.dtype() != biases.dtype() || int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits) {
     return std::nullopt;
   }
   auto shape = x.shape();
@@ -71,13 +74,45 @@ std::optional<mx::array> quantized_matmul(
         .k = k,
         .y = out.data<void>(),
         .type = *float_type(x.dtype())};
-    return [matmul] { executorch_mlx_quantized_matmul(&matmul); };
+    return [matmul, multiply] { multiply(&matmul); };
   };
   std::vector<mx::array> inputs;
   for (const auto& input : {x, w, scales, biases}) {
     inputs.push_back(contiguous(input, stream));
   }
-  return lazy_array("QuantizedMatmul", std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
+  return lazy_array(name, std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
+}
+
+} // namespace
+
+std::optional<mx::array> quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::Stream stream) {
+  if (x.ndim() == 0 || !executorch_mlx_supports_quantized(bits, group_size, x.shape(-1))) {
+    return std::nullopt;
+  }
+  return packed_matmul(
+      "QuantizedMatmul", executorch_mlx_quantized_matmul, x, w, scales, biases, group_size, bits, stream);
+}
+
+std::optional<mx::array> int8_quantized_matmul(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const mx::array& biases,
+    int group_size,
+    int bits,
+    mx::Stream stream) {
+  if (x.ndim() == 0 || !executorch_mlx_supports_int8(bits, group_size, x.shape(-1))) {
+    return std::nullopt;
+  }
+  return packed_matmul(
+      "Int8QuantizedMatmul", executorch_mlx_int8_matmul, x, w, scales, biases, group_size, bits, stream);
 }
 
 } // namespace executorch_mlx::cpu

@@ -12,6 +12,11 @@ std::optional<mx::array> quantized_matmul(
   return std::nullopt;
 }
 
+std::optional<mx::array> int8_quantized_matmul(
+    const mx::array&, const mx::array&, const mx::array&, const mx::array&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> gather_matmul(
     const mx::array&, const mx::array&, const std::optional<mx::array>&, const std::optional<mx::array>&, mx::Stream) {
   return std::nullopt;

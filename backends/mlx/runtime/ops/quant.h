@@ -81,6 +81,48 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
       x, q.w, q.scales, q.biases, n.transpose(), n.group_size(), n.bits(), n.mode()->str(), c.stream));
 }
 
+// Rounds each group of `size` values of x [..., K] to integers in [-127, 127] with a scale of its own. Returns the
+// products of the integers and the scale, in float32.
+inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c) {
+  auto shape = x.shape();
+  shape.back() /= size;
+  shape.push_back(size);
+  const auto groups = mx::reshape(to_float32(x, c), shape, c.stream);
+  const auto largest = mx::max(mx::abs(groups, c.stream), -1, /*keepdims=*/true, c.stream);
+  const auto zero = mx::array(0.0f);
+  const auto is_zero = mx::less(largest, mx::array(kSmallestActivation), c.stream);
+  const auto inverse = mx::where(is_zero, zero, mx::divide(mx::array(127.0f), largest, c.stream), c.stream);
+  const auto integers = mx::round(mx::multiply(groups, inverse, c.stream), c.stream);
+  const auto scale = mx::where(is_zero, zero, mx::divide(largest, mx::array(127.0f), c.stream), c.stream);
+  return mx::reshape(mx::multiply(integers, scale, c.stream), x.shape(), c.stream);
+}
+
+inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto q = quantized(n, c);
+  check_min_rank(x, "x", 1);
+  const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
+  check_argument(
+      is_float(x.dtype()) && q.w.ndim() == 2 && x.shape(-1) == columns,
+      "x: got ", describe(x), ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ",
+      describe(q.w));
+  const auto set = [&](const mx::array& y) { c.set_product(n.out(), y, columns); };
+  if (const auto y = cpu::int8_quantized_matmul(
+          x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
+    return set(*y);
+  }
+  c.count_operations(x.size(), 4);
+  // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
+  auto rounded = rounded_to_int8(x, n.group_size(), c);
+  if (x.ndim() == 1) {
+    rounded = mx::expand_dims(rounded, 0, c.stream);
+  }
+  const auto w = to_float32(q, c);
+  const auto y = mx::quantized_matmul(
+      rounded, w.w, w.scales, w.biases, /*transpose=*/true, n.group_size(), n.bits(), "affine", c.stream);
+  set(mx::astype(x.ndim() == 1 ? mx::squeeze(y, 0, c.stream) : y, x.dtype(), c.stream));
+}
+
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   auto x = c.in(n.x());
   auto q = quantized(n, c);
@@ -109,6 +151,7 @@ inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
 constexpr OpRow kQuantRows[] = {
     MLX_ROW(DequantizeNode, dequantize),
     MLX_ROW(GatherQmmNode, gather_qmm),
+    MLX_ROW(Int8QuantizedMatmulNode, int8_quantized_matmul),
     MLX_ROW(QuantizedMatmulNode, quantized_matmul),
 };
 

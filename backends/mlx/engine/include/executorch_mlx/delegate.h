@@ -1,6 +1,8 @@
 // The C API of libmlx_delegate.
 #pragma once
 
+#include <stddef.h>
+
 extern "C" {
 
 // Returns the version of this library, such as "0.1.0". The string is static.
@@ -27,5 +29,14 @@ int executorch_mlx_set_option(const char* key, const char* value);
 // "" stands for a program that is loaded without this option. Returns null if the device is unknown or not available;
 // the log then has the reason.
 const char* executorch_mlx_device(const char* device);
+
+// Joins the group of processes that a launcher of MLX or MPI has started, and gets the number of this process and of all
+// processes. A process that no launcher started is process 0 of 1. Waits until all of them have joined. Returns 0, or the
+// number of an ExecuTorch Error.
+int executorch_mlx_group(int* rank, int* size);
+
+// Overwrites `size` bytes by those of process 0. All processes of the group have to call it. Returns 0, or the number of
+// an ExecuTorch Error.
+int executorch_mlx_group_share(void* data, size_t size);
 
 } // extern "C"

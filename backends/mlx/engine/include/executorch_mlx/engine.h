@@ -114,6 +114,11 @@ class Model {
     return {static_cast<const uint8_t*>(data), size};
   }
 
+  // In the processes of a group other than process 0, which creates the Engine: returns when process 0 has ended.
+  void follow() {
+    check_status(executorch_mlx_model_follow(handle_.get()));
+  }
+
   void write_profile(const std::string& path) {
     check_status(executorch_mlx_model_write_profile(handle_.get(), path.c_str()));
   }

@@ -74,6 +74,13 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlx
 // Whether executorch_mlx_quantized_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
 
+// Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own. simd/int8.h
+// defines the results.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
+
+// Whether executorch_mlx_int8_matmul supports these parameters.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_int8(int bits, int group_size, int k);
+
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is float16 or bfloat16.
 struct ExecutorchMlxHalfMatmul {
   const void* x;

@@ -6,4 +6,7 @@ namespace executorch_mlx {
 // need an instruction of their own: see Kernels::multiplies_pairs.
 enum class FloatType : int { float32, float16, bfloat16, bfloat16_pair };
 
+// Groups of activations whose largest magnitude is below this number become zeros in 8 bits.
+constexpr float kSmallestActivation = 0x1p-100f;
+
 } // namespace executorch_mlx

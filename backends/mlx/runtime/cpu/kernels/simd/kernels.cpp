@@ -7,6 +7,7 @@
 #include "columns.h"
 #include "dot.h"
 #include "entries.h"
+#include "int8_rows.h"
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
@@ -31,6 +32,8 @@ extern const Kernels kernels = {
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
     .dequantize_entries = dequantize_entries,
+    .quantize_row = quantize_row,
+    .multiply_int8 = multiply_int8,
     .widen = widen,
     .narrow = narrow,
     .silu = silu,

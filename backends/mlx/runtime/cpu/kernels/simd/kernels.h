@@ -11,6 +11,8 @@ namespace executorch_mlx {
 // Limits of the functions below.
 constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
+constexpr int kMinGroupSize = 32;      // columns in a group of a QuantizedMatrix
+constexpr int kMaxGroupSize = 128;
 constexpr int kLogitBlock = 512;       // logits of which scan_logits computes one maximum
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
@@ -36,6 +38,16 @@ struct QuantizedEntries {
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups
+};
+
+// Rows of activations in 8 bits, in groups like those of a QuantizedMatrix: value = scale * integer, with integers from
+// -127 to 127.
+struct Int8Rows {
+  int8_t* integers;  // in the order that quantize_row writes
+  ptrdiff_t stride;  // of the integers of consecutive rows
+  float* scales;     // [rows, groups]
+  float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
+  int groups;
 };
 
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
@@ -77,6 +89,13 @@ struct Kernels {
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
   // Writes the first `count` entries to the rows of `out`, in float32.
   void (*dequantize_entries)(const QuantizedEntries& e, int count, float* out, ptrdiff_t ldo);
+
+  // Quantizes one row x [k] for multiply_int8: writes k integers, and a scale and a sum for each group. A group with an
+  // infinity or a NaN gets the scale NaN.
+  void (*quantize_row)(const float* x, const QuantizedMatrix& q, int8_t* integers, float* scales, float* sums);
+  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for a matrix of 4 or 8 bits.
+  void (*multiply_int8)(
+      const QuantizedMatrix& q, const Int8Rows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
 
   // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);

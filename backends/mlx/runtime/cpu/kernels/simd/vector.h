@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -93,6 +93,15 @@ inline void keep_in_register([[maybe_unused]] Floats& x) {
   asm("" : "+v"(x));
 #elif defined(__AVX__)
   asm("" : "+x"(x));
+#endif
+}
+
+// Keeps the compiler from fusing the product x with an addition.
+inline void round_product(Floats& x) {
+#if defined(__AVX__)
+  keep_in_register(x);
+#else
+  asm("" : "+m"(x));
 #endif
 }
 

@@ -1,0 +1,68 @@
+// The processes that run the parts of a tensor-parallel model.
+//
+// Process 0 runs the engine. Before each call of the model, it sends the call to the others over TCP connections, and all
+// make the call together; the sums over the group are a part of the program. When a process dies, all others end with an
+// error, because a call that waits for it cannot be cancelled.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "metadata.h"
+
+namespace executorch_mlx {
+
+class Group {
+ public:
+  // Returned by a call: whether it succeeded. It must not throw.
+  using Call = std::function<bool()>;
+  using Message = std::vector<char>;
+
+  // Joins the group of this process and connects it with the others. `path` is the file that this process has loaded, and
+  // `parts` its part of the model. Throws EngineError in all processes if one of them has a file that does not belong
+  // there.
+  Group(const TensorParallel& part, const std::string& path);
+  Group(const Group&) = delete;
+  ~Group(); // in process 0: ends follow() in the others
+
+  bool is_leader() const {
+    return rank_ == 0;
+  }
+
+  // In process 0: sends `message`, makes the call, and waits until the others have made it. Returns the result of `call`,
+  // which is that of all processes; if they differ, the process ends.
+  bool lead(const Message& message, const Call& call);
+
+  // In the other processes: makes calls until process 0 ends. `call` gets each message.
+  void follow(const std::function<bool(std::span<const char>)>& call);
+
+ private:
+  void connect(const TensorParallel& part, const std::string& path);
+  std::string admit(int listener, const TensorParallel& part, const std::array<char, 16>& token);
+  void watch_followers();
+  void read_messages();
+  void wait_for_results(bool result);
+  [[noreturn]] void die(const std::string& reason) const;
+
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<int> sockets_; // by rank; of the other processes: only that of process 0
+
+  std::mutex mutex_; // guards the rest
+  std::condition_variable changed_;
+  std::vector<std::deque<bool>> results_; // in process 0: of calls, by rank
+  std::deque<Message> messages_; // in the other processes
+  bool is_closing_ = false;
+
+  std::thread thread_; // watches the connections
+};
+
+} // namespace executorch_mlx

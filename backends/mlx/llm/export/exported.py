@@ -1,0 +1,67 @@
+"""`ExportedLLM`: the result of `export_llm`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executorch.exir import ExecutorchProgramManager
+
+from ...partitioner import Report
+from .calibration import Perplexity
+from .check import ProgramCheck, VerificationError
+from .kv_quantization import KVQuantization
+
+
+@dataclass
+class ExportedLLM:
+    """The result of `export_llm`.
+
+    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
+    the KV caches in bytes, and `cache_values_per_token` has for each layer with a cache how many numbers it keeps for
+    a token. `unquantized` has the names of the layers that stay in full precision,
+    because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
+    the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
+    file that was converted with an error. `kv_quantization` says what quantized KV caches change, or is None.
+    `check` is the result of the check that `save` made, or None.
+    """
+
+    program: ExecutorchProgramManager
+    report: Report
+    metadata: dict[str, Any]
+    methods: tuple[str, ...]
+    cache_bytes: int
+    cache_values_per_token: tuple[int, ...]
+    unquantized: tuple[str, ...] = ()
+    perplexity: Perplexity | None = None
+    notes: tuple[str, ...] = ()
+    kv_quantization: KVQuantization | None = None
+    check: ProgramCheck | None = None
+    _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
+
+    def save(self, path: str | Path) -> int:
+        """Write the `.pte` and return its size in bytes.
+
+        Before the file gets its name, it runs beside the eager model, unless the model was exported with
+        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
+        stays as it is.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            unchecked = Path(folder) / "model.pte"
+            with open(unchecked, "wb") as file:
+                self.program.write_to_file(file)
+                size = file.tell()
+            if self._checker is not None:
+                self.check = self._checker(unchecked)
+                if not self.check.ok:
+                    raise VerificationError(self.check)
+            os.replace(unchecked, path)
+        return size

@@ -1,0 +1,96 @@
+"""How an axis is split among the processes of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+
+
+class CannotSplit(Exception):
+    """Raised by a rule for an operator that needs all of a tensor. The weights that the tensor comes from stay whole."""
+
+
+class Refine(Exception):
+    """Raised by a rule that needs other segments: `parts` are the segments that take the place of segment `index`."""
+
+    def __init__(self, weight: str, index: int, parts: tuple[Segment, ...]):
+        super().__init__(weight)
+        self.weight, self.index, self.parts = weight, index, parts
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of an axis of which each process has a block, such as the queries in a projection of queries and keys.
+
+    `size` is the number of entries. `copies` consecutive processes have the same block. `origins` are the weights and
+    the numbers of their segments that compute this segment.
+    """
+
+    size: int
+    copies: int = 1
+    origins: frozenset[tuple[str, int]] = frozenset()
+
+    def local(self, processes: int) -> int:
+        """Return the number of entries that a process has."""
+        return self.size * self.copies // processes
+
+    def begin(self, rank: int, processes: int) -> int:
+        """Return the first entry of a process."""
+        return rank // self.copies * self.local(processes)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A tensor of which each process has a part.
+
+    The axis `axis` consists of `segments`. An entry of it stands for `unit` entries of the weights that compute it.
+    `sources` are the weights that stay whole if the tensor cannot be split.
+    """
+
+    axis: int
+    segments: tuple[Segment, ...]
+    unit: Fraction
+    sources: frozenset[str]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def local(self, processes: int) -> int:
+        return sum(segment.local(processes) for segment in self.segments)
+
+    def at(self, axis: int) -> Split:
+        return replace(self, axis=axis)
+
+    def has_layout_of(self, other: Split) -> bool:
+        return [(s.size, s.copies) for s in self.segments] == [(s.size, s.copies) for s in other.segments]
+
+    def merged(self, other: Split) -> Split:
+        """Return this split with the origins and sources of both. They have the same layout."""
+        segments = tuple(replace(a, origins=a.origins | b.origins) for a, b in zip(self.segments, other.segments))
+        return replace(self, segments=segments, sources=self.sources | other.sources)
+
+
+def take(tensor: torch.Tensor, axis: int, segments: tuple[Segment, ...], rank: int, processes: int, scale=Fraction(1)):
+    """Return the part of `tensor` that the process `rank` has. `scale` is the number of elements for an entry.
+
+    An axis that is shorter than the segments is padded with zeros.
+    """
+    parts, offset = [], 0
+    for segment in segments:
+        begin, length = offset + segment.begin(rank, processes), segment.local(processes)
+        parts.append(_narrow(tensor, axis, int(begin * scale), int(length * scale)))
+        offset += segment.size
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _narrow(tensor: torch.Tensor, axis: int, begin: int, length: int) -> torch.Tensor:
+    missing = max(0, begin + length - tensor.shape[axis])
+    part = tensor.narrow(axis, min(begin, tensor.shape[axis]), max(0, length - missing))
+    if not missing:
+        return part
+    shape = list(tensor.shape)
+    shape[axis] = min(missing, length)
+    return torch.cat([part, tensor.new_zeros(shape)], axis)

@@ -1,0 +1,148 @@
+"""`PartitionedLLM`: a tensor-parallel model, written as one program for each process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from ....custom_ops.distributed import simulated_group
+from ...processes import part_path
+from ..attention import use_cached_attention
+from ..decoder import CachedDecoder
+from ..exported import ExportedLLM
+from ..head_config import HeadConfig
+from ..lowering import lower
+from ..methods import MethodKind, example_inputs
+from ..weights import compute_dtype
+from .plan import Plan, parameters, plan
+from .rewriter import part_of, rewritten
+
+_SEED = 22
+_LENGTH = 8  # tokens of the prompt of the check
+_TOLERANCE = {torch.float32: 2e-3}  # of the root mean square of the logits
+_HALF_TOLERANCE = 0.1
+
+
+@dataclass
+class PartitionedLLM(ExportedLLM):
+    """The result of `export_llm` with `tensor_parallel`.
+
+    `parts` is the number of files. `whole` has the weights that every process has as a whole, and why. `cache_bytes` is
+    the size of the KV caches of a process. `report` is that of the last part that was written, or None.
+    """
+
+    parts: int = 1
+    whole: dict[str, str] = field(default_factory=dict)
+    _lower: Callable[[int], Any] | None = field(default=None, repr=False)
+
+    def save(self, path: str | Path) -> int:
+        """Write a `.pte` for each process, such as `model-0-of-2.pte` for `model.pte`, and return their size in bytes.
+
+        Only one of them is in memory at a time. The files get their names when all are complete.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        size = 0
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            names = [part_path(path, rank, self.parts) for rank in range(self.parts)]
+            for rank, name in enumerate(names):
+                program, self.report = self._lower(rank)
+                with open(Path(folder) / name.name, "wb") as file:
+                    program.write_to_file(file)
+                    size += file.tell()
+                del program
+            for name in names:
+                os.replace(Path(folder) / name.name, name)
+        return size
+
+
+def partition(
+    decoder: CachedDecoder,
+    methods: Mapping[str, ExportedProgram],
+    kinds: Mapping[str, MethodKind],
+    head: HeadConfig,
+    constants: dict[str, Any],
+    processes: int,
+    *,
+    verify: bool,
+    **fields: Any,
+) -> PartitionedLLM:
+    """Split the exported methods of `decoder` among `processes`. `fields` are further fields of the result.
+
+    With `verify`, the parts run together in eager torch, and their logits are compared with those of `decoder`. Raises
+    ValueError if the model cannot be split.
+    """
+    if decoder.has_state:
+        raise ValueError("export_llm: tensor_parallel: got a model with states, expected layers with KV caches only")
+    found = plan(methods, processes, decoder.model.config.get_text_config().vocab_size)
+    if verify:
+        _check(found, decoder, methods, kinds, head)
+    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": secrets.randbits(62)}
+
+    def lower_part(rank: int):
+        lowered, report = lower(
+            _part(found, methods, rank), constants | {"tensor_parallel_rank": rank}, allow_extensions=True
+        )
+        return lowered.to_executorch(), report
+
+    tensors = parameters(next(iter(methods.values())))
+    split_bytes = sum(
+        part_of(tensors[name], split, 0, processes).nbytes - tensors[name].nbytes
+        for name, split in found.tensors.items() if "_cache_" in name.rpartition(".")[2]
+    )  # fmt: skip
+    return PartitionedLLM(
+        program=None, report=None, metadata=constants, methods=tuple(methods),
+        cache_bytes=decoder.cache.bytes + split_bytes, cache_values_per_token=tuple(decoder.cache.numbers_per_token),
+        parts=processes, whole=found.whole, _lower=lower_part, **fields,
+    )  # fmt: skip
+
+
+def _part(found: Plan, methods: Mapping[str, ExportedProgram], rank: int) -> dict[str, ExportedProgram]:
+    """Return the methods of the process `rank`."""
+    tensors = {}
+    for program in methods.values():
+        tensors |= parameters(program)
+    parts = {name: part_of(tensors[name], split, rank, found.processes) for name, split in found.tensors.items()}
+    return {
+        name: rewritten(program, found.analyses[name], parts, rank, found.processes)
+        for name, program in methods.items()
+    }
+
+
+def _check(
+    found: Plan, decoder: CachedDecoder, methods: Mapping[str, ExportedProgram], kinds: Mapping[str, MethodKind],
+    head: HeadConfig,
+) -> None:  # fmt: skip
+    """Raise ValueError if the parts together give other logits than the decoder, beyond rounding."""
+    name = next(name for name, kind in kinds.items() if kind.form == "chunk")
+    length = min(_LENGTH, decoder.chunk)
+    inputs = example_inputs(kinds[name], decoder, head, length)
+    vocab_size = decoder.model.config.get_text_config().vocab_size
+    inputs["tokens"] = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(_SEED))
+    places = [inputs[each] for each in ("input_pos", "row") if each in inputs]
+    small = CachedDecoder(decoder.model, rows=decoder.rows, max_context_len=length, specs=decoder.specs).eval()
+    with torch.no_grad():
+        expected = small(inputs["tokens"], *places).float()
+    use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches
+    first = {name: methods[name]}
+    modules = [_part(found, first, rank)[name].module() for rank in range(found.processes)]
+    arguments, options = (inputs.pop("tokens"), inputs.pop("input_pos")), inputs
+    gathered: list[torch.Tensor] = []
+    simulated_group([lambda m=module: m(*arguments, **options) for module in modules], gathered)
+    difference = (gathered[-1][..., :vocab_size].float() - expected).abs().max().item()
+    scale = (expected - expected.mean()).square().mean().sqrt().item()
+    if not difference <= _TOLERANCE.get(compute_dtype(decoder.model), _HALF_TOLERANCE) * scale:
+        raise ValueError(
+            f"export_llm: tensor_parallel: {found.processes} parts of {type(decoder.model).__name__} give other logits "
+            f"than the whole model: the largest difference is {difference:.1e}, their size is {scale:.1e}"
+        )

@@ -1,0 +1,47 @@
+// Products of activations in 8 bits with quantized weights. simd/int8.h defines the results.
+#include <algorithm>
+
+#include "products.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr int kColumnsPerTask = 64;
+constexpr int kInt8Padding = 64;  // between rows, so that they do not compete for the same cache lines
+
+} // namespace
+
+} // namespace executorch_mlx
+
+extern "C" bool executorch_mlx_supports_int8(int bits, int group_size, int k) {
+  return bits != 2 && executorch_mlx_supports_quantized(bits, group_size, k);
+}
+
+extern "C" void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* p) {
+  using namespace executorch_mlx;
+  const QuantizedMatrix w{p->w, p->scales, p->biases, p->scale_type, p->bits, p->group_size, p->k};
+  const AsFloats x(p->x, p->type, int64_t{p->m} * p->k);
+  const int groups = p->k / p->group_size;
+  const ptrdiff_t stride = p->k + kInt8Padding;
+  const AlignedFloats integers(stride * p->m / sizeof(float));  // k is a multiple of 4
+  const AlignedFloats scales(int64_t{2} * groups * p->m);
+  const Int8Rows rows{
+      .integers = reinterpret_cast<int8_t*>(integers.get()),
+      .stride = stride,
+      .scales = scales.get(),
+      .sums = scales.get() + int64_t{groups} * p->m,
+      .groups = groups};
+  parallel_ranges(p->m, p->k, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      kernels().quantize_row(
+          x.get() + r * p->k, w, rows.integers + r * stride, rows.scales + r * groups, rows.sums + r * groups);
+    }
+  });
+  compute_as(p->y, p->type, int64_t{p->m} * p->n, [&](float* y) {
+    parallel((p->n + kColumnsPerTask - 1) / kColumnsPerTask, [&](int i) {
+      const int first = i * kColumnsPerTask;
+      kernels().multiply_int8(w, rows, p->m, first, std::min(p->n, first + kColumnsPerTask), y, p->n);
+    });
+  });
+}

@@ -1,0 +1,136 @@
+"""Products of 8-bit activations with quantized weights: the results have the bits that simd/int8.h defines."""
+
+import ctypes
+import sys
+
+import numpy as np
+import pytest
+import torch
+from executorch_mlx.custom_kernel_ops.int8_activations import rounded_to_int8
+from executorch_mlx.custom_ops.packing import pack
+from irprograms import Graph, ir
+from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, QuantizedMatmul, decode, encode
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
+
+
+class Matrix:
+    """A random matrix [n, k] in affine packing."""
+
+    def __init__(self, n, k, bits=4, group_size=32, scale_type=FLOAT32, seed=0):
+        rng = np.random.default_rng(seed)
+        self.k, self.bits, self.group_size, self.scale_type = k, bits, group_size, scale_type
+        self.integers = rng.integers(0, 2**bits, (n, k))
+        self.w = pack(torch.from_numpy(self.integers).to(torch.uint8), bits).view(torch.int32).numpy()
+        self.scales, self.biases = (
+            encode(rng.standard_normal((n, k // group_size), np.float32), scale_type) for _ in range(2)
+        )
+
+    def multiply(self, library, x, x_type=FLOAT32):
+        """x [m, k] @ w.T by the kernel."""
+        y = np.empty((len(x), len(self.w)), x.dtype)
+        arrays = (a.ctypes.data for a in (x, self.w, self.scales, self.biases))
+        sizes = (self.bits, self.group_size, len(x), len(self.w), self.k)
+        matmul = QuantizedMatmul(*arrays, self.scale_type, *sizes, y.ctypes.data, x_type)
+        assert library.executorch_mlx_supports_int8(self.bits, self.group_size, self.k)
+        library.executorch_mlx_int8_matmul(ctypes.byref(matmul))
+        return y
+
+    def expected(self, x):
+        """The same by the definition. A longdouble holds a product of float32 exactly."""
+        groups = x.reshape(len(x), -1, self.group_size)
+        largest = np.abs(groups).max(-1)
+        integers = np.rint(groups * (np.float32(127) / largest)[..., None]).astype(np.int64)
+        scales = largest / np.float32(127)
+        sums = scales * integers.sum(-1).astype(np.float32)
+        dots = np.einsum("mgi,ngi->gmn", integers, self.integers.reshape(len(self.w), -1, self.group_size))
+        w_scales, w_biases = (decode(a, self.scale_type) for a in (self.scales, self.biases))
+        total = np.zeros(dots.shape[1:], np.float32)
+        for g, dot in enumerate(dots):
+            factor = w_scales[:, g] * scales[:, g, None]
+            total = (factor.astype(np.longdouble) * dot + total).astype(np.float32)
+            total = (w_biases[:, g].astype(np.longdouble) * sums[:, g, None] + total).astype(np.float32)
+        return total
+
+
+def activations(m, k, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_results_are_those_of_the_definition(library, bits, group_size, scale_type):
+    for n, groups in ((83, 9), (5, 1), (16, 36)):
+        matrix = Matrix(n, groups * group_size, bits, group_size, scale_type)
+        x = activations(15, matrix.k)
+        expected = matrix.expected(x)
+        for m in (1, 2, 3, 4, 5, 6, 15):
+            np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy()), expected[:m])
+
+
+def test_half_activations_are_converted_and_results_rounded(library):
+    matrix = Matrix(40, 256)
+    x = encode(activations(3, matrix.k), BFLOAT16)
+    expected = torch.from_numpy(matrix.multiply(library, decode(x, BFLOAT16))).to(torch.bfloat16)
+    y = matrix.multiply(library, x, BFLOAT16)
+    assert torch.equal(torch.from_numpy(y.view(np.int16)), expected.view(torch.int16))
+
+
+def test_activations_are_rounded_as_in_torch(library):
+    """With the identity as matrix, the results are the rounded activations. Some lie halfway between two integers."""
+    matrix = Matrix(32, 32, bits=8)
+    matrix.w[:] = pack(torch.eye(32, dtype=torch.uint8), 8).view(torch.int32).numpy()
+    matrix.scales[:], matrix.biases[:] = 1, 0
+    halves = np.arange(32, dtype=np.float32)[None] * 8 + 3.5
+    x = np.concatenate([activations(20, 32), halves * np.float32(127 / 251.5), -halves, halves / 1024])
+    np.testing.assert_array_equal(matrix.multiply(library, x), rounded_to_int8(torch.from_numpy(x), 32).numpy())
+
+
+@pytest.mark.parametrize("m", [1, 7])
+def test_special_groups(library, m):
+    """Infinity and NaN spread to the results of their row. Tiny values count as zeros."""
+    matrix = Matrix(20, 512)
+    x = activations(m, matrix.k)
+    for value in (np.inf, -np.inf, np.nan):
+        changed = x.copy()
+        changed[0, 100] = value
+        y = matrix.multiply(library, changed)
+        assert np.isnan(y[0]).all() and np.array_equal(y[1:], matrix.multiply(library, x)[1:])
+    tiny, zero = x.copy(), x.copy()
+    tiny[:, 64:96], zero[:, 64:96] = 1e-31, 0
+    tiny[0, 70] = -1e-45
+    y = matrix.multiply(library, tiny)
+    assert np.isfinite(y).all() and np.array_equal(y, matrix.multiply(library, zero))
+    assert np.array_equal(matrix.multiply(library, np.zeros_like(x)), np.zeros((m, 20), np.float32))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_node(bits):
+    """A matrix of 2 bits has no kernel: the node rounds the activations, and MLX multiplies."""
+    matrix, x = Matrix(20, 128, bits), torch.from_numpy(activations(3, 128))
+    g = Graph()
+    parts = {n: g.constant(torch.from_numpy(getattr(matrix, n))) for n in ("scales", "biases")}
+    w = g.constant(torch.from_numpy(matrix.w).view(torch.uint32))
+    sizes = {"group_size": 32, "bits": bits}
+    for shape in ((3, 128), (128,), (0, 128)):
+        g.emit(ir.Int8QuantizedMatmulNode(x=g.input(shape), w=w, out=g.output((*shape[:-1], 20)), **parts, **sizes))
+    results = g.run(x, x[1], x[:0])
+    expected = torch.from_numpy(matrix.expected(x.numpy()))
+    torch.testing.assert_close(results[0], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(results[1], expected[1], rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert results[2].shape == (0, 20)
+
+
+def test_a_wrong_operand_is_refused(capfd):
+    g = Graph()
+    w = g.constant(torch.ones(8, 16, dtype=torch.uint32))
+    scales, biases = (g.constant(torch.ones(8, 4)) for _ in "sb")
+    node = ir.Int8QuantizedMatmulNode(
+        x=g.input((2, 64)), w=w, scales=scales, biases=biases, out=g.output((2, 8)), group_size=32, bits=4
+    )
+    g.emit(node)
+    with pytest.raises(RuntimeError):
+        g.run(torch.ones(2, 64))
+    assert "x: got float32[2,64], expected float32, float16 or bfloat16 of shape [..., 128]" in capfd.readouterr().err
