@@ -70,7 +70,7 @@ def run(program: Path, requests: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", default="int4", choices=("float32", "int4"))
+    parser.add_argument("--format", default="int4", choices=("float32", "int4", "w4a8"))
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--requests", type=int, default=32)
     options = parser.parse_args()

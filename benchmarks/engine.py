@@ -2,6 +2,7 @@
 
     python benchmarks/engine.py                        # the architecture of Qwen3-0.6B, float32 and int4
     python benchmarks/engine.py --only throughput --format int4 --rows 4
+    python benchmarks/engine.py --only throughput --format w4a8    # int4 with activations in 8 bits
     python benchmarks/engine.py --peer                 # beside the batch generator of mlx-lm
 
 The model has random weights, or is examples/demo_model where the line says so. Each measurement runs in its own
@@ -56,7 +57,8 @@ def export(form: str, rows: int, capacity: int, path: str) -> None:
 
     model = load_causal_lm(models.folder_of(SHAPE, form, BUILD))
     head = HeadConfig(allowed_tokens=True)
-    exported = export_llm(model, max_context_len=capacity, batch=rows, head=head, verify=False)
+    options = {"head": head, "verify": False} | models.activations_of(form)
+    exported = export_llm(model, max_context_len=capacity, batch=rows, **options)
     unfinished = Path(path).with_suffix(".part")
     exported.save(unfinished)
     unfinished.rename(path)
@@ -242,7 +244,7 @@ def measure_peer(folder: str, requests: int, tokens: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--format", nargs="*", choices=models.FORMATS, default=list(models.FORMATS))
+    parser.add_argument("--format", nargs="*", choices=models.ALL_FORMATS, default=list(models.FORMATS))
     parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -8,8 +8,8 @@
 Engines: this delegate (`ours`), llama.cpp, XNNPACK (ExecuTorch's CPU delegate) and mlx-lm. An engine that is not
 installed is left out, with a line that says how to install it. The weights are random, and the same for all engines:
 float32, bf16, or quantized from float32 (groups of 64 here and in mlx-lm; Q8_0 and Q4_0 in llama.cpp, also for the
-embedding). llama.cpp, and XNNPACK with int4, quantize activations to 8 bits; ours and mlx-lm compute with float32 or
-bfloat16 activations.
+embedding). llama.cpp, and XNNPACK with int4, quantize activations to 8 bits, and so does ours in the format w4a8, which
+has the weights of int4. In the other formats, ours and mlx-lm compute with float32 or bfloat16 activations.
 
 Each measurement runs in its own process. The engines take turns in each round; the table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. mlx-lm prefills about two tokens per
@@ -94,7 +94,8 @@ def mlx_lm(form: str, options: argparse.Namespace) -> list[object]:
 
 
 ENGINES = {"ours": ours, "llama.cpp": llama_cpp, "XNNPACK": xnnpack, "mlx-lm": mlx_lm}
-SUPPORTED = {"XNNPACK": ("float32", "int4")}  # formats; the other engines have all
+WEIGHT_FORMATS = ("float32", "bf16", "int8", "int4")
+SUPPORTED = {"XNNPACK": ("float32", "int4"), "llama.cpp": WEIGHT_FORMATS, "mlx-lm": WEIGHT_FORMATS}  # formats
 
 
 def missing(engine: str) -> str | None:

@@ -52,12 +52,23 @@ def measure(side: str, root: Path, program: Path) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def decode_in_parallel(root: Path, name: str, processes: int) -> None:
+    """Prints the decode of a program in parts, on so many GPUs, over that of the whole program on one."""
+    whole, *parts = (fill(root, each) for each in (name, *(f"{name}-{r}-of-{processes}" for r in range(processes))))
+    command = [sys.executable, str(root / "cuda/tensor_parallel.py"), "--model", str(parts[0]), "--whole", str(whole)]
+    subprocess.run([*command, "--processes", str(processes), "--tokens", "128"], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--only", choices=SIDES, action="append")
     parser.add_argument("--program", action="append", help="name of a program of the bundle")
+    parser.add_argument("--parallel", metavar="NAME", help="a program of the bundle that is also there in parts")
+    parser.add_argument("--processes", type=int, default=2, help="number of the parts, and of GPUs")
     options = parser.parse_args()
+    if options.parallel:
+        return decode_in_parallel(options.root, options.parallel, options.processes)
     names = options.program or sorted(p.stem for p in (options.root / "programs").glob("*.json"))
     columns = {}
     for side in options.only or SIDES:

@@ -17,7 +17,8 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
 FORMATS = ("float32", "int4")  # benchmarks/llm.py and benchmarks/engine.py measure these
-ALL_FORMATS = ("float32", "bf16", "int8", "int4")
+ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w4a8")
+INT8_ACTIVATIONS = {"w4a8": "int4"}  # formats with activations in 8 bits → the format of the weights
 
 
 def float32_folder(shape: str, root: Path) -> Path:
@@ -56,6 +57,7 @@ def float32_folder(shape: str, root: Path) -> Path:
 def folder_of(shape: str, form: str, root: Path) -> Path:
     """Return the checkpoint that mlx-lm loads. Creates it if it is missing: mlx-lm converts int4 and int8 from float32, in groups of 64."""
     source = float32_folder(shape, root)
+    form = INT8_ACTIVATIONS.get(form, form)
     folder = root / f"{shape}-{form}"
     if (folder / "config.json").exists():
         return folder
@@ -107,11 +109,19 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
     from executorch_mlx.llm.export import HeadConfig
     from executorch_mlx.llm.export.weights import load_causal_lm
 
-    exported = export_llm(load_causal_lm(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False)
+    exported = export_llm(
+        load_causal_lm(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False,
+        **activations_of(form),
+    )  # fmt: skip
     unfinished = path.with_suffix(".part")
     exported.save(unfinished)
     unfinished.rename(path)
     return path
+
+
+def activations_of(form: str) -> dict:
+    """The arguments of `export_llm` for the activations of a format."""
+    return {"activations": "int8", "allow_extensions": True} if form in INT8_ACTIVATIONS else {}
 
 
 def vocabulary(program: Path) -> int:

@@ -3,7 +3,7 @@
 import torch
 from oprows import Dyn, data, edges, f32, floats, pytest_function, row
 
-F32_ONLY = {"dtypes": (f32,), "verified": False}
+F32_ONLY = {"dtypes": (f32,), "edge_verified": False}
 
 ROWS = [
     row("histc", cases=[(floats(50, low=-3, high=3), 7, -2, 2), (edges(), 5, -7.25, 3), (floats(3, 20), 10),

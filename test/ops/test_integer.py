@@ -3,7 +3,7 @@
 import torch
 from oprows import data, i32, i64, ints, pytest_function, row
 
-SCAN = {"nodes": ["ScanNode"], "verified": False}
+SCAN = {"nodes": ["ScanNode"], "edge_verified": False}
 FIBONACCI = data([1134903170, 7540113804746346429 // 2]), data([701408733, 4660046610375530309])
 DTYPES = (i64, i32, torch.int16)
 

@@ -26,7 +26,7 @@ def inside(draw, low, high):
 
 
 N = Dyn("n", 3, also=(1, 6))
-RANDOM = {"dtypes": (f32,), "verified": False}
+RANDOM = {"dtypes": (f32,), "edge_verified": False}
 
 ROWS = [
     row("mlx::random_bits", lambda s: bits_of_seeds(s, [3, 5], 4), SEEDS, edge_verified=False),

@@ -8,7 +8,7 @@ def resampled(mode, **options):
     return lambda x: F.interpolate(x, mode=mode, antialias=True, **options)
 
 
-OPTIONS = {"verified": False, "loose": 3}
+OPTIONS = {"edge_verified": False, "loose": 3}
 
 ROWS = [
     row("_upsample_bilinear2d_aa", resampled("bilinear", size=(3, 11)), floats(2, 3, 6, 8), **OPTIONS, dtypes=(f32,)),

@@ -227,13 +227,16 @@ def _start(host: str, environment: dict[str, str], arguments: Sequence[str]) -> 
     """Start this module on `host`. It ends when process 0 ends, also if that is killed."""
     command = [sys.executable, "-m", "executorch_mlx.llm.processes", *arguments]
     if is_local(host):
-        # A session of its own: Ctrl-C is for process 0.
+        # A session of its own: Ctrl-C is for process 0. NCCL's set-up in MLX prints to stdout, which is for answers.
         return subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
     variables = [f"{name}={value}" for name, value in environment.items()]
     remote = f"cd {shlex.quote(os.getcwd())} && {shlex.join(['env', *variables, *command])}"
-    return subprocess.Popen(["ssh", "-o", "BatchMode=yes", host, remote], stdin=subprocess.DEVNULL)
+    return subprocess.Popen(
+        ["ssh", "-o", "BatchMode=yes", host, remote], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kColumnsPerTask = 64;
 constexpr int kInt8Padding = 64;  // between rows, so that they do not compete for the same cache lines
 
 } // namespace
@@ -39,9 +38,10 @@ extern "C" void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* p
     }
   });
   compute_as(p->y, p->type, int64_t{p->m} * p->n, [&](float* y) {
-    parallel((p->n + kColumnsPerTask - 1) / kColumnsPerTask, [&](int i) {
-      const int first = i * kColumnsPerTask;
-      kernels().multiply_int8(w, rows, p->m, first, std::min(p->n, first + kColumnsPerTask), y, p->n);
+    const int columns = quantized_rows_per_task(p->m, p->n);
+    parallel((p->n + columns - 1) / columns, [&](int i) {
+      const int first = i * columns;
+      kernels().multiply_int8(w, rows, p->m, first, std::min(p->n, first + columns), y, p->n);
     });
   });
 }

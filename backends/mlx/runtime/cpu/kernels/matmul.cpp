@@ -9,8 +9,6 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kRowsPerTask = 64;  // rows of w
-
 // Computes the product p, in which x has few rows. `w` describes the matrix of p. x and y are those of p in float32.
 void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w, const float* x, float* y) {
   const auto& simd = kernels();
@@ -20,9 +18,10 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMat
     simd.arrange(x + r * p.k, w, arranged.get() + r * stride);
   }
   const int tiles = (p.m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
-  parallel((p.n + kRowsPerTask - 1) / kRowsPerTask, [&](int i) {
-    const int first = i * kRowsPerTask;
-    const int last = std::min(p.n, first + kRowsPerTask);
+  const int size = quantized_rows_per_task(p.m, p.n);
+  parallel((p.n + size - 1) / size, [&](int i) {
+    const int first = i * size;
+    const int last = std::min(p.n, first + size);
     for (int tile = 0; tile < tiles; ++tile) {
       const int64_t row = p.m * tile / tiles;
       const int rows = static_cast<int>(p.m * (tile + 1) / tiles - row);

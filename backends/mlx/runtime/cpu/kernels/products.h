@@ -30,6 +30,16 @@ constexpr int kManyQuantizedRows = 64;
 // same cache lines.
 constexpr int kPadding = 16;
 
+// The number of rows of quantized weights in a task, of n rows, for `m` rows of x. Few rows of x read the weights from
+// memory: a task then prefetches ahead, which is in vain at its end, so it should be large.
+inline int quantized_rows_per_task(int m, int n) {
+  constexpr int kSmallest = 64;
+  constexpr int kLargest = 512;
+  constexpr int kFewRows = 8;
+  const int share = n / (2 * executorch_mlx_threads()) / kSmallest * kSmallest;
+  return m > kFewRows ? kSmallest : std::clamp(share, kSmallest, kLargest);
+}
+
 // Computes the product of many rows of float32 or of pairs. convert(first, count, to, stride) returns rows first ...
 // first + count - 1 of w [n, k] in this type, with the distance `stride` between rows: a pointer into w, or `to` after
 // writing them there.

@@ -31,33 +31,79 @@ struct Int8Panels {
   alignas(64) float biases[kInt8Panels][kChunkGroups * kLanes];
 };
 
-// Writes the first `columns` elements of kLanes rows to `to`, transposed. Rows have the distance `stride`. Row `last`
-// takes the place of the rows after it.
-template <FloatType Type>
-void transpose_rows(
-    const typename Elements<Type>::Element* from, ptrdiff_t stride, int last, int columns, float* to) {
-  for (int i = 0; i < columns; i += kLanes, to += kLanes * kLanes) {
-    const int count = columns - i < kLanes ? columns - i : kLanes;
-    Floats v[kLanes];
-    for (int r = 0; r < kLanes; ++r) {
-      const auto* row = from + (r < last ? r : last) * stride + i;
-      v[r] = count == kLanes ? Elements<Type>::load_all(row) : Elements<Type>::load_first(row, count);
-    }
-    transpose<kLanes / 2>(v);
-    for (int j = 0; j < count; ++j) {
-      store(v[j], to + j * kLanes);
+// From each block of four lanes, takes two lanes of a and two of b in turn: the first two lanes if `First` is 0, or the
+// last two if it is 2. `Width` lanes stay together.
+template <int Width, int First, int... I>
+inline Ints interleave(Ints a, Ints b, Indices<I...>) {
+  return __builtin_shufflevector(
+      a, b, (I / 4 * 4 + First + (Width == 2 ? I % 2 : I % 4 / 2) + (I / Width % 2 ? kLanes : 0))...);
+}
+
+// Transposes the blocks of four lanes of four vectors: lane j of block b of v[i] becomes lane i of block b of v[j].
+inline void transpose_in_blocks(Ints* v) {
+  typedef typename MakeIndices<kLanes>::Type All;
+  const Ints a = interleave<1, 0>(v[0], v[1], All{});
+  const Ints b = interleave<1, 2>(v[0], v[1], All{});
+  const Ints c = interleave<1, 0>(v[2], v[3], All{});
+  const Ints d = interleave<1, 2>(v[2], v[3], All{});
+  v[0] = interleave<2, 0>(a, c, All{});
+  v[1] = interleave<2, 2>(a, c, All{});
+  v[2] = interleave<2, 0>(b, d, All{});
+  v[3] = interleave<2, 2>(b, d, All{});
+}
+
+// Loads four words of every fourth row: block b of the result has the words at row(first + 4 * b).
+template <int First, typename Row>
+__attribute__((always_inline)) inline Ints load_blocks(Row&& row) {
+#if defined(__AVX512F__)
+  const auto load_block = [&](auto r) __attribute__((always_inline)) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r)));
+  };
+  __m512i v = _mm512_castsi128_si512(load_block(Constant<First>{}));
+  v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load_block(Constant<First + 4>{}));
+  v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load_block(Constant<First + 8>{}));
+  return (Ints)_mm512_mask_broadcast_i32x4(v, 0xf000, load_block(Constant<First + 12>{}));
+#else
+  Ints v;
+  __builtin_memcpy(&v, row(Constant<First>{}), 16);
+  __builtin_memcpy(reinterpret_cast<char*>(&v) + 16, row(Constant<First + 4>{}), 16);
+  return v;
+#endif
+}
+
+// Writes `groups` floats of kLanes rows to `to`, transposed: kLanes floats for each group. row(Constant<r>{}) points to
+// row r. Reads and writes up to three more groups if their number is not a multiple of four.
+template <typename Row>
+void transpose_rows(Row&& row, int groups, float* to) {
+  for (int i = 0; i < groups; i += 4) {
+    const auto from = [&](auto r) __attribute__((always_inline)) { return row(r) + i; };
+    Ints v[4] = {load_blocks<0>(from), load_blocks<1>(from), load_blocks<2>(from), load_blocks<3>(from)};
+    transpose_in_blocks(v);
+    for (int j = 0; j < 4; ++j) {
+      store((Floats)v[j], to + (i + j) * kLanes);
     }
   }
 }
 
+// Writes the scales of kLanes rows to `to`, transposed, in float32. The rows begin at scales[first] and have the
+// distance `stride`. Row `last` takes the place of the rows after it.
 void transpose_scales(
     const void* scales, FloatType type, ptrdiff_t first, ptrdiff_t stride, int last, int groups, float* to) {
-  if (type == FloatType::float32) {
-    return transpose_rows<FloatType::float32>(static_cast<const float*>(scales) + first, stride, last, groups, to);
+  if (type == FloatType::float32 && groups % 4 == 0 && last >= kLanes - 1) {
+    const float* from = static_cast<const float*>(scales) + first;
+    return transpose_rows(
+        [=](auto r) __attribute__((always_inline)) { return from + r.value * stride; }, groups, to);
   }
-  const auto* from = static_cast<const uint16_t*>(scales) + first;
-  type == FloatType::float16 ? transpose_rows<FloatType::float16>(from, stride, last, groups, to)
-                             : transpose_rows<FloatType::bfloat16>(from, stride, last, groups, to);
+  alignas(64) float rows[kLanes][kChunkGroups];
+  for (int r = 0; r < kLanes; ++r) {
+    const ptrdiff_t index = first + (r < last ? r : last) * stride;
+    if (type == FloatType::float32) {
+      __builtin_memcpy(rows[r], static_cast<const float*>(scales) + index, groups * sizeof(float));
+    } else {
+      widen(static_cast<const uint16_t*>(scales) + index, type, 1, rows[r], groups);
+    }
+  }
+  transpose_rows([&](auto r) __attribute__((always_inline)) { return rows[r.value]; }, groups, to);
 }
 
 // Prefetches the scales and biases of kLanes rows.
@@ -67,32 +113,44 @@ inline void prefetch_scales(const QuantizedMatrix& q, ptrdiff_t first) {
   prefetch(static_cast<const char*>(q.biases) + first * size, kLanes * size);
 }
 
-// Writes the first `words` words of kLanes rows to a panel. `stride` and `last` are those of transpose_rows(). Prefetches
-// as many words of the rows at `next`.
-template <int Bits>
-void unpack_panel(const uint32_t* from, ptrdiff_t stride, int last, int words, const uint32_t* next, uint8_t* panel) {
-  for (int i = 0; i < words; i += kLanes) {
-    const int count = words - i < kLanes ? words - i : kLanes;
-    Floats v[kLanes];
-    for (int r = 0; r < kLanes; ++r) {
-      const ptrdiff_t offset = (r < last ? r : last) * stride + i;
-      const auto* row = reinterpret_cast<const float*>(from + offset);
-      __builtin_prefetch(next + r * stride + i);
-      v[r] = count == kLanes ? load<Floats>(row) : load_partial<Floats>(row, count);
+// Writes the first `words` words of kLanes rows to a panel; the number is a multiple of four. row(Constant<r>{}) points
+// to row r. Prefetches as many words of the rows at `next`, which have the distance `stride`.
+template <int Bits, typename Row>
+void unpack_rows(Row&& row, int words, const uint32_t* next, ptrdiff_t stride, uint8_t* panel) {
+  for (int i = 0; i < words; i += 4) {
+    if (i % 16 == 0) {
+      for (int r = 0; r < kLanes; ++r) {
+        __builtin_prefetch(next + r * stride + i);
+      }
     }
-    transpose<kLanes / 2>(v);
-    for (int j = 0; j < count; ++j) {
+    const auto from = [&](auto r) __attribute__((always_inline)) { return row(r) + i; };
+    Ints v[4] = {load_blocks<0>(from), load_blocks<1>(from), load_blocks<2>(from), load_blocks<3>(from)};
+    transpose_in_blocks(v);
+    for (int j = 0; j < 4; ++j) {
       const Words word = (Words)v[j];
       if constexpr (Bits == 4) {
         store((Floats)(word & 0x0f0f0f0fu), reinterpret_cast<float*>(panel));
         store((Floats)(word >> 4 & 0x0f0f0f0fu), reinterpret_cast<float*>(panel) + kLanes);
         panel += 8 * kLanes;
       } else {
-        store(v[j], reinterpret_cast<float*>(panel));
+        store((Floats)word, reinterpret_cast<float*>(panel));
         panel += 4 * kLanes;
       }
     }
   }
+}
+
+// The same for the rows at `from`, which have the distance `stride`. Row `last` takes the place of the rows after it.
+template <int Bits>
+void unpack_panel(const uint32_t* from, ptrdiff_t stride, int last, int words, const uint32_t* next, uint8_t* panel) {
+  if (last >= kLanes - 1) {
+    const auto row = [=](auto r) __attribute__((always_inline)) { return from + r.value * stride; };
+    return unpack_rows<Bits>(row, words, next, stride, panel);
+  }
+  const auto row = [=](auto r) __attribute__((always_inline)) {
+    return from + (r.value < last ? r.value : last) * stride;
+  };
+  unpack_rows<Bits>(row, words, next, stride, panel);
 }
 
 // -- products -------------------------------------------------------------------------------------

@@ -13,14 +13,6 @@ namespace {
 
 constexpr int kParts = kLanes / 4;  // of a vector: blocks of 16 bytes
 
-// From each block of four lanes, takes two lanes of a and two of b in turn: the first two lanes if `First` is 0, or the
-// last two if it is 2. `Width` lanes stay together.
-template <int Width, int First, int... I>
-inline Ints interleave(Ints a, Ints b, Indices<I...>) {
-  return __builtin_shufflevector(
-      a, b, (I / 4 * 4 + First + (Width == 2 ? I % 2 : I % 4 / 2) + (I / Width % 2 ? kLanes : 0))...);
-}
-
 // The sums of the four lanes of each block: lane 4 i + j of the result has the sum of block i of v[j].
 inline Ints sums_of_blocks(const Ints* v) {
   typedef typename MakeIndices<kLanes>::Type All;
