@@ -17,7 +17,7 @@ from .decoder import CachedDecoder
 
 KV_BITS = (8, 4)
 _GROUP_SIZE = 32
-_TOKENS = 256  # of the run that measures
+_TOKENS = 512  # of the run that measures
 _SEED = 22
 # A layer is rotated if that multiplies its squared error by less than this. With 8 bits, the error is so small that a
 # rotation, which takes time, is for outliers only.
