@@ -1,4 +1,4 @@
-"""The engine: concurrent requests, the stall during a long prefill, speculation, and cold start.
+"""The engine: concurrent requests, what rows cost, the stall during a long prefill, speculation, and cold start.
 
     python benchmarks/engine.py                        # the architecture of Qwen3-0.6B, float32 and int4
     python benchmarks/engine.py --only throughput --format int4 --rows 4
@@ -9,6 +9,8 @@ The model has random weights, or is examples/demo_model where the line says so. 
 process. `bar` is the required value.
 
 - throughput: tokens per second of all answers together, while `rows` requests run, and while one request runs.
+- rows: programs with 1, 2 and 4 rows, in turns: memory that is allocated and in use after an answer, and the tokens per
+  second of one request and of as many as there are rows.
 - stall: the longest time between two tokens of an answer while another prompt of 2,000 tokens is prefilled.
 - repeat: an answer that repeats a text of 500 tokens from its prompt. A mask that allows one token makes the model
   repeat the text, in the run with speculation and in the run without.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -33,7 +36,7 @@ BUILD = ROOT / "build" / "benchmarks" / "llm"
 DEMO = ROOT / "examples" / "demo_model"
 SHAPE = "qwen3-0.6b"
 CAPACITY = 2304
-PARTS = ("throughput", "stall", "repeat", "prose", "cold")
+PARTS = ("throughput", "rows", "stall", "repeat", "prose", "cold")
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1, "ignore_eos": True}
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "llm"))
@@ -86,6 +89,43 @@ def measure_throughput(path: str, requests: int, seconds: float) -> float:
         for generation in generations:
             generation.close()
     return count / (end - begin)
+
+
+def measure_memory(path: str) -> dict[str, float]:
+    """The memory in bytes that MLX has allocated, and that the process uses, after an answer. Linux only."""
+    from executorch_mlx import LLM, memory
+
+    with LLM.load(path) as llm:
+        llm.generate(prompt_of(64), max_new_tokens=8, **SAMPLED).result()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"allocated": memory.get_active_memory(), "used": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+def measure_steps(paths: dict[int, str], rounds: int) -> list[list]:
+    """[rows, requests, tokens per second of all requests]: the highest average over 8 steps, over rounds in turns."""
+    from executorch_mlx import LLM
+
+    llms = {count: LLM.load(path) for count, path in paths.items()}
+    cases = sorted({(count, requests) for count in paths for requests in (1, count)})
+    best = dict.fromkeys(cases, 0.0)
+    for _ in range(rounds):
+        for count, requests in cases:
+            options = SAMPLED | {"max_new_tokens": 200, "draft": 0}
+            generations = [llms[count].generate(prompt_of(64, key), **options) for key in range(requests)]
+            for generation in generations:
+                next(generation)  # after that, all prompts are read
+            for _ in range(4):
+                before = llms[count].stats
+                for _ in range(8):
+                    next(generations[0])
+                after = llms[count].stats
+                seconds = after.busy_seconds - before.busy_seconds
+                if seconds > 0:
+                    rate = (after.generated_tokens - before.generated_tokens) / seconds
+                    best[count, requests] = max(best[count, requests], rate)
+            for generation in generations:
+                generation.close()
+    return [[*case, rate] for case, rate in best.items()]
 
 
 def measure_stall(path: str, length: int) -> dict[str, float]:
@@ -181,6 +221,18 @@ def throughput(form: str, rows: list[int], rounds: int) -> None:
         line(f"  1 request, {count} rows over 1 row, tokens/s", f"{one:.1f} / {single:.1f} = {one / single:.2f}x", ">= 0.90x")
 
 
+def rows(form: str, rounds: int) -> None:
+    paths = {count: str(program(form, count)) for count in (1, 2, 4)}
+    for count, path in paths.items():
+        memory = in_process(f"measure_memory({path!r})")
+        value = f"{memory['allocated'] / 1e6:.0f} / {memory['used'] / 1e6:.0f}"
+        line(f"{form}: {count} rows, MB allocated / in use", value)
+    steps = in_process(f"measure_steps({paths!r}, {rounds})")
+    for count, requests, rate in steps:
+        name = f"{form}: {count} rows, {requests} requests, tokens/s"
+        line(name, f"{rate:.1f}", f">= {steps[0][2] / 1.1:.1f}" if requests == 1 < count else "")
+
+
 def stall(form: str, rows: int) -> None:
     result = in_process(f"measure_stall({str(program(form, rows))!r}, 2000)")
     value = f"{1e3 * result['longest']:.0f} ms; a step {1e3 * result['step']:.0f} ms"
@@ -253,6 +305,8 @@ def main() -> None:
     for form in options.format:
         if "throughput" in options.only:
             throughput(form, options.rows, options.rounds)
+        if "rows" in options.only:
+            rows(form, 2 * options.rounds)
         if options.peer:
             peer(form, [1, *options.rows], 4)
         if "stall" in options.only:

@@ -42,7 +42,7 @@ def test_export_merges_an_adapter(adapter, tmp_path, capsys):
     assert "nodes delegated to MLX" in printed.out and "sampling_seed=False" in printed.out
     assert "merge the adapter" in printed.err
     llm = LLM.load(file)
-    assert llm.program.get("get_max_context_len") == 64
+    assert llm.program.get("get_max_context_len") == 64 and llm.program.rows == 4
     expected = greedy(merged)
     assert expected != greedy(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32))
     assert llm.generate(PROMPT, max_new_tokens=16, ignore_eos=True).result().tokens == expected
@@ -50,12 +50,14 @@ def test_export_merges_an_adapter(adapter, tmp_path, capsys):
 
 def test_int4_is_smaller_and_runs(tmp_path):
     file = tmp_path / "model.pte"
-    flags = ["--quantize", "int4", "--group-size", "32", "--dtype", "bfloat16"]
+    flags = ["--quantize", "int4", "--group-size", "32", "--dtype", "bfloat16", "--outputs", "both"]
     assert main(["export", str(MODEL), "-o", str(file), *flags]) == 0
     weights = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(MODEL).parameters())
     # 32 weights take 4 bits each and two bfloat16. The rest is norms, tokenizer and instructions.
     assert weights * 5 / 8 < file.stat().st_size < weights * 5 / 8 + 500_000
-    tokens = LLM.load(file).generate(PROMPT, max_new_tokens=8, ignore_eos=True).result().tokens
+    llm = LLM.load(file)
+    assert llm.program.rows == 1  # a program for other runners too
+    tokens = llm.generate(PROMPT, max_new_tokens=8, ignore_eos=True).result().tokens
     assert len(tokens) == 8 and all(0 <= t < 1536 for t in tokens)
 
 

@@ -57,6 +57,7 @@ def test_documented_options_exist():
     """Every option in the guides is an option of a command."""
     known = {"--model", "--tasks"}  # of lm-eval
     known |= {"--requests", "--kills"}  # of test/batch/killed.py
+    known |= {"--whole", "--processes"}  # of benchmarks/tensor_parallel.py
     known |= options(ROOT / "build" / "mlx_llm_runner")
     for name in ("export", "run", "serve", "batch", "transcribe", "inspect"):
         known |= options(sys.executable, "-m", "executorch_mlx.cli.main", name)

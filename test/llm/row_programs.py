@@ -50,6 +50,11 @@ class RowProgram:
         name = name or ("prefill" if self.rows > 1 else "forward")
         return self.call(name, [*inputs, *self._parameters(1, parameters)])
 
+    def draft(self, tokens: Sequence[int], position: int, row_length: int, row: int = 0, **parameters):
+        """The outputs of one call of `draft`."""
+        inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row), torch.tensor([row_length])]
+        return self.call("draft", [*inputs, *self._parameters(1, parameters)])
+
     def logits(self, tokens: Sequence[int], position: int, row: int = 0, name: str = "logits") -> torch.Tensor:
         """The logits [V] after the tokens."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]

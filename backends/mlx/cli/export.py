@@ -16,6 +16,8 @@ from .model_arguments import CommandError
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
 
+ROWS = 4  # of a program that returns only tokens; docs/performance.md has what rows cost
+
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
@@ -66,8 +68,9 @@ def _add_sizes(add: Callable) -> None:
         help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
     add("--chunk", type=int, metavar="N",
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
-    add("--batch", type=int, default=1, metavar="N",
-        help="rows of the KV caches: requests that the program serves side by side (default: %(default)s)")
+    add("--batch", type=int, metavar="N",
+        help=f"rows of the KV caches: requests that the program serves side by side (default: {ROWS}; 1 with --outputs "
+             "logits or both, as ExecuTorch's own runner expects)")
     add("--kv-bits", type=int, choices=(8, 4), metavar="{8,4}",
         help="quantize the KV caches (default: floats); use --allow-extensions as well, for fused kernels")
     add("--tensor-parallel", type=int, default=1, metavar="N",
@@ -135,6 +138,8 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
     names = (*names, "tensor_parallel", "activations", "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
+    if options.batch is None:
+        arguments["batch"] = ROWS if options.outputs == "tokens" else 1
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,
@@ -147,7 +152,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 # Options for language models only, with their defaults.
 _TEXT_ONLY = {
-    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": 1,
+    "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
     "tensor_parallel": 1, "outputs": "tokens",
     "penalties": 0, "speculation": True, "kv_bits": None,
 }  # fmt: skip

@@ -27,19 +27,39 @@ void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   }
 }
 
-std::vector<int64_t> DraftModel::propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
+std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   if (has_failed_) {
     return {};
   }
   try {
-    return draw(request, count, chunk);
+    return guess(request, count, chunk);
   } catch (const std::exception&) { // the delegate has logged the reason; the answer does not depend on drafts
     has_failed_ = true;
     return {};
   }
 }
 
-std::vector<int64_t> DraftModel::draw(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
+std::vector<int64_t> Guesser::draw_all(
+    const Request& request, std::span<const int64_t> rest, Slot slot, int64_t count, int64_t chunk) {
+  const bool reads = static_cast<int64_t>(rest.size()) > chunk;
+  slot.tokens = reads ? rest.first(chunk) : rest;
+  slot.sampling = &request.options.sampling;
+  std::vector<int64_t> draft;
+  do {
+    slot.seed = request.seed_of_draw(draft.size());
+    const auto begin = Clock::now();
+    const int64_t token = draw(slot);
+    if (slot.tokens.size() == 1) {
+      record_seconds(is_warm_, seconds_, std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    slot.position += static_cast<int64_t>(slot.tokens.size());
+    draft.push_back(token);
+    slot.tokens = std::span(draft).last(1);
+  } while (!reads && static_cast<int64_t>(draft.size()) < count);
+  return reads ? std::vector<int64_t>() : draft;
+}
+
+std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   const LlmMetadata& meta = program_.metadata();
   const std::span<const int64_t> ids = request->ids;
   const auto length = static_cast<int64_t>(ids.size());
@@ -60,28 +80,17 @@ std::vector<int64_t> DraftModel::draw(const std::shared_ptr<Request>& request, i
   const int64_t right = std::mismatch(held.begin(), held.end(), ids.begin()).first - held.begin();
   row.truncate(row.written - right <= meta.max_rewind ? right : 0);
 
-  auto rest = ids.subspan(row.ids.size());
+  const auto rest = ids.subspan(row.ids.size());
   const bool is_known = std::all_of(rest.begin(), rest.end(), [&](int64_t token) { return token < meta.vocab_size; });
   if (!is_known) { // the vocabulary of the draft model may be shorter
     return {};
   }
-  const auto most = static_cast<size_t>(std::min(chunk, meta.max_seq_len));
-  const bool reads = rest.size() > most;
-  Slot slot = {.tokens = reads ? rest.first(most) : rest, .row = row.index, .sampling = &request->options.sampling};
-  std::vector<int64_t> draft;
-  do {
-    slot.position = static_cast<int64_t>(row.ids.size());
-    slot.seed = request->seed_of_draw(draft.size());
-    const auto begin = Clock::now();
-    const int64_t token = program_.draw({&slot, 1})[0].token;
-    if (slot.tokens.size() == 1) {
-      record_seconds(is_warm_, seconds_, std::chrono::duration<double>(Clock::now() - begin).count());
-    }
-    row.append(slot.tokens);
-    draft.push_back(token);
-    slot.tokens = std::span(draft).last(1);
-  } while (!reads && static_cast<int64_t>(draft.size()) < count);
-  return reads ? std::vector<int64_t>() : draft;
+  chunk = std::min(chunk, meta.max_seq_len);
+  const Slot slot = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
+  const auto draft = draw_all(*request, rest, slot, count, chunk);
+  row.append(draft.empty() ? rest.first(chunk) : rest);
+  row.append(std::span(draft).first(std::max<size_t>(draft.size(), 1) - 1)); // the last one was not read
+  return draft;
 }
 
 void DraftModel::release(Request& request) {
@@ -89,6 +98,18 @@ void DraftModel::release(Request& request) {
     rows_.release(*request.draft_row, !has_failed_);
     request.draft_row = nullptr;
   }
+}
+
+// At a position, the head reads the hidden state of the program there and the next token. The program has computed the
+// hidden states of all tokens but the last. Beyond, the head continues from its own ones, which it has to replace later.
+std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
+  Row& row = *request->row;
+  const auto rest = std::span<const int64_t>(request->ids).subspan(row.mtp_length + 1);
+  const Slot slot = {
+      .tokens = {}, .position = row.mtp_length, .row = row.index, .row_length = static_cast<int64_t>(row.ids.size())};
+  const auto draft = draw_all(*request, rest, slot, count, chunk);
+  row.mtp_length += draft.empty() ? chunk : static_cast<int64_t>(rest.size());
+  return draft;
 }
 
 } // namespace executorch_mlx

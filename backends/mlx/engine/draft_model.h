@@ -1,7 +1,7 @@
-// A draft model: another program with the same tokenizer that guesses the next tokens of an answer.
+// Models that guess the next tokens of answers: a draft model, or the program's own head for multi-token prediction.
 //
-// It draws each token with the sampling parameters and the seed of the token's step. The noise is then that of the
-// program whose tokens it guesses: where the models agree about the logits, they draw the same token at any temperature.
+// They draw each token with the sampling parameters and the seed of the token's step. The noise is then that of the
+// program whose tokens they guess: where the models agree about the logits, they draw the same token at any temperature.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,16 @@ namespace executorch_mlx {
 // bytes of a token differ.
 void check_draft(const LlmProgram& program, const LlmProgram& draft);
 
-class DraftModel {
+class Guesser {
  public:
-  // With `reuse`, rows keep what they held, as in Rows. The program must outlive the object.
-  DraftModel(LlmProgram& program, bool reuse) : program_(program), rows_(program, reuse) {}
+  virtual ~Guesser() = default;
 
   // Returns the next `count` tokens of a request, or fewer. Returns none if other requests have all rows, or if the model
   // has not read all tokens yet: a call reads at most `chunk`. Does not throw. A model that failed returns none any more.
   std::vector<int64_t> propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk);
 
-  // Frees the row of a request, if it has one.
-  void release(Request& request);
+  // The request is over.
+  virtual void release(Request&) {}
 
   // How many of its tokens were right, and the measured time of one; 0 if it is unknown.
   Acceptance acceptance = {.accepted = 1.6, .judged = 2};
@@ -43,15 +42,55 @@ class DraftModel {
     return ++passed_over_ % kEvery == 0;
   }
 
- private:
-  std::vector<int64_t> draw(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk);
+ protected:
+  // What propose() returns. May throw.
+  virtual std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) = 0;
+  // Runs the model: the token that it draws after those of the slot.
+  virtual int64_t draw(const Slot& slot) = 0;
 
-  LlmProgram& program_;
-  Rows rows_;
+  // Draws `count` tokens, the first after `rest` and each other one after the one before. If `rest` is longer than
+  // `chunk`, reads only its beginning and returns no tokens. `slot` has the position and the row of `rest`.
+  std::vector<int64_t> draw_all(
+      const Request& request, std::span<const int64_t> rest, Slot slot, int64_t count, int64_t chunk);
+
   bool has_failed_ = false;
+
+ private:
   bool is_warm_ = false; // whether there was a call with one token: the first one loads the method
   double seconds_ = 0;
   uint64_t passed_over_ = 0;
+};
+
+// Another program with the same tokenizer.
+class DraftModel : public Guesser {
+ public:
+  // With `reuse`, rows keep what they held, as in Rows. The program must outlive the object.
+  DraftModel(LlmProgram& program, bool reuse) : program_(program), rows_(program, reuse) {}
+
+  void release(Request& request) override;
+
+ private:
+  std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
+  int64_t draw(const Slot& slot) override {
+    return program_.draw({&slot, 1})[0].token;
+  }
+
+  LlmProgram& program_;
+  Rows rows_;
+};
+
+// The head of the program whose tokens it guesses. It uses the rows of the requests.
+class MtpHead : public Guesser {
+ public:
+  explicit MtpHead(LlmProgram& program) : program_(program) {}
+
+ private:
+  std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) override;
+  int64_t draw(const Slot& slot) override {
+    return program_.draft(slot);
+  }
+
+  LlmProgram& program_;
 };
 
 } // namespace executorch_mlx

@@ -116,6 +116,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   }
   if (metadata_.has_verify) {
     verify_ = method("verify", Kind::kVerify);
+    draft_ = reader_->has_method("draft") ? method("draft", Kind::kDraft) : nullptr;
   }
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
@@ -160,8 +161,8 @@ uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
 
 bool LlmProgram::has_only_mlx_state() const {
   const auto delegated = [](const auto& method) { return method == nullptr || method->is_delegated(); };
-  return delegated(draw_) && delegated(decode_) && delegated(verify_) && delegated(logits_) &&
-      delegated(decode_logits_);
+  return delegated(draw_) && delegated(decode_) && delegated(verify_) && delegated(draft_) &&
+      delegated(logits_) && delegated(decode_logits_);
 }
 
 const void* LlmProgram::state_key() const {
@@ -238,6 +239,10 @@ std::vector<Drawn> LlmProgram::draw(std::span<const Slot> slots) {
       metadata_.logprobs > 0 && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return s.wants_logprobs; });
   const size_t expected = slots.size() == 1 ? 1 : metadata_.rows;
   return read_drawn(method, outputs, expected, slots.size(), has_logprobs);
+}
+
+int64_t LlmProgram::draft(const Slot& slot) {
+  return read_drawn(*draft_, draft_->run({&slot, 1}), 1, 1, false)[0].token;
 }
 
 std::vector<Drawn> LlmProgram::verify(const Slot& slot, std::vector<float>* target_logprobs) {
@@ -335,7 +340,7 @@ bool LlmProgram::repeat(std::span<const char> message) {
     }
     const auto end = std::find(message.begin(), message.end(), '\0');
     const std::string_view name(message.data(), end - message.begin());
-    for (const auto* method : {&draw_, &decode_, &verify_, &logits_, &decode_logits_}) {
+    for (const auto* method : {&draw_, &decode_, &verify_, &draft_, &logits_, &decode_logits_}) {
       if (*method != nullptr && (*method)->name() == name) {
         (*method)->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
         return true;

@@ -75,6 +75,13 @@ class LlmProgram {
   // Draws the next token of each slot. Several slots have one token each, and different rows.
   std::vector<Drawn> draw(std::span<const Slot> slots);
 
+  // Whether the program has a head for multi-token prediction.
+  bool has_draft() const {
+    return draft_ != nullptr;
+  }
+  // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the slot means.
+  int64_t draft(const Slot& slot);
+
   // Returns the token that is drawn after each token of the slot. With targets, stores their log probabilities.
   std::vector<Drawn> verify(const Slot& slot, std::vector<float>* target_logprobs = nullptr);
 
@@ -136,7 +143,7 @@ class LlmProgram {
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::optional<uint64_t> hash_;
   // Null if the program has no such method.
-  std::unique_ptr<Method> draw_, decode_, verify_, logits_, decode_logits_;
+  std::unique_ptr<Method> draw_, decode_, verify_, draft_, logits_, decode_logits_;
 };
 
 } // namespace executorch_mlx

@@ -67,6 +67,10 @@ std::vector<MethodInput> Method::inputs() {
     values_.row.resize(slots_);
     all.push_back({"row", ScalarType::Long, {slots}, values_.row.data()});
   }
+  if (kind_ == Kind::kDraft) {
+    values_.row_length.resize(1);
+    all.push_back({"row_length", ScalarType::Long, {1}, values_.row_length.data()});
+  }
   if (kind_ != Kind::kLogits) {
     add_head_inputs(all);
   }
@@ -144,6 +148,7 @@ void Method::fill(size_t slot, const Slot& source) {
     }
   };
   set(v.row, source.row);
+  set(v.row_length, source.row_length);
   set(v.temperature, s.temperature);
   set(v.top_p, s.top_p);
   set(v.seed, source.seed);

@@ -21,6 +21,7 @@ struct Slot {
   std::span<const int64_t> tokens;
   int64_t position = 0; // of the first token
   int64_t row = 0;
+  int64_t row_length = 0; // of `draft`: the tokens of the row that the other methods have taken
   // How to draw. The other fields have no effect on a method that returns logits.
   const SamplingParameters* sampling = nullptr; // null: greedy
   int64_t seed = 0;
@@ -36,6 +37,7 @@ class Method {
     kLogits, // returns the logits after the last token
     kDraw, // returns the token that is drawn after the last token
     kVerify, // returns the token that is drawn after each token
+    kDraft, // returns the token that the head for multi-token prediction draws after the last token
   };
 
   // Checks the signature against the metadata. `slots` is 1, or metadata.rows for a method that takes one token of
@@ -74,7 +76,7 @@ class Method {
   std::vector<char> inputs_of_call() const;
   // The memory behind the input tensors.
   struct Values {
-    std::vector<int64_t> tokens, position, row;
+    std::vector<int64_t> tokens, position, row, row_length;
     std::vector<float> temperature, top_p;
     std::vector<int64_t> seed, top_k;
     std::vector<float> min_p, repetition_penalty, presence_penalty, frequency_penalty;

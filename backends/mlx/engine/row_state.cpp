@@ -209,6 +209,8 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
   }
   to.ids.assign(from.ids.begin(), from.ids.begin() + length);
   to.written = from.written;
+  to.mtp_length = from.mtp_length;
+  to.truncate(length);
   return true;
 }
 

@@ -24,6 +24,7 @@ bool Row::has_samples(const std::vector<float>* other) const {
 
 void Row::truncate(int64_t length) {
   ids.resize(length);
+  mtp_length = std::min(mtp_length, std::max<int64_t>(0, length - 1)); // what it reads at a position includes the next token
   if (length == 0) {
     written = 0;
   }

@@ -17,6 +17,7 @@ struct Row {
   std::shared_ptr<const std::vector<float>> samples; // of a speech model: the sound that was encoded
   std::vector<int64_t> ids; // the tokens at positions 0, 1, ...
   int64_t written = 0; // one more than the highest position that was written since position 0 was
+  int64_t mtp_length = 0; // positions that the program's head for multi-token prediction has read
   std::shared_ptr<Request> request; // null: the row is free
   uint64_t last_used = 0;
 

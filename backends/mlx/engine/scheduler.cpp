@@ -26,7 +26,9 @@ double seconds_since(Clock::time_point begin) {
 Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options)
     : program_(program), options_(options), rows_(program, options.reuse_prompts) {
   if (draft != nullptr) {
-    draft_model_.emplace(*draft, options.reuse_prompts);
+    guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
+  } else if (program.has_draft()) {
+    guesser_ = std::make_unique<MtpHead>(program);
   }
   thread_ = std::thread([this] { loop(); });
 }
@@ -258,13 +260,13 @@ void Scheduler::step() {
 // Returns how many of at most `most` tokens the draft model should guess; 0 if `lookup` or a plain step is faster.
 int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup) {
   constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
-  const double measured = draft_model_->token_seconds();
+  const double measured = guesser_->token_seconds();
   const auto choice = costs_.best_draft(
-      draft_model_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
+      guesser_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
   if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
     return choice.length;
   }
-  return running == 1 && draft_model_->is_due() ? std::min(kTrial, most) : 0;
+  return running == 1 && guesser_->is_due() ? std::min(kTrial, most) : 0;
 }
 
 // Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
@@ -289,11 +291,11 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
   if (chooses && !draft.tokens.empty()) {
     lookup = costs_.best_draft(request.drafter.acceptance(draft.level).rate(), most, running, 0);
   }
-  if (draft_model_) {
+  if (guesser_) {
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
     if (length > 0) {
       const auto begin = Clock::now();
-      Draft of_model = {.tokens = draft_model_->propose(given, length, chunk_size()), .is_of_model = true};
+      Draft of_model = {.tokens = guesser_->propose(given, length, chunk_size()), .is_of_model = true};
       count_steps(0, 0, 0, seconds_since(begin));
       if (!of_model.tokens.empty()) {
         return of_model;
@@ -328,7 +330,7 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     const auto accepted =
         std::mismatch(draft.tokens.begin(), draft.tokens.end(), drawn.begin(), is_right).first - draft.tokens.begin();
     costs_.record_one_row(drafted + 1, seconds);
-    (draft.is_of_model ? draft_model_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
+    (draft.is_of_model ? guesser_->acceptance : request->drafter.acceptance(draft.level)).learn(drafted, accepted);
     request->count_call(drafted, accepted);
     count_steps(1, drafted, accepted, seconds);
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
@@ -383,15 +385,15 @@ std::vector<Drawn> Scheduler::run_slots(
         history = history.last(meta.history);
       }
       Drawn& result = drawn.emplace_back();
-      std::vector<float> changed = logits[i];
+      const auto own = options.logprobs >= 0 ? logits[i] : std::vector<float>(); // the draw changes the logits
       result.token = draw_on_host(
-          {.logits = changed, .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
+          {.logits = logits[i], .seed = slots[i].seed, .history = history, .allowed_tokens = slots[i].allowed_tokens},
           options.sampling);
       if (options.logprobs >= 0) {
-        result.logprob = log_probability(logits[i], result.token);
-        result.top_tokens = most_likely(logits[i], options.logprobs);
+        result.logprob = log_probability(own, result.token);
+        result.top_tokens = most_likely(own, options.logprobs);
         for (const int64_t token : result.top_tokens) {
-          result.top_logprobs.push_back(log_probability(logits[i], token));
+          result.top_logprobs.push_back(log_probability(own, token));
         }
       }
     }
@@ -439,8 +441,8 @@ void Scheduler::end(const std::shared_ptr<Request>& request, executorch_mlx_fini
 void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
   const auto info = request->info();
   const bool had_row = request->row != nullptr;
-  if (draft_model_) {
-    draft_model_->release(*request);
+  if (guesser_) {
+    guesser_->release(*request);
   }
   if (had_row) {
     rows_.release(*request->row, is_valid);

@@ -76,7 +76,7 @@ class Scheduler {
   Requests running_; // those that have a row, in the order in which they began
   double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
   StepCosts costs_;
-  std::optional<DraftModel> draft_model_;
+  std::unique_ptr<Guesser> guesser_; // null: none
 
   mutable std::mutex mutex_; // guards the rest
   std::condition_variable changed_;

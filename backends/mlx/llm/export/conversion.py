@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .calibration import Perplexity, Text, linear_layers_in_float32, importance, perplexity
+from .calibration import Perplexity, Text, importance, linear_layers_in_float32, perplexity
+from .mtp import without_ends
 from .packed import install, is_linear, set_int8_activations
 from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
@@ -75,11 +77,26 @@ def convert_weights(
     return conversion
 
 
+def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None) -> None:
+    """Quantize and cast the weights of a head in place, without calibration: they only affect guesses."""
+    with without_ends(mtp):
+        if quantize != "none":
+            mode = quantize if quantize in FLOAT_MODES else "affine"
+            bits = 8 if quantize in ("int8", "mxfp8") else 4
+            quantize_model(mtp, bits, group_size or GROUP_SIZE, mode=mode, dtype=_scales_dtype(dtype))
+        if dtype is not None:
+            cast_parameters(mtp, dtype)
+
+
+def _scales_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    # Half precision: scales are a part of the size, and the products are in float32 all the same.
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+
+
 def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, progress) -> list[str]:
     if quantize == "mixed" and text is None:
         raise ValueError("export_llm: quantize: got mixed without a tokenizer, which its measurement needs")
-    # Scales in half precision: they are a part of the size, and the products are in float32 all the same.
-    scales = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    scales = _scales_dtype(dtype)
     mode = quantize if quantize in FLOAT_MODES else "affine"
     common = Format(8 if quantize in ("int8", "mxfp8") else 4, group_size)
     formats: dict[str, Format] = {}

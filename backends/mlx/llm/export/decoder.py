@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from .attention import use_cached_attention
 from .cache import KVCache, LayerSpec
 from .complex_pairs import ComplexPairs
 from .latent import absorb
+from .mtp import MTPDecoder
 from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .rope import use_stateless_rotary
@@ -33,7 +35,7 @@ class CachedDecoder(torch.nn.Module):
     `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
     config of the model, or a number: the window of every layer, where 0 stands for no window. `specs` are the `specs`
     of another decoder with the same model, which saves finding them out. `ring_chunk` limits the chunk of a model with
-    sliding windows, whose ring buffers grow with the chunk.
+    sliding windows, whose ring buffers grow with the chunk. `mtp` is the head that `draft` runs.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class CachedDecoder(torch.nn.Module):
         window: str | int = "auto",
         specs: Sequence[LayerSpec | None] | None = None,
         ring_chunk: int | None = None,
+        mtp: MtpModel | None = None,
     ):
         super().__init__()
         self.model = model
@@ -66,6 +69,14 @@ class CachedDecoder(torch.nn.Module):
             self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
         )
         use_cached_attention(model, self.cache)
+        self.mtp = None
+        if mtp is not None:
+            self.mtp = MTPDecoder(mtp, model, rows=rows, max_context_len=max_context_len, chunk=self.chunk)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all caches together, in bytes."""
+        return self.cache.bytes + (0 if self.mtp is None else self.mtp.bytes)
 
     def forward(
         self,
@@ -94,6 +105,22 @@ class CachedDecoder(torch.nn.Module):
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
-        with ComplexPairs(), kernels_of(self.model, cache) if self.has_state else nullcontext():
+        with ComplexPairs(), kernels_of(self.model, cache) if self.has_state else nullcontext(), self._recorded(cache):
             logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
+
+    @contextmanager
+    def _recorded(self, cache: Any) -> Iterator[None]:
+        """Within the context, the last hidden states of the model are stored for `draft`."""
+        if getattr(self, "mtp", None) is None:
+            yield
+            return
+
+        def record(_, inputs, output):
+            self.mtp.record(output[0], cache.position, cache.row)
+
+        hook = self.model.get_decoder().register_forward_hook(record)
+        try:
+            yield
+        finally:
+            hook.remove()

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from .adapter import merge_adapter
 from .check import check_program
-from .conversion import GROUPED, QUANTIZATIONS, convert_weights
+from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
@@ -21,10 +22,12 @@ from .kv_quantization import KV_BITS, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
+from .mtp import load_mtp
 from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
-from .weights import compute_dtype, find_checkpoint, is_gguf, load_causal_lm
+from .state import has_state
+from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ACTIVATIONS = ("float", "int8")
@@ -105,7 +108,8 @@ def export_llm(
         raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
-    model, tokenizer, dtype, notes = _load(model, tokenizer, dtype)
+    has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -114,11 +118,15 @@ def export_llm(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
         calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
+    if mtp is not None and kv_bits is not None:
+        raise ValueError(f"export_llm: kv_bits: got {kv_bits} with a head for draft tokens, expected floats")
+    if mtp is not None:
+        convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     make_decoder = functools.partial(
         CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
-        ring_chunk=None if chunk else WINDOW_CHUNK,
+        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
     )  # fmt: skip
     decoder = make_decoder()
     if reference is not None:
@@ -134,7 +142,8 @@ def export_llm(
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
     # A state cannot be rewound after a wrong draft. Without drafts, `verify` is for log probabilities of given tokens.
-    kinds = method_kinds(outputs, batch, speculation and (head.logprobs > 0 or not decoder.has_state))
+    verifies = speculation and (head.logprobs > 0 or not decoder.has_state)
+    kinds = method_kinds(outputs, batch, verifies, draft=mtp is not None)
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     if tensor_parallel > 1:
@@ -153,7 +162,7 @@ def export_llm(
     if verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
-        program, report, constants, tuple(methods), decoder.cache.bytes, tuple(decoder.cache.numbers_per_token),
+        program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
 
@@ -192,13 +201,15 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, torch.dtype | None, list[str]]:
-    """Return the model with frozen weights, its tokenizer, the dtype to cast the weights to, and notes on the weights.
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, has_drafts: bool
+) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
+    """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
-    The tokenizer is None if there is none. The dtype is None if the weights keep their dtype.
+    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are on the weights. The head is
+    None without `has_drafts`, and where drafts cannot be dropped.
     """
     notes: list[str] = []
+    mtp = None
     if not isinstance(model, PreTrainedModel):
         try:
             folder = find_checkpoint(model)
@@ -210,7 +221,9 @@ def _load(
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
             model = load_causal_lm(folder)
-    return model.eval().requires_grad_(False), tokenizer, dtype, notes
+            if has_drafts and not is_mlx(folder) and not has_state(model.config.get_text_config()):
+                mtp = load_mtp(model, folder)
+    return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 
 
 def _load_gguf(path: Path, tokenizer: Any) -> tuple[PreTrainedModel, Any, list[str]]:

@@ -24,7 +24,8 @@ class MethodKind:
     """What a method computes.
 
     - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one, `verify` the results
-      for all of them, and `decode` takes one token of each of several rows and returns the results for all rows.
+      for all of them, and `decode` takes one token of each of several rows and returns the results for all rows. `draft`
+      is like `chunk`, but the result is that of the head for multi-token prediction.
     - `returns_tokens`: whether the method returns tokens. The others return logits.
     """
 
@@ -32,11 +33,12 @@ class MethodKind:
     returns_tokens: bool
 
 
-def method_kinds(outputs: str, rows: int, speculation: bool) -> dict[str, MethodKind]:
+def method_kinds(outputs: str, rows: int, speculation: bool, draft: bool) -> dict[str, MethodKind]:
     """Return the methods of a program by name. `outputs` is one of `OUTPUTS`."""
     draws, verify = outputs != "logits", {}
     if draws and speculation:
         verify["verify"] = MethodKind("verify", True)
+        verify |= {"draft": MethodKind("draft", True)} if draft else {}
     if rows > 1:
         kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | verify
         return kinds | ({"logits": MethodKind("chunk", False)} if outputs == "both" else {})
@@ -58,6 +60,8 @@ def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, l
     inputs = {"tokens": torch.zeros(rows, length, dtype=torch.int64), "input_pos": torch.zeros(rows, dtype=torch.int64)}
     if decoder.rows > 1:
         inputs["row"] = torch.arange(rows)
+    if kind.form == "draft":
+        inputs["row_length"] = torch.zeros(1, dtype=torch.int64)
     if kind.returns_tokens:
         vocab_size = decoder.model.config.get_text_config().vocab_size
         inputs |= head.inputs(length if kind.form == "verify" else rows, vocab_size, per_row=kind.form == "decode")
@@ -77,11 +81,15 @@ class _Method(torch.nn.Module):
         super().__init__()
         self.decoder, self.history, self.kind, self.num_logprobs = decoder, history, kind, num_logprobs
 
-    def forward(self, tokens, input_pos, row=None, logprobs=None, targets=None, **parameters):
+    def forward(self, tokens, input_pos, row=None, row_length=None, logprobs=None, targets=None, **parameters):
         form = self.kind.form
         if form == "decode":
             tokens = tokens.reshape(1, -1)
-        logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
+        if form == "draft":
+            logits = self.decoder.mtp(tokens, input_pos, row, row_length)
+            input_pos = input_pos + 1  # of the tokens
+        else:
+            logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         if self.history is not None:
@@ -89,7 +97,7 @@ class _Method(torch.nn.Module):
             parameters["history"], parameters["history_valid"] = self.history.update(tokens, input_pos, row, last)
         if not self.kind.returns_tokens:
             return logits.transpose(0, 1) if form == "decode" else logits
-        logits = logits[:, -1] if form == "chunk" else logits[0]
+        logits = logits[:, -1] if form in ("chunk", "draft") else logits[0]
         if form == "verify" and parameters.get("seed") is not None:
             parameters["seed"] = parameters["seed"] + torch.arange(tokens.shape[1])
         drawn = sample_logits(logits, **parameters)
@@ -109,7 +117,8 @@ class _Method(torch.nn.Module):
 # sampling parameters, which are passed in **parameters. The signature is therefore set explicitly.
 _ARGUMENTS = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "tokens", "input_pos")]
 _ARGUMENTS += [
-    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("row", *INPUTS, "logprobs", "targets")
+    inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None)
+    for n in ("row", "row_length", *INPUTS, "logprobs", "targets")
 ]
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)
 

@@ -1,0 +1,115 @@
+"""Multi-token prediction: the head of a checkpoint that guesses the token after the next one."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import LoadStateDictConfig
+
+from .attention import use_cached_attention
+from .cache import KVCache
+from .latent import absorb
+from .observe import observe
+from .weights import compute_dtype, shortened
+
+
+def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
+    """Return the first layer of the head in the Hugging Face checkpoint `folder` of `model`, or None if it has none.
+
+    Embeddings and output projection are those of `model`. Raises ValueError if weights of the layer are missing.
+    """
+    config = model.config.get_text_config()
+    if not getattr(config, "num_mtp_layers", None):
+        return None
+    with ExitStack() as stack:
+        weights = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            file = stack.enter_context(safe_open(path, "pt"))
+            weights |= {key: file.get_slice(key) for key in file.keys() if _is_of_head(key, config.num_hidden_layers)}
+        if not weights:
+            return None
+        head = MtpModel(model, 1)
+        info, _ = convert_and_load_state_dict_in_model(
+            model=head,
+            state_dict=weights,
+            load_config=LoadStateDictConfig(weight_mapping=head.get_weight_conversions(model), dtype=model.config.dtype),
+        )
+        head._adjust_missing_and_unexpected_keys(info)
+    if info.missing_keys:
+        raise ValueError(f"{folder}: missing tensors for the multi-token prediction: {shortened(info.missing_keys)}")
+    return head.eval().requires_grad_(False)
+
+
+def _is_of_head(key: str, layers: int) -> bool:
+    """Whether the tensor `key` of a checkpoint belongs to the head of a model with `layers` layers."""
+    layer = re.search(r"\.layers\.(\d+)\.", key)
+    return layer is not None and int(layer[1]) == layers or re.match(r"(model\.)?mtp\.", key) is not None
+
+
+@contextmanager
+def without_ends(head: MtpModel):
+    """Within the context, `head` has neither embeddings nor an output projection, which belong to the model."""
+    ends = head.embed_tokens, head.shared_head
+    head.embed_tokens = head.shared_head = None
+    try:
+        yield head
+    finally:
+        head.embed_tokens, head.shared_head = ends
+
+
+class MTPDecoder(torch.nn.Module):
+    """`(tokens [1, S], input_pos [1], row [1] or None, row_length [1]) -> logits [1, 1, V]` after the last token.
+
+    The head combines what the model computed for a position p, its hidden state, with the token at p + 1, and predicts
+    the token at p + 2. `input_pos` is the position p of the first hidden state, so that `tokens` are those at
+    `input_pos + 1` and so on. The head keeps keys and values of its own, that of the pair (p, p + 1) at position p.
+
+    `record` stores the hidden states of the model, which has computed those of `row_length` [1] tokens. A call also
+    stores the hidden state that the head computes for the last token, beyond those of the model: the next call may guess
+    one more token before the model has computed this state.
+    """
+
+    def __init__(self, head: MtpModel, model: PreTrainedModel, *, rows: int, max_context_len: int, chunk: int):
+        super().__init__()
+        head.tie_with_main_model(model)
+        dtype = compute_dtype(model)
+        absorb(head, dtype)
+        self.head, self.rows, self.max_context_len = head, rows, max_context_len
+        size = head.config.hidden_size
+
+        def call(tokens, positions, cache):
+            head.forward_layer(0, torch.zeros(*tokens.shape, size, dtype=dtype), positions, cache, input_ids=tokens)
+
+        specs = observe(head, call, max_context_len)
+        self.cache = KVCache.register_on(self, specs, rows=rows, capacity=max_context_len, chunk=chunk, dtype=dtype)
+        self.register_buffer("hidden", torch.zeros(1, 1, rows * max_context_len, size, dtype=dtype))
+        use_cached_attention(head, self.cache)
+
+    def record(self, states: torch.Tensor, position: torch.Tensor, row: torch.Tensor | None) -> None:
+        """Store the hidden states [1, S, H] of tokens. `position` and `row` are as in `CachedDecoder`."""
+        updated = torch.ops.mlx.cache_update(
+            self.hidden, states[None].to(self.hidden.dtype), position, False, row, self.rows
+        )
+        self.hidden.copy_(updated)
+
+    def forward(self, tokens, input_pos, row, row_length) -> torch.Tensor:
+        length = tokens.shape[1]
+        positions = torch.arange(length, device=tokens.device) + input_pos
+        cells = positions if row is None else positions + row * self.max_context_len
+        states = self.hidden[0, 0].index_select(0, cells)[None]
+        cache = self.cache.begin_call(length, input_pos, row)
+        states = self.head.forward_layer(0, states, positions[None] + 1, cache, input_ids=tokens)[:, -1:]
+        self.record(states, torch.maximum(input_pos + length, row_length), row)
+        return self.head._project_to_logits(states)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all buffers together, in bytes."""
+        return self.cache.bytes + self.hidden.nbytes
