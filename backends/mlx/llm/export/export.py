@@ -109,7 +109,7 @@ def export_llm(
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts)
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts and kv_bits is None)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -118,8 +118,6 @@ def export_llm(
         model, quantize, group_size, dtype, tokenizer=tokenizer,
         calibrate=None if calibrate is None else Path(calibrate), activations=activations, progress=progress,
     )  # fmt: skip
-    if mtp is not None and kv_bits is not None:
-        raise ValueError(f"export_llm: kv_bits: got {kv_bits} with a head for draft tokens, expected floats")
     if mtp is not None:
         convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
     max_context_len = _context_len(model, max_context_len, head)
