@@ -1,7 +1,7 @@
 """Model families whose layers keep a state: greedy tokens equal those of transformers.
 
 All families run in eager torch, through the module that is exported. Two of them, which together use most of the
-mechanism, are exported and run in the engine.
+mechanism, are exported and run in the engine. `state_programs.py` exports all of them.
 """
 
 import copy
@@ -62,6 +62,17 @@ FAMILIES = {
                              attention_window_size=20)),
     "minimax": (hf.MiniMaxConfig, hf.MiniMaxForCausalLM,
                 dict(layer_types=LAYERS, head_dim=12, num_local_experts=4, num_experts_per_tok=2, block_size=8)),
+    "kimi_linear": (hf.KimiLinearConfig, hf.KimiLinearForCausalLM,
+                    EXPERTS | dict(layer_types=LAYERS, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=None,
+                                   qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=12, linear_head_dim=12,
+                                   linear_num_heads=4, num_local_experts=4, n_shared_experts=1)),
+    "zamba": (hf.ZambaConfig, hf.ZambaForCausalLM,
+              dict(layers_block_type=["mamba", "hybrid", "mamba"], mamba_d_state=8, mamba_dt_rank=4, n_mamba_heads=2,
+                   attention_head_dim=24)),
+    "zamba2": (hf.Zamba2Config, hf.Zamba2ForCausalLM,
+               dict(layers_block_type=["mamba", "hybrid", "mamba"], mamba_d_state=16, mamba_expand=2, mamba_ngroups=2,
+                    n_mamba_heads=8, mamba_headdim=12, num_mem_blocks=1, use_mem_rope=True, adapter_rank=8,
+                    chunk_size=16)),
 }
 PROMPT_LENGTH, CHUNK, STEPS = 30, 16, 64
 

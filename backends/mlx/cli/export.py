@@ -71,6 +71,8 @@ def _add_sizes(add: Callable) -> None:
     add("--batch", type=int, metavar="N",
         help=f"rows of the KV caches: requests that the program serves side by side (default: {ROWS}; 1 with --outputs "
              "logits or both, as ExecuTorch's own runner expects)")
+    add("--kv-bits", type=int, choices=(8, 4), metavar="{8,4}",
+        help="quantize the KV caches (default: floats); use --allow-extensions as well, for fused kernels")
     add("--tensor-parallel", type=int, default=1, metavar="N",
         help="split the weights and KV caches among N processes: writes FILE with -0-of-N to -(N-1)-of-N before the "
              "suffix, which `run --hosts` starts (default: %(default)s)")
@@ -134,7 +136,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     from ..llm.export import DTYPES, HeadConfig
 
     names = ("adapter", "quantize", "calibrate", "max_context_len", "chunk", "sliding_window", "batch", "outputs")
-    names = (*names, "tensor_parallel", "activations", "speculation", "allow_extensions", "verify")
+    names = (*names, "tensor_parallel", "activations", "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     if options.batch is None:
         arguments["batch"] = ROWS if options.outputs == "tokens" else 1
@@ -152,7 +154,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
 _TEXT_ONLY = {
     "activations": "float", "adapter": None, "calibrate": None, "sliding_window": "auto", "chunk": None, "batch": None,
     "tensor_parallel": 1, "outputs": "tokens",
-    "penalties": 0, "speculation": True,
+    "penalties": 0, "speculation": True, "kv_bits": None,
 }  # fmt: skip
 
 
@@ -186,6 +188,8 @@ def _print_summary(exported: ExportedLLM) -> None:
     counts = collections.Counter(exported.cache_values_per_token)
     layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")
+    if getattr(exported, "kv_quantization", None):
+        print(f"quantized    {exported.kv_quantization}")
     if exported.check:
         print(f"verified     {exported.check}")
 

@@ -159,7 +159,7 @@ cache_update = define(
 )
 
 
-def _cached_attention(
+def cached_attention_in_torch(
     query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None
 ):
     length = query.shape[2]
@@ -234,7 +234,7 @@ cached_attention = define(
     "cached_attention(Tensor query, Tensor keys, Tensor values, Tensor start, float scale, "
     "int? window=None, float? softcap=None, Tensor? row=None, int rows=1, bool blocks=False, Tensor? sinks=None, "
     "Tensor? slopes=None) -> Tensor",
-    _cached_attention,
+    cached_attention_in_torch,
     lambda query, keys, values, *settings, **options: query.new_empty((*query.shape[:3], values.shape[3])),
 )
 

@@ -314,6 +314,20 @@ def attention(n, env):
     return Type((*env.shape(n.q)[:-1], env.shape(n.v)[-1]), env.dtype(n.q))
 
 
+def quantize_entries(n, env):
+    shapes = [env.shape(x) for x in n.xs]
+    if any(shape[-1] is None for shape in shapes) or not n.group_size:
+        raise Unknown
+    groups = sum(-(-shape[-1] // n.group_size) for shape in shapes)
+    entries = _with_extent(shapes[0], -1, groups * n.group_size * n.bits // 8)
+    scales = _with_extent(shapes[0], -1, 2 * groups)
+    return [Type(entries, "uint8"), Type(scales, dtype_name(n.scale_type))]
+
+
+def quantized_sdpa(n, env):
+    return Type((*env.shape(n.q)[:-1], n.value_size), env.dtype(n.q))
+
+
 def update_and_attend(n, env):
     return Type(attention(n, env).shape, env.dtype(n.q) if n.out_dtype is None else dtype_name(n.out_dtype))
 

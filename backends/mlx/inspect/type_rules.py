@@ -71,6 +71,8 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.RopeParams: result_types.same_as("x"),
     ir.SdpaParams: result_types.attention,
     ir.UpdateAndAttendParams: result_types.update_and_attend,
+    ir.QuantizeEntriesParams: result_types.quantize_entries,
+    ir.QuantizedSdpaParams: result_types.quantized_sdpa,
     # conv
     ir.Conv1DParams: result_types.convolution(""),
     ir.Conv2DParams: result_types.convolution("hw"),

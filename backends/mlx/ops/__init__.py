@@ -28,6 +28,7 @@ from . import (  # noqa: F401
     official,
     pool,
     quant,
+    quantized_cache,
     random,
     recurrence,
     recurrent,

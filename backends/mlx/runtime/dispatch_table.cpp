@@ -10,6 +10,7 @@
 #include "ops/linalg.h"
 #include "ops/norm.h"
 #include "ops/quant.h"
+#include "ops/quantized_cache.h"
 #include "ops/random.h"
 #include "ops/reduce.h"
 #include "ops/scalar.h"
@@ -21,7 +22,7 @@ namespace {
 
 constexpr DispatchTable kTable = make_table<
     kAttentionRows, kControlRows, kConvRows, kCreateRows, kDistributedRows, kElementwiseRows, kIndexRows,
-    kLinalgRows, kNormRows, kQuantRows, kRandomRows, kReduceRows, kScalarRows, kShapeRows>();
+    kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kReduceRows, kScalarRows, kShapeRows>();
 
 } // namespace
 

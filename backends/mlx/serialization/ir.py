@@ -651,6 +651,41 @@ class SampleParams(Table):
 
 
 @dataclass(kw_only=True)
+class QuantizeEntriesParams(Table):
+    """Quantizes the tensors `xs` [B, H, S, ...], concatenated along their last axis, in groups of this axis."""
+
+    xs: list[Tid]
+    out: Output[Tid]  # uint8 [B, H, S, bytes]
+    out_scales: Output[Tid]  # [B, H, S, 2 * groups]: the scales, then the biases
+    group_size: int32 = 0
+    bits: int32 = 0
+    rotate: bool = False
+    scale_type: int8 = 0
+
+
+@dataclass(kw_only=True)
+class QuantizedSdpaParams(Table):
+    """Attention of q [1, H, S, D] over the entries [start, stop) of a quantized cache [1, G, N, bytes]. The keys are the
+    first D numbers of an entry, and the values are `value_size` numbers from `value_offset` on.
+    """
+
+    q: Tid
+    cache: Tid
+    scales: Tid
+    out: Output[Tid]
+    start: IntOrVid
+    stop: IntOrVid
+    value_offset: int32 = 0
+    value_size: int32 = 0
+    group_size: int32 = 0
+    bits: int32 = 0
+    rotate: bool = False
+    scale: float = 0.0
+    mask: Tid | None = None
+    causal: bool = False
+
+
+@dataclass(kw_only=True)
 class AllSumParams(Table):
     """The sum of x over the processes of a group. All of them get the same bits, which do not depend on the shape of x. The
     program is for the process `rank` of a group of `size` processes.
@@ -951,6 +986,8 @@ class SampleNode(SampleParams, Op): OP_TYPE = 210
 class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
 class AllSumNode(AllSumParams, Op): OP_TYPE = 250
 class AllGatherNode(AllGatherParams, Op): OP_TYPE = 251
+class QuantizeEntriesNode(QuantizeEntriesParams, Op): OP_TYPE = 252
+class QuantizedSdpaNode(QuantizedSdpaParams, Op): OP_TYPE = 253
 # fmt: on
 
 FIRST_EXTENSION = 200

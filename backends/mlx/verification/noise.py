@@ -49,6 +49,11 @@ _PRODUCTS = frozenset(
 )
 
 
+# Operators that round to few bits. A rounding error of an operand is rarely visible in the result, but then as a whole
+# step. So that steps also differ between noisy runs of small models, the operands get noise of this relative size.
+_QUANTIZATIONS = {"quantize_entries": 2**-11}
+
+
 class RoundingNoise(TorchDispatchMode):
     """While active, eager torch multiplies each floating-point element that it computes by 1 + epsilon or 1 - epsilon.
 
@@ -79,6 +84,8 @@ class RoundingNoise(TorchDispatchMode):
         One factor of a product suffices: the smaller one, because noise in the weights of a model would take long.
         """
         noisy, name = list(args), _name(func)
+        if name in _QUANTIZATIONS:
+            return [[self.perturbed(x, _QUANTIZATIONS[name]) for x in args[0]], *args[1:]]
         if name in _SUMS | _PRODUCTS:
             operands = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
             spared = max(operands, key=lambda i: args[i].numel()) if name in _PRODUCTS else None
@@ -86,13 +93,14 @@ class RoundingNoise(TorchDispatchMode):
                 noisy[i] = args[i] if i == spared else self.perturbed(args[i])
         return noisy
 
-    def perturbed(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns `value` with noise in each element."""
+    def perturbed(self, value: torch.Tensor, epsilon: float | None = None) -> torch.Tensor:
+        """Returns `value` with noise in each element, by default that of one operation."""
         if value.dtype not in EPSILON or type(value) is not torch.Tensor:
             return value
         dtype = torch.promote_types(value.dtype, torch.float32)
         factor = torch.empty(value.shape, dtype=dtype).bernoulli_(0.5, generator=self.generator)
-        factor.mul_(2 * EPSILON[value.dtype]).add_(1 - EPSILON[value.dtype])
+        epsilon = epsilon or EPSILON[value.dtype]
+        factor.mul_(2 * epsilon).add_(1 - epsilon)
         return factor.mul_(value).to(value.dtype)
 
 

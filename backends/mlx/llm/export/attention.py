@@ -53,7 +53,8 @@ def attend_over_cache(
         changed = {n: x for n, x in (("keys", key), ("values", value)) if not isinstance(x, CachedStates)}
         out = layer.attend(query, scale, **settings, **changed)
     out = out.transpose(1, 2)
-    return out.transpose(0, 1) if is_batch else out, None
+    out = out.transpose(0, 1) if is_batch else out
+    return out.contiguous(), None  # some modules take a view of it
 
 
 def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ...custom_ops.quantized_cache import EntryFormat
 from .masks import MaskFunction, Pattern
 from .own_attention import CachedStates
 
@@ -23,6 +24,7 @@ class LayerSpec:
     - `pattern`: to which positions a query attends.
     - `slopes`: [H], the biases of the scores for each position between query and key, or None.
     - `has_sinks`: whether the softmax has a score that belongs to no key.
+    - `format`: how the cache is quantized, or None if it holds floats.
     """
 
     name: str
@@ -31,13 +33,20 @@ class LayerSpec:
     pattern: Pattern
     slopes: torch.Tensor | None = None
     has_sinks: bool = False
+    format: EntryFormat | None = None
+
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers a key and a value have. A value that is a part of the key does not count."""
+        return [self.keys[1]] if self.values is None else [self.keys[1], self.values[1]]
 
 
 class KVCache(Cache):
     """The cache of a Hugging Face decoder, in buffers of fixed size.
 
     Each layer has a buffer `[1, key heads, rows * length, head size]` for keys, and unless its values are a part of the
-    keys, another one for values. They are registered on the module `owner`, so that export treats them as mutable
+    keys, another one for values. A quantized layer has instead the two buffers of `mlx::quantize_entries`, of which an
+    entry is a key followed by its value. They are registered on the module `owner`, so that export treats them as mutable
     buffers. A row holds the cache of one sequence; position p of row r is at index `r * length + p`. The length is
     `capacity` positions. In a layer with a window, each row is a ring buffer, whose length is enough for the window and
     the `chunk` tokens of one call. A layer that attends over the cache of another layer has no buffers.
@@ -76,13 +85,14 @@ class KVCache(Cache):
             window = spec.pattern.window
             window = None if window is not None and window >= capacity else window
             length = capacity if window is None else min(capacity, window + chunk - 1)
-            shapes = {"key": spec.keys} | ({} if spec.values is None else {"value": spec.values})
-            names = [f"{kind}_cache_{index}" for kind in shapes]
-            for name, (heads, size) in zip(names, shapes.values()):
-                owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=dtype))
+            buffers = _buffers(spec, dtype)
+            names = [f"{kind}_cache_{index}" for kind in buffers]
+            for name, (heads, size, buffer_dtype) in zip(names, buffers.values()):
+                owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=buffer_dtype))
             if spec.slopes is not None:
                 owner.register_buffer(f"slopes_{index}", spec.slopes, persistent=False)
-            layers.append(_Layer(owner, index, spec, names, window))
+            kind = _Layer if spec.format is None else _QuantizedLayer
+            layers.append(kind(owner, index, spec, names, window))
         cache = cls(layers=layers)
         cache.rows = rows
         return cache
@@ -125,7 +135,17 @@ class KVCache(Cache):
     @property
     def numbers_per_token(self) -> list[int]:
         """For each layer with a cache, how many numbers it keeps for a token."""
-        return [sum(b.shape[1] * b.shape[3] for b in layer.buffers()) for layer in self.kv_layers]
+        return [layer.spec.keys[0] * sum(layer.spec.widths) for layer in self.kv_layers]
+
+
+def _buffers(spec: LayerSpec, dtype: torch.dtype) -> dict[str, tuple[int, int, torch.dtype]]:
+    """Return the buffers of a layer by kind: the number of heads, the last size and the dtype."""
+    if spec.format is not None:
+        groups = sum(map(spec.format.groups, spec.widths))
+        heads = spec.keys[0]
+        return {"entry": (heads, spec.format.bytes(groups), torch.uint8), "scale": (heads, 2 * groups, dtype)}
+    shapes = {"key": spec.keys} | ({} if spec.values is None else {"value": spec.values})
+    return {kind: (*shape, dtype) for kind, shape in shapes.items()}
 
 
 class _NoCache(CacheLayerMixin):
@@ -192,10 +212,14 @@ class _Layer(_NoCache):
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
-        return torch.ops.mlx.cached_attention(
-            query, keys, values, self._position(query.shape[2]), scale, self.window, softcap, self.cache.row,
-            self.cache.rows, self.spec.pattern.blocks and self.window is not None, sinks, slopes,
-        )
+        before, after = self._attention(query, scale, softcap, sinks, slopes)
+        return torch.ops.mlx.cached_attention(query, keys, values, *before, *after)
+
+    def _attention(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
+        """Return the arguments of the attention that come before and after the format of a quantized cache."""
+        before = self._position(query.shape[2]), scale
+        blocks = self.spec.pattern.blocks and self.window is not None
+        return before, (self.window, softcap, self.cache.row, self.cache.rows, blocks, sinks, slopes)
 
     def _position(self, length: int) -> torch.Tensor:
         """Return the position of the first of `length` queries, or the positions of all.
@@ -219,6 +243,40 @@ class _Layer(_NoCache):
 
     def get_max_length(self):
         return self.buffers()[0].shape[2]
+
+
+class _QuantizedLayer(_Layer):
+    """A layer whose cache is quantized. An entry holds a key and its value, or a key of which the value is a part."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        states = [key_states, value_states] if self.spec.values is not None else [torch.cat([key_states, value_states], -1)]
+        format = self.spec.format
+        dtype = getattr(self.owner, self.names[1]).dtype
+        quantized = torch.ops.mlx.quantize_entries(states, format.group_size, format.bits, format.rotate, dtype)
+        self.updated = [self._write(b, s) for b, s in zip(self.buffers(), quantized)]
+        # Stand for the cached keys and values. `attend` refuses what a module computes from them.
+        heads, length = self.spec.keys[0], self.updated[0].shape[2]
+        sizes = self.spec.keys[1], (self.spec.values or self.spec.keys)[1]
+        keys, values = (key_states.new_zeros(1).expand(1, heads, length, size) for size in sizes)
+        return CachedStates(keys, self), CachedStates(values, self)
+
+    def attend(
+        self, query, scale, *, softcap=None, sinks=None, slopes=None, keys=None, values=None, value_size=None
+    ) -> torch.Tensor:
+        if keys is not None or values is not None:
+            raise ValueError(
+                f"export_llm: kv_bits: {self.name} changes the keys or values that it has cached, expected kv_bits None"
+            )
+        self.cache.attended.add(self.name)
+        format, spec = self.spec.format, self.spec
+        if spec.values is None:
+            offset, size = 0, value_size or spec.keys[1]
+        else:
+            offset, size = format.groups(spec.keys[1]) * format.group_size, spec.values[1]
+        before, after = self._attention(query, scale, softcap, sinks, slopes)
+        return torch.ops.mlx.quantized_attention(
+            query, *self.updated, *before, offset, size, format.group_size, format.bits, format.rotate, *after
+        )
 
 
 def sparse_attention_error() -> ValueError:

@@ -18,6 +18,7 @@ from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
 from .head_config import HeadConfig
+from .kv_quantization import KV_BITS, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
@@ -50,6 +51,7 @@ def export_llm(
     chunk: int | None = None,
     sliding_window: str | int = "auto",
     batch: int = 1,
+    kv_bits: int | None = None,
     tensor_parallel: int = 1,
     outputs: str = "tokens",
     speculation: bool = True,
@@ -82,6 +84,8 @@ def export_llm(
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
+    - `kv_bits`: 8 or 4 for quantized KV caches, by default floats. With `allow_extensions`, the program has fused nodes
+      for them. Otherwise the caches are dequantized in every step, which takes longer than with floats.
     - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
       caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
       files use IR nodes that ExecuTorch's own MLX delegate lacks.
@@ -95,13 +99,17 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
+    if kv_bits is not None:
+        check_choice("kv_bits", kv_bits, KV_BITS)
+        if tensor_parallel > 1:
+            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected floats")
     check_choice("activations", activations, ACTIVATIONS)
     if activations == "int8" and tensor_parallel > 1:
         raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts)
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts and kv_bits is None)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -114,14 +122,20 @@ def export_llm(
         convert_mtp(use_gathered_experts(mtp), quantize, group_size, dtype)
     max_context_len = _context_len(model, max_context_len, head)
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
-    decoder = CachedDecoder(
-        model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
+    make_decoder = functools.partial(
+        CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
         ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
     )  # fmt: skip
+    decoder = make_decoder()
     if reference is not None:
         reference.check(decoder)
     if activations == "int8" and not set_int8_activations(model, True):
         raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
+    kv_quantization = None
+    if kv_bits is not None:
+        progress(f"quantize the KV caches to {kv_bits} bits")
+        specs, kv_quantization = quantize_caches(decoder, kv_bits, tokenizer)
+        decoder = make_decoder(specs=specs)
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
@@ -147,7 +161,7 @@ def export_llm(
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)
     return ExportedLLM(
         program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
-        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), _checker=checker,
+        tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
 
 

@@ -15,6 +15,7 @@ from executorch.exir import ExecutorchProgramManager
 from ...partitioner import Report
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError
+from .kv_quantization import KVQuantization
 
 
 @dataclass
@@ -26,7 +27,8 @@ class ExportedLLM:
     a token. `unquantized` has the names of the layers that stay in full precision,
     because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
     the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
-    file that was converted with an error. `check` is the result of the check that `save` made, or None.
+    file that was converted with an error. `kv_quantization` says what quantized KV caches change, or is None.
+    `check` is the result of the check that `save` made, or None.
     """
 
     program: ExecutorchProgramManager
@@ -38,6 +40,7 @@ class ExportedLLM:
     unquantized: tuple[str, ...] = ()
     perplexity: Perplexity | None = None
     notes: tuple[str, ...] = ()
+    kv_quantization: KVQuantization | None = None
     check: ProgramCheck | None = None
     _checker: Callable[[Path], ProgramCheck] | None = field(default=None, repr=False)
 

@@ -36,7 +36,8 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
 
             model = GGUFFile(folder).load()
         else:
-            model = _load_mlx(folder) if is_mlx(folder) else _load_hf(folder, dtype)
+            load = _load_mlx if is_mlx(folder) else _load_mxfp4 if is_mxfp4(folder) else _load_hf
+            model = load(folder, dtype) if load is _load_hf else load(folder)
     except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
@@ -90,18 +91,26 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
 
 def is_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not. Raises ValueError if the config is damaged."""
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: invalid JSON: {error}") from error
-    if "group_size" in config.get("quantization", {}):
+    if "group_size" in _config(Path(folder)).get("quantization", {}):
         return True
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         return False
     with safe_open(files[0], "pt") as file:
         return (file.metadata() or {}).get("format") == "mlx"
+
+
+def is_mxfp4(folder: str | Path) -> bool:
+    """Whether the checkpoint in `folder` has MXFP4 weights as pairs of tensors `…_blocks` and `…_scales`, as gpt-oss."""
+    return (_config(Path(folder)).get("quantization_config") or {}).get("quant_method") == "mxfp4"
+
+
+def _config(folder: Path) -> dict:
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: invalid JSON: {error}") from error
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -119,13 +128,56 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     return model
 
 
-def _load_mlx(folder: Path) -> PreTrainedModel:
+def _empty_model(folder: Path) -> tuple[PreTrainedModel, PretrainedConfig]:
+    """Return a model without weights, and its config without the quantization."""
     config = AutoConfig.from_pretrained(folder)
-    for name in ("quantization", "quantization_config"):  # mlx-lm's form, which transformers cannot read
+    for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
         if hasattr(config, name):
             delattr(config, name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config), config
+
+
+def _load_mxfp4(folder: Path) -> PreTrainedModel:
+    """Load a folder with MXFP4 weights. They stay memory-mapped, as they are stored."""
+    model, config = _empty_model(folder)
+    tensors = _tensors(folder)
+    for blocks_name in [name for name in tensors if name.endswith("_blocks")]:
+        name = blocks_name.removesuffix("_blocks")
+        if f"{name}_scales" in tensors:
+            _install_blocks(model, name, tensors.pop(blocks_name), tensors.pop(f"{name}_scales"))
+    return _finish(model, config, tensors, folder)
+
+
+def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    """Replace the weight `name` of `model` by a packed one.
+
+    `blocks` [..., N, G, 16] has two 4-bit elements in each byte, the first in the low bits, and `scales` [..., N, G] the
+    exponents of the groups, both uint8.
+    """
+    path, _, weight_name = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError as error:
+        raise ValueError(f"{name}_blocks: {type(model).__name__} has no module {path}") from error
+    if weight_name not in packable_weights(module):
+        raise ValueError(f"{name}_blocks: {type(module).__name__} has no weight that can be packed under this name")
+    weight = getattr(module, weight_name)
+    shape = weight.mT.shape if getattr(module, "is_transposed", False) else weight.shape
+    bits, group_size = FLOAT_MODES["mxfp4"]
+    expected = [*shape[:-1], shape[-1] // group_size, group_size * bits // 8]
+    shapes = list(blocks.shape), list(scales.shape)
+    if {blocks.dtype, scales.dtype} != {torch.uint8} or shapes != (expected, expected[:-1]):
+        raise ValueError(
+            f"{name}: got blocks {blocks.dtype} {list(blocks.shape)} and scales {scales.dtype} {list(scales.shape)}, "
+            f"expected uint8 {expected} and {expected[:-1]}"
+        )
+    packed = blocks.flatten(-2).view(torch.int32)
+    install(model, path, weight_name, packed, scales, bits=bits, group_size=group_size, mode="mxfp4")
+
+
+def _load_mlx(folder: Path) -> PreTrainedModel:
+    model, config = _empty_model(folder)
     tensors = _tensors(folder)
     for path in sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".scales")}):
         if ".experts." not in path:
@@ -133,6 +185,13 @@ def _load_mlx(folder: Path) -> PreTrainedModel:
     for path, module in list(model.named_modules()):
         if is_experts(module):
             _install_experts(model, path, tensors)
+    return _finish(model, config, tensors, folder)
+
+
+def _finish(
+    model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
+) -> PreTrainedModel:
+    """Load the tensors that are not packed, and what else the folder says about the model."""
     tie(model, config)
     load_unpacked(model, tensors)
     compute_buffers(model)

@@ -10,6 +10,7 @@
 
 #include <optional>
 
+#include "../quantized_cache.h"
 #include "../sample_inputs.h"
 #include "kernels/float_type.h"
 
@@ -103,6 +104,15 @@ std::optional<mx::array> attention(
     bool causal,
     const std::optional<mx::array>& mask,
     mx::Stream stream);
+
+// Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole
+// groups, to entries that hold one after the other.
+std::optional<QuantizedEntries> quantize_entries(
+    const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, mx::Stream stream);
+
+// Like `attention` over dequantized keys and values, but every query sees at least one key. The entries and scales have a
+// last axis without gaps.
+std::optional<mx::array> quantized_attention(const QuantizedAttention& attention, mx::Stream stream);
 
 // Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.
 std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream);

@@ -11,21 +11,23 @@ namespace executorch_mlx::cpu {
 
 namespace {
 
-class CpuPrimitive : public mx::UnaryPrimitive {
+class CpuPrimitive : public mx::Primitive {
  public:
-  CpuPrimitive(mx::Stream stream, const char* name, MakeTask make_task)
-      : UnaryPrimitive(stream), name_(name), make_task_(std::move(make_task)) {}
+  CpuPrimitive(mx::Stream stream, const char* name, MakeTasks make_tasks)
+      : Primitive(stream), name_(name), make_tasks_(std::move(make_tasks)) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    auto memory = mx::allocator::malloc(out.nbytes());
-    if (memory.buffer().ptr() == nullptr) {
-      throw std::bad_alloc();
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    for (auto& out : outputs) {
+      auto memory = mx::allocator::malloc(out.nbytes());
+      if (memory.buffer().ptr() == nullptr) {
+        throw std::bad_alloc();
+      }
+      out.set_data(std::move(memory));
     }
-    out.set_data(std::move(memory));
-    mx::cpu::get_command_encoder(stream()).dispatch(make_task_(inputs, out));
+    mx::cpu::get_command_encoder(stream()).dispatch(make_tasks_(inputs, outputs));
   }
 
-  void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error(std::string(name_) + ": runs on CPU streams only");
   }
 
@@ -35,7 +37,7 @@ class CpuPrimitive : public mx::UnaryPrimitive {
 
  private:
   const char* name_;
-  MakeTask make_task_;
+  MakeTasks make_tasks_;
 };
 
 } // namespace
@@ -43,8 +45,18 @@ class CpuPrimitive : public mx::UnaryPrimitive {
 mx::array lazy_array(
     const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
     MakeTask make_task) {
-  auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_task));
+  MakeTasks make_tasks = [make_task = std::move(make_task)](const auto& inputs, auto& outputs) {
+    return make_task(inputs, outputs[0]);
+  };
+  auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+}
+
+std::vector<mx::array> lazy_arrays(
+    const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
+    std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks) {
+  auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
+  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {

@@ -28,6 +28,12 @@ mx::array lazy_array(
     const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
     MakeTask make_task);
 
+// The same for several results.
+using MakeTasks = std::function<Task(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs)>;
+std::vector<mx::array> lazy_arrays(
+    const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
+    std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks);
+
 // Whether the kernels accept x as an operand: x is float32, float16 or bfloat16, not empty and not a scalar, and
 // `stream` is a CPU stream.
 bool is_supported_operand(const mx::array& x, mx::Stream stream);

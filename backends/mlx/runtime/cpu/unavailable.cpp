@@ -46,6 +46,15 @@ std::optional<mx::array> attention(
   return std::nullopt;
 }
 
+std::optional<QuantizedEntries> quantize_entries(
+    const std::vector<mx::array>&, const EntryFormat&, mx::Dtype, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> quantized_attention(const QuantizedAttention&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> sample(const SampleInputs&, mx::Stream) {
   return std::nullopt;
 }

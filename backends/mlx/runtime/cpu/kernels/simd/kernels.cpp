@@ -6,6 +6,7 @@
 
 #include "columns.h"
 #include "dot.h"
+#include "entries.h"
 #include "int8_rows.h"
 #include "panels.h"
 #include "quantized.h"
@@ -30,6 +31,7 @@ extern const Kernels kernels = {
     .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
+    .dequantize_entries = dequantize_entries,
     .quantize_row = quantize_row,
     .multiply_int8 = multiply_int8,
     .widen = widen,

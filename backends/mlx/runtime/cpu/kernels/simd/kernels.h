@@ -26,6 +26,20 @@ struct QuantizedMatrix {
   int k;
 };
 
+// Entries of a quantized KV cache, or groups of each entry. The distances between entries count bytes, or elements of the
+// scales. The biases are `biases` elements behind the scales.
+struct QuantizedEntries {
+  const uint8_t* entries;
+  ptrdiff_t entry_stride;
+  const void* scales;
+  FloatType scale_type;
+  ptrdiff_t scale_stride;
+  ptrdiff_t biases;
+  int bits;        // 4 or 8
+  int group_size;  // 32, 64 or 128
+  int groups;      // of an entry, at most kMaxGroups
+};
+
 // Rows of activations in 8 bits, in groups like those of a QuantizedMatrix: value = scale * integer, with integers from
 // -127 to 127.
 struct Int8Rows {
@@ -73,6 +87,8 @@ struct Kernels {
       ptrdiff_t ldy);
   // Writes rows [first, last) of the matrix to `out`, in float32.
   void (*dequantize_rows)(const QuantizedMatrix& q, int first, int last, float* out, ptrdiff_t ldo);
+  // Writes the first `count` entries to the rows of `out`, in float32.
+  void (*dequantize_entries)(const QuantizedEntries& e, int count, float* out, ptrdiff_t ldo);
 
   // Quantizes one row x [k] for multiply_int8: writes k integers, and a scale and a sum for each group. A group with an
   // infinity or a NaN gets the scale NaN.

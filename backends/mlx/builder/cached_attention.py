@@ -1,0 +1,196 @@
+"""Emits attention over the rows of a KV cache. `FloatCache` in `ops/kv_cache.py` says what a cache has to provide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..serialization import ir
+from . import dtypes
+from .cache_write import add, subtract
+
+_POSITION_LIMIT = 1 << 40  # larger than any position
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How the scores of a query are computed. `mlx::cached_attention` explains the fields."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    blocks: bool
+    sinks: Any | None
+    slopes: Any | None
+
+
+# -- rows -----------------------------------------------------------------------
+
+
+def parts_of_rows(P, x, start, row, rows, capacity, ring) -> Iterator[tuple]:
+    """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and the row's offset.
+
+    The offset is the index in the cache of the row's first entry, or None for a cache with one row.
+    """
+    if row is None:
+        yield x, P.item(start), None
+        return
+    offsets = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
+    begins = [P.item(s) for s in _elements(P, start)] if ring else _checked(P, start, capacity)
+    if len(offsets) == 1:
+        begin = begins[0] if ring else _checked_end(P, begins[0], P.size(x, 2), capacity)
+        yield x, begin, offsets[0]
+        return
+    for index, (begin, offset) in enumerate(zip(begins, offsets, strict=True)):
+        part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
+        part.shape = (*x.shape[:2], 1, x.shape[3])
+        yield part, begin, offset
+
+
+def _elements(P, x):
+    """Returns the elements of `x` [N], as tensors of one element."""
+    count = x.shape[0]
+    return [x] if count == 1 else [P.emit(ir.TakeNode, x=x, index=index, axis=0) for index in range(count)]
+
+
+def _checked(P, numbers, bound):
+    """Returns the elements of `numbers` [N] as host integers. At run time, one outside of [0, bound) is an error.
+
+    Without the check, a position beyond the end of a row would be a position of the next row.
+    """
+    found = P.emit(ir.GatherNode, x=_range(P, 0, bound), indices=[numbers], axes=[0], slice_sizes=[1])
+    found.shape = (numbers.shape[0], 1)
+    return [P.item(number) for number in _elements(P, found)]
+
+
+def _checked_end(P, begin, length, capacity):
+    """Returns `begin`. At run time, a `begin + length` beyond `capacity` is an error."""
+    if length == 1:
+        return begin
+    distance = subtract(P, length, 1)
+    last = P.emit(ir.TakeNode, x=_range(P, 0, capacity), index=add(P, begin, distance), axis=0)
+    return subtract(P, P.item(last), distance)
+
+
+# -- attention ------------------------------------------------------------------
+
+
+def attend_rows(P, query, cache, start, row, rows, scores: Scores):
+    """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
+    capacity = cache.length // rows
+    parts = parts_of_rows(P, query, start, row, rows, capacity, scores.window is not None)
+    out = [_attention(P, part, cache, begin, offset, capacity, scores) for part, begin, offset in parts]
+    return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+
+
+def _attention(P, query, cache, begin, offset, capacity, scores: Scores):
+    """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `offset`."""
+    end = add(P, begin, P.size(query, 2))
+    num_held = end if scores.window is None else _minimum(P, end, capacity)
+    first, stop = (0, num_held) if offset is None else (offset, add(P, offset, num_held))
+    is_fused = scores.softcap is None and scores.sinks is None
+    if is_fused and scores.window is None and scores.slopes is None:
+        return cache.attend(P, query, first, stop, scores.scale, None)
+    mask = _attention_mask(P, begin, end, num_held, capacity, scores, query.dtype)
+    if is_fused:
+        return cache.attend(P, query, first, stop, scores.scale, mask)
+    k, v = cache.read(P, query, first, stop)
+    return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, scores)
+
+
+def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
+    """Returns a mask for the cache entries to which each query attends: bool [S, num_held], or numbers to add to the
+    scores [H, S, num_held] if there are slopes.
+
+    The queries have the positions [begin, end). The mask covers the first `num_held` entries of the row. With a
+    window, the row is a ring buffer of `capacity` positions.
+    """
+
+    def compare(op, a, b):
+        return P.emit(op, a=a, b=b, dtype=torch.bool)
+
+    def number(value):
+        return P.scalar(value, torch.int32)
+
+    window = scores.window
+    query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
+    entry = _range(P, 0, num_held)
+    if window is None:
+        key_at = entry
+    else:
+        # Entry i of a ring buffer holds the latest position p <= last with p % capacity == i.
+        last = number(subtract(P, end, 1))
+        distance = P.emit(ir.SubtractNode, a=last, b=entry)
+        age = P.emit(ir.RemainderNode, a=distance, b=number(capacity))
+        key_at = P.emit(ir.SubtractNode, a=last, b=age)
+    mask = compare(ir.LessEqualNode, key_at, query_at)
+    if window is not None:
+        before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
+        if scores.blocks:
+            in_block = P.emit(ir.RemainderNode, a=query_at, b=number(window))
+            before = P.emit(ir.SubtractNode, a=query_at, b=P.emit(ir.AddNode, a=in_block, b=number(1)))
+        mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
+    if scores.slopes is None:
+        return mask
+    distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
+    slopes = P.emit(ir.ReshapeNode, x=P.cast(scores.slopes, torch.float32), shape=[-1, 1, 1])
+    bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
+    return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
+
+
+def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: Scores):
+    """Returns attention with what `SdpaNode` does not support: soft-capped scores, and sinks.
+
+    The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
+    """
+    batch, heads, _, size = query.shape
+    kv_heads, value_size = value_shape
+    length = P.size(query, 2)
+    stacked = [batch, kv_heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // kv_heads)]
+
+    def reshape(x, *extents):
+        return P.emit(ir.ReshapeNode, x=x, shape=list(extents))
+
+    def number(value, dtype=query.dtype):
+        return P.scalar(value, dtype)
+
+    softcap = settings.softcap
+    q = reshape(query, *stacked, size)
+    transposed = P.emit(ir.TransposeNode, x=k, perm=[0, 1, 3, 2])
+    scores = reshape(P.emit(ir.AddmmNode, mat1=q, mat2=transposed), batch, heads, length, num_held)
+    scores = P.emit(ir.MultiplyNode, a=scores, b=number(settings.scale / (softcap or 1)))
+    if softcap is not None:
+        scores = P.emit(ir.MultiplyNode, a=P.emit(ir.TanhNode, x=scores), b=number(softcap))
+    if settings.slopes is None:
+        scores = P.emit(ir.WhereNode, condition=mask, x=scores, y=number(-torch.inf), dtype=query.dtype)
+    else:
+        scores = P.emit(ir.AddNode, a=scores, b=mask)
+    if settings.sinks is not None:
+        sinks = reshape(P.cast(settings.sinks, query.dtype), 1, heads, 1, 1)
+        sinks = P.emit(ir.BroadcastToNode, x=sinks, shape=[batch, heads, length, 1])
+        scores = P.emit(ir.ConcatenateNode, tensors=[scores, sinks], axis=3, dtype=query.dtype)
+    weights = P.emit(ir.SoftmaxNode, x=scores, axis=-1, precise=True)
+    if settings.sinks is not None:
+        weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
+    out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, num_held), mat2=v)
+    return reshape(out, batch, heads, length, value_size)
+
+
+# -- integers on the host -----------------------------------------------------
+
+
+def _minimum(P, value, bound):
+    """Returns min(value, bound) for 0 <= value < 2^40. The IR has no instruction for the minimum of host integers."""
+    quotient = P.emit(ir.FloorDivideIntNode, a=value, b=bound)
+    # ceil(quotient / _POSITION_LIMIT): 1 if value >= bound, else 0.
+    reaches_bound = P.emit(ir.FloorDivideIntNode, a=add(P, quotient, _POSITION_LIMIT - 1), b=_POSITION_LIMIT)
+    excess = P.emit(ir.MultiplyIntNode, a=reaches_bound, b=subtract(P, value, bound))
+    return subtract(P, value, excess)
+
+
+def _range(P, begin, end):
+    return P.emit(ir.ARangeNode, start=begin, stop=end, step=1, scalar_type=dtypes.scalar_type(torch.int32),
+                  dtype=torch.int32)

@@ -1,0 +1,145 @@
+"""Quantized KV caches: which layers are rotated, and the error against caches of floats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...custom_ops.quantized_cache import EntryFormat, dequantize, quantize
+from .cache import LayerSpec
+from .calibration import Text
+from .decoder import CachedDecoder
+
+KV_BITS = (8, 4)
+_GROUP_SIZE = 32
+_TOKENS = 512  # of the run that measures
+_SEED = 22
+# A layer is rotated if that multiplies its squared error by less than this. With 8 bits, the error is so small that a
+# rotation, which takes time, is for outliers only.
+_WORTHWHILE = {8: 0.25, 4: 0.9}
+
+
+@dataclass(frozen=True)
+class KVQuantization:
+    """How the KV caches are quantized, and what that changes.
+
+    - `bits`: 8 or 4 bits, in groups of 32 numbers with a scale and a bias.
+    - `rotated`, `layers`: how many of the layers with a cache are rotated.
+    - `error`: the root mean square error of the cached numbers, relative to their root mean square.
+    - `logits`: that of the logits.
+    - `perplexity`: the perplexity with caches of floats and with the quantized caches, on a text of `tokens` tokens, or
+      None without a tokenizer.
+    """
+
+    bits: int
+    rotated: int
+    layers: int
+    error: float
+    logits: float
+    tokens: int
+    perplexity: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.bits} bits, {self.rotated} of {self.layers} layers rotated; relative error {self.error:.1e}"]
+        parts.append(f"of the logits {self.logits:.1e}")
+        if self.perplexity:
+            before, after = self.perplexity
+            parts.append(f"perplexity {after / before:.4f} times that of float caches, on {self.tokens} tokens")
+        return ", ".join(parts)
+
+
+def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[list[LayerSpec | None], KVQuantization]:
+    """Return the specs of `decoder` with quantized caches, and what they change.
+
+    Runs the decoder on a part of Python's language reference, or without a tokenizer, on random tokens. Replaces the
+    caches of its model: the decoder cannot be used afterwards.
+    """
+    tokens, is_text = _tokens(decoder, tokenizer)
+    plain = _decoder(decoder, decoder.specs, tokens.shape[1])
+    with _recorded(plain) as states:
+        expected = _logits(plain, tokens)
+    specs, errors, rotated = decoder.specs, [], 0
+    formats: dict[str, EntryFormat] = {}
+    for name, tensors in states.items():
+        choices = [EntryFormat(_GROUP_SIZE, bits, rotate) for rotate in (False, True)]
+        without, with_rotation = (_squared_error(tensors, format) for format in choices)
+        rotate = with_rotation < _WORTHWHILE[bits] * without
+        rotated += rotate
+        formats[name] = choices[rotate]
+        errors.append(with_rotation if rotate else without)
+    specs = type(decoder.specs)(
+        [spec if spec is None else dataclasses.replace(spec, format=formats[spec.name]) for spec in decoder.specs],
+        decoder.specs.states,
+    )
+    logits = _logits(_decoder(decoder, specs, tokens.shape[1]), tokens)
+    difference = (logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    perplexity = (_perplexity(expected, tokens), _perplexity(logits, tokens)) if is_text else None
+    error = (sum(errors) / max(1, len(errors))) ** 0.5
+    return specs, KVQuantization(bits, rotated, len(formats), error, float(difference), tokens.shape[1], perplexity)
+
+
+def _tokens(decoder: CachedDecoder, tokenizer: Any) -> tuple[torch.Tensor, bool]:
+    """Return tokens [1, S], and whether they are a text."""
+    vocabulary = decoder.model.config.get_text_config().vocab_size
+    limit = min(_TOKENS, decoder.max_context_len)
+    if tokenizer is not None:
+        return Text.read(tokenizer, None, vocabulary).held_out.reshape(1, -1)[:, :limit], True
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randint(vocabulary, (1, min(64, limit)), generator=generator), False
+
+
+def _decoder(decoder: CachedDecoder, specs, length: int) -> CachedDecoder:
+    return CachedDecoder(decoder.model, max_context_len=length, chunk=min(decoder.chunk, length), specs=specs).eval()
+
+
+@torch.no_grad()
+def _logits(decoder: CachedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits [S, V] of all tokens, which are given in chunks."""
+    parts, position = [], 0
+    for chunk in tokens.split(decoder.chunk, 1):
+        parts.append(decoder(chunk, torch.tensor([position]), all_positions=True)[0].float())
+        position += chunk.shape[1]
+    return torch.cat(parts)
+
+
+def _perplexity(logits: torch.Tensor, tokens: torch.Tensor) -> float:
+    return float(torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]).exp())
+
+
+@contextmanager
+def _recorded(decoder: CachedDecoder) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """Record what the layers of `decoder` cache in the first call: by name, the tensors of an entry."""
+    states: dict[str, list[torch.Tensor]] = {}
+
+    def record(layer):
+        update = layer.update
+
+        def recording(key_states, value_states, *args, **kwargs):
+            tensors = [key_states, value_states]
+            if layer.spec.values is None:
+                tensors = [torch.cat(tensors, -1)]
+            states.setdefault(layer.name, tensors)
+            return update(key_states, value_states, *args, **kwargs)
+
+        layer.update = recording
+
+    for layer in decoder.cache.kv_layers:
+        record(layer)
+    yield states
+
+
+def _squared_error(tensors: list[torch.Tensor], format: EntryFormat) -> float:
+    """Return the mean square error of quantized tensors, relative to their mean square."""
+    entries, scales = quantize(tensors, format, torch.float32)
+    first, error, total = 0, 0.0, 0.0
+    for x in tensors:
+        y = dequantize(entries, scales, first, x.shape[-1], format, torch.float32)
+        error += float((y - x.float()).square().sum())
+        total += float(x.float().square().sum())
+        first += format.groups(x.shape[-1])
+    return error / max(total, 1e-30)

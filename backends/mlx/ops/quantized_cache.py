@@ -1,0 +1,104 @@
+"""Lowers `mlx::quantize_entries` and `mlx::quantized_attention`: quantized KV caches.
+
+If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, and for
+attention that `QuantizedSdpaNode` does not support, they are arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..builder import dtypes
+from ..builder.cached_attention import Scores, attend_rows
+from ..builder.registry import REGISTRY
+from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
+from ..serialization import ir
+
+
+@REGISTRY.lower(quantize_entries)
+def lower_quantize_entries(P, xs, group_size, bits, rotate, dtype):
+    if not P.allow_extensions:
+        return P.trace(quantize, xs, EntryFormat(group_size, bits, rotate), dtype)
+    outs = [P.fresh(value) for value in P.out]
+    P.emit(
+        ir.QuantizeEntriesNode, xs=xs, out=outs[0], out_scales=outs[1], group_size=group_size, bits=bits, rotate=rotate,
+        scale_type=dtypes.scalar_type(dtype),
+    )  # fmt: skip
+    return outs
+
+
+@REGISTRY.lower(quantized_attention)
+def lower_quantized_attention(
+    P, query, entries, scales, start, scale, value_offset, value_size, group_size, bits, rotate, window=None,
+    softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None,
+):  # fmt: skip
+    cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
+    scores = Scores(scale, window, softcap, blocks, sinks, slopes)
+    return attend_rows(P, query, cache, start, row, rows, scores)
+
+
+@dataclass(frozen=True)
+class _QuantizedCache:
+    """The slots of a quantized cache, like `FloatCache`."""
+
+    entries: Any
+    scales: Any
+    value_offset: int
+    value_size: int
+    format: EntryFormat
+
+    @property
+    def length(self):
+        return self.entries.shape[2]
+
+    @property
+    def heads(self):
+        return self.entries.shape[1]
+
+    def read(self, P, query, first, stop):
+        parts = ((0, query.shape[3]), (self.value_offset // self.format.group_size, self.value_size))
+        return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
+
+    def attend(self, P, query, first, stop, scale, mask):
+        masking = {"causal": True} if mask is None else {"mask": mask}
+        if not P.allow_extensions:
+            k, v = self.read(P, query, first, stop)
+            return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking)
+        return P.emit(
+            ir.QuantizedSdpaNode, q=query, cache=self.entries, scales=self.scales, start=first, stop=stop,
+            value_offset=self.value_offset, value_size=self.value_size, group_size=self.format.group_size,
+            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **masking,
+        )  # fmt: skip
+
+    def _dequantize(self, P, first, stop, group, width, dtype):
+        """Returns `width` numbers of the entries [first, stop), from `group` on: `dtype` [1, G, stop - first, width]."""
+        format, heads = self.format, self.heads
+        groups, total = format.groups(width), self.scales.shape[3] // 2
+
+        def part(x, begin, end):
+            x = P.emit(ir.SliceNode, x=x, axis=2, start=first, stop=stop)
+            return P.emit(ir.SliceNode, x=x, axis=3, start=begin, stop=end)
+
+        def reshape(x, *shape):
+            return P.emit(ir.ReshapeNode, x=x, shape=[1, heads, -1, *shape])
+
+        q = part(self.entries, format.bytes(group), format.bytes(group + groups))
+        if format.bits == 4:
+            low = P.emit(ir.BitwiseAndNode, a=q, b=P.scalar(15, torch.uint8))
+            high = P.emit(ir.FloorDivideNode, a=q, b=P.scalar(16, torch.uint8))
+            q = P.emit(ir.StackNode, tensors=[low, high], axis=-1, dtype=torch.uint8)
+        q = P.cast(reshape(q, groups, format.group_size), torch.float32)
+        scale, bias = (
+            P.cast(reshape(part(self.scales, i, i + groups), groups, 1), torch.float32) for i in (group, total + group)
+        )
+        x = P.emit(ir.AddNode, a=P.emit(ir.MultiplyNode, a=q, b=scale), b=bias)
+        if format.rotate:
+            matrix = P.constant(f"hadamard_{format.group_size}", hadamard(format.group_size))
+            x = P.emit(ir.AddmmNode, mat1=x, mat2=matrix)
+        x = reshape(x, groups * format.group_size)
+        if width % format.group_size:
+            x = P.emit(ir.SliceNode, x=x, axis=3, start=0, stop=width)
+        return P.cast(x, dtype)

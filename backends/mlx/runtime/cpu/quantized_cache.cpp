@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include "accelerate.h"
+#include "kernels/blas.h"
+#include "primitive.h"
+
+namespace executorch_mlx::cpu {
+
+namespace {
+
+ExecutorchMlxHeads heads_of(const mx::array& x) {
+  return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
+}
+
+ExecutorchMlxEntries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
+  return {
+      .entries = const_cast<uint8_t*>(entries.data<uint8_t>()),
+      .entry_strides = {entries.strides(1), entries.strides(2)},
+      .scales = const_cast<void*>(scales.data<void>()),
+      .scale_type = *float_type(scales.dtype()),
+      .scale_strides = {scales.strides(1), scales.strides(2)},
+      .groups = scales.shape(3) / 2,
+      .bits = format.bits,
+      .group_size = format.group_size,
+      .rotate = format.rotate};
+}
+
+// x[:, :, first:last] with a last axis without gaps
+mx::array entries_between(const mx::array& x, int first, int last, mx::Stream stream) {
+  mx::Shape start(4, 0);
+  mx::Shape stop = x.shape();
+  start[2] = first;
+  stop[2] = last;
+  return mx::slice(x, start, stop, stream);
+}
+
+} // namespace
+
+std::optional<QuantizedEntries> quantize_entries(
+    const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, mx::Stream stream) {
+  int groups = 0;
+  for (const auto& x : xs) {
+    if (!is_supported_operand(x, stream) || x.ndim() != 4 || x.shape(0) != 1) {
+      return std::nullopt;
+    }
+    groups += format.groups(x.shape(3));
+  }
+  const auto make_task = [=](const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) -> Task {
+    std::vector<ExecutorchMlxQuantizeEntries> tasks;
+    int64_t group = 0;
+    for (const auto& x : inputs) {
+      tasks.push_back(
+          {.x = heads_of(x),
+           .heads = x.shape(1),
+           .tokens = x.shape(2),
+           .width = x.shape(3),
+           .to = entries_of(outputs[0], outputs[1], format),
+           .first_group = group});
+      group += format.groups(x.shape(3));
+    }
+    return [tasks = std::move(tasks)] {
+      for (const auto& task : tasks) {
+        executorch_mlx_quantize_entries(&task);
+      }
+    };
+  };
+  auto shape = xs[0].shape();
+  shape[3] = format.bytes(groups);
+  auto scales_shape = shape;
+  scales_shape[3] = 2 * groups;
+  auto arrays = lazy_arrays(
+      "QuantizeEntries", {std::move(shape), std::move(scales_shape)}, {mx::uint8, scale_type}, xs, stream, make_task);
+  return QuantizedEntries{arrays[0], arrays[1]};
+}
+
+std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::Stream stream) {
+  if (!is_supported_operand(a.q, stream) || !is_supported_operand(a.cache.scales, stream)) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{a.q};
+  for (const auto& x : {a.cache.entries, a.cache.scales}) {
+    inputs.push_back(entries_between(x, a.first, a.last, stream));
+  }
+  if (a.mask) {
+    inputs.push_back(mx::broadcast_to(*a.mask, {1, a.q.shape(1), a.q.shape(2), a.last - a.first}, stream));
+  }
+  const auto make_task = [value_group = a.value_group, scale = a.scale, causal = a.causal, format = a.format](
+                             const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto& q = inputs[0];
+    if (inputs[1].strides(3) != 1 || inputs[2].strides(3) != 1) {
+      throw std::invalid_argument("QuantizedAttention: cache: expected a last axis without gaps");
+    }
+    ExecutorchMlxQuantizedAttention attention{
+        .q = heads_of(q),
+        .cache = entries_of(inputs[1], inputs[2], format),
+        .heads = q.shape(1),
+        .kv_heads = inputs[1].shape(1),
+        .queries = q.shape(2),
+        .keys = inputs[1].shape(2),
+        .width = q.shape(3),
+        .value_group = value_group,
+        .value_size = out.shape(3),
+        .causal = causal,
+        .bool_mask = nullptr,
+        .float_mask = nullptr,
+        .mask_strides = {},
+        .scale = scale,
+        .y = out.data<void>()};
+    if (inputs.size() > 3) {
+      const auto& mask = inputs[3];
+      const bool is_bool = mask.dtype() == mx::bool_;
+      attention.bool_mask = is_bool ? mask.data<bool>() : nullptr;
+      attention.float_mask = is_bool ? nullptr : mask.data<float>();
+      std::copy(mask.strides().begin(), mask.strides().end(), attention.mask_strides);
+    }
+    return [attention] { executorch_mlx_quantized_attention(&attention); };
+  };
+  auto shape = a.q.shape();
+  shape[3] = a.value_size;
+  return lazy_array("QuantizedAttention", std::move(shape), a.q.dtype(), std::move(inputs), stream, make_task);
+}
+
+} // namespace executorch_mlx::cpu

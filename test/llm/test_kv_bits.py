@@ -1,0 +1,84 @@
+"""`export_llm(kv_bits=)`: quantized KV caches in the engine."""
+
+import pytest
+import torch
+from executorch_mlx import LLM
+from executorch_mlx.llm.export import HeadConfig, export_llm
+from test_chunks import assert_chunks_do_not_matter
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+PROMPT = torch.randint(2, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+SHAPE = dict(
+    hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=40, vocab_size=300,
+    num_hidden_layers=2, max_position_embeddings=512, initializer_range=0.3, eos_token_id=None,
+)  # fmt: skip
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+
+
+def mistral():
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=20)).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A program with 8 bits and two rows, and what `export_llm` returned for it."""
+    path = tmp_path_factory.mktemp("kv") / "model.pte"
+    result = export_llm(llama(), kv_bits=8, allow_extensions=True, batch=2, chunk=32, outputs="both")
+    result.save(path)
+    return path, result
+
+
+def test_the_export_reports_the_error_and_agrees_with_eager_torch(exported):
+    _, result = exported
+    quantization = result.kv_quantization
+    assert (quantization.bits, quantization.layers, quantization.perplexity) == (8, 2, None)
+    assert 1e-4 < quantization.error < 1e-2 and 0 < quantization.logits < 0.1
+    assert result.check.ok and result.report.refused == ()
+    # Two groups of a key and two of a value, with a scale and a bias for each group.
+    assert result.cache_bytes == 2 * 2 * 512 * 2 * (4 * 32 + 4 * 2 * 4)
+    assert result.cache_values_per_token == (160, 160)
+
+
+def test_answers_do_not_depend_on_rows_reuse_drafts_or_saved_prefixes(exported, tmp_path):
+    llm = LLM.load(exported[0])
+    settings = dict(max_new_tokens=12, ignore_eos=True, temperature=0.8, seed=3)
+    alone = llm.generate(PROMPT, **settings, draft=0).result().tokens
+    together = [llm.generate(p, **settings) for p in (PROMPT[:40], PROMPT, PROMPT[5:])]
+    assert together[1].result().tokens == alone
+    for answer in together:
+        answer.result()
+    reused = llm.generate(PROMPT, **settings, draft=4).result()
+    assert reused.tokens == alone and reused.metrics.cached_tokens > 0
+    llm.save_prefix(PROMPT[:100], tmp_path / "cache")
+    with LLM.load(exported[0]) as other:
+        assert other.load_prefix(tmp_path / "cache") == 100
+        answer = other.generate(PROMPT, **settings).result()
+    assert answer.tokens == alone and answer.metrics.cached_tokens == 100
+
+
+@pytest.mark.parametrize("bits, fused", [(4, True), (8, False)])
+def test_chunks_do_not_matter_in_a_ring_buffer(bits, fused, tmp_path):
+    result = export_llm(
+        mistral(), kv_bits=bits, allow_extensions=fused, chunk=64, max_context_len=128, outputs="logits"
+    )
+    result.save(tmp_path / "model.pte")  # compares the logits with eager torch
+    assert_chunks_do_not_matter(tmp_path / "model.pte")
+
+
+def test_4_bits_are_rotated_where_keys_have_outliers():
+    model = llama()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight[3] *= 30
+    quantization = export_llm(model, kv_bits=4, allow_extensions=True, verify=False, head=HeadConfig()).kv_quantization
+    assert quantization.rotated == 2
+
+
+def test_bits_are_checked():
+    with pytest.raises(ValueError, match="kv_bits: got 5, expected 8, 4"):
+        export_llm(llama(), kv_bits=5)
