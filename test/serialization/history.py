@@ -94,9 +94,11 @@ def _tag_violations(old: dict, new: dict) -> list[str]:
     found = []
     for op in new.keys() - old.keys():
         tag = new[op][0]
-        is_extension = tag >= first_extension
-        taken = [entry[0] for entry in old.values() if (entry[0] >= first_extension) == is_extension]
-        if not max(taken, default=0) < tag < 256:
+        taken = {entry[0] for entry in old.values()}
+        if tag >= first_extension:
+            if tag in taken or tag > 255:
+                found.append(f"{op}: tag {tag} is not a free tag from {first_extension} to 255")
+        elif tag <= max(t for t in taken if t < first_extension):
             found.append(f"{op}: tag {tag} is not at the end of the union")
     for tag, count in Counter(entry[0] for entry in new.values()).items():
         if count > 1:
