@@ -12,6 +12,7 @@ import transformers as hf
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
+from executorch_mlx.llm.export.reference import Reference
 from executorch_mlx.llm.export.experts import use_gathered_experts
 
 SMALL = dict(
@@ -120,6 +121,20 @@ def test_greedy_equals_transformers(name):
             answer.append(int(logits[0, 1].argmax()))
     assert len(set(expected)) > 5
     assert answer == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "zamba2", "kimi_linear"])
+def test_check_in_bfloat16_allows_rounding(name):
+    """Rounding changes the logits of these models by a third of their size and more."""
+    model = random_model(name).to(torch.bfloat16)
+    reference = Reference.of(model, 64)
+    use_gathered_experts(model)
+    decoder = CachedDecoder(model, max_context_len=64, chunk=CHUNK).eval()
+    reference.check(decoder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.neg_()
+    with pytest.raises(ValueError, match="gives other logits over the caches"):
+        reference.check(decoder)
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "falcon_h1"])
