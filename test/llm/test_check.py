@@ -1,6 +1,7 @@
 """An export checks its file: right ones are written, broken ones leave no file."""
 
 import copy
+import re
 
 import pytest
 import small_llm
@@ -97,5 +98,5 @@ def test_command_exits_with_an_error_and_leaves_no_file(tmp_path, capsys):
     assert list(output.parent.iterdir()) == []
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert "11 of 11 greedy tokens agree; largest difference of the logits" in printed.out
+    assert re.search(r"(\d+) of \1 greedy tokens agree; largest difference of the logits", printed.out)
     assert "verify: " in printed.err and "GB, before that " in printed.err

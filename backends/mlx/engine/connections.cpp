@@ -29,6 +29,12 @@ sockaddr_in ipv4(uint32_t address, uint16_t port) {
   return result;
 }
 
+// Processes that this one starts do not inherit the socket. macOS has no SOCK_CLOEXEC.
+int keep_private(int socket) {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  return socket;
+}
+
 bool is_ready(int socket, short events, double seconds) {
   pollfd waiting = {socket, events, 0};
   return poll(&waiting, 1, static_cast<int>(seconds * 1000)) == 1;
@@ -42,7 +48,7 @@ int listen_on_any_port(uint16_t& port) {
   check(
       host == nullptr || inet_pton(AF_INET, host, &address) == 1, EXECUTORCH_MLX_FAILED,
       "EXECUTORCH_MLX_GROUP_HOST: got ", host == nullptr ? "" : host, ", expected an IPv4 address");
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int listener = keep_private(socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in bound = ipv4(address.s_addr, 0);
   socklen_t size = sizeof(bound);
   const bool listens = listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&bound), size) == 0 &&
@@ -70,7 +76,7 @@ std::vector<uint32_t> own_addresses() {
 }
 
 int connect_to(uint32_t address, uint16_t port, double seconds) {
-  const int result = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int result = keep_private(socket(AF_INET, SOCK_STREAM, 0));
   const sockaddr_in target = ipv4(address, port);
   fcntl(result, F_SETFL, O_NONBLOCK);
   int error = connect(result, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) == 0 ? 0 : errno;
@@ -87,13 +93,16 @@ int connect_to(uint32_t address, uint16_t port, double seconds) {
 }
 
 int accept_within(int listener, double seconds) {
-  return is_ready(listener, POLLIN, seconds) ? accept4(listener, nullptr, nullptr, SOCK_CLOEXEC) : -1;
+  return is_ready(listener, POLLIN, seconds) ? keep_private(accept(listener, nullptr, nullptr)) : -1;
 }
 
 void configure(int socket) {
   const auto set = [socket](int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof(value)); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
+#ifdef SO_NOSIGPIPE
+  set(SOL_SOCKET, SO_NOSIGPIPE, 1);
+#endif
 #ifdef TCP_KEEPIDLE
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
 #endif

@@ -206,7 +206,7 @@ def _max_pool(x, tables, windows):
     for axis in range(-1, -len(windows) - 1, -1):
         table, count = tables[axis], windows[axis].count
         if count is None:
-            indices, inside, first = windows[axis].axis.dynamic_windows(x.shape[axis])
+            indices, inside, first = windows[axis].pooling.dynamic_windows(x.shape[axis])
             table = torch.where(inside, indices, first)
         x, which = _gather(x, axis, table, count).max(axis)
         index = _gather(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
