@@ -101,6 +101,17 @@ def _attention(P, query, cache, begin, offset, capacity, scores: Scores):
     return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, scores)
 
 
+def masking(mask) -> dict[str, Any]:
+    """Returns the fields of an attention node for `mask`, or for a causal mask if it is None."""
+    return {"causal": True} if mask is None else {"mask": mask}
+
+
+def attend_in_floats(P, cache, query, first, stop, scale, mask):
+    """Returns the attention over the entries [first, stop) of `cache`, read as floats."""
+    k, v = cache.read(P, query, first, stop)
+    return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking(mask))
+
+
 def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
     """Returns a mask for the cache entries to which each query attends: bool [S, num_held], or numbers to add to the
     scores [H, S, num_held] if there are slopes.

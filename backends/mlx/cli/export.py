@@ -124,11 +124,9 @@ def run(options: argparse.Namespace) -> int:
     if exported.check:
         progress.note(exported.check.cost())
     _print_summary(exported)
-    if options.tensor_parallel > 1:
-        parts = ", ".join(part_path(options.output, rank, exported.parts).name for rank in range(exported.parts))
-        print(f"{parts}: {size / 1e6:.1f} MB")
-        return 0
-    print(f"{options.output}: {size / 1e6:.1f} MB")
+    parts = options.tensor_parallel
+    names = [part_path(options.output, rank, parts).name for rank in range(parts)] if parts > 1 else [str(options.output)]
+    print(f"{', '.join(names)}: {size / 1e6:.1f} MB")
     return 0
 
 

@@ -49,6 +49,22 @@ struct Hello {
   TensorParallel part; // of its file
 };
 
+// A message is its length and its bytes.
+bool send_message(int socket, std::span<const char> message) {
+  const uint64_t length = message.size();
+  return send_all(socket, &length, sizeof(length)) && send_all(socket, message.data(), message.size());
+}
+
+// Returns nullopt if the connection has ended.
+std::optional<Group::Message> receive_message(int socket) {
+  uint64_t length = 0;
+  if (!receive_all(socket, &length, sizeof(length)) || length >= kMaxMessage) {
+    return std::nullopt;
+  }
+  Group::Message message(length);
+  return receive_all(socket, message.data(), length) ? std::optional(std::move(message)) : std::nullopt;
+}
+
 Token random_token() {
   std::random_device device;
   Token token;
@@ -116,9 +132,8 @@ Group::~Group() {
   // Wakes the thread of this process, and tells the others that the group has ended.
   for (const int socket : sockets_) {
     if (socket >= 0) {
-      const uint64_t end = 0;
       if (is_leader()) {
-        send_all(socket, &end, sizeof(end));
+        send_message(socket, {});
       }
       shutdown(socket, SHUT_RDWR);
     }
@@ -155,11 +170,8 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
     check(socket >= 0, EXECUTORCH_MLX_FAILED, path, ": cannot connect to process 0");
     sockets_ = {socket};
     set_timeout(socket, std::chrono::duration<double>(kStartTime).count());
-    uint64_t length = 0;
-    bool is_complete = receive_all(socket, &length, sizeof(length)) && length < kMaxMessage;
-    refusal.resize(is_complete ? length : 0);
-    is_complete = is_complete && receive_all(socket, refusal.data(), refusal.size());
-    refusal = is_complete ? refusal : "process 0 has ended";
+    const auto message = receive_message(socket);
+    refusal = message ? std::string(message->begin(), message->end()) : "process 0 has ended";
   }
   for (const int socket : sockets_) {
     if (socket >= 0) {
@@ -202,20 +214,16 @@ std::string Group::admit(int listener, const TensorParallel& part, const Token& 
     refusal = refusal.empty() ? fault(hello, part, size_) : refusal;
   }
   for (const int socket : sockets_) {
-    const uint64_t length = refusal.size();
-    if (socket >= 0 && send_all(socket, &length, sizeof(length))) {
-      send_all(socket, refusal.data(), refusal.size());
+    if (socket >= 0) {
+      send_message(socket, refusal);
     }
   }
   return refusal;
 }
 
 bool Group::lead(const Message& message, const Call& call) {
-  const uint64_t length = message.size();
   for (int rank = 1; rank < size_; ++rank) {
-    const bool is_sent =
-        send_all(sockets_[rank], &length, sizeof(length)) && send_all(sockets_[rank], message.data(), message.size());
-    if (!is_sent) {
+    if (!send_message(sockets_[rank], message)) {
       die(str("process ", rank, " has ended"));
     }
   }
@@ -283,16 +291,13 @@ void Group::watch_followers() {
 // ended.
 void Group::read_messages() {
   while (true) {
-    uint64_t length = 0;
-    bool is_complete = receive_all(sockets_[0], &length, sizeof(length)) && length < kMaxMessage;
-    Message message(is_complete ? length : 0);
-    is_complete = is_complete && receive_all(sockets_[0], message.data(), message.size());
+    auto message = receive_message(sockets_[0]);
     std::lock_guard lock(mutex_);
-    if (!is_complete && !is_closing_) {
+    if (!message && !is_closing_) {
       die("process 0 has ended");
     }
-    is_closing_ |= message.empty();
-    messages_.push_back(std::move(message));
+    is_closing_ |= !message || message->empty();
+    messages_.push_back(message ? std::move(*message) : Message());
     changed_.notify_all();
     if (is_closing_) {
       return;

@@ -27,7 +27,7 @@ class Group {
   using Message = std::vector<char>;
 
   // Joins the group of this process and connects it with the others. `path` is the file that this process has loaded, and
-  // `parts` its part of the model. Throws EngineError in all processes if one of them has a file that does not belong
+  // `part` says which part of the model it is. Throws EngineError in all processes if one of them has a file that does not belong
   // there.
   Group(const TensorParallel& part, const std::string& path);
   Group(const Group&) = delete;

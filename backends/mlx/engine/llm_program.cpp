@@ -128,7 +128,8 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
 }
 
 std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t tasks) {
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), leads_group() ? group_.get() : nullptr);
+  Group* const group = leads_group() ? group_.get() : nullptr;
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), group);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -235,8 +236,8 @@ std::vector<Drawn> LlmProgram::read_drawn(
 std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
   Method& method = tasks.size() == 1 ? *draw_ : *decode_;
   const auto outputs = method.run(tasks);
-  const bool has_logprobs =
-      metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), [](const RowTask& s) { return s.wants_logprobs; });
+  const auto wants_logprobs = [](const RowTask& task) { return task.wants_logprobs; };
+  const bool has_logprobs = metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), wants_logprobs);
   const size_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
   return read_drawn(method, outputs, expected, tasks.size(), has_logprobs);
 }

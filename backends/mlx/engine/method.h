@@ -74,7 +74,6 @@ class Method {
   void repeat(std::span<const char> inputs);
 
  private:
-  std::vector<char> inputs_of_call() const;
   // The memory behind the input tensors.
   struct Values {
     std::vector<int64_t> tokens, position, row, row_length;
@@ -91,6 +90,7 @@ class Method {
   void add_head_inputs(std::vector<MethodInput>& inputs);
   void fill(size_t task, const RowTask& source);
   void resize(size_t tokens);
+  std::vector<char> inputs_of_call() const;
 
   executorch::extension::Module& module_;
   const std::string& path_;

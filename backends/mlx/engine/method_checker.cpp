@@ -48,8 +48,8 @@ void MethodChecker::check_inputs(const std::vector<MethodInput>& inputs) const {
       const bool is_dynamic = static_cast<int>(axis) == input.dynamic_axis;
       check_program(
           is_dynamic ? sizes[axis] >= input.sizes[axis] : sizes[axis] == input.sizes[axis],
-          prefix, "got size ", sizes[axis], " on axis ", axis, ", expected ", is_dynamic ? "at least " : "", input.sizes[axis],
-          " according to the metadata");
+          prefix, "got size ", sizes[axis], " on axis ", axis, ", expected ", is_dynamic ? "at least " : "",
+          input.sizes[axis], " according to the metadata");
     }
   }
 }

@@ -88,8 +88,8 @@ class Program:
         binding.check(
             self._library.model_load(os.fsencode(path), ctypes.byref(options), ctypes.byref(self._model))
         )
-        # Functions that free the C objects. The last one is called first. The finalizer also runs at the exit of the process, before
-        # Python becomes unable to run the callbacks of the engine's thread.
+        # Functions that free the C objects. The last one is called first. The finalizer also runs at the exit of the
+        # process, before Python becomes unable to run the callbacks of the engine's thread.
         self._frees = [] if processes is None else [processes.close]
         self._frees.append(partial(self._library.model_free, self._model))
         self._finalizer = weakref.finalize(self, _free_all, self._frees)

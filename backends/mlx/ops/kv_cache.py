@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..builder.cache_write import write_cache
-from ..builder.cached_attention import Scores, attend_rows, parts_of_rows
+from ..builder.cached_attention import Scores, attend_in_floats, attend_rows, parts_of_rows
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -56,9 +56,7 @@ class FloatCache:
         return [P.cast(x, query.dtype) for x in slices]
 
     def attend(self, P, query, first, stop, scale, mask):
-        k, v = self.read(P, query, first, stop)
-        masking = {"causal": True} if mask is None else {"mask": mask}
-        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking)
+        return attend_in_floats(P, self, query, first, stop, scale, mask)
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..builder import dtypes
-from ..builder.cached_attention import Scores, attend_rows
+from ..builder.cached_attention import Scores, attend_in_floats, attend_rows, masking
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
@@ -63,14 +63,12 @@ class _QuantizedCache:
         return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
 
     def attend(self, P, query, first, stop, scale, mask):
-        masking = {"causal": True} if mask is None else {"mask": mask}
         if not P.allow_extensions:
-            k, v = self.read(P, query, first, stop)
-            return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking)
+            return attend_in_floats(P, self, query, first, stop, scale, mask)
         return P.emit(
             ir.QuantizedSdpaNode, q=query, cache=self.entries, scales=self.scales, start=first, stop=stop,
             value_offset=self.value_offset, value_size=self.value_size, group_size=self.format.group_size,
-            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **masking,
+            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **masking(mask),
         )  # fmt: skip
 
     def _dequantize(self, P, first, stop, group, width, dtype):

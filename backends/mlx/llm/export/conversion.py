@@ -81,11 +81,18 @@ def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: tor
     """Quantize and cast the weights of a head in place, without calibration: they only affect guesses."""
     with without_ends(mtp):
         if quantize != "none":
-            mode = quantize if quantize in FLOAT_MODES else "affine"
-            bits = 8 if quantize in ("int8", "mxfp8") else 4
-            quantize_model(mtp, bits, group_size or GROUP_SIZE, mode=mode, dtype=_scales_dtype(dtype))
+            common = _common_format(quantize, group_size or GROUP_SIZE)
+            quantize_model(
+                mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(dtype)
+            )
         if dtype is not None:
             cast_parameters(mtp, dtype)
+
+
+def _common_format(quantize: str, group_size: int) -> Format:
+    """Return the format of the layers that have none of their own. A float mode ignores `group_size`."""
+    mode = quantize if quantize in FLOAT_MODES else "affine"
+    return Format(8 if quantize in ("int8", "mxfp8") else 4, group_size, mode)
 
 
 def _scales_dtype(dtype: torch.dtype | None) -> torch.dtype:
@@ -97,8 +104,7 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
     if quantize == "mixed" and text is None:
         raise ValueError("export_llm: quantize: got mixed without a tokenizer, which its measurement needs")
     scales = _scales_dtype(dtype)
-    mode = quantize if quantize in FLOAT_MODES else "affine"
-    common = Format(8 if quantize in ("int8", "mxfp8") else 4, group_size)
+    common = _common_format(quantize, group_size)
     formats: dict[str, Format] = {}
     weights: dict[str, torch.Tensor] = {}
     if quantize == "mixed":
@@ -107,13 +113,13 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
             formats = _mixed(model, text)
     if text is not None:
         progress("calibrate")
-        if calibrate is not None and mode == "affine":
+        if calibrate is not None and common.mode == "affine":
             _tune(model, text, common, formats, scales)
         elif common.bits < 8:
             weights = importance(model, text.calibration)
     progress(f"quantize to {quantize}")
     return quantize_model(
-        model, common.bits, group_size, mode=mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
+        model, common.bits, group_size, mode=common.mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
         importance=weights,
     )  # fmt: skip
 

@@ -51,6 +51,7 @@ class CachedDecoder(torch.nn.Module):
         mtp: MtpModel | None = None,
     ):
         super().__init__()
+        self.mtp = None
         self.model = model
         self.rows, self.max_context_len = rows, max_context_len
         self.chunk = min(chunk or max_context_len, max_context_len)
@@ -69,7 +70,6 @@ class CachedDecoder(torch.nn.Module):
             self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
         )
         use_cached_attention(model, self.cache)
-        self.mtp = None
         if mtp is not None:
             self.mtp = MTPDecoder(mtp, model, rows=rows, max_context_len=max_context_len, chunk=self.chunk)
 
@@ -112,7 +112,7 @@ class CachedDecoder(torch.nn.Module):
     @contextmanager
     def _recorded(self, cache: Any) -> Iterator[None]:
         """Within the context, the last hidden states of the model are stored for `draft`."""
-        if getattr(self, "mtp", None) is None:
+        if self.mtp is None:
             yield
             return
 

@@ -99,13 +99,7 @@ def export_llm(
 
     Raises ValueError, with the name of the argument in the message.
     """
-    if kv_bits is not None:
-        check_choice("kv_bits", kv_bits, KV_BITS)
-        if tensor_parallel > 1:
-            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected floats")
-    check_choice("activations", activations, ACTIVATIONS)
-    if activations == "int8" and tensor_parallel > 1:
-        raise ValueError("export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs")
+    _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
     has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
@@ -163,6 +157,18 @@ def export_llm(
         program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
+
+
+def _check_precision(kv_bits: int | None, activations: str, tensor_parallel: int) -> None:
+    if kv_bits is not None:
+        check_choice("kv_bits", kv_bits, KV_BITS)
+        if tensor_parallel > 1:
+            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected floats")
+    check_choice("activations", activations, ACTIVATIONS)
+    if activations == "int8" and tensor_parallel > 1:
+        raise ValueError(
+            "export_llm: activations: got int8 with tensor_parallel, expected float: the scales need all inputs"
+        )
 
 
 def _check_arguments(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ from ...partitioner import Report
 from .calibration import Perplexity
 from .check import ProgramCheck, VerificationError
 from .kv_quantization import KVQuantization
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder for files that get their names when they are complete.
+
+    Raises FileNotFoundError if the folder of `path` does not exist.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        yield Path(folder)
 
 
 @dataclass
@@ -52,10 +65,8 @@ class ExportedLLM:
         stays as it is.
         """
         path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            unchecked = Path(folder) / "model.pte"
+        with folder_beside(path) as folder:
+            unchecked = folder / "model.pte"
             with open(unchecked, "wb") as file:
                 self.program.write_to_file(file)
                 size = file.tell()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +59,9 @@ def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[
     """
     tokens, is_text = _tokens(decoder, tokenizer)
     plain = _decoder(decoder, decoder.specs, tokens.shape[1])
-    with _recorded(plain) as states:
-        expected = _logits(plain, tokens)
-    specs, errors, rotated = decoder.specs, [], 0
+    states = _record(plain)
+    expected = _logits(plain, tokens)
+    errors, rotated = [], 0
     formats: dict[str, EntryFormat] = {}
     for name, tensors in states.items():
         choices = [EntryFormat(_GROUP_SIZE, bits, rotate) for rotate in (False, True)]
@@ -111,9 +109,8 @@ def _perplexity(logits: torch.Tensor, tokens: torch.Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]).exp())
 
 
-@contextmanager
-def _recorded(decoder: CachedDecoder) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """Record what the layers of `decoder` cache in the first call: by name, the tensors of an entry."""
+def _record(decoder: CachedDecoder) -> dict[str, list[torch.Tensor]]:
+    """Return a dictionary that the first call of `decoder` fills: layer name → the tensors of an entry of its cache."""
     states: dict[str, list[torch.Tensor]] = {}
 
     def record(layer):
@@ -130,7 +127,7 @@ def _recorded(decoder: CachedDecoder) -> Iterator[dict[str, list[torch.Tensor]]]
 
     for layer in decoder.cache.kv_layers:
         record(layer)
-    yield states
+    return states
 
 
 def _squared_error(tensors: list[torch.Tensor], format: EntryFormat) -> float:

@@ -60,16 +60,35 @@ class Reference:
             parts = [small(first, torch.tensor([0]))[0]]  # only the logits of the last token
             parts += [small(tokens, torch.tensor([_FIRST]), all_positions=True)[0] for tokens in rest]
         use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches
-        difference = (torch.cat(parts).float() - self.logits[first.shape[1] - 1 :]).abs().max().item()
-        scale = (self.logits - self.logits.mean()).square().mean().sqrt().item()
-        is_float32 = compute_dtype(decoder.model) == torch.float32
-        tolerance = _TOLERANCE * scale if is_float32 else max(_HALF_TOLERANCE * scale, _NOISE_FACTOR * self.noise)
-        if not difference <= tolerance:
+        expected = self.logits[first.shape[1] - 1 :]
+        difference = difference_beyond_rounding(
+            torch.cat(parts).float(), expected, decoder.model, scale=_scale(self.logits), noise=self.noise
+        )
+        if difference:
             layers = ", ".join(sorted({layer.name.split(" of ")[0] for layer in decoder.cache.kv_layers}))
             raise ValueError(
                 f"export_llm: model: {type(decoder.model).__name__} ({layers}) gives other logits over the caches of a "
-                f"program than in transformers: the largest difference is {difference:.1e}, their size is {scale:.1e}"
+                f"program than in transformers: {difference}"
             )
+
+
+def difference_beyond_rounding(
+    logits: torch.Tensor, expected: torch.Tensor, model: PreTrainedModel, *, scale: float | None = None,
+    noise: float = 0,
+) -> str:  # fmt: skip
+    """Describe the largest difference of the logits of `model` from those expected, or return "" if it may be rounding.
+
+    `scale` is the size of the logits, by default that of `expected`. `noise` is that of `Reference`.
+    """
+    scale = _scale(expected) if scale is None else scale
+    difference = (logits - expected).abs().max().item()
+    is_float32 = compute_dtype(model) == torch.float32
+    tolerance = _TOLERANCE * scale if is_float32 else max(_HALF_TOLERANCE * scale, _NOISE_FACTOR * noise)
+    return "" if difference <= tolerance else f"the largest difference is {difference:.1e}, their size is {scale:.1e}"
+
+
+def _scale(logits: torch.Tensor) -> float:
+    return (logits - logits.mean()).square().mean().sqrt().item()
 
 
 def _logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:

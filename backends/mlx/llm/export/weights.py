@@ -36,8 +36,7 @@ def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> P
 
             model = GGUFFile(folder).load()
         else:
-            load = _load_mlx if is_mlx(folder) else _load_mxfp4 if is_mxfp4(folder) else _load_hf
-            model = load(folder, dtype) if load is _load_hf else load(folder)
+            model = _load_folder(folder, dtype)
     except (ImportError, SafetensorError) as error:  # a quantization package is missing, or a file is damaged
         raise ValueError(f"load_causal_lm: {folder}: {error}") from error
     if dtype is not None:
@@ -111,6 +110,12 @@ def _config(folder: Path) -> dict:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path}: invalid JSON: {error}") from error
+
+
+def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    if is_mlx(folder):
+        return _load_mlx(folder)
+    return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:

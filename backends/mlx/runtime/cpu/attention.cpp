@@ -1,16 +1,13 @@
 #include <algorithm>
 
 #include "accelerate.h"
+#include "attention_inputs.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
 namespace {
-
-ExecutorchMlxHeads heads_of(const mx::array& x) {
-  return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
-}
 
 bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
   return from.size() <= to.size() && std::equal(from.rbegin(), from.rend(), to.rbegin(), [](int a, int b) {
@@ -110,11 +107,7 @@ std::optional<mx::array> attention(
         .scale = scale,
         .y = out.data<void>()};
     if (inputs.size() > 3) {
-      const auto& mask = inputs[3];
-      const bool is_bool = mask.dtype() == mx::bool_;
-      attention.bool_mask = is_bool ? mask.data<bool>() : nullptr;
-      attention.float_mask = is_bool ? nullptr : mask.data<float>();
-      std::copy(mask.strides().begin(), mask.strides().end(), attention.mask_strides);
+      set_mask(attention, inputs[3]);
     }
     return [attention] { executorch_mlx_attention(&attention); };
   };

@@ -40,9 +40,11 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
 
 namespace {
 
-// A product with a matrix in MLX's affine packing, which `multiply` computes.
+// A product with a matrix in MLX's affine packing, which `multiply` computes. nullopt if `supports` is false for the bits,
+// the group size and K.
 std::optional<mx::array> packed_matmul(
     const char* name,
+    bool (*supports)(int, int, int),
     void (*multiply)(const ExecutorchMlxQuantizedMatmul*),
     const mx::array& x,
     const mx::array& w,
@@ -52,7 +54,7 @@ std::optional<mx::array> packed_matmul(
     int bits,
     mx::Stream stream) {
   const auto scale_type = float_type(scales.dtype());
-  if (!is_supported_operand(x, stream) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
+  if (!is_supported_operand(x, stream) || !supports(bits, group_size, x.shape(-1)) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
       scales.dtype() != biases.dtype() || int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits) {
     return std::nullopt;
   }
@@ -93,11 +95,9 @@ std::optional<mx::array> quantized_matmul(
     int group_size,
     int bits,
     mx::Stream stream) {
-  if (x.ndim() == 0 || !executorch_mlx_supports_quantized(bits, group_size, x.shape(-1))) {
-    return std::nullopt;
-  }
   return packed_matmul(
-      "QuantizedMatmul", executorch_mlx_quantized_matmul, x, w, scales, biases, group_size, bits, stream);
+      "QuantizedMatmul", executorch_mlx_supports_quantized, executorch_mlx_quantized_matmul, x, w, scales, biases,
+      group_size, bits, stream);
 }
 
 std::optional<mx::array> int8_quantized_matmul(
@@ -108,11 +108,9 @@ std::optional<mx::array> int8_quantized_matmul(
     int group_size,
     int bits,
     mx::Stream stream) {
-  if (x.ndim() == 0 || !executorch_mlx_supports_int8(bits, group_size, x.shape(-1))) {
-    return std::nullopt;
-  }
   return packed_matmul(
-      "Int8QuantizedMatmul", executorch_mlx_int8_matmul, x, w, scales, biases, group_size, bits, stream);
+      "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmul, x, w, scales, biases, group_size,
+      bits, stream);
 }
 
 } // namespace executorch_mlx::cpu

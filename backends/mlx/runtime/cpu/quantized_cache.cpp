@@ -2,16 +2,13 @@
 #include <stdexcept>
 
 #include "accelerate.h"
+#include "attention_inputs.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
 namespace {
-
-ExecutorchMlxHeads heads_of(const mx::array& x) {
-  return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
-}
 
 ExecutorchMlxEntries entries_of(const mx::array& entries, const mx::array& scales, const EntryFormat& format) {
   return {
@@ -108,11 +105,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
         .scale = scale,
         .y = out.data<void>()};
     if (inputs.size() > 3) {
-      const auto& mask = inputs[3];
-      const bool is_bool = mask.dtype() == mx::bool_;
-      attention.bool_mask = is_bool ? mask.data<bool>() : nullptr;
-      attention.float_mask = is_bool ? nullptr : mask.data<float>();
-      std::copy(mask.strides().begin(), mask.strides().end(), attention.mask_strides);
+      set_mask(attention, inputs[3]);
     }
     return [attention] { executorch_mlx_quantized_attention(&attention); };
   };

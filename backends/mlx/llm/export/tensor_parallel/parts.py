@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +16,16 @@ from ....custom_ops.distributed import simulated_group
 from ...processes import part_path
 from ..attention import use_cached_attention
 from ..decoder import CachedDecoder
-from ..exported import ExportedLLM
+from ..exported import ExportedLLM, folder_beside
 from ..head_config import HeadConfig
 from ..lowering import lower
 from ..methods import MethodKind, example_inputs
-from ..weights import compute_dtype
+from ..reference import difference_beyond_rounding
 from .plan import Plan, parameters, plan
 from .rewriter import part_of, rewritten
 
 _SEED = 22
 _LENGTH = 8  # tokens of the prompt of the check
-_TOLERANCE = {torch.float32: 2e-3}  # of the root mean square of the logits
-_HALF_TOLERANCE = 0.1
 
 
 @dataclass
@@ -50,19 +46,17 @@ class PartitionedLLM(ExportedLLM):
         Only one of them is in memory at a time. The files get their names when all are complete.
         """
         path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         size = 0
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        with folder_beside(path) as folder:
             names = [part_path(path, rank, self.parts) for rank in range(self.parts)]
             for rank, name in enumerate(names):
                 program, self.report = self._lower(rank)
-                with open(Path(folder) / name.name, "wb") as file:
+                with open(folder / name.name, "wb") as file:
                     program.write_to_file(file)
                     size += file.tell()
                 del program
             for name in names:
-                os.replace(Path(folder) / name.name, name)
+                os.replace(folder / name.name, name)
         return size
 
 
@@ -139,10 +133,8 @@ def _check(
     arguments, options = (inputs.pop("tokens"), inputs.pop("input_pos")), inputs
     gathered: list[torch.Tensor] = []
     simulated_group([lambda m=module: m(*arguments, **options) for module in modules], gathered)
-    difference = (gathered[-1][..., :vocab_size].float() - expected).abs().max().item()
-    scale = (expected - expected.mean()).square().mean().sqrt().item()
-    if not difference <= _TOLERANCE.get(compute_dtype(decoder.model), _HALF_TOLERANCE) * scale:
+    if difference := difference_beyond_rounding(gathered[-1][..., :vocab_size].float(), expected, decoder.model):
         raise ValueError(
             f"export_llm: tensor_parallel: {found.processes} parts of {type(decoder.model).__name__} give other logits "
-            f"than the whole model: the largest difference is {difference:.1e}, their size is {scale:.1e}"
+            f"than the whole model: {difference}"
         )
