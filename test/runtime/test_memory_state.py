@@ -190,4 +190,4 @@ def test_kernel_without_memory_fails_the_call_only(calls, chain):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("0x21") and done.stdout.count("0x21") == calls
-    assert "MLX execute: out of memory: std::bad_alloc" in done.stderr
+    assert "out of memory: std::bad_alloc" in done.stderr

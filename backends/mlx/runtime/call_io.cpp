@@ -6,6 +6,7 @@
 
 #include "dtype.h"
 #include "host_memory.h"
+#include "strided_copy.h"
 #include "tensor_meta.h"
 
 namespace executorch_mlx {
@@ -118,27 +119,15 @@ const Tensor& tensor_of(const EValue& value, const Label& label) {
   return value.toTensor();
 }
 
-// Packs the strided array x into `to`, without gaps, in the axis order `order`, outermost first. Recursive: a call at
-// `level` fixes the indices of the axes order[0], ..., order[level - 1], and copies the sub-array over the remaining
-// axes, whose first element is at `from`. Advances `to` past the copied elements.
-void copy_strided(const mx::array& x, const std::vector<int>& order, size_t level, const char* from, char*& to) {
-  const size_t width = x.itemsize();
-  if (level == order.size()) {
-    std::memcpy(to, from, width);
-    to += width;
-    return;
+// Copies x to `to`, without gaps, in the axis order `order`, outermost first.
+void pack(const mx::array& x, const std::vector<int>& order, char* to) {
+  mx::Strides strides(order.size());
+  int64_t stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = stride;
+    stride *= x.shape(order[i]);
   }
-  const int axis = order[level];
-  const int64_t stride = x.strides(axis) * static_cast<int64_t>(width);
-  const int size = x.shape(axis);
-  if (level + 1 == order.size() && stride == static_cast<int64_t>(width)) {
-    std::memcpy(to, from, width * size);
-    to += width * size;
-    return;
-  }
-  for (int i = 0; i < size; ++i) {
-    copy_strided(x, order, level + 1, from + i * stride, to);
-  }
+  strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), to, strides);
 }
 
 // Returns an output array in the dtype of its ExecuTorch tensor. Two kinds of casts are allowed: from uint32 to
@@ -237,7 +226,7 @@ void write_tensor_outputs(const Program& program, Arguments args, const std::vec
     if (x.flags().row_contiguous && is_row_major(order)) {
       std::memcpy(to, x.data<char>(), x.nbytes());
     } else {
-      copy_strided(x, order, 0, x.data<char>(), to);
+      pack(x, order, to);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include "../serialization/output_fields.h"
+#include "cpu/accelerate.h"
 #include "dispatch_table.h"
 #include "profile.h"
 
@@ -17,19 +18,22 @@ constexpr int64_t kMaxUnevaluated = 1 << 16;
 void Context::run(uint32_t index) {
   const Chain& chain = program_.chains[index];
   size_t i = 0;
+  ++depth_;
   try {
     for (; i < chain.instructions.size(); ++i) {
       run_instruction(index, i);
     }
+    --depth_;
   } catch (const LocatedFailure&) {
     throw;
   } catch (const std::exception& error) {
     const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
     const auto* failure = dynamic_cast<const Failure*>(&error);
+    const bool lacks_memory = failure == nullptr && is_out_of_memory(error);
     throw LocatedFailure(
-        failure ? failure->code : is_out_of_memory(error) ? Error::MemoryAllocationFailed : Error::InvalidArgument,
+        failure ? failure->code : lacks_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
         str("chain ", index, ", instruction ", i, " (", find_row(size_t(instruction.op_type()))->name,
-            "): ", error.what(), "; ", describe_operands(instruction)));
+            "): ", lacks_memory ? "out of memory: " : "", error.what(), "; ", describe_operands(instruction)));
   }
 }
 
@@ -49,6 +53,30 @@ void Context::run_instruction(uint32_t index, size_t i) {
   }
   if (executed_ % kMaxUnevaluated == 0) [[unlikely]] {
     evaluate_slots();
+  }
+}
+
+void Context::set_updated(
+    const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+    const mx::Shape& steps) {
+  if (state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
+    return set(tid, std::move(x));
+  }
+  set(tid, mx::slice_update(x, update, start, stop, steps, stream));
+}
+
+void Context::make_available(std::initializer_list<const fb::Tid*> tids) {
+  if (has_lazy_buffers_ || depth_ > 1 || !cpu::computes_at_once(stream)) {
+    return;
+  }
+  std::vector<mx::array> arrays;
+  for (const auto* tid : tids) {
+    if (tid != nullptr && !in(tid).is_available()) {
+      arrays.push_back(*state_.tensors[tid->idx()]);
+    }
+  }
+  if (!arrays.empty()) {
+    state_.evaluate(std::move(arrays), stream);
   }
 }
 

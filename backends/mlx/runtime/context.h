@@ -4,6 +4,7 @@
 #include <mlx/mlx.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -64,6 +65,17 @@ class Context {
     return result;
   }
 
+  // Writes `update` to a slice of x, which in_for_update() has taken from the slot of a buffer, and the result to this slot.
+  // Copies at once and in place if possible, or else leaves the copy to MLX.
+  void set_updated(
+      const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+      const mx::Shape& steps);
+
+  // Evaluates the operands of an expensive op that are not available, so that its kernel can run at once. Does nothing
+  // where that would cost more than it gains: on a GPU, in loops, and after an update of a buffer has been left to MLX,
+  // because a failure in an evaluation can lose this buffer. Null pointers are ignored.
+  void make_available(std::initializer_list<const fb::Tid*> tids);
+
   // Writes a result to the slot `tid`. Replaces an empty result by zeros, so that MLX does not compute it: some of
   // MLX's functions divide by zero if the result is empty.
   void set(const fb::Tid* tid, mx::array x) {
@@ -72,6 +84,9 @@ class Context {
       x = mx::zeros(x.shape(), x.dtype(), stream);
     }
     operations_ += x.size();
+    const bool is_buffer =
+        tid->idx() >= program_.layout.buffers_begin() && tid->idx() < program_.layout.temps_begin();
+    has_lazy_buffers_ |= is_buffer && !x.is_available();
     state_.tensors[tid->idx()] = std::move(x);
   }
 
@@ -89,6 +104,7 @@ class Context {
   }
 
   KvLayer& cache(int layer) {
+    has_lazy_buffers_ = true;
     return state_.cache(layer);
   }
 
@@ -163,6 +179,8 @@ class Context {
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
+  int depth_ = 0;  // the number of chains that are running: each calls the next one
+  bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
 };

@@ -13,6 +13,7 @@
 
 #include "dtype.h"
 #include "memory_limit.h"
+#include "strided_copy.h"
 
 namespace executorch_mlx {
 
@@ -93,12 +94,6 @@ std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx:
   const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
 
   mx::array array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, dtype);
-  mx::Strides strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= shape[i];
-  }
   const auto longest = shape.empty() ? 1 : *std::max_element(shape.begin(), shape.end());
   mx::array::Flags flags{};
   flags.contiguous = true;
@@ -106,7 +101,7 @@ std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx:
   flags.col_contiguous = static_cast<size_t>(longest) == array.size();
   array.set_data(
       mx::allocator::Data(buffer, [adopted = std::move(adopted)](mx::allocator::Buffer) {}),
-      array.size(), strides, flags, offset);
+      array.size(), row_major_strides(shape), flags, offset);
   return array;
 }
 

@@ -55,6 +55,7 @@ void State::begin(bool keep_backup) {
   values = initial_values_;
   buffers_backup_.resize(layout_.buffers);
   buffers_undo_.resize(layout_.buffers);
+  in_place_.resize(layout_.buffers);
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     buffers_backup_[i] = buffers_[i]->contents;
     tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->contents, std::nullopt);
@@ -70,6 +71,23 @@ void State::drop_backup() {
   caches_backup_.reset();
   buffers_undo_.clear();
   caches_undo_.clear();
+}
+
+void State::drop_backup_of_updated() {
+  for (const auto& array : tracked()) {
+    array.backup->reset();
+  }
+}
+
+bool State::update_in_place(
+    uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+    const mx::Shape& steps) {
+  if (keeps_backup_ || slot < layout_.buffers_begin() || slot >= layout_.temps_begin() || in_place_.empty()) {
+    return false;
+  }
+  const uint32_t i = slot - layout_.buffers_begin();
+  auto* backup = buffers_backup_.empty() ? nullptr : &buffers_backup_[i];
+  return in_place_[i].write(x, backup, update, start, stop, steps);
 }
 
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.
@@ -109,6 +127,7 @@ void State::return_buffers() {
 
 void State::commit() {
   drop_backup();
+  in_place_.clear();
   return_buffers();
 }
 
@@ -123,10 +142,16 @@ void State::rollback(mx::Stream stream) {
   // If the backup has been dropped, buffers_backup_ is empty, and the buffers keep what the call has written.
   std::copy(
       buffers_backup_.begin(), buffers_backup_.end(), tensors.begin() + layout_.buffers_begin());
+  for (uint32_t i = 0; i < in_place_.size(); ++i) {
+    if (auto restored = in_place_[i].undo()) {
+      tensors[layout_.buffers_begin() + i] = std::move(restored);
+    }
+  }
   if (caches_backup_) {
     caches_ = std::move(*caches_backup_);
   }
   drop_backup();
+  in_place_.clear();
   return_buffers();
   release_temporaries();
 }
@@ -187,21 +212,39 @@ std::vector<State::Tracked> State::tracked() {
   return arrays;
 }
 
+std::vector<InPlaceUpdates*> State::superseded_updates() {
+  std::vector<InPlaceUpdates*> result;
+  for (uint32_t i = 0; i < in_place_.size(); ++i) {
+    const auto& now = tensors[layout_.buffers_begin() + i];
+    if (in_place_[i].array() && now && !now->is_available()) {
+      result.push_back(&in_place_[i]);
+    }
+  }
+  return result;
+}
+
 void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
   const bool is_limited = has_memory_limit();
   if (is_limited && !ends_call && !keeps_backup_) {
     return evaluate_undoably(std::move(arrays), stream);
   }
   const bool risks_buffers = !keeps_backup_ && !pending().empty();
+  const auto superseded = superseded_updates();
   std::vector<std::uintptr_t> overwritable;
   if (is_limited && !keeps_backup_) {
     for (const auto& array : tracked()) {
       overwritable.push_back((*array.backup)->id());
     }
+    for (const auto* updates : superseded) {
+      overwritable.push_back(updates->array()->id());
+    }
   }
   Evaluation evaluation(std::move(arrays), stream, overwritable);
   if (!keeps_backup_) {
-    drop_backup();
+    ends_call ? drop_backup() : drop_backup_of_updated();
+    for (auto* updates : superseded) {
+      *updates = {};
+    }
   }
   run(evaluation, risks_buffers);
 }

@@ -55,14 +55,20 @@ class State {
   // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. As long
   // as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
-  // - Usually, the first evaluation of the call drops it, because MLX updates an array in place only if nobody else
-  //   holds the array.
+  // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
+  //   place only if nobody else holds the array. update_in_place() drops it, too, and saves what it overwrites.
   // - With `keep_backup`, it stays to the end of the call, and MLX writes the updated buffers to new memory.
   // - With a memory limit, it stays until the evaluation that ends the call is known to fit. If an earlier evaluation
   //   overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
   void begin(bool keep_backup);
   void commit();
   void rollback(mx::Stream stream);
+
+  // Writes `update` to a slice of x, the contents of a buffer whose slot is empty, at once and in place. rollback() undoes
+  // the write. Returns whether it was possible; otherwise, MLX has to update the array: see InPlaceUpdates::write().
+  bool update_in_place(
+      uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+      const mx::Shape& steps);
 
   // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation has buffers to compute
   // that have no backup, and fails after it has started, all buffers are lost: see is_lost().
@@ -91,11 +97,14 @@ class State {
     Undo* undo;  // leads from the backup to the contents from before the call
   };
   std::vector<Tracked> tracked();
+  // The records of buffers that were written in place in this call and now also have an update that MLX has to make.
+  std::vector<InPlaceUpdates*> superseded_updates();
   void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
   // `risks_buffers`: whether the buffers are lost if the evaluation fails.
   void run(Evaluation& evaluation, bool risks_buffers);
   void undo_updates(mx::Stream stream);
   void drop_backup();
+  void drop_backup_of_updated();
   void return_buffers();
 
   Layout layout_;
@@ -107,6 +116,7 @@ class State {
   std::optional<std::map<int, KvLayer>> caches_backup_;
   std::vector<Undo> buffers_undo_;  // what to undo in the backup, by buffer
   std::map<int, std::pair<Undo, Undo>> caches_undo_;  // what to undo in the backups of keys and values, by layer
+  std::vector<InPlaceUpdates> in_place_;  // of this call, by buffer
   bool keeps_backup_ = true;
   bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.

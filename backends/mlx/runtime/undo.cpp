@@ -3,6 +3,9 @@
 #include <mlx/primitives.h>
 
 #include <string_view>
+#include <utility>
+
+#include "strided_copy.h"
 
 namespace executorch_mlx {
 
@@ -45,6 +48,73 @@ mx::array Undo::apply(const mx::array& now, mx::Stream stream) const {
     result = mx::slice_update(result, slice->contents, slice->start, slice->stop, slice->strides, stream);
   }
   return result;
+}
+
+namespace {
+
+constexpr size_t kMaxInPlaceBytes = 256 << 10;  // of an update, which bounds the memory for the old contents
+
+// Whether *holder refers to the same array as x.
+bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
+  return holder && holder->id() == x.id();
+}
+
+// Whether nothing refers to the array but x and these two holders. Resets the holders if so.
+bool take_from(mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
+  const bool in_first = holds(first, x);
+  const bool in_second = second != nullptr && holds(*second, x);
+  if (in_first) {
+    first.reset();
+  }
+  if (in_second) {
+    second->reset();
+  }
+  if (x.is_donatable()) {
+    return true;
+  }
+  if (in_first) {
+    first = x;
+  }
+  if (in_second) {
+    *second = x;
+  }
+  return false;
+}
+
+} // namespace
+
+bool InPlaceUpdates::write(
+    mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
+    const mx::Shape& stop, const mx::Shape& steps) {
+  Slice slice{0, mx::Shape{}, mx::Strides{}, {}};
+  const auto width = static_cast<int64_t>(x.itemsize());
+  for (size_t i = 0; i < x.ndim(); ++i) {
+    slice.shape.push_back((stop[i] - start[i] + steps[i] - 1) / steps[i]);
+    slice.strides.push_back(x.strides()[i] * steps[i]);
+    slice.offset += x.strides()[i] * start[i] * width;
+  }
+  const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= kMaxInPlaceBytes;
+  if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
+    return false;
+  }
+  const auto dense = row_major_strides(slice.shape);
+  char* memory = x.data<char>() + slice.offset;
+  slice.contents.resize(update.nbytes());
+  strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.data(), dense);
+  strided_copy(slice.shape, x.itemsize(), update.data<char>(), update.strides(), memory, slice.strides);
+  slices_.push_back(std::move(slice));
+  array_ = x;
+  return true;
+}
+
+std::optional<mx::array> InPlaceUpdates::undo() {
+  for (auto slice = slices_.rbegin(); slice != slices_.rend(); ++slice) {
+    strided_copy(
+        slice->shape, array_->itemsize(), slice->contents.data(), row_major_strides(slice->shape),
+        array_->data<char>() + slice->offset, slice->strides);
+  }
+  slices_.clear();
+  return std::exchange(array_, std::nullopt);
 }
 
 } // namespace executorch_mlx

@@ -1,8 +1,10 @@
-// Undoes in-place updates of arrays. Only the slices that are overwritten are saved, not the whole array.
+// Undoes in-place updates of arrays. Only the slices that are overwritten are saved, not the whole array. Undo is for updates
+// that MLX makes when it evaluates a graph, InPlaceUpdates for those that the runtime makes at once.
 #pragma once
 
 #include <mlx/mlx.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -38,6 +40,36 @@ class Undo {
     mx::Shape strides;
   };
   std::vector<Slice> slices_;  // applied from the last to the first, so that the oldest contents remain
+};
+
+// The updates of one array that have been made in place in a call, and the old contents.
+class InPlaceUpdates {
+ public:
+  // Writes `update` to the slice of x that begins at `start` and has these steps. `x` is the array, `backup` another
+  // reference to it, if there is one. Returns false, and changes nothing, if `update` cannot be copied to the slice as it
+  // is, if the update is large, or if anything but x, `backup` and this object refers to the array. Resets `backup`
+  // otherwise: this object can now restore the array.
+  bool write(
+      mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
+      const mx::Shape& stop, const mx::Shape& steps);
+
+  // Writes the old contents back and returns the array. nullopt if nothing was written.
+  std::optional<mx::array> undo();
+
+  // The array after the last write. Empty if nothing was written.
+  const std::optional<mx::array>& array() const {
+    return array_;
+  }
+
+ private:
+  struct Slice {
+    int64_t offset;  // in bytes
+    mx::Shape shape;
+    mx::Strides strides;
+    std::vector<char> contents;  // row-major
+  };
+  std::optional<mx::array> array_;
+  std::vector<Slice> slices_;
 };
 
 } // namespace executorch_mlx

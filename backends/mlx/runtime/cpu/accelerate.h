@@ -1,9 +1,9 @@
 // CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
 // header of this folder. README.md describes the other files.
 //
-// Each function returns a lazy array, or nullopt if no kernel applies: `stream` is not a CPU
-// stream, an operand has an unsupported dtype or shape, or the platform has no kernels. The caller then
-// uses MLX's own operation.
+// Each function returns an array, or nullopt if no kernel applies: `stream` is not a CPU stream, an operand has an
+// unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all operands
+// are available, the kernel runs at once, in the calling thread. Otherwise the array is lazy.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -19,6 +19,15 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 
 namespace cpu {
+
+// Whether kernels run at once on this stream if their operands are available.
+bool computes_at_once(mx::Stream stream);
+
+// alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b has the strides of a matrix in
+// rows or in columns. c has shape [n]; without it, the second term is missing.
+std::optional<mx::array> matmul(
+    const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
+    mx::Stream stream);
 
 // x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums are
 // float32. The result has the given dtype, one of these three.
@@ -72,6 +81,14 @@ std::optional<mx::array> gather_quantized_matmul(
     int group_size,
     int bits,
     mx::Stream stream);
+
+// a + b and a * b for available operands of the same dtype: float32, float16 or bfloat16. One of the two has one element, or
+// the last axes of the other.
+std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream);
+std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream);
+
+// mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
+std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 
 // x * sigmoid(x) for float32, float16 or bfloat16 x, computed in float32.
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);

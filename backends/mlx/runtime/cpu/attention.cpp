@@ -70,7 +70,7 @@ std::optional<mx::array> rope(
         .y = out.data<void>()};
     return [rope] { executorch_mlx_rope(&rope); };
   };
-  return lazy_array("Rope", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result("Rope", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 std::optional<mx::array> attention(
@@ -86,7 +86,7 @@ std::optional<mx::array> attention(
   }
   std::vector<mx::array> inputs{q, k, v};
   if (mask) {
-    inputs.push_back(mx::broadcast_to(*mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)}, stream));
+    inputs.push_back(*mask);
   }
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     ExecutorchMlxAttention attention{
@@ -113,7 +113,7 @@ std::optional<mx::array> attention(
   };
   auto shape = q.shape();
   shape.back() = v.shape(3);
-  return lazy_array("Attention", std::move(shape), q.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result("Attention", std::move(shape), q.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -1,8 +1,51 @@
+#include <algorithm>
+
+#include "../host_memory.h"
+#include "../strided_copy.h"
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
+
+namespace {
+
+using BinaryKernel = void (*)(const void*, const void*, executorch_mlx::FloatType, void*, int64_t, int64_t);
+
+// Whether b, repeated, has the elements of a: b has one element, or the last axes of a.
+bool repeats_in(const mx::array& b, const mx::array& a) {
+  return b.size() == 1 ? b.ndim() <= a.ndim()
+                       : b.ndim() <= a.ndim() && std::equal(b.shape().rbegin(), b.shape().rend(), a.shape().rbegin());
+}
+
+// A kernel for operands that are available. Lazy operands are left to MLX, which can fuse what it computes.
+std::optional<mx::array> binary(
+    const char* name, BinaryKernel kernel, const mx::array& a, const mx::array& b, mx::Stream stream) {
+  if (!repeats_in(b, a)) {
+    return repeats_in(a, b) ? binary(name, kernel, b, a, stream) : std::nullopt;
+  }
+  if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !are_available({a, b})) {
+    return std::nullopt;
+  }
+  const auto make_task = [kernel](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto period = static_cast<int64_t>(inputs[1].size());
+    const auto count = static_cast<int64_t>(out.size());
+    return [=, a = inputs[0].data<void>(), b = inputs[1].data<void>(), type = *float_type(out.dtype()),
+            y = out.data<void>()] { kernel(a, b, type, y, count, period); };
+  };
+  return kernel_result(
+      name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
+}
+
+} // namespace
+
+std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  return binary("Add", executorch_mlx_add, a, b, stream);
+}
+
+std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  return binary("Multiply", executorch_mlx_multiply, a, b, stream);
+}
 
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
   if (!is_supported_operand(x, stream)) {
@@ -14,7 +57,31 @@ std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
       executorch_mlx_silu(x, type, y, count);
     };
   };
-  return lazy_array("Silu", x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+  return kernel_result("Silu", x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+}
+
+std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream) {
+  auto shape = arrays[0].shape();
+  shape[axis] = 0;
+  for (const auto& x : arrays) {
+    if (!is_supported_operand(x, stream) || x.dtype() != arrays[0].dtype() || x.ndim() != shape.size() ||
+        !x.is_available()) {
+      return std::nullopt;
+    }
+    shape[axis] += x.shape(axis);
+    auto expected = shape;
+    expected[axis] = x.shape(axis);
+    if (x.shape() != expected) {
+      return std::nullopt;
+    }
+  }
+  auto result = allocate(shape, arrays[0].dtype());
+  auto* to = result.data<char>();
+  for (const auto& x : arrays) {
+    strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), to, result.strides());
+    to += result.strides(axis) * x.shape(axis) * static_cast<int64_t>(x.itemsize());
+  }
+  return result;
 }
 
 } // namespace executorch_mlx::cpu

@@ -172,7 +172,7 @@ mx::array gather(
         : quantized_multiplier(inputs[3], inputs[4], inputs[5], k, n, group_size, bits);
     return [products, multiply_one = std::move(multiply_one)] { multiply_all(products, multiply_one); };
   };
-  return lazy_array("GatherMatmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
+  return kernel_result("GatherMatmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
 }
 
 bool is_supported_gather(

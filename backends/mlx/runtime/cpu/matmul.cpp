@@ -1,9 +1,49 @@
-// Matrix products with weights of half precision and with quantized weights.
+// Matrix products with weights in float32, in half precision, and quantized.
+#include <algorithm>
+
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
+
+std::optional<mx::array> matmul(
+    const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
+    mx::Stream stream) {
+  const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
+      b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
+  const bool fits_c = !c || (c->dtype() == mx::float32 && c->ndim() == 1 && c->shape(0) == b.shape(1) && c->is_available());
+  if (!fits || !fits_c) {
+    return std::nullopt;
+  }
+  const int k = b.shape(0);
+  const int n = b.shape(1);
+  const bool in_rows = (b.strides(1) == 1 || n == 1) && b.strides(0) >= n;
+  const bool in_columns = (b.strides(0) == 1 || k == 1) && b.strides(1) >= k;
+  if (!in_rows && !in_columns) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{contiguous(x, stream), b};
+  if (c) {
+    inputs.push_back(contiguous(*c, stream));
+  }
+  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const int m = static_cast<int>(out.size() / n);
+    const float* bias = inputs.size() > 2 ? inputs[2].data<float>() : nullptr;
+    const int ldb = static_cast<int>(inputs[1].strides(in_rows ? 0 : 1));
+    return [=, x = inputs[0].data<float>(), b = inputs[1].data<float>(), y = out.data<float>()] {
+      for (int row = 0; bias != nullptr && row < m; ++row) {
+        std::copy_n(bias, n, y + int64_t{row} * n);
+      }
+      cblas_sgemm(
+          kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, m, n, k, alpha, x, k, b, ldb,
+          bias != nullptr ? beta : 0.0f, y, n);
+    };
+  };
+  auto shape = x.shape();
+  shape.back() = n;
+  return kernel_result("Matmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
+}
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {
   // The kernel converts columns of b to float32. A column has as many elements as b has rows. This limit on the number
@@ -35,7 +75,7 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
         .y_type = *float_type(out.dtype())};
     return [matmul] { executorch_mlx_half_matmul(&matmul); };
   };
-  return lazy_array("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
+  return kernel_result("MatmulHalf", std::move(shape), dtype, {contiguous(x, stream), b}, stream, make_task);
 }
 
 namespace {
@@ -82,7 +122,7 @@ std::optional<mx::array> packed_matmul(
   for (const auto& input : {x, w, scales, biases}) {
     inputs.push_back(contiguous(input, stream));
   }
-  return lazy_array(name, std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result(name, std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace

@@ -25,7 +25,7 @@ std::optional<mx::array> rms_norm(
       executorch_mlx_rms_norm(from, type, weights, weight_type, to, rows, width, eps);
     };
   };
-  return lazy_array("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result("RmsNorm", x.shape(), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -3,9 +3,14 @@
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
+
+#include "../host_memory.h"
+#include "../strided_copy.h"
+#include "accelerate.h"
 
 namespace executorch_mlx::cpu {
 
@@ -42,9 +47,18 @@ class CpuPrimitive : public mx::Primitive {
 
 } // namespace
 
-mx::array lazy_array(
+bool are_available(const std::vector<mx::array>& arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_available(); });
+}
+
+mx::array kernel_result(
     const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
     MakeTask make_task) {
+  if (are_available(inputs)) {
+    auto out = allocate(shape, dtype);
+    make_task(inputs, out)();
+    return out;
+  }
   MakeTasks make_tasks = [make_task = std::move(make_task)](const auto& inputs, auto& outputs) {
     return make_task(inputs, outputs[0]);
   };
@@ -52,11 +66,23 @@ mx::array lazy_array(
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
-std::vector<mx::array> lazy_arrays(
+std::vector<mx::array> kernel_results(
     const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
     std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks) {
+  if (are_available(inputs)) {
+    std::vector<mx::array> outputs;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      outputs.push_back(allocate(shapes[i], dtypes[i]));
+    }
+    make_tasks(inputs, outputs)();
+    return outputs;
+  }
   auto primitive = std::make_shared<CpuPrimitive>(stream, name, std::move(make_tasks));
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+bool computes_at_once(mx::Stream stream) {
+  return stream.device == mx::Device::cpu;
 }
 
 bool is_supported_operand(const mx::array& x, mx::Stream stream) {
@@ -77,8 +103,15 @@ std::optional<FloatType> float_type(mx::Dtype dtype) {
 }
 
 mx::array contiguous(const mx::array& x, mx::Stream stream) {
-  const bool is_contiguous = x.is_available() && x.flags().row_contiguous;
-  return is_contiguous ? x : mx::contiguous(x, /*allow_col_major=*/false, stream);
+  if (!x.is_available()) {
+    return mx::contiguous(x, /*allow_col_major=*/false, stream);
+  }
+  if (x.flags().row_contiguous) {
+    return x;
+  }
+  auto copy = allocate(x.shape(), x.dtype());
+  strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), copy.data<char>(), copy.strides());
+  return copy;
 }
 
 } // namespace executorch_mlx::cpu

@@ -18,19 +18,21 @@ namespace cpu {
 // The computation of a primitive. A stream runs it when the inputs have been computed.
 using Task = std::function<void()>;
 
-// Returns the task that computes `out`. Called during evaluation, when the inputs and `out` have memory, but the
-// elements of the inputs may still be missing.
+// Returns the task that computes `out`. Called when the inputs and `out` have memory. The elements of the inputs may still
+// be missing: they are there when the task runs.
 using MakeTask = std::function<Task(const std::vector<mx::array>& inputs, mx::array& out)>;
 
-// Returns a lazy array on a CPU stream, which the task from `make_task` computes from `inputs`. `name` is the name of the
-// MLX primitive.
-mx::array lazy_array(
+// Returns the array that the task from `make_task` computes from `inputs`. If all inputs are available, the task runs now,
+// in this thread. Otherwise the array is lazy: it has an MLX primitive called `name`, and the task runs on the CPU stream.
+//
+// MLX takes about 10 microseconds to build the graph of an operation and to evaluate it, as long as a small kernel runs.
+mx::array kernel_result(
     const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
     MakeTask make_task);
 
 // The same for several results.
 using MakeTasks = std::function<Task(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs)>;
-std::vector<mx::array> lazy_arrays(
+std::vector<mx::array> kernel_results(
     const char* name, std::vector<mx::Shape> shapes, const std::vector<mx::Dtype>& dtypes,
     std::vector<mx::array> inputs, mx::Stream stream, MakeTasks make_tasks);
 
@@ -41,7 +43,11 @@ bool is_supported_operand(const mx::array& x, mx::Stream stream);
 // Returns the FloatType of a dtype, or nullopt if the kernels do not support the dtype.
 std::optional<FloatType> float_type(mx::Dtype dtype);
 
-// Returns x in contiguous memory: x itself if it is evaluated and contiguous, or else a lazy copy.
+// Whether the elements of all arrays can be read now.
+bool are_available(const std::vector<mx::array>& arrays);
+
+// Returns x in contiguous memory: x itself if it is available and contiguous; if it is available, a copy; otherwise a lazy
+// copy.
 mx::array contiguous(const mx::array& x, mx::Stream stream);
 
 } // namespace cpu

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "../views.h"
 #include "accelerate.h"
 #include "attention_inputs.h"
 #include "kernels/blas.h"
@@ -29,7 +30,7 @@ mx::array entries_between(const mx::array& x, int first, int last, mx::Stream st
   mx::Shape stop = x.shape();
   start[2] = first;
   stop[2] = last;
-  return mx::slice(x, start, stop, stream);
+  return views::slice(x, start, stop, mx::Shape(4, 1), stream);
 }
 
 } // namespace
@@ -66,7 +67,7 @@ std::optional<QuantizedEntries> quantize_entries(
   shape[3] = format.bytes(groups);
   auto scales_shape = shape;
   scales_shape[3] = 2 * groups;
-  auto arrays = lazy_arrays(
+  auto arrays = kernel_results(
       "QuantizeEntries", {std::move(shape), std::move(scales_shape)}, {mx::uint8, scale_type}, xs, stream, make_task);
   return QuantizedEntries{arrays[0], arrays[1]};
 }
@@ -80,7 +81,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
     inputs.push_back(entries_between(x, a.first, a.last, stream));
   }
   if (a.mask) {
-    inputs.push_back(mx::broadcast_to(*a.mask, {1, a.q.shape(1), a.q.shape(2), a.last - a.first}, stream));
+    inputs.push_back(*a.mask);
   }
   const auto make_task = [value_group = a.value_group, scale = a.scale, causal = a.causal, format = a.format](
                              const std::vector<mx::array>& inputs, mx::array& out) -> Task {
@@ -111,7 +112,7 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention& a, mx::St
   };
   auto shape = a.q.shape();
   shape[3] = a.value_size;
-  return lazy_array("QuantizedAttention", std::move(shape), a.q.dtype(), std::move(inputs), stream, make_task);
+  return kernel_result("QuantizedAttention", std::move(shape), a.q.dtype(), std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

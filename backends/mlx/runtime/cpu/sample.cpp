@@ -35,7 +35,7 @@ std::optional<mx::array> sample(const SampleInputs& operands, mx::Stream stream)
         .tokens = out.data<int64_t>()};
     return [sample] { executorch_mlx_sample(&sample); };
   };
-  return lazy_array("Sample", {operands.logits.shape(0)}, mx::int64, std::move(inputs), stream, make_task);
+  return kernel_result("Sample", {operands.logits.shape(0)}, mx::int64, std::move(inputs), stream, make_task);
 }
 
 } // namespace executorch_mlx::cpu

@@ -6,6 +6,7 @@
 namespace executorch_mlx {
 
 inline void rope(const fb::RopeParams& n, Context& c) {
+  c.make_available({n.x(), n.offset()->is_vid() ? nullptr : n.offset()->tid()});
   const auto& x = c.in(n.x());
   check_argument(x.ndim() >= 3, "x: got ", x.ndim(), " axes, expected at least 3");
   check_program(
@@ -66,6 +67,7 @@ inline void check_rank_4(const mx::array& q, const mx::array& k, const mx::array
 }
 
 inline void sdpa(const fb::SdpaParams& n, Context& c) {
+  c.make_available({n.q(), n.k(), n.v(), n.mask()});
   const auto& q = c.in(n.q());
   const auto& k = c.in(n.k());
   const auto& v = c.in(n.v());

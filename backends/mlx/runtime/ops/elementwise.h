@@ -25,6 +25,15 @@ void binary(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(c.in(n.a()), c.in(n.b()), c.stream));
 }
 
+// A binary op for which there may be a CPU kernel.
+using BinaryKernel = std::optional<mx::array> (*)(const mx::array&, const mx::array&, mx::Stream);
+
+template <BinaryOp Op, BinaryKernel Kernel>
+void binary_or_kernel(const fb::BinaryNode& n, Context& c) {
+  const auto y = Kernel(c.in(n.a()), c.in(n.b()), c.stream);
+  c.set(n.out(), y ? *y : Op(c.in(n.a()), c.in(n.b()), c.stream));
+}
+
 // A comparison or a logical op. If both operands are scalars on the host, `Host` computes the result there, so that a
 // branch that depends on the result does not have to wait for an evaluation. kBoolsOnly limits this to bool operands:
 // for a bitwise op, `Host` is a logical op, which gives the same result only for bools.
@@ -203,7 +212,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(TanhNode, unary<mx::tanh>),
     MLX_ROW(TruncNode, unary<truncate>),
 
-    MLX_ROW(AddNode, binary<mx::add>),
+    MLX_ROW(AddNode, binary_or_kernel<mx::add, cpu::add>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
     MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
     MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),
@@ -220,7 +229,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
-    MLX_ROW(MultiplyNode, binary<mx::multiply>),
+    MLX_ROW(MultiplyNode, binary_or_kernel<mx::multiply, cpu::multiply>),
     MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/op_row.h"
+#include "views.h"
 
 namespace executorch_mlx {
 
@@ -99,12 +100,12 @@ inline void slice(const fb::SliceParams& n, Context& c) {
   }
   const auto& x = c.in(n.x());
   const Slices at(x, checked_range(n, x, c), n.step());
-  c.set(n.out(), mx::slice(x, at.start, at.stop, at.steps, c.stream));
+  c.set(n.out(), views::slice(x, at.start, at.stop, at.steps, c.stream));
 }
 
 inline void slice_update(const fb::SliceUpdateParams& n, Context& c) {
   const auto update = c.in(n.update());
-  const auto dst = c.in_for_update(n.dst(), n.out());
+  auto dst = c.in_for_update(n.dst(), n.out());
   const auto range = checked_range(n, dst, c);
   const Slices at(dst, range, n.step());
   const int step = at.steps[range.axis];
@@ -118,7 +119,7 @@ inline void slice_update(const fb::SliceUpdateParams& n, Context& c) {
   if (length == 0) {
     return c.set(n.out(), dst);
   }
-  c.set(n.out(), mx::slice_update(dst, update, at.start, at.stop, at.steps, c.stream));
+  c.set_updated(n.out(), std::move(dst), update, at.start, at.stop, at.steps);
 }
 
 inline void take(const fb::TakeParams& n, Context& c) {
@@ -135,7 +136,7 @@ inline void take(const fb::TakeParams& n, Context& c) {
       position >= -int64_t{length} && position < length,
       "index ", position, " is out of range [", -length, ", ", length, ")");
   const auto at = static_cast<int>(position < 0 ? position + length : position);
-  c.set(n.out(), mx::take(x, at, axis, c.stream));
+  c.set(n.out(), views::take(x, at, axis, c.stream));
 }
 
 inline void take_along_axis(const fb::TakeAlongAxisParams& n, Context& c) {
@@ -200,18 +201,20 @@ inline std::vector<Run> find_runs(const mx::array& indices, int length) {
   return runs;
 }
 
-// Returns `dst` after copying slices of `update` to the runs of indices of `axis`. Each run takes one slice update, which
-// MLX can make in place.
-inline mx::array copy_runs(
-    mx::array dst, const mx::array& update, const std::vector<Run>& runs, int axis, Context& c) {
-  for (const Run& run : runs) {
+// Copies slices of `update` to the runs of indices of `axis`, and writes the result to the slot `out`. Each run takes one
+// slice update, which can be made in place.
+inline void copy_runs(
+    const fb::Tid* out, mx::array dst, const mx::array& update, const std::vector<Run>& runs, int axis, Context& c) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
     const Slices from(update, {axis, run.first, run.last});
     const Slices to(dst, {axis, run.target, run.target + run.last - run.first});
-    dst = mx::slice_update(
-        dst, runs.size() == 1 ? update : mx::slice(update, from.start, from.stop, c.stream), to.start, to.stop,
-        c.stream);
+    const auto part = views::slice(update, from.start, from.stop, from.steps, c.stream);
+    if (i + 1 == runs.size()) {
+      return c.set_updated(out, std::move(dst), part, to.start, to.stop, to.steps);
+    }
+    dst = mx::slice_update(dst, part, to.start, to.stop, c.stream);
   }
-  return dst;
 }
 
 inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
@@ -232,7 +235,7 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   if (is_on_host(indices)) {
     const auto runs = find_runs(indices, dst.shape(axis));
     if (runs.size() <= kMaxRuns) {
-      return c.set(n.out(), copy_runs(std::move(dst), update, runs, axis, c));
+      return copy_runs(n.out(), std::move(dst), update, runs, axis, c);
     }
   }
   // mx::scatter expects the axis of the indices first, followed by all axes of `dst`, with size 1 for the indexed axis.

@@ -44,6 +44,7 @@ inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, 
 }
 
 inline void addmm(const fb::AddmmParams& n, Context& c) {
+  c.make_available({n.mat1(), n.mat2()});
   const auto& a = c.in(n.mat1());
   const auto& b = c.in(n.mat2());
   check_min_rank(a, "mat1", 1);
@@ -51,6 +52,9 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set_product(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream), a.shape(-1));
+  }
+  if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream)) {
+    return c.set_product(n.out(), *y, a.shape(-1));
   }
   if (n.bias() != nullptr) {
     return c.set_product(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream), a.shape(-1));
@@ -76,6 +80,7 @@ bool sorted_indices(const Node& n, Context& c) {
 }
 
 inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
+  c.make_available({n.a(), n.b(), n.lhs_indices(), n.rhs_indices()});
   auto a = c.in(n.a());
   auto b = c.in(n.b());
   check_min_rank(a, "a", 2);

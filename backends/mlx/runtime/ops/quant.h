@@ -54,6 +54,7 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
 }
 
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
+  c.make_available({n.x()});
   auto x = c.in(n.x());
   auto q = quantized(n, c);
   check_min_rank(x, "x", 1);
@@ -98,6 +99,7 @@ inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c)
 }
 
 inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Context& c) {
+  c.make_available({n.x()});
   const auto& x = c.in(n.x());
   const auto q = quantized(n, c);
   check_min_rank(x, "x", 1);
@@ -124,6 +126,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
 }
 
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
+  c.make_available({n.x(), n.lhs_indices(), n.rhs_indices()});
   auto x = c.in(n.x());
   auto q = quantized(n, c);
   check_min_rank(x, "x", 2);

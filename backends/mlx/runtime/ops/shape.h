@@ -1,6 +1,8 @@
 #pragma once
 
+#include "cpu/accelerate.h"
 #include "ops/op_row.h"
+#include "views.h"
 
 namespace executorch_mlx {
 
@@ -16,7 +18,7 @@ inline void contiguous(const fb::UnaryNode& n, Context& c) {
 
 inline void expand_dims(const fb::AxisNode& n, Context& c) {
   const auto& x = c.in(n.x());
-  c.set(n.out(), mx::expand_dims(x, checked_axis(n.axis(), static_cast<int>(x.ndim()) + 1), c.stream));
+  c.set(n.out(), views::expand_dims(x, checked_axis(n.axis(), static_cast<int>(x.ndim()) + 1), c.stream));
 }
 
 inline void squeeze(const fb::SqueezeParams& n, Context& c) {
@@ -31,7 +33,7 @@ inline void squeeze(const fb::SqueezeParams& n, Context& c) {
       ones.push_back(axis);
     }
   }
-  c.set(n.out(), ones.empty() ? x : mx::squeeze(x, ones, c.stream));
+  c.set(n.out(), ones.empty() ? x : views::squeeze(x, ones, c.stream));
 }
 
 inline void reshape(const fb::ShapeNode& n, Context& c) {
@@ -54,7 +56,7 @@ inline void reshape(const fb::ShapeNode& n, Context& c) {
     known = total;
   }
   check_argument(known == total, "shape: got ", dims(shape), ", expected ", total, " elements");
-  c.set(n.out(), mx::reshape(x, std::move(shape), c.stream));
+  c.set(n.out(), views::reshape(x, shape, c.stream));
 }
 
 // As in torch's expand, a size of -1 keeps the size of x.
@@ -79,7 +81,7 @@ inline void transpose(const fb::TransposeParams& n, Context& c) {
   if (x.ndim() == 0) {
     return c.set(n.out(), x);
   }
-  c.set(n.out(), mx::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream));
+  c.set(n.out(), views::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream));
 }
 
 inline void flip(const fb::FlipParams& n, Context& c) {
@@ -227,6 +229,9 @@ inline void concatenate(const fb::JoinNode& n, Context& c) {
   auto arrays = c.list(*n.tensors());
   check_program(!arrays.empty(), "tensors: expected at least one");
   const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()));
+  if (const auto y = cpu::concatenate(arrays, axis, c.stream)) {
+    return c.set(n.out(), *y);
+  }
   c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
 }
 

@@ -1,0 +1,189 @@
+#include "views.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "strided_copy.h"
+
+namespace executorch_mlx::views {
+
+namespace {
+
+// Whether the elements of a non-empty array lie in memory without gaps, with the last axis innermost.
+bool is_row_major(const mx::Shape& shape, const mx::Strides& strides) {
+  int64_t expected = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= shape[i];
+  }
+  return true;
+}
+
+// A view of x that begins `offset` elements after the first element of x. Not empty.
+mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset = 0) {
+  mx::array y(std::move(shape), x.dtype(), nullptr, {});
+  int64_t span = 1;  // from the first to the last element in memory
+  for (size_t i = 0; i < y.ndim(); ++i) {
+    span += strides[i] * (y.shape(static_cast<int>(i)) - 1);
+  }
+  const auto reversed = [](auto list) {
+    std::reverse(list.begin(), list.end());
+    return list;
+  };
+  mx::array::Flags flags{};
+  flags.row_contiguous = is_row_major(y.shape(), strides);
+  flags.col_contiguous = is_row_major(reversed(y.shape()), reversed(strides));
+  flags.contiguous = flags.row_contiguous || flags.col_contiguous;
+  y.copy_shared_buffer(x, strides, flags, static_cast<size_t>(span), offset);
+  y.set_status(mx::array::Status::available);
+  return y;
+}
+
+// Whether a view of x can be made now. Elements do not overlap, and strides are positive.
+bool has_memory(const mx::array& x) {
+  if (x.size() == 0 || !x.is_available()) {
+    return false;
+  }
+  for (size_t i = 0; i < x.ndim(); ++i) {
+    if (x.shape(static_cast<int>(i)) > 1 && x.strides(static_cast<int>(i)) <= 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The strides of x with another shape, or nullopt if no strides express it. Splits the axes of x and the axes of the shape
+// into runs of equal sizes: a run of x whose elements have one distance can be divided differently.
+std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::Shape& shape) {
+  mx::Strides strides(shape.size(), 1);
+  size_t i = 0;
+  size_t j = 0;
+  while (j < shape.size()) {
+    if (shape[j] == 1) {
+      ++j;
+      continue;
+    }
+    while (x.shape(static_cast<int>(i)) == 1) {
+      ++i;
+    }
+    int64_t left = x.shape(static_cast<int>(i));
+    int64_t right = shape[j];
+    size_t last = j;
+    int64_t innermost = x.strides(static_cast<int>(i++));
+    while (left != right) {
+      if (left > right) {
+        right *= shape[++last];
+        continue;
+      }
+      const int axis = static_cast<int>(i++);
+      if (x.shape(axis) == 1) {
+        continue;
+      }
+      if (innermost != x.strides(axis) * x.shape(axis)) {
+        return std::nullopt;
+      }
+      left *= x.shape(axis);
+      innermost = x.strides(axis);
+    }
+    for (size_t axis = last + 1; axis-- > j;) {
+      strides[axis] = innermost;
+      innermost *= shape[axis];
+    }
+    j = last + 1;
+  }
+  return strides;
+}
+
+} // namespace
+
+mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
+  if (has_memory(x)) {
+    if (x.flags().row_contiguous) {
+      return view(x, shape, row_major_strides(shape));
+    }
+    if (auto strides = strides_after_reshape(x, shape)) {
+      return view(x, shape, std::move(*strides));
+    }
+  }
+  return mx::reshape(x, shape, stream);
+}
+
+mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
+  if (!has_memory(x)) {
+    return mx::transpose(x, axes, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  for (const int axis : axes) {
+    shape.push_back(x.shape(axis));
+    strides.push_back(x.strides(axis));
+  }
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
+  if (!has_memory(x)) {
+    return mx::expand_dims(x, axis, stream);
+  }
+  auto shape = x.shape();
+  auto strides = x.strides();
+  shape.insert(shape.begin() + axis, 1);
+  strides.insert(strides.begin() + axis, 1);
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
+  if (!has_memory(x)) {
+    return mx::squeeze(x, axes, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  for (int axis = 0; axis < static_cast<int>(x.ndim()); ++axis) {
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) {
+      shape.push_back(x.shape(axis));
+      strides.push_back(x.strides(axis));
+    }
+  }
+  return view(x, std::move(shape), std::move(strides));
+}
+
+mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {
+  if (!has_memory(x)) {
+    return mx::take(x, index, axis, stream);
+  }
+  auto shape = x.shape();
+  auto strides = x.strides();
+  const int64_t offset = index * strides[axis];
+  shape.erase(shape.begin() + axis);
+  strides.erase(strides.begin() + axis);
+  return view(x, std::move(shape), std::move(strides), offset);
+}
+
+mx::array slice(
+    const mx::array& x, const mx::Shape& start, const mx::Shape& stop, const mx::Shape& steps, mx::Stream stream) {
+  const auto is_empty = [&] {
+    for (size_t i = 0; i < start.size(); ++i) {
+      if (stop[i] <= start[i]) {
+        return true;
+      }
+    }
+    return false;
+  };
+  if (!has_memory(x) || is_empty()) {
+    return mx::slice(x, start, stop, steps, stream);
+  }
+  mx::Shape shape;
+  mx::Strides strides;
+  int64_t offset = 0;
+  for (size_t i = 0; i < start.size(); ++i) {
+    shape.push_back((stop[i] - start[i] + steps[i] - 1) / steps[i]);
+    strides.push_back(x.strides()[i] * steps[i]);
+    offset += x.strides()[i] * start[i];
+  }
+  return view(x, std::move(shape), std::move(strides), offset);
+}
+
+} // namespace executorch_mlx::views

@@ -1,0 +1,30 @@
+// Views of arrays: the same elements in the same memory, with another shape.
+//
+// These functions take the arguments of MLX's functions of the same names. If x has been evaluated, they return a view
+// that is evaluated as well, so that kernels can run on it at once. Otherwise, or if a view cannot express the result,
+// they call MLX.
+#pragma once
+
+#include <mlx/mlx.h>
+
+#include <vector>
+
+namespace executorch_mlx {
+
+namespace mx = mlx::core;
+
+namespace views {
+
+mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream);
+mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream);
+mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream);
+mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream);
+mx::array take(const mx::array& x, int index, int axis, mx::Stream stream);
+
+// All bounds count from the front and lie within x, and all steps are positive.
+mx::array slice(
+    const mx::array& x, const mx::Shape& start, const mx::Shape& stop, const mx::Shape& steps, mx::Stream stream);
+
+} // namespace views
+
+} // namespace executorch_mlx
