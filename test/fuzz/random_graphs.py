@@ -193,8 +193,10 @@ def reduce(g: Graph):
     axes, axis = g.axes(x), g.axis(x)
     if name in ("prod", "any", "all", "argmax", "argmin"):
         return f"torch.{name}({x.name}, {axis}, keepdim={keep})"
-    if name in ("max", "min", "median"):
-        return f"torch.{name}({x.name}, {axis}, keepdim={keep})[{0 if name == 'median' else g.integer(0, 1)}]"
+    if name == "median":  # torch reads memory outside an expanded tensor
+        return f"torch.median({x.name}.contiguous(), {axis}, keepdim={keep})[0]"
+    if name in ("max", "min"):
+        return f"torch.{name}({x.name}, {axis}, keepdim={keep})[{g.integer(0, 1)}]"
     if name in ("var", "std"):
         return f"torch.{name}({x.name}, {axes}, correction={g.integer(0, 1)}, keepdim={keep})"
     if name == "linalg.vector_norm":
@@ -351,7 +353,9 @@ def attention(g: Graph):
         raise Skip
     k = g.value(lambda v: v.dtype == q.dtype and v.ndim == q.ndim and v.shape[-1] == q.shape[-1])
     mask = g.choice(["", ", is_causal=True", ", scale=0.5"])
-    return f"F.scaled_dot_product_attention({q.name}, {k.name}, {k.name}{mask})"
+    # Under a mask, torch multiplies an infinite or NaN value by the weight 0, and this runtime ignores it.
+    value = f"torch.nan_to_num({k.name}, 0, 0, 0)" if "causal" in mask else k.name
+    return f"F.scaled_dot_product_attention({q.name}, {value}, {value}{mask})"
 
 
 def write(g: Graph):

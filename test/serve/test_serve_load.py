@@ -26,12 +26,6 @@ def until(condition) -> None:
         time.sleep(0.01)
 
 
-def resident_bytes() -> int:
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
-
-
 def threads_outside_pool() -> int:
     """The number of threads besides those of asyncio's pool, which starts them on demand up to a fixed number."""
     return sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
@@ -87,7 +81,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
             del dropped
             gc.collect()
             assert [answer() for answer in answers] == [None] * COUNT
-            memory.append(resident_bytes())
+            memory.append(served.resident_bytes())
     assert threads[0] == threads[1] == threads[2]
     # Typical growth is 0.2 MB. A leak of one KV cache (0.5 MB) per stream would be 20 MB.
     assert memory[2] - memory[0] < 4e6

@@ -22,10 +22,13 @@ def scaled_dot_product_attention(
         raise Unsupported(f"dropout_p: got {dropout_p}, expected 0; call model.eval() before export")
     if query.ndim not in (3, 4):
         raise Unsupported(f"query: got {query.ndim} dimensions, expected 3 or 4; reshape to [B, heads, S, D]")
-    if query.ndim == 4 and query.shape[1] != key.shape[1] and not enable_gqa:
-        raise Unsupported(
-            f"got {query.shape[1]} query heads and {key.shape[1]} key heads; pass enable_gqa=True for grouped heads"
-        )
+    query, key, value = _broadcast(P, 0, query, key, value)
+    if query.ndim == 4 and not enable_gqa:
+        query, key, value = _broadcast(P, 1, query, key, value)
+        if query.shape[1] != key.shape[1]:
+            raise Unsupported(
+                f"got {query.shape[1]} query heads and {key.shape[1]} key heads; pass enable_gqa=True for grouped heads"
+            )
     causal, has_mask = is_causal, attn_mask is not None
     if is_causal and query.shape[-2] != key.shape[-2]:
         # torch aligns the causal mask to the upper left corner, MLX to the lower right.
@@ -42,6 +45,22 @@ def scaled_dot_product_attention(
     if has_mask:
         out = _zero_masked_queries(P, out, attn_mask)
     return P.emit(ir.SqueezeNode, x=out, dims=[1]) if query.ndim == 3 else out
+
+
+def _broadcast(P, axis, *tensors):
+    """Repeats the tensors with the size 1 on an axis if another tensor has another size, as torch does."""
+    wide = next((t for t in tensors if t.shape[axis] != 1), None)
+    if wide is None or all(t.shape[axis] != 1 for t in tensors):
+        return tensors
+    extents = [-1] * wide.ndim
+    extents[axis] = P.size(wide, axis)
+
+    def repeated(t):
+        result = P.emit(ir.BroadcastToNode, x=t, shape=extents, dtype=t.dtype)
+        result.shape = (*t.shape[:axis], wide.shape[axis], *t.shape[axis + 1 :])
+        return result
+
+    return [t if t.shape[axis] != 1 else repeated(t) for t in tensors]
 
 
 def _upper_left_mask(P, query, key):

@@ -82,16 +82,19 @@ std::optional<mx::array> gather_quantized_matmul(
     int bits,
     mx::Stream stream);
 
-// a + b and a * b for available operands of the same dtype: float32, float16 or bfloat16. One of the two has one element, or
-// the last axes of the other.
+// a + b, a - b and a * b for available operands of the same dtype: float32, float16 or bfloat16. b has one element, or the
+// last axes of a; for sums and products, a and b may also change places.
 std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream);
+std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream);
 std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream);
 
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 
-// x * sigmoid(x) for float32, float16 or bfloat16 x, computed in float32.
+// x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
+std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream);
+std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream);
 
 // Like mx::fast::rms_norm, computed in float32. x [..., width] and weight [width] are float32, float16 or bfloat16. The
 // result has the dtype of x.

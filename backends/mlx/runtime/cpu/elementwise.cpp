@@ -21,10 +21,7 @@ bool repeats_in(const mx::array& b, const mx::array& a) {
 // A kernel for operands that are available. Lazy operands are left to MLX, which can fuse what it computes.
 std::optional<mx::array> binary(
     const char* name, BinaryKernel kernel, const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (!repeats_in(b, a)) {
-    return repeats_in(a, b) ? binary(name, kernel, b, a, stream) : std::nullopt;
-  }
-  if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !are_available({a, b})) {
+  if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !repeats_in(b, a) || !are_available({a, b})) {
     return std::nullopt;
   }
   const auto make_task = [kernel](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
@@ -37,27 +34,47 @@ std::optional<mx::array> binary(
       name, a.shape(), a.dtype(), {contiguous(a, stream), contiguous(b, stream)}, stream, make_task);
 }
 
-} // namespace
+using UnaryKernel = void (*)(const void*, executorch_mlx::FloatType, void*, int64_t);
 
-std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  return binary("Add", executorch_mlx_add, a, b, stream);
-}
-
-std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  return binary("Multiply", executorch_mlx_multiply, a, b, stream);
-}
-
-std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
+std::optional<mx::array> unary(const char* name, UnaryKernel kernel, const mx::array& x, mx::Stream stream) {
   if (!is_supported_operand(x, stream)) {
     return std::nullopt;
   }
-  const auto make_task = [](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+  const auto make_task = [kernel](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const auto count = static_cast<int64_t>(out.size());
-    return [x = inputs[0].data<void>(), type = *float_type(out.dtype()), y = out.data<void>(), count] {
-      executorch_mlx_silu(x, type, y, count);
+    return [=, x = inputs[0].data<void>(), type = *float_type(out.dtype()), y = out.data<void>()] {
+      kernel(x, type, y, count);
     };
   };
-  return kernel_result("Silu", x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+  return kernel_result(name, x.shape(), x.dtype(), {contiguous(x, stream)}, stream, make_task);
+}
+
+} // namespace
+
+std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = binary("Add", executorch_mlx_add, a, b, stream);
+  return y ? y : binary("Add", executorch_mlx_add, b, a, stream);
+}
+
+std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  return binary("Subtract", executorch_mlx_subtract, a, b, stream);
+}
+
+std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = binary("Multiply", executorch_mlx_multiply, a, b, stream);
+  return y ? y : binary("Multiply", executorch_mlx_multiply, b, a, stream);
+}
+
+std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
+  return unary("Silu", executorch_mlx_silu, x, stream);
+}
+
+std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream) {
+  return unary("Sigmoid", executorch_mlx_sigmoid, x, stream);
+}
+
+std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream) {
+  return unary("Tanh", executorch_mlx_tanh, x, stream);
 }
 
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream) {

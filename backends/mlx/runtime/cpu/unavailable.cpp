@@ -16,6 +16,10 @@ std::optional<mx::array> add(const mx::array&, const mx::array&, mx::Stream) {
   return std::nullopt;
 }
 
+std::optional<mx::array> subtract(const mx::array&, const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> multiply(const mx::array&, const mx::array&, mx::Stream) {
   return std::nullopt;
 }
@@ -50,6 +54,14 @@ std::optional<mx::array> gather_quantized_matmul(
 }
 
 std::optional<mx::array> silu(const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> sigmoid(const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> tanh(const mx::array&, mx::Stream) {
   return std::nullopt;
 }
 

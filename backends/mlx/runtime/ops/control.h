@@ -2,6 +2,7 @@
 
 #include "ops/metal_kernel.h"
 #include "ops/op_row.h"
+#include "ops/shape.h"
 
 namespace executorch_mlx {
 
@@ -13,6 +14,11 @@ inline void if_else(const fb::IfParams& n, Context& c) {
 // each iteration, this function puts their slices at the present index into the slots `n.sliced()`. The carry needs
 // no code here, because the body chain itself overwrites the slots of the carry.
 inline void scan(const fb::ScanParams& n, Context& c) {
+  for (const auto* list : {n.originals(), n.carry()}) {
+    for (const auto* tid : *list) {
+      c.make_available({tid});
+    }
+  }
   const auto originals = c.list(*n.originals());
   check_program(
       !originals.empty() && originals.size() == n.sliced()->size(),
@@ -31,7 +37,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());
   for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
-      c.set(n.sliced()->Get(i), mx::take(originals[i], iteration, axis, c.stream));
+      c.set(n.sliced()->Get(i), views::take(originals[i], iteration, axis, c.stream));
     }
     c.run(static_cast<uint32_t>(n.body_chain_idx()));
     for (uint32_t i = 0; i < outputs.size(); ++i) {
@@ -40,7 +46,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
   for (uint32_t i = 0; i < outputs.size(); ++i) {
     const int output_axis = checked_axis(n.scan_axis(), static_cast<int>(outputs[i][0].ndim()) + 1, "scan_axis");
-    c.set(n.outputs()->Get(i), mx::stack(outputs[i], output_axis, c.stream));
+    c.set(n.outputs()->Get(i), stacked(outputs[i], output_axis, c));
   }
 }
 

@@ -55,10 +55,16 @@ void predicate(const fb::BinaryNode& n, Context& c) {
   c.set(n.out(), Op(a, b, c.stream));
 }
 
+// A unary op for which there may be a CPU kernel.
+using UnaryKernel = std::optional<mx::array> (*)(const mx::array&, mx::Stream);
+
+template <UnaryOp Op, UnaryKernel Kernel>
+void unary_or_kernel(const fb::UnaryNode& n, Context& c) {
+  const auto y = Kernel(c.in(n.x()), c.stream);
+  c.set(n.out(), y ? *y : Op(c.in(n.x()), c.stream));
+}
+
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
-  if (const auto y = cpu::silu(x, mx::to_stream(s))) {
-    return *y;
-  }
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
 
@@ -201,15 +207,15 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(NegNode, unary<mx::negative>),
     MLX_ROW(ReciprocalNode, unary<mx::reciprocal>),
     MLX_ROW(RsqrtNode, unary<mx::rsqrt>),
-    MLX_ROW(SigmoidNode, unary<mx::sigmoid>),
+    MLX_ROW(SigmoidNode, unary_or_kernel<mx::sigmoid, cpu::sigmoid>),
     MLX_ROW(SignNode, unary<mx::sign>),
-    MLX_ROW(SiluNode, unary<silu>),
+    MLX_ROW(SiluNode, unary_or_kernel<silu, cpu::silu>),
     MLX_ROW(SinNode, unary<mx::sin>),
     MLX_ROW(SinhNode, unary<mx::sinh>),
     MLX_ROW(SqrtNode, unary<mx::sqrt>),
     MLX_ROW(SquareNode, unary<mx::square>),
     MLX_ROW(TanNode, unary<mx::tan>),
-    MLX_ROW(TanhNode, unary<mx::tanh>),
+    MLX_ROW(TanhNode, unary_or_kernel<mx::tanh, cpu::tanh>),
     MLX_ROW(TruncNode, unary<truncate>),
 
     MLX_ROW(AddNode, binary_or_kernel<mx::add, cpu::add>),
@@ -233,7 +239,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),
-    MLX_ROW(SubtractNode, binary<mx::subtract>),
+    MLX_ROW(SubtractNode, binary_or_kernel<mx::subtract, cpu::subtract>),
 
     MLX_ROW(AsTypeNode, as_type),
     MLX_ROW(ClipNode, clip),

@@ -169,10 +169,12 @@ inline void split(const fb::SplitParams& n, Context& c) {
   if (sizes.size() == 1) {
     return c.set(n.outs()->Get(0), x);
   }
-  ends.pop_back();
-  auto parts = mx::split(x, ends, axis, c.stream);
-  for (uint32_t i = 0; i < parts.size(); ++i) {
-    c.set(n.outs()->Get(i), std::move(parts[i]));
+  for (uint32_t i = 0; i < sizes.size(); ++i) {
+    mx::Shape first(x.ndim(), 0);
+    mx::Shape last = x.shape();
+    first[axis] = ends[i] - sizes[i];
+    last[axis] = ends[i];
+    c.set(n.outs()->Get(i), views::slice(x, first, last, mx::Shape(x.ndim(), 1), c.stream));
   }
 }
 
@@ -235,11 +237,23 @@ inline void concatenate(const fb::JoinNode& n, Context& c) {
   c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
 }
 
+// The arrays, joined along a new axis.
+inline mx::array stacked(const std::vector<mx::array>& arrays, int axis, Context& c) {
+  if (!arrays[0].is_available()) {
+    return mx::stack(arrays, axis, c.stream);
+  }
+  std::vector<mx::array> parts;
+  for (const auto& x : arrays) {
+    parts.push_back(views::expand_dims(x, axis, c.stream));
+  }
+  const auto y = cpu::concatenate(parts, axis, c.stream);
+  return y ? *y : mx::stack(arrays, axis, c.stream);
+}
+
 inline void stack(const fb::JoinNode& n, Context& c) {
   const auto arrays = c.list(*n.tensors());
   check_program(!arrays.empty(), "tensors: expected at least one");
-  const int axis = checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()) + 1);
-  c.set(n.out(), mx::stack(arrays, axis, c.stream));
+  c.set(n.out(), stacked(arrays, checked_axis(n.axis(), static_cast<int>(arrays[0].ndim()) + 1), c));
 }
 
 constexpr OpRow kShapeRows[] = {

@@ -99,15 +99,21 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfM
 
 // -- operations that MLX's CPU backend composes of several others ---------------------------------
 
-// y[i] = a[i] + b[i % period], or a[i] * b[i % period], for i < count, a multiple of `period`. a, b and y have elements of
-// `type`.
+// y[i] = a[i] + b[i % period], and likewise for the difference and the product, for i < count, a multiple of `period`. a, b
+// and y have elements of `type`.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_add(
+    const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_subtract(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_multiply(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period);
 
-// y = x / (1 + exp(-x)). x and y have elements of `type`.
+// y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x). x and y have elements of `type`.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_silu(
+    const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_sigmoid(
+    const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_tanh(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 
 // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.

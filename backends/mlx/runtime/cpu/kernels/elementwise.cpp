@@ -23,6 +23,15 @@ void binary(
   });
 }
 
+void unary(
+    const void* x, FloatType type, void* y, int64_t count, void (*function)(const float*, float*, ptrdiff_t)) {
+  const AsFloats xs(x, type, count);
+  compute_as(y, type, count, [&](float* y) {
+    parallel_ranges(
+        count, 1, [&](int64_t first, int64_t last) { function(xs.get() + first, y + first, last - first); });
+  });
+}
+
 } // namespace
 
 } // namespace executorch_mlx
@@ -37,11 +46,19 @@ extern "C" void executorch_mlx_multiply(
   executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a * b; });
 }
 
+extern "C" void executorch_mlx_subtract(
+    const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
+  executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a - b; });
+}
+
 extern "C" void executorch_mlx_silu(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
-  using namespace executorch_mlx;
-  const AsFloats xs(x, type, count);
-  compute_as(y, type, count, [&](float* y) {
-    parallel_ranges(
-        count, 1, [&](int64_t first, int64_t last) { kernels().silu(xs.get() + first, y + first, last - first); });
-  });
+  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().silu);
+}
+
+extern "C" void executorch_mlx_sigmoid(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
+  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().sigmoid);
+}
+
+extern "C" void executorch_mlx_tanh(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
+  executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().tanh);
 }

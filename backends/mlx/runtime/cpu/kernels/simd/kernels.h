@@ -102,8 +102,10 @@ struct Kernels {
   // y[i] = x[i] for i < count. Rounds float32 to the nearest value of `type`, float16 or bfloat16; ties to even.
   void (*narrow)(const float* x, FloatType type, uint16_t* y, ptrdiff_t count);
 
-  // y = x / (1 + exp(-x)).
+  // y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
+  void (*sigmoid)(const float* x, float* y, ptrdiff_t count);
+  void (*tanh)(const float* x, float* y, ptrdiff_t count);
   // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values. Further elements of minus infinity
   // would change neither the values nor the sum.
   float (*softmax_numerators)(float* x, ptrdiff_t count);

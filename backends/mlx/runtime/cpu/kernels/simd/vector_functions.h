@@ -1,4 +1,4 @@
-// Functions of vectors: SiLU, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says what each of
+// Functions of vectors: SiLU, sigmoid, tanh, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says what each of
 // them computes. Part of kernels.cpp.
 #pragma once
 
@@ -31,20 +31,42 @@ inline Floats exp(Floats x) {
   return x > highest ? Floats{} + __builtin_inff() : y;
 }
 
-inline Floats silu_lanes(Floats x) {
-  return x / (1 + exp(-x));
-}
-
-void silu(const float* x, float* y, ptrdiff_t count) {
+// y[i] = function(x[i]) for i < count.
+template <typename Function>
+inline void map(const float* x, float* y, ptrdiff_t count, const Function& function) {
   ptrdiff_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    const Floats v = silu_lanes(load<Floats>(x + i));
+    const Floats v = function(load<Floats>(x + i));
     __builtin_memcpy(y + i, &v, sizeof(v));
   }
   if (i < count) {
-    const Floats v = silu_lanes(load_partial<Floats>(x + i, static_cast<int>(count - i)));
+    const Floats v = function(load_partial<Floats>(x + i, static_cast<int>(count - i)));
     __builtin_memcpy(y + i, &v, (count - i) * sizeof(float));
   }
+}
+
+void silu(const float* x, float* y, ptrdiff_t count) {
+  map(x, y, count, [](Floats v) { return v / (1 + exp(-v)); });
+}
+
+void sigmoid(const float* x, float* y, ptrdiff_t count) {
+  map(x, y, count, [](Floats v) { return 1 / (1 + exp(-v)); });
+}
+
+// Near 0 with the polynomial of Cephes' tanhf, elsewhere as 1 - 2 / (exp(2 |x|) + 1) with the sign of x.
+void tanh(const float* x, float* y, ptrdiff_t count) {
+  map(x, y, count, [](Floats v) {
+    constexpr float kCoefficients[] = {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f};
+    const Floats square = v * v;
+    Floats p = Floats{} - 5.70498872745e-3f;
+    for (const float c : kCoefficients) {
+      p = p * square + c;
+    }
+    const Floats near_zero = v * (1 + square * p);
+    const Floats magnitude = v < 0 ? -v : v;
+    const Floats far = 1 - 2 / (exp(2 * magnitude) + 1);
+    return magnitude < 0.625f ? near_zero : v < 0 ? -far : far;
+  });
 }
 
 float softmax_numerators(float* x, ptrdiff_t count) {
