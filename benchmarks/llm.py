@@ -66,7 +66,7 @@ RUNNER = ROOT / "build" / "mlx_llm_runner"
 
 def runner_memory(path: Path, context: int, steps: int) -> int:
     """Resident memory of mlx_llm_runner in bytes, while it decodes after a prompt of `context` tokens."""
-    prompt = ",".join(str(i * 37 % models.vocabulary(path)) for i in range(context))
+    prompt = ",".join(str(i * 37 % models.vocabulary_size(path)) for i in range(context))
     command = [RUNNER, path, "--prompt-ids", "-", "--ids", "--ignore-eos", "--max-new-tokens", str(steps)]
     command += ["--temperature=0.8", "--top-k=40", "--top-p=0.9", "--seed=1"]
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ def measured(shape: str, form: str, options: argparse.Namespace, contexts: list[
         )
     if "xnnpack" in options.only:
         path = program(shape, form, capacity, "xnnpack_model.py", "-xnnpack")
-        vocabulary = models.vocabulary(program(shape, form, capacity))
+        vocabulary = models.vocabulary_size(program(shape, form, capacity))
         xnnpack = worker("xnnpack.py", path, "--vocabulary", vocabulary, *lengths)
     return [ours, peer, xnnpack]
 

@@ -83,7 +83,7 @@ def llama_cpp(form: str, options: argparse.Namespace) -> list[object]:
 
 def xnnpack(form: str, options: argparse.Namespace) -> list[object]:
     path = program(options.shape, form, "xnnpack_model.py", "-xnnpack")
-    vocabulary = models.vocabulary(program(options.shape, form))
+    vocabulary = models.vocabulary_size(program(options.shape, form))
     worker = [sys.executable, "-W", "ignore", WORKERS / "xnnpack.py", path, "--vocabulary", vocabulary]
     return [*worker, *lengths(options), "--repeats", 1]
 

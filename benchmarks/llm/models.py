@@ -6,7 +6,7 @@
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
 FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same
-weights. Existing files are kept.
+weights. The format w4a8 has 8-bit activations and the checkpoint of int4. Existing files are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
 FORMATS = ("float32", "int4")  # benchmarks/llm.py and benchmarks/engine.py measure these
 ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w4a8")
-INT8_ACTIVATIONS = {"w4a8": "int4"}  # formats with activations in 8 bits → the format of the weights
+INT8_ACTIVATIONS = {"w4a8": "int4"}  # format with 8-bit activations → the format of its checkpoint
+
+
+def _checkpoint(shape: str, form: str, root: Path) -> Path:
+    return root / f"{shape}-{INT8_ACTIVATIONS.get(form, form)}"
 
 
 def float32_folder(shape: str, root: Path) -> Path:
     """Return the Hugging Face checkpoint with float32 weights. Creates it if it is missing."""
-    folder = root / f"{shape}-float32"
+    folder = _checkpoint(shape, "float32", root)
     if (folder / "config.json").exists():
         return folder
     import torch
@@ -55,10 +59,13 @@ def float32_folder(shape: str, root: Path) -> Path:
 
 
 def folder_of(shape: str, form: str, root: Path) -> Path:
-    """Return the checkpoint that mlx-lm loads. Creates it if it is missing: mlx-lm converts int4 and int8 from float32, in groups of 64."""
+    """Return the checkpoint that mlx-lm loads. Creates it if it is missing.
+
+    mlx-lm converts int4 and int8 from float32, in groups of 64.
+    """
     source = float32_folder(shape, root)
     form = INT8_ACTIVATIONS.get(form, form)
-    folder = root / f"{shape}-{form}"
+    folder = _checkpoint(shape, form, root)
     if (folder / "config.json").exists():
         return folder
     if form == "bf16":
@@ -105,8 +112,7 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
     folder = folder_of(shape, form, root)
     if path.exists():
         return path
-    from executorch_mlx.llm.export import export_llm
-    from executorch_mlx.llm.export import HeadConfig
+    from executorch_mlx.llm.export import HeadConfig, export_llm
     from executorch_mlx.llm.export.weights import load_causal_lm
 
     exported = export_llm(
@@ -124,11 +130,12 @@ def activations_of(form: str) -> dict:
     return {"activations": "int8", "allow_extensions": True} if form in INT8_ACTIVATIONS else {}
 
 
-def vocabulary(program: Path) -> int:
-    """The vocabulary size of the model that a program was exported from."""
+def vocabulary_size(program: Path) -> int:
+    """The vocabulary size of the model from which `program_of` exported `program`."""
     import json
 
-    folder = program.parent / program.stem.rpartition("-")[0]
+    shape, form, _ = program.stem.rsplit("-", 2)
+    folder = _checkpoint(shape, form, program.parent)
     return json.loads((folder / "config.json").read_text())["vocab_size"]
 
 

@@ -1,4 +1,4 @@
-"""Measures this delegate, through the engine. benchmarks/llm.py runs it in its own process.
+"""Measures this delegate, through the engine. benchmarks/llm.py runs this program in a process of its own.
 
     python benchmarks/llm/ours.py PROGRAM.pte --prefill 128 512 --context 128 2048 --steps 16
 
@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from executorch_mlx import LLM
-from process import resident, warm
+from process import cache_files, resident
 
 PARAMETERS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "ignore_eos": True, "draft": 0}
 
@@ -36,12 +36,12 @@ def decode(llm: LLM, prompt: list[int], steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("program", type=Path)
-    parser.add_argument("--prefill", type=int, nargs="*", default=[])
-    parser.add_argument("--context", type=int, nargs="*", default=[])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[], help="prompt lengths for the times of prefill")
+    parser.add_argument("--context", type=int, nargs="*", default=[], help="prompt lengths for the times of decode steps")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    warm(options.program)
+    cache_files(options.program)
     before = resident()
     start = time.perf_counter()
     llm = LLM.load(options.program, reuse_prompts=False)

@@ -19,7 +19,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import load_model
-from process import resident, warm
+from process import cache_files, resident
 
 SAMPLER = make_sampler(temp=0.8, top_p=0.9, top_k=40)
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="*", default=[])
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
-    warm(*options.folder.glob("*.safetensors"))
+    cache_files(*options.folder.glob("*.safetensors"))
     before = resident()
     start = time.perf_counter()
     model, _ = load_model(options.folder)

@@ -11,7 +11,7 @@ def resident(pid: int | str = "self") -> int:
     raise ProcessLookupError(f"process {pid} has ended")
 
 
-def warm(*files: Path) -> None:
+def cache_files(*files: Path) -> None:
     """Read `files`, so that the system caches them."""
     for path in files:
         with open(path, "rb") as file:

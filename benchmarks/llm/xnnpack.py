@@ -18,7 +18,7 @@ from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (regis
 from executorch.extension.pybindings import portable_lib
 from executorch.kernels import quantized  # noqa: F401  (registers the 8-bit embedding)
 from executorch.runtime import Runtime
-from process import resident, warm
+from process import cache_files, resident
 from programs import measured
 
 CHUNK = 512  # as in xnnpack_model.py, whose imports would add to the memory here
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    warm(options.program)
+    cache_files(options.program)
     before = resident()
     steps = Steps(options.program)
     torch.manual_seed(0)

@@ -11,6 +11,8 @@ import torch
 from llm_cli import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
+HEADERS = Path(__file__).resolve().parents[2] / "backends" / "mlx" / "engine" / "include"
+C_HEADERS = ("executorch_mlx", "delegate", "memory", "buffers")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STRESS = Path(__file__).resolve().parent / "stress"
 
@@ -26,6 +28,18 @@ def build_project(source: Path, folder: Path) -> Path:
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.parametrize("name", C_HEADERS)
+def test_headers_of_the_c_api_are_valid_c(name, tmp_path):
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = tmp_path / "main.c"
+    source.write_text(f"#include <executorch_mlx/{name}.h>\n")
+    command = [compiler, "-std=c11", "-Wall", "-Wstrict-prototypes", "-Werror", "-fsyntax-only", f"-I{HEADERS}", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

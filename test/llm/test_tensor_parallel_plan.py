@@ -10,24 +10,24 @@ from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.methods import MethodKind, export_methods
-from executorch_mlx.llm.export.tensor_parallel.plan import parameters, plan
+from executorch_mlx.llm.export.tensor_parallel.plan import plan, tensors_of
 from executorch_mlx.llm.export.tensor_parallel.rewriter import part_of, rewritten
 from tensor_parallel_models import FAMILIES, MORE_FAMILIES, VOCABULARY, model
 
 
-def exported(family, heads=4, key_heads=2, quantize="none"):
+def exported(family, heads=4, key_heads=2, quantize="none", capacity=64):
     made = model(family, heads, key_heads)
     use_gathered_experts(made)
     group = None if quantize == "none" else 32
     convert_weights(
         made, quantize, group, torch.float32, tokenizer=None, calibrate=None, progress=lambda step: None
     )
-    decoder = CachedDecoder(made, max_context_len=64, chunk=16)
+    decoder = CachedDecoder(made, max_context_len=capacity, chunk=16)
     return export_methods(decoder, {"forward": MethodKind("chunk", False)}, HeadConfig.minimal())
 
 
 def parts_of(methods, found):
-    program, tensors = methods["forward"], parameters(methods["forward"])
+    program, tensors = methods["forward"], tensors_of(methods["forward"])
     for rank in range(found.processes):
         parts = {name: part_of(tensors[name], s, rank, found.processes) for name, s in found.tensors.items()}
         yield rewritten(program, found.analyses["forward"], parts, rank, found.processes)
@@ -71,8 +71,8 @@ def test_four_parts_of_a_quantized_model_with_two_key_heads():
     assert keys.axis == 1 and [(s.size, s.copies) for s in keys.segments] == [(2, 2)]  # each head in two processes
     shapes = [tuple(p.state_dict["decoder.key_cache_0"].shape) for p in parts_of(methods, found)]
     assert shapes == [(1, 1, 64, 32)] * 4
-    sizes = [sum(t.nbytes for t in parameters(part).values()) for part in parts_of(methods, found)]
-    assert max(sizes) < 0.45 * sum(t.nbytes for t in parameters(methods["forward"]).values())
+    sizes = [sum(t.nbytes for t in tensors_of(part).values()) for part in parts_of(methods, found)]
+    assert max(sizes) < 0.45 * sum(t.nbytes for t in tensors_of(methods["forward"]).values())
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,12 @@ def test_four_parts_of_a_quantized_model_with_two_key_heads():
 def test_a_model_that_cannot_be_split_is_refused(options, processes, reason):
     with pytest.raises(ValueError, match=f"tensor_parallel: .*{reason}"):
         plan(exported("llama", **options), processes, VOCABULARY)
+
+
+def test_the_share_of_whole_weights_does_not_depend_on_the_kv_caches():
+    shares = set()
+    for capacity in (64, 4096):
+        with pytest.raises(ValueError, match="of the weights of products cannot be split") as error:
+            plan(exported("llama", heads=3, key_heads=3, capacity=capacity), 3, VOCABULARY)
+        shares.add(str(error.value))
+    assert len(shares) == 1

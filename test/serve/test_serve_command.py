@@ -14,8 +14,8 @@ from executorch_mlx.cli.main import main
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
 
-@pytest.mark.parametrize("grace", [0, 60])
-def test_ctrl_c_finishes_running_answers_within_the_time_for_it(chat_program, tmp_path, grace):
+@pytest.mark.parametrize("grace, sent", [(0, signal.SIGINT), (60, signal.SIGINT), (60, signal.SIGTERM)])
+def test_a_signal_finishes_running_answers_within_the_time_for_it(chat_program, tmp_path, grace, sent):
     with open(tmp_path / "log", "wb") as log:
         command = [*COMMAND, chat_program, "--port", "0", "--name", "mine", "--grace", str(grace)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -27,7 +27,7 @@ def test_ctrl_c_finishes_running_answers_within_the_time_for_it(chat_program, tm
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
         events = (line.removeprefix("data: ") for line in response.iter_lines() if line)
         assert json.loads(next(events))["model"] == "mine"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         *_, last = events
     if grace:
         assert last == "[DONE]"

@@ -31,23 +31,23 @@ class Scores:
 
 
 def parts_of_rows(P, x, start, row, rows, capacity, ring) -> Iterator[tuple]:
-    """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and the row's offset.
+    """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and `row_begin`.
 
-    The offset is the index in the cache of the row's first entry, or None for a cache with one row.
+    `row_begin` is the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
     """
     if row is None:
         yield x, P.item(start), None
         return
-    offsets = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
-    begins = [P.item(s) for s in _elements(P, start)] if ring else _checked(P, start, capacity)
-    if len(offsets) == 1:
-        begin = begins[0] if ring else _checked_end(P, begins[0], P.size(x, 2), capacity)
-        yield x, begin, offsets[0]
+    row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
+    positions = [P.item(s) for s in _elements(P, start)] if ring else _checked(P, start, capacity)
+    if len(row_begins) == 1:
+        position = positions[0] if ring else _checked_end(P, positions[0], P.size(x, 2), capacity)
+        yield x, position, row_begins[0]
         return
-    for index, (begin, offset) in enumerate(zip(begins, offsets, strict=True)):
+    for index, (position, row_begin) in enumerate(zip(positions, row_begins, strict=True)):
         part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
         part.shape = (*x.shape[:2], 1, x.shape[3])
-        yield part, begin, offset
+        yield part, position, row_begin
 
 
 def _elements(P, x):
@@ -82,15 +82,15 @@ def attend_rows(P, query, cache, start, row, rows, scores: Scores):
     """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
     capacity = cache.length // rows
     parts = parts_of_rows(P, query, start, row, rows, capacity, scores.window is not None)
-    out = [_attention(P, part, cache, begin, offset, capacity, scores) for part, begin, offset in parts]
+    out = [_attention(P, part, cache, position, row_begin, capacity, scores) for part, position, row_begin in parts]
     return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
 
 
-def _attention(P, query, cache, begin, offset, capacity, scores: Scores):
-    """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `offset`."""
+def _attention(P, query, cache, begin, row_begin, capacity, scores: Scores):
+    """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `row_begin`."""
     end = add(P, begin, P.size(query, 2))
     num_held = end if scores.window is None else _minimum(P, end, capacity)
-    first, stop = (0, num_held) if offset is None else (offset, add(P, offset, num_held))
+    first, stop = (0, num_held) if row_begin is None else (row_begin, add(P, row_begin, num_held))
     is_fused = scores.softcap is None and scores.sinks is None
     if is_fused and scores.window is None and scores.slopes is None:
         return cache.attend(P, query, first, stop, scores.scale, None)
@@ -107,16 +107,16 @@ def masking(mask) -> dict[str, Any]:
 
 
 def attend_in_floats(P, cache, query, first, stop, scale, mask):
-    """Returns the attention over the entries [first, stop) of `cache`, read as floats."""
+    """Returns the attention over the indices [first, stop) of `cache`, read as floats."""
     k, v = cache.read(P, query, first, stop)
     return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking(mask))
 
 
 def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
-    """Returns a mask for the cache entries to which each query attends: bool [S, num_held], or numbers to add to the
+    """Returns a mask for the indices of the row to which each query attends: bool [S, num_held], or numbers to add to the
     scores [H, S, num_held] if there are slopes.
 
-    The queries have the positions [begin, end). The mask covers the first `num_held` entries of the row. With a
+    The queries have the positions [begin, end). The mask covers the first `num_held` indices of the row. With a
     window, the row is a ring buffer of `capacity` positions.
     """
 
@@ -128,13 +128,13 @@ def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
 
     window = scores.window
     query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
-    entry = _range(P, 0, num_held)
+    index = _range(P, 0, num_held)
     if window is None:
-        key_at = entry
+        key_at = index
     else:
-        # Entry i of a ring buffer holds the latest position p <= last with p % capacity == i.
+        # Index i of a ring buffer holds the latest position p <= last with p % capacity == i.
         last = number(subtract(P, end, 1))
-        distance = P.emit(ir.SubtractNode, a=last, b=entry)
+        distance = P.emit(ir.SubtractNode, a=last, b=index)
         age = P.emit(ir.RemainderNode, a=distance, b=number(capacity))
         key_at = P.emit(ir.SubtractNode, a=last, b=age)
     mask = compare(ir.LessEqualNode, key_at, query_at)

@@ -131,7 +131,7 @@ class Emitter:
         if key not in self._scalars:
             tensor = torch.tensor(value, dtype=dtype)
             slot = self.constant(f"scalar_{len(self._scalars)}", tensor)
-            slot.number = tensor.item()
+            slot.constant_value = tensor.item()
             self._scalars[key] = slot
         return self._scalars[key]
 
@@ -148,8 +148,8 @@ class Emitter:
         """Returns a slot with `x` converted to `dtype`: `x` itself if it has that dtype."""
         if x.dtype == dtype:
             return x
-        if x.number is not None:
-            return self.scalar(torch.tensor(x.number, dtype=x.dtype).to(dtype).item(), dtype)
+        if x.constant_value is not None:
+            return self.scalar(torch.tensor(x.constant_value, dtype=x.dtype).to(dtype).item(), dtype)
         out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
         out.shape = x.shape
         return out

@@ -94,8 +94,8 @@ class Matcher:
         if isinstance(value, (int, float)):
             return value
         slot = self.P.value_or_none(value)
-        if isinstance(slot, TensorSlot) and slot.number is not None:
-            return slot.number
+        if isinstance(slot, TensorSlot) and slot.constant_value is not None:
+            return slot.constant_value
         raise NoMatch
 
     def finish(self, last: Node, lower: Callable[[Any, Node], Any]) -> Match:

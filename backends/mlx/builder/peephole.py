@@ -29,8 +29,8 @@ def simplify(
 def _producer(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
     """Returns the fields of the instruction that computes `x`.
 
-    Returns None if that instruction is not one of `ops`, or if its operand `x` is a buffer, because the buffer may have
-    been overwritten after the instruction.
+    Returns None if that instruction is not one of `ops`. Also returns None if its operand is a buffer: a later
+    instruction may have overwritten the buffer, so that it no longer holds the value that the instruction read.
     """
     source = producers.get(x)
     if source is None or source.op not in ops or source.fields["x"].space == Space.BUFFER:
@@ -86,8 +86,8 @@ def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
     return torch.iinfo(wide).min <= limits.min and limits.max <= torch.iinfo(wide).max
 
 
-def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
-    """Returns a rule that drops an operation one of whose operands is the neutral element `number`.
+def _neutral(neutral: int, kinds: str, commutes: bool = True) -> Callable:
+    """Returns a rule that drops an operation one of whose operands is the constant `neutral`, the neutral element.
 
     The rule applies to the dtypes of `kinds`, a string of the letters b(ool), i(nteger) and f(loat). If the operation
     does not commute, only the second operand `b` can be the neutral element.
@@ -97,7 +97,7 @@ def _neutral(number: int, kinds: str, commutes: bool = True) -> Callable:
         a, b = fields["a"], fields["b"]
         for x, other in ((a, b), (b, a)) if commutes else ((a, b),):
             keeps_dtype = x.dtype == other.dtype and _kind(x.dtype) in kinds
-            if keeps_dtype and x.space != Space.BUFFER and other.number == number:
+            if keeps_dtype and x.space != Space.BUFFER and other.constant_value == neutral:
                 return x
         return fields
 

@@ -38,7 +38,7 @@ class ProgramBuilder(Emitter):
     - `node` and `out`, the FX node that is being lowered and the fake value of that node;
     - `value`, `value_or_none` and `is_constant`, which look up other FX nodes;
     - `trace` and `inline`, which lower a torch function or a graph module;
-    - `fresh` and `in_place`, which choose the slot of a result.
+    - `fresh` and `in_place_target`, which choose the slot of a result.
 
     Without `allow_extensions`, `emit` raises `Unsupported` for an extension.
     """
@@ -206,7 +206,7 @@ class ProgramBuilder(Emitter):
 
     # In-place updates ------------------------------------------------------------------------
 
-    def in_place(self, x: TensorSlot) -> TensorSlot | None:
+    def in_place_target(self, x: TensorSlot) -> TensorSlot | None:
         """Returns `x` if the FX node that is being lowered may overwrite it, else None.
 
         The node may overwrite `x` if `x` is a buffer whose old value is not read later. The result is always None in

@@ -26,7 +26,7 @@ class TensorSlot:
 
     `shape` is None if the compiler does not know the shape. `data` is a function that returns the tensor of a constant,
     the initial value of a buffer, or the value of a temporary if the compiler knows that value. `data` is called only
-    when the program is serialized. `number` is the value of a constant that was a Python number in the model's source,
+    when the program is serialized. `constant_value` is the value of a constant that was a Python number in the source,
     else None.
     """
 
@@ -35,7 +35,7 @@ class TensorSlot:
     space: Space = Space.TEMP
     name: str | None = None
     data: Callable[[], torch.Tensor] | None = None
-    number: bool | int | float | None = None
+    constant_value: bool | int | float | None = None
 
     @property
     def ndim(self) -> int:

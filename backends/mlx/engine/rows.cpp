@@ -18,13 +18,14 @@ void Row::append(std::span<const int64_t> tokens) {
   written = std::max(written, static_cast<int64_t>(ids.size()));
 }
 
-bool Row::has_samples(const std::vector<float>* other) const {
+bool Row::has_same_sound(const std::vector<float>* other) const {
   return samples.get() == other || (samples != nullptr && other != nullptr && *samples == *other);
 }
 
 void Row::truncate(int64_t length) {
   ids.resize(length);
-  mtp_length = std::min(mtp_length, std::max<int64_t>(0, length - 1)); // what it reads at a position includes the next token
+  // At position p, the head for multi-token prediction has also read the token at p + 1, which is forgotten at p = length - 1.
+  mtp_length = std::min(mtp_length, std::max<int64_t>(0, length - 1));
   if (length == 0) {
     written = 0;
   }
@@ -43,7 +44,7 @@ bool Rows::has_free() const {
 // The length of the longest common prefix that the row can rewind to.
 int64_t Rows::usable_prefix_length(
     const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
-  if (!row.has_samples(samples)) {
+  if (!row.has_same_sound(samples)) {
     return 0;
   }
   const auto size = [](const auto& tokens) { return static_cast<int64_t>(tokens.size()); };
@@ -73,16 +74,17 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     }
     return oldest;
   }
-  // The source is taken over if it is free and is the oldest row or loses little. Otherwise its beginning is copied to
-  // the oldest row.
+  // The source is taken over if it is free, and if it is the oldest row or its tokens behind the prefix are few. Otherwise
+  // a long prefix is copied to the oldest row.
   const bool is_free = source->request == nullptr;
   const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
   const bool takes_over = is_free && (source == oldest || lost <= longest / 4);
   if (!takes_over && longest >= kMinPrefix && copy_row(program_, *source, *oldest, longest)) {
     return oldest;
   }
-  // The rows could not be copied. For a long prefix, the source is taken over and the rest of it is lost; for a short
-  // one, such as a first token that all prompts have, it is kept.
+  // Nothing was copied. If the prefix is long and the source is free, take the source over, although its tokens behind the
+  // prefix are lost. Otherwise take the oldest row: a short prefix, such as a first token that all prompts have, is not
+  // worth the tokens of the source.
   Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
   row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, samples));
   return row;

@@ -23,8 +23,8 @@ struct Row {
 
   // The tokens at the positions from ids.size() on were written.
   void append(std::span<const int64_t> tokens);
-  // Whether `other` is the sound of this row. Null stands for no sound.
-  bool has_samples(const std::vector<float>* other) const;
+  // Whether the sound of this row is equal to `other`. Null stands for no sound.
+  bool has_same_sound(const std::vector<float>* other) const;
   // Forgets the tokens from this position on.
   void truncate(int64_t length);
 };

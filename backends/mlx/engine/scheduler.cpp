@@ -194,7 +194,7 @@ int64_t Scheduler::chunk_size() const {
 void Scheduler::encode(Request& request) {
   Row& row = *request.row;
   const auto& samples = request.options.samples;
-  if (samples == nullptr || row.has_samples(samples.get())) {
+  if (samples == nullptr || row.has_same_sound(samples.get())) {
     return;
   }
   const auto begin = Clock::now();

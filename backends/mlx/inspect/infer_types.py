@@ -80,7 +80,7 @@ class _Inference:
         if index in self.open_chains or not 0 <= index < len(self.chains):
             return  # no init chain, or a damaged program
         if len(self.open_chains) == MAX_NESTING:
-            raise ProgramError(f"chain {index}: expected a nesting of at most {MAX_NESTING}")
+            raise ProgramError(f"chain {index}: expected at most {MAX_NESTING} nested chains")
         self.open_chains.append(index)
         for instruction in self.chains[index]:
             self._instruction(instruction)

@@ -121,5 +121,5 @@ def select_scatter(P, self, src, dim, index):
 
 def _in_place(P, buffer) -> dict:
     """Returns the field `out` for an update of `buffer` in place, or no field if the update may not be in place."""
-    target = P.in_place(buffer)
+    target = P.in_place_target(buffer)
     return {} if target is None else {"out": target}

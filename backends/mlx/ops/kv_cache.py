@@ -1,9 +1,9 @@
-"""Lowers `mlx::cache_update`, `mlx::cached_attention` and `mlx::read_state`: state in mutable buffers.
+"""Lowers the operators on mutable buffers: `mlx::cache_update`, `mlx::cached_attention` and `mlx::read_state`.
 
-An update of a row of the cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. The
-update is done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds, or
-a sequence of matrix products and a softmax if the scores are soft-capped or have sinks. If the operands belong to
-several rows, each row gets instructions of its own.
+An update of a row of a KV cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It is
+done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds. If the scores
+are soft-capped, or there are attention sinks, it is a sequence of matrix products and a softmax instead. If the operands
+belong to several rows, each row gets instructions of its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,24 @@ from ..serialization import ir
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
 def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
     capacity = cache.shape[2] // rows
-    for part, begin, offset in parts_of_rows(P, update, start, row, rows, capacity, ring):
-        cache = write_cache(P, cache, part, begin, capacity if ring else None, offset)
+    for part, position, row_begin in parts_of_rows(P, update, start, row, rows, capacity, ring):
+        cache = write_cache(P, cache, part, position, capacity if ring else None, row_begin)
     return cache
 
 
 @dataclass(frozen=True)
 class FloatCache:
-    """The slots of keys [1, G, rows * L, D] and values [1, G, rows * L, E].
+    """The slots of the keys [1, G, rows * L, D] and of the values [1, G, rows * L, E] of a KV cache.
 
-    A cache has `length`, which is rows * L, `heads`, which is G, `value_size`, which is E, and two methods. `read` returns
-    the keys and values of the entries [first, stop). `attend` returns the attention over them without soft-capped
-    scores and sinks.
+    G is the number of key heads, L the number of positions of a row, D the size of a key, and E that of a value.
+
+    `attend_rows` takes any cache with these properties and methods:
+
+    - `length`: the size of axis 2, rows * L. It counts the positions of all rows.
+    - `heads`: G.
+    - `value_size`: E.
+    - `read`: returns the keys and values at the indices [first, stop) of axis 2.
+    - `attend`: returns the attention of `query` over these keys and values, without soft cap and sinks.
     """
 
     keys: Any

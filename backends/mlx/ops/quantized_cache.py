@@ -42,7 +42,7 @@ def lower_quantized_attention(
 
 @dataclass(frozen=True)
 class _QuantizedCache:
-    """The slots of a quantized cache, like `FloatCache`."""
+    """The slots of a quantized cache. Has the properties and methods that `FloatCache` lists."""
 
     entries: Any
     scales: Any

@@ -29,8 +29,8 @@ aten = torch.ops.aten
 class Weights:
     """The parameters of one direction of a layer.
 
-    Compared with torch's parameters, the matrices are transposed: a step computes `x @ matrix`. The biases are None in a layer
-    without biases. `projection` is None unless the layer is an LSTM with `proj_size`.
+    The matrices are those of torch, transposed: a step computes `x @ matrix`. The biases are None in a layer without
+    biases. `projection` is None unless the layer is an LSTM with `proj_size`.
     """
 
     input: TensorSlot
@@ -44,13 +44,13 @@ class Weights:
 class Cell:
     """A recurrent cell.
 
-    `step(P, projected, state, weights)` emits one time step and returns the new state. `projected` [B, G] is the
-    product of the inputs and the input weights, plus the bias. `state` is a list of slots [B, H] whose first is the
-    output of the cell. `adds_hidden_bias` says whether `projected` includes the hidden bias too.
+    `step(P, projected, state, weights)` emits one time step and returns the new state. `state` is a list of slots
+    [B, H] whose first is the output of the cell. `projected` [B, G] is the product of the inputs and the input weights,
+    plus the input bias. If `projected_has_hidden_bias`, it also includes the hidden bias.
     """
 
     step: Callable
-    adds_hidden_bias: bool = True
+    projected_has_hidden_bias: bool = True
 
 
 # -- cells ----------------------------------------------------------------------
@@ -122,10 +122,10 @@ def _transposed(P, matrix):
 
 def _weights(P, params, has_biases):
     """Returns the `Weights` of the tensors `params`, in torch's order: W_ih, W_hh, then b_ih, b_hh, then W_hr."""
-    matrices = [_transposed(P, p) if p.ndim == 2 else p for p in params]
-    biases = matrices[2:4] if has_biases else [None, None]
-    projection = matrices[4 if has_biases else 2 :]
-    return Weights(*matrices[:2], *biases, *projection)
+    tensors = [_transposed(P, p) if p.ndim == 2 else p for p in params]
+    biases = tensors[2:4] if has_biases else [None, None]
+    projection = tensors[4 if has_biases else 2 :]
+    return Weights(*tensors[:2], *biases, *projection)
 
 
 def _scan(P, x, state, weights, cell, axis, reverse):
@@ -134,7 +134,7 @@ def _scan(P, x, state, weights, cell, axis, reverse):
     Returns the outputs of all steps, and the final state.
     """
     bias = weights.input_bias
-    if bias is not None and cell.adds_hidden_bias:
+    if bias is not None and cell.projected_has_hidden_bias:
         bias = P.emit(ir.AddNode, a=bias, b=weights.hidden_bias)
     projected = _product(P, x, weights.input, bias)
     if reverse:
@@ -218,7 +218,7 @@ def _replace_shape_rule(target):
 
 CELLS = {
     aten.lstm.input: Cell(_lstm_step),
-    aten.gru.input: Cell(_gru_step, adds_hidden_bias=False),
+    aten.gru.input: Cell(_gru_step, projected_has_hidden_bias=False),
     aten.rnn_tanh.input: Cell(_rnn_tanh_step),
     aten.rnn_relu.input: Cell(_rnn_relu_step),
 }

@@ -39,7 +39,7 @@ def _put_slices(P, x, axis, index, values):
         extents = [P.size(x, i) for i in range(x.ndim)]
         extents[axis] = P.size(index, 0)
         update = P.emit(ir.BroadcastToNode, x=update, shape=extents)
-    target = P.in_place(x)
+    target = P.in_place_target(x)
     return P.emit(
         ir.IndexCopyNode, dst=x, update=update, indices=index, axis=axis,
         **({} if target is None else {"out": target}),

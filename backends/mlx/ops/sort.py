@@ -1,6 +1,6 @@
 """Lowers sort, argsort and topk to `ArgsortNode`, and `mlx::argpartition` to `ArgPartitionNode`.
 
-MLX's sort is ascending and stable.
+MLX's sort is ascending and stable. `P` is the `ProgramBuilder`, as in every file of this package.
 """
 
 from __future__ import annotations

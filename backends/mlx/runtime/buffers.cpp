@@ -1,4 +1,5 @@
-// The C API of executorch_mlx/buffers.h. It accesses the memory of the arrays directly, so that nothing is copied twice.
+// The C API of executorch_mlx/buffers.h. It reads and writes the memory of the arrays directly. An array that is not
+// contiguous, or whose memory is shared, is copied to memory of its own first.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -17,25 +18,28 @@ struct executorch_mlx_buffers {
 
 namespace {
 
-constexpr int kAxis = 2;
+constexpr int kPositionAxis = 2;  // the axis of KV caches on which the positions lie
 
-// A buffer as bytes: [outer, length, index_bytes / outer].
+// The contiguous memory of a buffer, as bytes [outer, num_indices, inner]: `outer` is the product of the axes before
+// kPositionAxis, `num_indices` the size of kPositionAxis, and `inner` the number of bytes of the axes after it.
 struct Bytes {
   char* data;
   size_t outer;
-  size_t length;
+  size_t num_indices;
   size_t inner;
 
   char* at(size_t i, int64_t index) const {
-    return data + (i * length + static_cast<size_t>(index)) * inner;
+    return data + (i * num_indices + static_cast<size_t>(index)) * inner;
   }
 };
 
 // Returns the memory of a buffer. If anything but the buffer might refer to this memory, the buffer gets new memory first.
-Bytes bytes_of(Buffer& buffer, const char* name) {
-  check_argument(buffer.contents.has_value(), name, ": the contents were lost in a failed call");
+// `description` is that of executorch_mlx_buffers_describe(), for messages.
+Bytes bytes_of(Buffer& buffer, const char* description) {
+  check_argument(buffer.contents.has_value(), description, ": the contents were lost in a failed call");
   mx::array& array = *buffer.contents;
-  check_argument(array.ndim() > kAxis, name, ": got rank ", array.ndim(), ", expected at least ", kAxis + 1);
+  check_argument(
+      array.ndim() > kPositionAxis, description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
   array.eval();
   if (!array.flags().row_contiguous || !array.is_donatable()) {
     mx::array source = mx::contiguous(array);
@@ -45,11 +49,11 @@ Bytes bytes_of(Buffer& buffer, const char* name) {
     array = std::move(copy);
   }
   size_t outer = 1;
-  for (int axis = 0; axis < kAxis; ++axis) {
+  for (int axis = 0; axis < kPositionAxis; ++axis) {
     outer *= array.shape(axis);
   }
-  const size_t length = array.shape(kAxis);
-  return {array.data<char>(), outer, length, array.size() == 0 ? 0 : array.nbytes() / (outer * length)};
+  const size_t num_indices = array.shape(kPositionAxis);
+  return {array.data<char>(), outer, num_indices, array.size() == 0 ? 0 : array.nbytes() / (outer * num_indices)};
 }
 
 // Calls body(bytes) with the memory of a buffer while no method runs.
@@ -59,16 +63,16 @@ int with_bytes(executorch_mlx_buffers* buffers, size_t i, Body&& body) {
     check_argument(i < buffers->buffers.size(), "got buffer ", i, ", expected less than ", buffers->buffers.size());
     std::lock_guard lock(buffers->session->mutex);
     std::lock_guard evaluations(memory_mutex());
-    const auto& [name, buffer] = buffers->buffers[i];
-    body(bytes_of(*buffer, name.c_str()));
+    const auto& [description, buffer] = buffers->buffers[i];
+    body(bytes_of(*buffer, description.c_str()));
   }));
 }
 
 void check_range(const Bytes& bytes, int64_t begin, int64_t count) {
-  const auto length = static_cast<int64_t>(bytes.length);
+  const auto num_indices = static_cast<int64_t>(bytes.num_indices);
   check_argument(
-      0 <= begin && 0 <= count && begin <= length && count <= length - begin, "got ", count, " indices from ", begin,
-      ", expected a range in [0, ", length, ")");
+      0 <= begin && 0 <= count && begin <= num_indices && count <= num_indices - begin,
+      "got ", count, " indices from ", begin, ", expected a range in [0, ", num_indices, ")");
 }
 
 } // namespace
@@ -109,9 +113,9 @@ EXECUTORCH_MLX_EXPORT void executorch_mlx_buffers_size(
   if (buffer < buffers->buffers.size()) {
     std::lock_guard lock(buffers->session->mutex);
     const auto& contents = buffers->buffers[buffer].second->contents;
-    if (contents && contents->ndim() > kAxis && contents->shape(kAxis) > 0) {
-      *length = contents->shape(kAxis);
-      *index_bytes = contents->nbytes() / contents->shape(kAxis);
+    if (contents && contents->ndim() > kPositionAxis && contents->shape(kPositionAxis) > 0) {
+      *length = contents->shape(kPositionAxis);
+      *index_bytes = contents->nbytes() / contents->shape(kPositionAxis);
     }
   }
 }

@@ -17,7 +17,7 @@ constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
 constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
 constexpr uint64_t kMaxListElements = 1 << 24;  // of all lists; a file can store a list once and use it many times
-constexpr int kMaxChainDepth = 64;
+constexpr int kMaxNestedChains = 64;  // a chain, one that it calls, one that this one calls, ...
 constexpr int kMaxProcesses = 1024;  // of a group
 
 Layout read_layout(const fb::MLXGraph& graph) {
@@ -160,9 +160,10 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   return {};
 }
 
-// Checks that a node for a group of processes is for this one.
+// Checks the fields `rank` and `size` of a node that communicates with a group of processes: they must be those of this
+// process and its group.
 template <typename Node>
-void check_in_group(const Node& node, const std::string& where) {
+void check_rank_and_size(const Node& node, const std::string& where) {
   check_program(
       0 <= node.rank() && node.rank() < node.size() && node.size() <= kMaxProcesses,
       where, "got rank ", node.rank(), " and size ", node.size(), ", expected a rank in [0, size) and a size of at most ",
@@ -172,9 +173,9 @@ void check_in_group(const Node& node, const std::string& where) {
   }
 }
 
-// Refuses Metal source that may not run, an UpdateAndAttendNode without the fields that it needs, and a node for another
-// process.
-// `missing_for_metal` is the parameter of load_program(), and `where` names the instruction in messages.
+// Refuses three kinds of nodes: Metal source that may not run, an UpdateAndAttendNode without its required fields, and a
+// node that belongs to another process of a group. `missing_for_metal` is the parameter of load_program(). `where` names
+// the instruction in messages.
 void check_supported(const fb::Instruction& instruction, const std::string& where, const char* missing_for_metal) {
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
     fail(Error::NotSupported, where, "Metal source needs ", missing_for_metal);
@@ -184,10 +185,10 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
     check_program(node->scale().has_value(), where, "scale: expected a number");
   }
   if (const auto* node = instruction.op_as_AllSumNode()) {
-    check_in_group(*node, where);
+    check_rank_and_size(*node, where);
   }
   if (const auto* node = instruction.op_as_AllGatherNode()) {
-    check_in_group(*node, where);
+    check_rank_and_size(*node, where);
   }
 }
 
@@ -261,8 +262,8 @@ class ChainVerifier {
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
-  // themselves and calls that nest too deeply. `level` is the depth of the recursion of this function, and is limited
-  // to protect the stack. The result is checked as well, because the recursion stops at chains measured before.
+  // themselves and more than kMaxNestedChains nested chains. `level` is the depth of the recursion of this function, and
+  // is limited to protect the stack. The result is checked as well, because the recursion stops at chains measured before.
   int measure_depth(uint32_t index, int level) {
     check_program(depth_[index] != kInProgress, "program: chain ", index, " calls itself");
     check_nesting(index, level);
@@ -279,7 +280,8 @@ class ChainVerifier {
   }
 
   static void check_nesting(uint32_t index, int depth) {
-    check_program(depth < kMaxChainDepth, "program: chain ", index, ": expected a nesting of at most ", kMaxChainDepth);
+    check_program(
+        depth < kMaxNestedChains, "program: chain ", index, ": expected at most ", kMaxNestedChains, " nested chains");
   }
 
   Program& program_;

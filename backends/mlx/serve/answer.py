@@ -56,19 +56,21 @@ class Delta:
 
 
 class MarkedText:
-    """The text of an answer, with the names of some special tokens in their places.
+    """The text of an answer, with the names of marker tokens, such as `<tool_call>`, in their places.
 
-    The engine holds text back that may be the beginning of a stop string, so that text may come after a special token
-    that follows it. The bytes of the tokens tell where a name belongs.
+    The engine leaves special tokens out of the text, and the parsers of tool calls need them. The engine also holds text
+    back while it may be the beginning of a stop string, so that a token can arrive before text that precedes it. The
+    place of a name is therefore counted in characters: those that the bytes of the tokens before it stand for.
     """
 
     def __init__(self, model: ServedModel):
         self._model, self._decoder = model, codecs.getincrementaldecoder("utf-8")("replace")
-        self._length, self._taken = 0, 0  # of the text that the tokens have, and of the text that came
-        self._names: deque[tuple[int, str]] = deque()
+        self._length = 0  # the characters of the tokens so far
+        self._taken = 0  # the characters of the text that has arrived
+        self._names: deque[tuple[int, str]] = deque()  # names whose place has not been reached, with their places
 
     def take(self, token: Token) -> str:
-        """Return the text that a token completes."""
+        """Return the text of a token, and the names whose places it reaches."""
         self._length += len(self._decoder.decode(self._model.llm.token_bytes(token.id)))
         if name := self._model.marker_tokens.get(token.id):
             self._names.append((self._length, name))
@@ -83,12 +85,16 @@ class MarkedText:
 
 
 class Choice:
-    """One answer.
+    """One answer to a prompt, which OpenAI's API calls a choice.
 
-    - `echo`: text that comes before the answer.
+    - `generation`: the tokens, as they are generated.
+    - `parser`: finds reasoning and tool calls in the text. None: all text is content.
+    - `wants_logprobs`: the deltas have the log probabilities of the tokens.
     - `one_call`: end the answer after its first tool call.
+    - `echo`: the text of the prompt, which is repeated before the answer.
 
-    Attributes: `generation`; `delta`, the answer so far; `reasoning_tokens`.
+    Attributes: `total`, the sum of the deltas so far; `reasoning_tokens`, their number so far; `first_token_at`, the time
+    of the first token by `time.monotonic`, or None.
     """
 
     def __init__(
@@ -102,13 +108,13 @@ class Choice:
         one_call: bool = False,
         echo: str = "",
     ):
-        self.index, self.generation, self.delta = index, generation, Delta()
+        self.index, self.generation, self.total = index, generation, Delta()
         self.reasoning_tokens, self.first_token_at = 0, None
         self._model, self._parser, self._echo = model, parser, echo
         self._wants_logprobs, self._one_call = wants_logprobs, one_call
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield the deltas of the answer. Raises what ends the answer with an error."""
+        """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
         text = MarkedText(self._model) if self._parser is not None else None
         if self._echo:
             yield self._note(Delta(content=self._echo))
@@ -133,12 +139,12 @@ class Choice:
         self._check_complete()
         last = self._note(self._delta(self._parser.end()) if self._parser is not None else Delta())
         if self._one_call:
-            del self.delta.calls[1:], last.calls[1:]
-        last.finish = self.delta.finish = self._finish_reason()
+            del self.total.calls[1:], last.calls[1:]
+        last.finish = self.total.finish = self._finish_reason()
         yield last
 
     def _note(self, delta: Delta) -> Delta:
-        self.delta.add(delta)
+        self.total.add(delta)
         return delta
 
     def _delta(self, parts: Sequence[Part]) -> Delta:
@@ -164,11 +170,11 @@ class Choice:
 
     def _finish_reason(self) -> str:
         if self.generation.finish == STOP:
-            return TOOL_CALLS if self.delta.calls else STOP
-        return LENGTH  # also of the context
+            return TOOL_CALLS if self.total.calls else STOP
+        return LENGTH  # the answer is as long as the request allows, or the KV cache is full
 
     def _check_complete(self) -> None:
-        """Raise ApiError if the answer ended because of the shutdown of the server."""
+        """Raise ApiError if the answer was cancelled by the shutdown of the server, or ended because of an error."""
         if self.generation.finish == "cancelled":
             raise server_error("the server is shutting down", 503)
         if self.generation.finish in (None, "error"):
@@ -176,7 +182,14 @@ class Choice:
 
 
 class Answer:
-    """The choices of a request. `deadline` is a time of `time.monotonic`, or None."""
+    """The choices of a request.
+
+    - `choices`: those of the first prompt, then those of the second, and so on. All prompts have the same number.
+    - `prompt_count`: the number of prompts.
+
+    Attributes: `deadline`, the time by `time.monotonic` at which the answer has to end, or None; `id`; `created`, in Unix
+    time; `started`, by `time.monotonic`.
+    """
 
     def __init__(self, model: ServedModel, choices: Sequence[Choice], prompt_count: int = 1):
         self.model, self.choices, self.prompt_count = model, list(choices), prompt_count
@@ -184,12 +197,12 @@ class Answer:
         self.deadline: float | None = None
 
     def cancel(self) -> None:
-        """End all choices. Those who wait for them get an error."""
+        """Stop all choices, as at the shutdown of the server: `deltas` raises ApiError."""
         for choice in self.choices:
             choice.generation.cancel()
 
     def close(self) -> None:
-        """End all choices at once."""
+        """Stop the choices that still run. Their deltas are no longer read."""
         for choice in self.choices:
             choice.generation.close()
 
@@ -239,13 +252,13 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of the prompts; those of one that has several choices count once."""
+        """The number of tokens of all prompts. Several choices share a prompt, whose tokens count once."""
         per_prompt = len(self.choices) // self.prompt_count
         return sum(choice.generation.metrics.prompt_tokens for choice in self.choices[::per_prompt])
 
     @property
     def cached_tokens(self) -> int:
-        """The tokens of the prompts that were in the KV cache already."""
+        """The number of tokens of the prompts that the KV cache already held."""
         per_prompt = len(self.choices) // self.prompt_count
         return sum(choice.generation.metrics.cached_tokens for choice in self.choices[::per_prompt])
 

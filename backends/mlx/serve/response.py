@@ -71,8 +71,8 @@ class CompletionFormat:
         return self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        text = {"text": choice.delta.content, "logprobs": self._logprobs(choice, choice.delta)}
-        return {"index": choice.index, **text, "finish_reason": choice.delta.finish}
+        text = {"text": choice.total.content, "logprobs": self._logprobs(choice, choice.total)}
+        return {"index": choice.index, **text, "finish_reason": choice.total.finish}
 
     def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
         if not delta.logprobs:
@@ -120,7 +120,7 @@ class ChatFormat(CompletionFormat):
         return chunks
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        delta = choice.delta
+        delta = choice.total
         message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning

@@ -95,7 +95,7 @@ class ResponsesFormat:
     def response(self) -> dict[str, Any]:
         """Return the response with the whole answer."""
         (choice,) = self._answer.choices
-        self._take(choice.delta, [])
+        self._take(choice.total, [])
         return self._object(self._status(choice))
 
     def first_chunks(self) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ class ResponsesFormat:
         return []
 
     def _status(self, choice: Choice) -> str:
-        return "incomplete" if choice.delta.finish == LENGTH else "completed"
+        return "incomplete" if choice.total.finish == LENGTH else "completed"
 
     def _object(self, status: str) -> dict[str, Any]:
         is_over = status in ("completed", "incomplete")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -54,11 +58,11 @@ def serve(
     settings: Settings | None = None,
     no_auth: bool = False,
 ) -> int:
-    """Serve language models until SIGINT or SIGTERM, and return the exit status, 0.
+    """Serve language models until SIGINT or SIGTERM, close them, and return the exit status, 0.
 
     - `models`, `name`: one model and its name in the API, or several models.
     - `host`, `port`: the address to listen on. Port 0 selects a free port.
-    - `settings`: the API key and limits; `host` takes the place of its host.
+    - `settings`: the API key and limits. `host` replaces `settings.host`.
     - `no_auth`: other machines may use the server without an API key.
 
     Raises OSError if the server cannot listen on the address, and ValueError if other machines can reach it and
@@ -76,13 +80,31 @@ def serve(
     url = f"http://{shown}:{bound.getsockname()[1]}"
     names = ", ".join(model["id"] for model in models.descriptions())
     print(f"{names}: chat page at {url}/, OpenAI API at {url}/v1", flush=True)
-    try:
-        _Server(configuration(app, settings)).run(sockets=[bound])
-    except KeyboardInterrupt:  # after the shutdown, uvicorn raises SIGINT once more
-        pass
-    finally:
-        models.close()
+    with _sigterm_interrupts():
+        try:
+            _Server(configuration(app, settings)).run(sockets=[bound])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            models.close()
     return 0
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt, as SIGINT does.
+
+    After a shutdown, uvicorn raises the signal that caused it once more, for the handlers from before. The default
+    handler of SIGTERM ends the process at once, so that the models are not closed.
+    """
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _log_to_stderr() -> None:

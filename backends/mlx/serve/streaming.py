@@ -111,7 +111,7 @@ def log_answer(request: Request, answer: Answer) -> None:
         prompt_tokens=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,
         completion_tokens=answer.completion_tokens,
-        finish=[choice.delta.finish for choice in answer.choices],
+        finish=[choice.total.finish for choice in answer.choices],
         first_token_seconds=None if first is None else round(first - answer.started, 4),
         answer_seconds=round(time.monotonic() - answer.started, 4),
     )

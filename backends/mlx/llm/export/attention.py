@@ -27,13 +27,16 @@ def attend_over_cache(
     s_aux: torch.Tensor | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function for the attention interface of `transformers`.
+    """The attention function that `transformers` calls.
 
-    Takes `query` `[1, H, S, D]`, and as `key` and `value` normally the whole cache `[1, G, C, D]`. Returns the
-    result `[1, S, H, D]`, and None in place of the attention weights. `attention_mask` does not change the result:
-    while `observe.py` runs the model, the layer records the mask, and later it knows to which keys a query attends.
-    `s_aux` has the attention sinks. A model with recurrent layers runs one token of each of several rows as a batch:
-    `query` is then `[B, H, 1, D]`, and the result `[B, 1, H, D]`.
+    - `query`: `[1, H, S, D]`. A model with recurrent layers runs one token of each of `B` rows as a batch:
+      `[B, H, 1, D]`.
+    - `key`, `value`: normally the whole cache, `[1, G, C, D]`.
+    - `attention_mask`: passed on to the layer of the cache. It does not change the result. The observing cache of
+      `observe.py` records it; a `KVCache` ignores it, because it already knows to which keys a query attends.
+    - `s_aux`: the attention sinks.
+
+    Returns the result, `[1, S, H, D]` or `[B, 1, H, D]`, and None in place of the attention weights.
     """
     if not getattr(module, "is_causal", True):
         raise ValueError(f"export_llm: model: {type(module).__name__} is not causal, expected a decoder")
@@ -43,7 +46,7 @@ def attend_over_cache(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_batch = query.shape[0] > 1
     if is_batch:
-        query = query.transpose(0, 2)
+        query = query.transpose(0, 2)  # [1, H, B, D]: the cache takes the rows on the axis of tokens
     settings: dict[str, Any] = {"softcap": softcap, "sinks": s_aux}
     if is_absorbed(module):
         out = attend_over_latents(module, query, layer, scale, settings)

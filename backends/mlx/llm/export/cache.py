@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...custom_ops.quantized_cache import EntryFormat
-from .masks import MaskFunction, Pattern
+from .masks import AttentionSpan, MaskFunction
 from .own_attention import CachedStates
 
 
@@ -21,7 +21,7 @@ class LayerSpec:
     - `name`: names the layer in errors.
     - `keys`, `values`: the number of heads and their size. `values` is None if the values are the first part of the
       keys, as those of latent attention are.
-    - `pattern`: to which positions a query attends.
+    - `span`: the positions to which a query attends.
     - `slopes`: [H], the biases of the scores for each position between query and key, or None.
     - `has_sinks`: whether the softmax has a score that belongs to no key.
     - `format`: how the cache is quantized, or None if it holds floats.
@@ -30,7 +30,7 @@ class LayerSpec:
     name: str
     keys: tuple[int, int]
     values: tuple[int, int] | None
-    pattern: Pattern
+    span: AttentionSpan
     slopes: torch.Tensor | None = None
     has_sinks: bool = False
     format: EntryFormat | None = None
@@ -82,7 +82,7 @@ class KVCache(Cache):
             if spec is None:
                 layers.append(_NoCache())
                 continue
-            window = spec.pattern.window
+            window = spec.span.window
             window = None if window is not None and window >= capacity else window
             length = capacity if window is None else min(capacity, window + chunk - 1)
             buffers = _buffers(spec, dtype)
@@ -218,7 +218,7 @@ class _Layer(_NoCache):
     def _attention(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
         """Return the arguments of the attention that come before and after the format of a quantized cache."""
         before = self._position(query.shape[2]), scale
-        blocks = self.spec.pattern.blocks and self.window is not None
+        blocks = self.spec.span.blocks and self.window is not None
         return before, (self.window, softcap, self.cache.row, self.cache.rows, blocks, sinks, slopes)
 
     def _position(self, length: int) -> torch.Tensor:
@@ -232,7 +232,7 @@ class _Layer(_NoCache):
         return position + (tokens - length)
 
     def add_mask(self, function: MaskFunction) -> None:
-        """Ignore a mask: `spec.pattern` says what it means."""
+        """Ignore the mask: `spec.span` has its meaning already."""
 
     def add_bias(self, bias: torch.Tensor) -> torch.Tensor | None:
         """Return the slopes [H] of a bias that the layer adds to its scores, or None if the bias is a mask."""

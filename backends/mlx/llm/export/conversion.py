@@ -12,7 +12,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ...custom_ops.packing import FLOAT_MODES
-from .calibration import Perplexity, Text, importance, linear_layers_in_float32, perplexity
+from .calibration import (
+    Perplexity,
+    Text,
+    importance,
+    linear_layers_in_float32,
+    perplexity,
+)
 from .mtp import without_ends
 from .packed import install, is_linear, set_int8_activations
 from .quantize import is_microscaled, linear_paths, quantize_model
@@ -49,9 +55,11 @@ def convert_weights(
 ) -> Conversion:
     """Pack, quantize and cast the weights of `model` in place. `export_llm` explains the arguments.
 
-    The activations stay floats, but the perplexity is also measured with `activations`.
+    The layers of `model` keep float activations. If `activations` is "int8", the perplexity is measured a second time
+    with 8-bit activations.
 
-    Without a tokenizer, there is no text: the weights are rounded by their own error, and no perplexity is measured.
+    Calibration and perplexity need a text, and a text needs a tokenizer. Without one, quantization minimizes the error
+    of each weight alone, and no perplexity is measured.
     """
     if is_microscaled(model):
         from .microscaled import use_packed_weights  # imports prototypes of torchao
@@ -78,7 +86,10 @@ def convert_weights(
 
 
 def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None) -> None:
-    """Quantize and cast the weights of a head in place, without calibration: they only affect guesses."""
+    """Quantize and cast the weights of a head for multi-token prediction in place.
+
+    Does not calibrate: the head only guesses tokens. Its precision decides how many guesses are right, and no answer.
+    """
     with without_ends(mtp):
         if quantize != "none":
             common = _common_format(quantize, group_size or GROUP_SIZE)
@@ -96,17 +107,18 @@ def _common_format(quantize: str, group_size: int) -> Format:
 
 
 def _scales_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    # Half precision: scales are a part of the size, and the products are in float32 all the same.
+    # Scales in half precision make the file smaller. They do not reduce the precision of products, which kernels compute
+    # in float32.
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
 
 def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, progress) -> list[str]:
     if quantize == "mixed" and text is None:
         raise ValueError("export_llm: quantize: got mixed without a tokenizer, which its measurement needs")
-    scales = _scales_dtype(dtype)
+    scales_dtype = _scales_dtype(dtype)
     common = _common_format(quantize, group_size)
     formats: dict[str, Format] = {}
-    weights: dict[str, torch.Tensor] = {}
+    importances: dict[str, torch.Tensor] = {}
     if quantize == "mixed":
         progress("measure the layers")
         with linear_layers_in_float32(model):
@@ -114,13 +126,13 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
     if text is not None:
         progress("calibrate")
         if calibrate is not None and common.mode == "affine":
-            _tune(model, text, common, formats, scales)
+            _tune(model, text, common, formats, scales_dtype)
         elif common.bits < 8:
-            weights = importance(model, text.calibration)
+            importances = importance(model, text.calibration)
     progress(f"quantize to {quantize}")
     return quantize_model(
-        model, common.bits, group_size, mode=common.mode, ends_bits=_ENDS_BITS, dtype=scales, formats=formats,
-        importance=weights,
+        model, common.bits, group_size, mode=common.mode, ends_bits=_ENDS_BITS, dtype=scales_dtype, formats=formats,
+        importance=importances,
     )  # fmt: skip
 
 

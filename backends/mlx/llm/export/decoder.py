@@ -63,7 +63,7 @@ class CachedDecoder(torch.nn.Module):
             use_cached_states(model)
         observer = StateObserver if self.has_state else None
         self.specs = observe(model, self._logits, max_context_len, window, observer) if specs is None else specs
-        windows = [spec.pattern.window for spec in self.specs if spec is not None]
+        windows = [spec.span.window for spec in self.specs if spec is not None]
         if ring_chunk is not None and any(window is not None and window < max_context_len for window in windows):
             self.chunk = min(self.chunk, ring_chunk)
         self.cache = (StateCache if self.has_state else KVCache).register_on(

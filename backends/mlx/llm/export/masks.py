@@ -1,4 +1,4 @@
-"""Attention masks of `transformers` as functions of positions, and what they mean for a cache."""
+"""Attention masks of `transformers` as functions of positions, and the spans of positions that they stand for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # positions
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """To which positions a query attends: to all up to its own, or to some of them.
+class AttentionSpan:
+    """The positions to which a query attends. None of them is after the position of the query.
 
-    - `window`: the number of last positions, including that of the query. None if there is no limit.
-    - `blocks`: the positions belong to blocks of `window` positions, and a query attends to its own block only.
+    - `window`: None if the query attends to all positions up to its own. Otherwise a number of positions: the query
+      attends to the last `window` positions up to its own, which is one of them.
+    - `blocks`: the sequence is divided into blocks of `window` positions, and the query attends to those of its own
+      block instead.
     """
 
     window: int | None = None
@@ -32,12 +34,12 @@ class Pattern:
 
 
 class Mask:
-    """A mask that stands for a function of positions, in place of the mask tensor that `transformers` would make.
+    """A mask given by a function of positions. It takes the place of the mask tensor that `transformers` would make.
 
-    A model passes it on to its attention, perhaps after a cast or a slice, which return the mask itself.
+    A model passes the mask to its attention. Casts and slices on the way return the mask itself.
     """
 
-    ndim = 0  # no model may take it for a tensor
+    ndim = 0  # models change mask tensors of rank 2 or 4, and leave this mask alone
 
     def __init__(self, function: MaskFunction):
         self.function = function
@@ -52,15 +54,16 @@ class Mask:
 
 
 def mask_interface(*arguments, mask_function: Callable, q_offset: Any = 0, kv_offset: Any = 0, **options) -> Mask:
-    """A mask function for the mask interface of `transformers`. The result is a `Mask`."""
+    """Return a `Mask`. `transformers` calls this function in place of one that makes a mask tensor."""
     return Mask(lambda query, key: mask_function(0, 0, query, key))
 
 
-def tensor_mask(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
-    """Return the function of a mask [..., Q, K] for positions from 0 on, which may be a view of a larger mask.
+def function_of_tensor(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
+    """Return the mask function of a mask tensor [..., Q, K], whose positions begin at 0.
 
-    The mask is bool, or contains numbers that are added to the scores. If `hides`, it is true where a query does not
-    attend.
+    A bool mask is true where a query attends, or with `hides`, where it does not. Any other mask holds numbers that are
+    added to the scores. If the tensor is a view, the function is that of the tensor behind it, which may have more
+    positions.
     """
     whole = mask if mask._base is None else mask._base
     whole = whole.reshape(whole.shape[-2:]) if whole.numel() == whole.shape[-2:].numel() else mask[0, 0]
@@ -68,16 +71,17 @@ def tensor_mask(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
     return lambda query, key: allowed[query, key] != hides
 
 
-def pattern_of(function: MaskFunction, capacity: int) -> Pattern | None:
-    """Return the pattern of a mask over `capacity` positions, or None if the mask has another pattern.
+def span_of(function: MaskFunction, capacity: int) -> AttentionSpan | None:
+    """Return the `AttentionSpan` that allows what a mask over `capacity` positions allows, or None if there is none.
 
-    Compares the mask with the pattern for queries around the places where a pattern changes.
+    Compares the two only for some queries: those around the end of the first two windows or blocks, one in the middle,
+    and the last one.
     """
     with torch.device("cpu"):  # also while a model runs on the device meta
-        return _pattern_of(function, torch.arange(capacity))
+        return _span_of(function, torch.arange(capacity))
 
 
-def _pattern_of(function: MaskFunction, positions: torch.Tensor) -> Pattern | None:
+def _span_of(function: MaskFunction, positions: torch.Tensor) -> AttentionSpan | None:
     capacity = len(positions)
     try:
         size = int(function(positions[:, None], positions[:1]).reshape(-1).sum())  # queries that attend to position 0
@@ -86,6 +90,6 @@ def _pattern_of(function: MaskFunction, positions: torch.Tensor) -> Pattern | No
         allowed = function(queries, positions[None]).broadcast_to(len(queries), capacity)
     except (IndexError, RuntimeError):  # a mask tensor with fewer positions, or without values
         return None
-    limited = [Pattern(size), Pattern(size, blocks=True)] if size else []
-    candidates = [Pattern()] if size == capacity else limited
+    limited = [AttentionSpan(size), AttentionSpan(size, blocks=True)] if size else []
+    candidates = [AttentionSpan()] if size == capacity else limited
     return next((p for p in candidates if p.allows(queries, positions[None]).equal(allowed)), None)

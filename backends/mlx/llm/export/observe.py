@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 from .attention import use_cached_attention
 from .cache import LayerSpec, sparse_attention_error
-from .masks import MaskFunction, Pattern, pattern_of, tensor_mask
+from .masks import AttentionSpan, MaskFunction, function_of_tensor, span_of
 from .own_attention import CachedStates
 
 _LENGTH = 8  # tokens of the run
@@ -67,13 +67,13 @@ def check_layer_types(model: PreTrainedModel) -> None:
         )
 
 
-def pattern_by_config(config, index: int) -> Pattern:
-    """Return the pattern of layer `index` that the config names, for a layer whose mask could not be observed."""
+def span_by_config(config, index: int) -> AttentionSpan:
+    """Return the span of layer `index` that the config names, for a layer whose mask could not be observed."""
     kinds = getattr(config, "layer_types", None)
     kind = kinds[index] if kinds and index < len(kinds) else None
     blocks = kind == "chunked_attention"
     size = getattr(config, "attention_chunk_size" if blocks else "sliding_window", None)
-    return Pattern(size, blocks) if kind is None or _KINDS.get(kind, kind == "hybrid_sliding") else Pattern()
+    return AttentionSpan(size, blocks) if kind is None or _KINDS.get(kind, kind == "hybrid_sliding") else AttentionSpan()
 
 
 class ObservingCache(Cache):
@@ -129,7 +129,7 @@ class _ObservedLayer:
         self.values: tuple[int, int] | None = None
         self.slopes: torch.Tensor | None = None
         self.has_sinks = self.is_meta = False
-        self.patterns: set[Pattern] = set()
+        self.spans: set[AttentionSpan] = set()
         self.is_latent = self.has_attended = False
 
     def update(self, key_states, value_states):
@@ -145,22 +145,22 @@ class _ObservedLayer:
         return query.new_zeros((*query.shape[:3], size))
 
     def add_mask(self, function: MaskFunction) -> None:
-        pattern = pattern_of(function, self.capacity)
-        if pattern is None and self.is_meta:  # the mask depends on values: `pattern_by_config` has to do
+        span = span_of(function, self.capacity)
+        if span is None and self.is_meta:  # the mask depends on values that are missing: use `span_by_config`
             return
-        if pattern is None:
+        if span is None:
             raise ValueError(
                 f"export_llm: model: {self.name}: got a mask other than causal, with or without a window or blocks of "
                 "positions"
             )
-        self.patterns.add(pattern)
+        self.spans.add(span)
 
     def add_bias(self, bias: torch.Tensor) -> torch.Tensor | None:
         bias = bias.detach().float().reshape(-1, *bias.shape[-2:])
         length = bias.shape[2]
         allowed = torch.ones(bias.shape[1:], dtype=torch.bool).tril(length - bias.shape[1])
         if not bias.is_meta and len(bias) == 1 and bias[0][allowed].eq(0).all():
-            self.add_mask(tensor_mask(bias[None]))
+            self.add_mask(function_of_tensor(bias[None]))
             return None
         positions = torch.arange(length)
         slopes = (bias[:, -1, -1] - bias[:, -1, 0]) / max(1, length - 1)
@@ -185,17 +185,17 @@ class _ObservedLayer:
                 f"export_llm: model: {self.name} uses the keys of its cache in a way of its own, expected attention: a "
                 "product with the queries, a softmax, and a product with the values"
             )
-        patterns = self.patterns - {Pattern()} or self.patterns  # every mask is causal, so a plain one adds nothing
-        if len(patterns) > 1:
+        spans = self.spans - {AttentionSpan()} or self.spans  # a plain causal mask adds nothing to another one
+        if len(spans) > 1:
             raise ValueError(f"export_llm: model: {self.name}: got several masks over the same cache, expected one")
         keys, values = self.keys, self.values
         if self.is_latent:
             keys, values = (keys[0], keys[1] + values[1]), None
         if window != "auto":
-            pattern = Pattern(window or None)
+            span = AttentionSpan(window or None)
         else:
-            pattern = next(iter(patterns), None) or pattern_by_config(config, self.index)
-        return LayerSpec(self.name, keys, values, pattern, self.slopes, self.has_sinks)
+            span = next(iter(spans), None) or span_by_config(config, self.index)
+        return LayerSpec(self.name, keys, values, span, self.slopes, self.has_sinks)
 
 
 def _innermost_module(model: torch.nn.Module) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .masks import Mask, tensor_mask
+from .masks import Mask, function_of_tensor
 
 _LAYOUT = ("reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten",
            "expand", "unsqueeze", "squeeze", "swapaxes", "mT")  # fmt: skip
@@ -158,7 +158,7 @@ class Scores(_TorchArgument):
         if isinstance(mask, Mask):
             self.layer.add_mask(mask.function)
         elif mask is not None and not mask.is_meta:
-            self.layer.add_mask(tensor_mask(mask, hides))
+            self.layer.add_mask(function_of_tensor(mask, hides))
         return self
 
     def _attend(self, values: CachedStates) -> torch.Tensor:
@@ -181,5 +181,5 @@ def _baddbmm(bias, batch1, batch2, *, beta=1, alpha=1) -> Scores:
 
 def _sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if attn_mask is not None:
-        key.layer.add_mask(attn_mask.function if isinstance(attn_mask, Mask) else tensor_mask(attn_mask))
+        key.layer.add_mask(attn_mask.function if isinstance(attn_mask, Mask) else function_of_tensor(attn_mask))
     return key.layer.attend(query, query.shape[-1] ** -0.5 if scale is None else scale)

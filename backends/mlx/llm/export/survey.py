@@ -74,8 +74,8 @@ def _description(spec: LayerSpec) -> str:
     else:
         numbers = heads * size + spec.values[0] * spec.values[1]
         parts = [f"attention with {heads} key heads of {size}, {numbers} numbers per token"]
-    if spec.pattern.window is not None:
-        parts.append(f"{'blocks' if spec.pattern.blocks else 'a window'} of {spec.pattern.window} positions")
+    if spec.span.window is not None:
+        parts.append(f"{'blocks' if spec.span.blocks else 'a window'} of {spec.span.window} positions")
     if spec.slopes is not None:
         parts.append("linear biases")
     if spec.has_sinks:

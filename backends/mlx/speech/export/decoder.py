@@ -8,7 +8,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from ...llm.export.cache import KVCache, LayerSpec
-from ...llm.export.masks import Pattern
+from ...llm.export.masks import AttentionSpan
 from ...llm.export.rope import use_stateless_rotary
 from .families import Family
 
@@ -37,7 +37,7 @@ class ProgramModel(torch.nn.Module):
         self.features = family.features()
         layers = model.model.decoder.layers
         shapes = [_heads(layer.self_attn) for layer in layers]
-        specs = [LayerSpec(f"decoder.layers.{i}", shape, shape, Pattern()) for i, shape in enumerate(shapes)]
+        specs = [LayerSpec(f"decoder.layers.{i}", shape, shape, AttentionSpan()) for i, shape in enumerate(shapes)]
         self.cache = KVCache.register_on(
             self, specs, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype
         )

@@ -3,15 +3,17 @@
 
 #include <stddef.h>
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 
 // Returns the version of this library, such as "0.1.0". The string is static.
-const char* executorch_mlx_version();
+const char* executorch_mlx_version(void);
 
 // Registers the backend MLXBackend with the ExecuTorch runtime of this process. May be called repeatedly.
 // Returns 0 if this backend is registered, 1 if another library registered an MLXBackend first, which then stays in
 // use, and otherwise the number of an ExecuTorch Error.
-int executorch_mlx_register();
+int executorch_mlx_register(void);
 
 // Sets a default load option for all programs loaded from now on. The options of a single load have the same names
 // and take precedence.
@@ -39,4 +41,6 @@ int executorch_mlx_group(int* rank, int* size);
 // an ExecuTorch Error.
 int executorch_mlx_group_share(void* data, size_t size);
 
+#ifdef __cplusplus
 } // extern "C"
+#endif

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from .layout import CannotSplit, Refine, Segment, Split
-from .products import Lookup, Operand, Product, lookup_of, product_of
+from .products import Lookup, Product, lookup_of, product_of
 
 aten = torch.ops.aten
 
@@ -34,8 +34,8 @@ class TensorSplit:
 class Layouts:
     """What the walks so far have found out.
 
-    `segments` has the segments of the outputs of weights, if they differ from one segment. `whole` has the weights that
-    stay whole, and why.
+    - `segments`: of the weights whose outputs consist of several segments.
+    - `whole`: the names of the weights that stay whole, with the reasons.
     """
 
     processes: int
@@ -46,10 +46,14 @@ class Layouts:
 
 
 class Analysis:
-    """The walk. Raises Refine, or CannotSplit, if `layouts` have to change; the message of CannotSplit is the reason.
+    """The walk. Raises Refine or CannotSplit if it needs other `layouts`; the message of CannotSplit says why.
 
-    Attributes: `tensors`, the weights and buffers that are split, by name; `edits`, the changes of the graph;
-    `attentions`, the number of attention operators that are not split; `products`, the names of all weights.
+    Attributes:
+
+    - `tensors`: the weights and buffers that are split, by name.
+    - `edits`: the changes of the graph.
+    - `products`: the names of the weights of products.
+    - `whole_attentions`: the number of attention operators that are not split.
     """
 
     def __init__(self, program: ExportedProgram, layouts: Layouts):

@@ -21,7 +21,7 @@ from ..head_config import HeadConfig
 from ..lowering import lower
 from ..methods import MethodKind, example_inputs
 from ..reference import difference_beyond_rounding
-from .plan import Plan, parameters, plan
+from .plan import Plan, plan, tensors_of
 from .rewriter import part_of, rewritten
 
 _SEED = 22
@@ -89,7 +89,7 @@ def partition(
         )
         return lowered.to_executorch(), report
 
-    tensors = parameters(next(iter(methods.values())))
+    tensors = tensors_of(next(iter(methods.values())))
     split_bytes = sum(
         part_of(tensors[name], split, 0, processes).nbytes - tensors[name].nbytes
         for name, split in found.tensors.items() if "_cache_" in name.rpartition(".")[2]
@@ -105,7 +105,7 @@ def _part(found: Plan, methods: Mapping[str, ExportedProgram], rank: int) -> dic
     """Return the methods of the process `rank`."""
     tensors = {}
     for program in methods.values():
-        tensors |= parameters(program)
+        tensors |= tensors_of(program)
     parts = {name: part_of(tensors[name], split, rank, found.processes) for name, split in found.tensors.items()}
     return {
         name: rewritten(program, found.analyses[name], parts, rank, found.processes)

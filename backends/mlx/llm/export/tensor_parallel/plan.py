@@ -1,8 +1,10 @@
 """Finds out how the weights of a model are split, from the graphs of its methods.
 
-The walk over a graph first assumes that every product with a whole input is split by its outputs. The operators that
-follow pass the split on, up to a product that takes its inputs split: after it, the results of all processes are added.
-An operator that needs the whole tensor stops the walk. The weights behind it then stay whole, and the walk starts again.
+A walk visits the nodes of a graph in order. It splits the weight of a matrix product by its outputs if the input of the
+product is whole: each process then computes a part of the outputs. The operators that follow compute with these parts.
+The next product takes a part of the outputs as its input, so its weight is split by its inputs, and the results of all
+processes are added. If an operator in between needs a whole tensor, the walk ends. The weights that computed this tensor
+are marked as whole, and a new walk starts.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from torch.export import ExportedProgram
 from .analysis import Analysis, Layouts, TensorSplit
 from .layout import CannotSplit, Refine
 
-_WHOLE_SHARE = 0.25  # of the bytes of all weights, at most, that may stay whole
+_WHOLE_SHARE = 0.25  # the largest share of the bytes of the weights of products that may stay whole
 
 
 @dataclass
 class Plan:
     """How a model is split.
 
-    - `analyses`: for each method.
+    - `analyses`: the walk over the graph of each method.
     - `tensors`: the weights and buffers that are split, by name.
-    - `whole`: the weights of products that stay whole, and why.
+    - `whole`: the names of the weights of products that stay whole, with the reasons.
     """
 
     processes: int
@@ -40,12 +42,12 @@ def plan(methods: Mapping[str, ExportedProgram], processes: int, vocab_size: int
     while True:
         try:
             analyses = {name: Analysis(program, layouts) for name, program in methods.items()}
-        except Refine as finer:
-            old = layouts.segments.get(finer.weight)
+        except Refine as request:
+            old = layouts.segments.get(request.weight)
             if old is None:
-                layouts.segments[finer.weight] = finer.parts
+                layouts.segments[request.weight] = request.parts
             else:
-                layouts.segments[finer.weight] = (*old[: finer.index], *finer.parts, *old[finer.index + 1 :])
+                layouts.segments[request.weight] = (*old[: request.index], *request.parts, *old[request.index + 1 :])
         except CannotSplit as error:
             if not _made_progress(layouts):
                 raise ValueError(f"export_llm: tensor_parallel: the model cannot be split: {error}") from error
@@ -67,8 +69,11 @@ def _made_progress(layouts: Layouts) -> bool:
 
 
 def _whole(analyses: Mapping[str, Analysis], tensors: Mapping[str, TensorSplit], layouts: Layouts) -> dict[str, str]:
-    names = set().union(*(analysis.products for analysis in analyses.values()))
-    return {name: layouts.whole.get(name, "its inputs are whole") for name in sorted(names - set(tensors))}
+    return {name: layouts.whole.get(name, "its inputs are whole") for name in sorted(_products(analyses) - set(tensors))}
+
+
+def _products(analyses: Mapping[str, Analysis]) -> set[str]:
+    return set().union(*(analysis.products for analysis in analyses.values()))
 
 
 def _check(result: Plan, program: ExportedProgram, reason: str) -> None:
@@ -77,17 +82,18 @@ def _check(result: Plan, program: ExportedProgram, reason: str) -> None:
         raise ValueError(
             f"export_llm: tensor_parallel: the attention cannot be split among {result.processes} processes: {reason}"
         )
-    sizes = {name: tensor.nbytes for name, tensor in program.state_dict.items()}
-    whole = sum(sizes.get(name, 0) for name in result.whole)
-    total = whole + sum(sizes.get(name, 0) for name in result.tensors)
+    all_tensors = tensors_of(program)
+    sizes = {name: all_tensors[name].nbytes for name in _products(result.analyses) if name in all_tensors}
+    whole, total = sum(sizes.get(name, 0) for name in result.whole), sum(sizes.values())
     if whole > _WHOLE_SHARE * total:
         largest = max(result.whole, key=lambda name: sizes.get(name, 0))
         raise ValueError(
-            f"export_llm: tensor_parallel: {whole / total:.0%} of the weights cannot be split among {result.processes} "
-            f"processes, expected at most {_WHOLE_SHARE:.0%}; the largest is {largest}: {result.whole[largest]}"
+            f"export_llm: tensor_parallel: {whole / total:.0%} of the weights of products cannot be split among "
+            f"{result.processes} processes, expected at most {_WHOLE_SHARE:.0%}; the largest is {largest}: "
+            f"{result.whole[largest]}"
         )
 
 
-def parameters(program: ExportedProgram) -> dict[str, torch.Tensor]:
+def tensors_of(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the weights, buffers and constants of a program by name."""
     return {**program.state_dict, **{n: t for n, t in program.constants.items() if isinstance(t, torch.Tensor)}}

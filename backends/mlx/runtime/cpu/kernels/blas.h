@@ -43,8 +43,8 @@ EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_blas_calls();
 // -- threads -------------------------------------------------------------------------------------
 
 // Returns the number of threads in the pool: the environment variable OPENBLAS_NUM_THREADS or OMP_NUM_THREADS if one
-// is set, or else the number of processors that the process may use, according to its affinity mask and the CPU quota
-// of its cgroup.
+// is set, or else the number of processors that the process may use: those of its affinity mask, and in a container not
+// more than the CPU quota (cgroup version 2).
 EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
 
 // Calls item(context, 0) ... item(context, count - 1) on the threads of the pool, and returns when all calls have

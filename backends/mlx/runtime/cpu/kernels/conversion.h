@@ -40,7 +40,7 @@ class AlignedFloats {
   std::unique_ptr<float, Delete> data_;
 };
 
-// Elements of any type as float32: the array itself, or a converted copy.
+// Elements in float32, float16 or bfloat16 as float32: the array itself if it is float32, else a converted copy.
 class AsFloats {
  public:
   AsFloats(const void* x, FloatType type, int64_t count) : data_(static_cast<const float*>(x)) {

@@ -101,7 +101,7 @@ void dequantize(
       .scales = at(cache.scales, cache.scale_type, scale),
       .scale_type = cache.scale_type,
       .scale_stride = cache.scale_strides[1],
-      .biases = cache.groups,
+      .bias_offset = cache.groups,
       .bits = cache.bits,
       .group_size = cache.group_size,
       .groups = static_cast<int>(groups)};

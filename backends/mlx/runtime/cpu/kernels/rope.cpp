@@ -12,13 +12,14 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
   for (int64_t i = 0; i < p.half; ++i) {
     frequencies[i] = p.periods ? 1 / p.periods[i] : std::exp(-static_cast<float>(i) * (std::log(p.base) / p.half));
   }
-  const int64_t rotated = 2 * p.half;
-  // All attention heads of a token share the same cosines and sines.
+  const int64_t rotated_width = 2 * p.half;
+  // The angles depend on the token only, so all attention heads of a token share their cosines and sines.
   parallel_ranges(p.batch * p.tokens, p.heads * p.width, [&](int64_t first, int64_t last) {
     std::vector<float> cosines(p.half), sines(p.half);
     const bool is_float32 = p.x.type == FloatType::float32;
-    // The attention head in contiguous float32. Empty if x already has this form.
+    // A row of x in contiguous float32. Empty if the rows of x have this form already.
     std::vector<float> copy(is_float32 && strides[3] == 1 ? 0 : p.width);
+    // A row of the result in float32. Empty if y is float32: the result is then written to y directly.
     std::vector<float> rotated_row(is_float32 ? 0 : p.width);
     for (int64_t i = first; i < last; ++i) {
       const int64_t b = i / p.tokens;
@@ -41,7 +42,7 @@ extern "C" void executorch_mlx_rope(const ExecutorchMlxRope* rope) {
         const float* from = copy.empty() ? static_cast<const float*>(row) : copy.data();
         float* to = is_float32 ? static_cast<float*>(p.y) + index : rotated_row.data();
         kernels().rotate(from, cosines.data(), sines.data(), to, p.half);
-        std::memcpy(to + rotated, from + rotated, (p.width - rotated) * sizeof(float));
+        std::memcpy(to + rotated_width, from + rotated_width, (p.width - rotated_width) * sizeof(float));
         if (!is_float32) {
           kernels().narrow(to, p.x.type, static_cast<uint16_t*>(p.y) + index, p.width);
         }

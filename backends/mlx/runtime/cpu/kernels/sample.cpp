@@ -1,5 +1,10 @@
-// The sampler: draws a token from each row of logits. custom_kernel_ops/sample.py defines which one. The passes over
-// the vocabulary are in simd/sampling.h; this file chooses among the few tokens that can win.
+// The sampler: draws a token from each row of logits. custom_kernel_ops/sample.py defines which one:
+//
+//   drop  = the largest logit - the token's logit
+//   cost  = drop / temperature - gumbel, where gumbel is the random noise of the token
+//   token = the one with the lowest cost, among those that the filters keep
+//
+// The passes over the vocabulary are in simd/sampling.h; this file chooses among the few tokens that can win.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,6 +23,8 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBelowOne = 1 - 0x1p-24f;
 constexpr double kLargestNoise = 16.7;  // -log(-log(kBelowOne)), rounded up
+// NOISE_KEY and NOISE_PARTS of sample.py. With filters, the noise of the ranks has three parts: the second begins at rank
+// 256, the third at 2048. The key makes the seeds of the parts differ.
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 constexpr int64_t kNoiseParts[] = {256, 2048};
 
@@ -25,7 +32,8 @@ struct Key {
   explicit Key(uint64_t seed) : high(static_cast<uint32_t>(seed >> 32)), low(static_cast<uint32_t>(seed)) {}
   uint32_t high, low;
 
-  // Word `index` of random_bits of `total` words.
+  // Returns word `index` of the `total` words that mlx::random_bits generates from this key. A call of random_words()
+  // gives two words at a distance of `half`.
   uint32_t word(uint64_t index, uint64_t total) const {
     const uint64_t half = (total + 1) / 2;
     const uint64_t first = index < half ? index : index - half;
@@ -63,7 +71,7 @@ class Logits {
   }
 
   int64_t argmax() const {
-    // With a NaN, plus infinity counts as the largest number, as in clean().
+    // If there is a NaN, sample.py takes the argmax of clean(logits), in which plus infinity is the largest float32.
     const float target = has_nan_ && maximum_ == kInfinity ? kLargest : maximum_;
     for (int64_t block = 0; block < num_blocks(); ++block) {
       if (maxima_[block] >= target) {
@@ -89,7 +97,7 @@ class Logits {
   int64_t count() const {
     return count_;
   }
-  float drop(int64_t token) const {
+  float drop_of(int64_t token) const {
     return maximum_ - y_[token];
   }
   float maximum() const {
@@ -99,21 +107,22 @@ class Logits {
     return y_.data();
   }
 
-  // The smallest drop of the tokens [begin, end) or of tokens near them.
+  // A lower bound of the drops of the tokens [begin, end): the smallest drop in the blocks that contain them.
   float smallest_drop(int64_t begin, int64_t end) const {
     const auto first = maxima_.begin() + begin / kLogitBlock;
     const auto last = maxima_.begin() + (end + kLogitBlock - 1) / kLogitBlock;
     return maximum_ - *std::max_element(first, last);
   }
 
-  // A logit that at least `rank` tokens reach, or minus infinity if no such logit is known.
-  float reached_by(int64_t rank) const {
-    if (rank > num_blocks()) {
+  // A lower bound of the logits of the `count` most likely tokens: the maximum of each of `count` blocks is at least this
+  // large. Minus infinity if there are fewer blocks.
+  float reached_by(int64_t count) const {
+    if (count > num_blocks()) {
       return -kInfinity;
     }
     std::vector<float> maxima = maxima_;
-    std::nth_element(maxima.begin(), maxima.begin() + rank - 1, maxima.end(), std::greater<>());
-    return maxima[rank - 1];
+    std::nth_element(maxima.begin(), maxima.begin() + count - 1, maxima.end(), std::greater<>());
+    return maxima[count - 1];
   }
 
   // Calls visit(token) for the tokens with logits of at least `lowest`, in ascending order.
@@ -143,20 +152,21 @@ class Logits {
   bool has_nan_;
 };
 
-// The token with the lowest cost so far; of those with equal costs, the one with the lowest id.
+// The index with the lowest cost so far, and of indices with equal costs, the lowest. The indices are tokens, or in
+// draw_filtered() ranks. If every cost is infinite, the index is 0.
 struct Winner {
   float cost = kInfinity;
-  int64_t token = std::numeric_limits<int64_t>::max();
+  int64_t index = 0;
 
-  void consider(float new_cost, int64_t new_token) {
-    if (new_cost < cost || (new_cost == cost && new_token < token)) {
+  void consider(float new_cost, int64_t new_index) {
+    if (new_cost < cost || (new_cost == cost && new_index < index)) {
       cost = new_cost;
-      token = new_token;
+      index = new_index;
     }
   }
 };
 
-// The smallest word with which a token can reach `gumbel`, or a somewhat smaller one.
+// A lower bound of the random words that give a noise of `gumbel` or more.
 uint32_t lowest_word(double gumbel) {
   const double below_one = -std::expm1(-std::exp(-gumbel));  // 1 - exp(-exp(-gumbel))
   const double uniform = 1 - below_one * (1 + 1e-4) - 0x1p-22;
@@ -170,14 +180,13 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
   const uint64_t half = (total + 1) / 2;
   const uint64_t row_begin = static_cast<uint64_t>(p.row) * count;
   Winner winner;
-  winner.token = 0;  // if every cost is infinite
   const auto consider = [&](int64_t token, uint32_t word) {
-    winner.consider(logits.drop(token) / p.temperature + minus_gumbel(word), token);
+    winner.consider(logits.drop_of(token) / p.temperature + minus_gumbel(word), token);
   };
   const int64_t most_likely = logits.argmax();
   consider(most_likely, key.word(row_begin + most_likely, total));
 
-  // The words of the tokens [begin, end) are at `words`. Looks at those that can win.
+  // Considers those of the tokens [begin, end) that can win. `words` are the random words of these tokens.
   const auto consider_all = [&](int64_t begin, int64_t end, const uint32_t* words) {
     const double needed = double{logits.smallest_drop(begin, end)} / p.temperature - winner.cost;
     if (needed > kLargestNoise) {
@@ -194,7 +203,8 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
       }
     }
   };
-  // A pair of counters gives the words [begin, ...) and [half + begin, ...) of all rows.
+  // The rows share one sequence of `total` random words. A call of random_words() gives two ranges of it, one from `begin`
+  // and one from `half + begin` on. consider_part() considers the tokens of this row whose words are in such a range.
   uint32_t low[kLogitBlock], high[kLogitBlock];
   const auto consider_part = [&](uint64_t begin, uint64_t size, const uint32_t* words) {
     const uint64_t first = std::max(begin, row_begin);
@@ -213,16 +223,17 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
     kernels().random_words(
         key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
         static_cast<ptrdiff_t>(size), low, high);
-    if (half + begin + size > total) {  // the last counter has no partner
+    if (half + begin + size > total) {  // `total` is odd: there is no word `half` behind the last one of the first range
       low[size - 1] = key.word(half - 1, total);
     }
     consider_part(begin, size, low);
     consider_part(half + begin, size, high);
   }
-  return winner.token;
+  return winner.index;
 }
 
-// The word of the token with this rank.
+// The random word of the token with this rank, for a draw with filters. There, noise belongs to the ranks of the tokens,
+// not to the tokens; sample.py says why.
 uint32_t word_of_rank(int64_t rank, int64_t count, const Parameters& p) {
   int part = 0;
   int64_t start = 0;
@@ -246,7 +257,8 @@ struct Candidate {
   int32_t token;
 };
 
-// Sorts by drop. The candidates are in the order of their tokens, in which ties stay.
+// Sorts by drop, and equal drops by token. Expects the candidates in ascending order of their tokens, because the radix
+// sort keeps the order of equal drops.
 void sort_by_drop(std::vector<Candidate>& candidates) {
   const auto is_before = [](const Candidate& a, const Candidate& b) {
     return a.drop < b.drop || (a.drop == b.drop && a.token < b.token);
@@ -306,9 +318,10 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
       p.top_p < 1 ? p.top_p * kernels().sum_probability_weights(logits.data(), count, logits.maximum(), scale) : 0;
   const float largest_scaled_drop = p.min_p > 0 ? -std::log(std::min(p.min_p, 1.0f)) : kInfinity;
 
-  // The candidates are the tokens with a drop up to a guess, which grows until the filters remove all other tokens.
+  // The candidates are the tokens whose drop is at most `guess`. If the filters may keep another token, the guess is
+  // doubled.
   constexpr double kMargin = 1 + 1e-5;
-  constexpr double kFirstGuess = 6;  // of drop / temperature; the tokens up to it often have 9 tenths of the weight
+  constexpr double kFirstGuess = 6;  // of drop / temperature: the tokens up to it often have 90% of the probability
   double guess = p.top_p < 1 ? kFirstGuess * temperature : kInfinity;
   if (p.min_p > 0) {
     guess = std::min(guess, largest_scaled_drop * kMargin * temperature);
@@ -325,7 +338,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
     const auto lowest = static_cast<float>(logits.maximum() - guess);
     candidates.clear();
     logits.for_each_above(lowest, [&](int64_t token) {
-      candidates.push_back({logits.drop(token), static_cast<int32_t>(token)});
+      candidates.push_back({logits.drop_of(token), static_cast<int32_t>(token)});
     });
     sort_by_drop(candidates);
     limit = largest_kept_drop(candidates, nucleus_weight, scale, p, count);
@@ -335,7 +348,6 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
   }
 
   Winner winner;
-  winner.token = 0;
   for (int64_t rank = 0; rank < static_cast<int64_t>(candidates.size()); ++rank) {
     const float drop = candidates[rank].drop;
     const float scaled_drop = drop / temperature;
@@ -344,7 +356,7 @@ int64_t draw_filtered(const Logits& logits, const Parameters& p) {
     }
     winner.consider(scaled_drop + minus_gumbel(word_of_rank(rank, count, p)), rank);
   }
-  return candidates[winner.token].token;
+  return candidates[winner.index].token;
 }
 
 int64_t draw(const ExecutorchMlxSample& s, const void* row, Parameters p) {
@@ -368,15 +380,16 @@ extern "C" void executorch_mlx_sample(const ExecutorchMlxSample* sample) {
   const auto at = [](const auto& values, int64_t row) { return values.data[values.per_row ? row : 0]; };
   const size_t row_bytes = static_cast<size_t>(s.vocabulary) * (s.type == FloatType::float32 ? 4 : 2);
   const auto run = [&](int64_t row) {
-    const bool alone = s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
+    const bool draws_alone =
+        s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
     const Parameters parameters = {
         .temperature = at(s.temperature, row),
         .top_p = at(s.top_p, row),
         .top_k = s.top_k.data ? at(s.top_k, row) : 0,
         .min_p = s.min_p.data ? at(s.min_p, row) : 0,
         .seed = static_cast<uint64_t>(at(s.seed, row)),
-        .row = alone ? 0 : row,
-        .rows = alone ? 1 : s.rows};
+        .row = draws_alone ? 0 : row,
+        .rows = draws_alone ? 1 : s.rows};
     s.tokens[row] = draw(s, static_cast<const char*>(s.logits) + row * row_bytes, parameters);
   };
   if (s.rows == 1) {

@@ -31,7 +31,8 @@ int allowed_processors() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// The CPU quota of the process's cgroup (version 2) in processors, rounded up, or 0 if there is no quota.
+// The CPU quota (cgroup version 2) in processors, rounded up, or 0 if there is none. The file is that of the process's
+// own cgroup in a container, where the mounted hierarchy begins with it. Outside of containers, the root has no such file.
 int cgroup_quota() {
   int result = 0;
   if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {

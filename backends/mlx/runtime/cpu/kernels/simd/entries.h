@@ -15,7 +15,7 @@ void dequantize_entries(const QuantizedEntries& e, int count, float* out, ptrdif
     for (int i = 0; i < count; ++i) {
       const ptrdiff_t first = i * e.scale_stride;
       const float* scales = as_float32(e.scales, e.scale_type, first, e.groups, scale_buffer);
-      const float* biases = as_float32(e.scales, e.scale_type, first + e.biases, e.groups, bias_buffer);
+      const float* biases = as_float32(e.scales, e.scale_type, first + e.bias_offset, e.groups, bias_buffer);
       const char* from = reinterpret_cast<const char*>(e.entries + i * e.entry_stride);
       float* to = out + i * ldo;
       for (int g = 0; g < e.groups; ++g) {

@@ -26,15 +26,14 @@ struct QuantizedMatrix {
   int k;
 };
 
-// Entries of a quantized KV cache, or groups of each entry. The distances between entries count bytes, or elements of the
-// scales. The biases are `biases` elements behind the scales.
+// Entries of a quantized KV cache, or some of the groups of each entry.
 struct QuantizedEntries {
   const uint8_t* entries;
-  ptrdiff_t entry_stride;
+  ptrdiff_t entry_stride;  // from one entry to the next, in bytes
   const void* scales;
-  FloatType scale_type;
-  ptrdiff_t scale_stride;
-  ptrdiff_t biases;
+  FloatType scale_type;    // of scales and biases
+  ptrdiff_t scale_stride;  // from the scales of one entry to those of the next, in elements
+  ptrdiff_t bias_offset;   // from the scales of an entry to its biases, in elements
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups

@@ -1,9 +1,13 @@
 // Products of many rows of x with many rows of a matrix. The results are those of dot.h, bit for bit. Part of
 // kernels.cpp.
 //
-// A panel holds kLanes rows, transposed: first the elements 0, kLanes, 2 * kLanes, ... of all rows, then the elements 1,
-// kLanes + 1, ..., and so on. So the sum of one lane in dot.h becomes a product of matrices over a part of a panel, with
-// one result in each lane. The sums of the lanes are added as soon as their partners are there.
+// dot.h computes a result as kLanes partial sums. Partial sum i adds the products of the elements i, kLanes + i,
+// 2 * kLanes + i, ... of the two rows. A panel stores these elements, the section i, one after the other for kLanes rows
+// at once: element i of all rows, then element kLanes + i of all rows, and so on. A vector of a section therefore has the
+// same element of kLanes rows, and a vector of accumulators has partial sum i of kLanes results.
+//
+// The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete, they
+// are added, so that only a few of them are held at a time.
 #pragma once
 
 #include "dot.h"
@@ -19,17 +23,18 @@ inline int steps_of(int k) {
   return (k + kLanes - 1) / kLanes;
 }
 
-// The number of floats for one lane. It is an odd number of vectors, so that the lanes do not compete for the same
+// The number of floats of a section. It is an odd number of vectors, so that the sections do not compete for the same
 // cache lines.
-inline ptrdiff_t lane_stride(int k) {
+inline ptrdiff_t section_stride(int k) {
   return ptrdiff_t{steps_of(k) | 1} * kLanes;
 }
 
 size_t panel_size(int k) {
-  return static_cast<size_t>(lane_stride(k)) * kLanes;
+  return static_cast<size_t>(section_stride(k)) * kLanes;
 }
 
-// Exchanges the lanes with the bit `Distance` of a with those without this bit of b.
+// Exchanges elements of two vectors, for a transposition. Those elements of a whose index has the bit `Distance` take the
+// places of those elements of b whose index lacks it, and the other way around.
 template <int Distance, int... I>
 inline void exchange(Floats& a, Floats& b, Indices<I...>) {
   const Floats low = __builtin_shufflevector(a, b, (I & Distance ? I - Distance + kLanes : I)...);
@@ -51,7 +56,7 @@ inline void transpose(Floats* v) {
 }
 
 void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
-  const ptrdiff_t stride = lane_stride(k);
+  const ptrdiff_t stride = section_stride(k);
   for (int i = 0; i < k; i += kLanes, panel += kLanes) {
     const int count = k - i < kLanes ? k - i : kLanes;
     Floats v[kLanes];
@@ -60,8 +65,8 @@ void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
                                                     : load_partial<Floats>(x + r * ldx + i, count);
     }
     transpose<kLanes / 2>(v);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      store(v[lane], panel + lane * stride);
+    for (int section = 0; section < kLanes; ++section) {
+      store(v[section], panel + section * stride);
     }
   }
 }
@@ -74,20 +79,21 @@ inline int reversed_bits(int i) {
   return result;
 }
 
-// Computes kPanelTileRows rows of results for P panels of w, and stores `rows` of them with `columns` columns.
+// Computes a tile of kPanelTileRows rows and P * kLanes columns of results, one column for each row of P panels of w. Writes
+// the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y.
 template <FloatType Type, int P>
 void panel_tile(
     const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy) {
   constexpr int M = kPanelTileRows;
-  const ptrdiff_t stride = lane_stride(k);
+  const ptrdiff_t stride = section_stride(k);
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   const int steps = steps_of(k);
-  Floats sums_of_lanes[5][M][P];  // [i] has the sum of 2^i lanes
+  Floats pending[5][M][P];  // [i] has a sum of 2^i partial sums, which waits for the other sum of its pair
   int level = 0;
   for (int i = 0; i < kLanes; ++i) {
-    const ptrdiff_t lane = reversed_bits(i) * stride;
-    const float* xs = x + lane;
-    const float* ws = w + lane;
+    const ptrdiff_t section = reversed_bits(i) * stride;
+    const float* xs = x + section;
+    const float* ws = w + section;
     Floats acc[M][P] = {};
     for (int step = 0; step < steps; ++step, xs += kLanes, ws += kLanes) {
       Floats weights[P];
@@ -105,18 +111,18 @@ void panel_tile(
     for (; i >> level & 1; ++level) {
       for (int r = 0; r < M; ++r) {
         for (int p = 0; p < P; ++p) {
-          acc[r][p] += sums_of_lanes[level][r][p];
+          acc[r][p] += pending[level][r][p];
         }
       }
     }
-    __builtin_memcpy(sums_of_lanes[level], acc, sizeof(acc));
+    __builtin_memcpy(pending[level], acc, sizeof(acc));
   }
   for (int r = 0; r < rows; ++r) {
     for (int p = 0; p < P; ++p) {
       float* to = y + r * ldy + p * kLanes;
       const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
       const Floats old = beta == 0 ? Floats{} : load_partial<Floats>(to, count);
-      store_partial(scaled(sums_of_lanes[level][r][p], alpha, beta, old), to, count);
+      store_partial(scaled(pending[level][r][p], alpha, beta, old), to, count);
     }
   }
 }
@@ -147,7 +153,7 @@ void multiply_panels(
     return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy);
   }
 #else
-  (void)type;  // float32: see multiplies_bfloat16_pairs
+  (void)type;  // always float32, because multiplies_bfloat16_pairs is false
 #endif
   multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy);
 }
