@@ -24,7 +24,7 @@ bool Row::has_same_sound(const std::vector<float>* other) const {
 
 void Row::truncate(int64_t length) {
   ids.resize(length);
-  // At position p, the head for multi-token prediction has also read the token at p + 1, which is forgotten at p = length - 1.
+  // At position length - 1, the head for multi-token prediction has read the token at `length`, which is forgotten.
   mtp_length = std::min(mtp_length, std::max<int64_t>(0, length - 1));
   if (length == 0) {
     written = 0;
@@ -74,17 +74,17 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     }
     return oldest;
   }
-  // The source is taken over if it is free, and if it is the oldest row or its tokens behind the prefix are few. Otherwise
-  // a long prefix is copied to the oldest row.
+  // The request gets the source itself if that is free, and either is the oldest row or has few tokens behind the prefix,
+  // which are lost. Otherwise a long prefix is copied to the oldest row.
   const bool is_free = source->request == nullptr;
   const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
   const bool takes_over = is_free && (source == oldest || lost <= longest / 4);
   if (!takes_over && longest >= kMinPrefix && copy_row(program_, *source, *oldest, longest)) {
     return oldest;
   }
-  // Nothing was copied. If the prefix is long and the source is free, take the source over, although its tokens behind the
-  // prefix are lost. Otherwise take the oldest row: a short prefix, such as a first token that all prompts have, is not
-  // worth the tokens of the source.
+  // Nothing was copied. A free source is also taken over if a long prefix could not be copied, although its tokens behind
+  // the prefix are lost. Otherwise the request gets the oldest row: a short prefix, such as a first token that all prompts
+  // have, is not worth the tokens of the source.
   Row* row = takes_over || (is_free && longest >= kMinPrefix) ? source : oldest;
   row->truncate(row == source ? longest : usable_prefix_length(*oldest, prompt, limit, samples));
   return row;
