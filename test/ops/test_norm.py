@@ -18,6 +18,8 @@ ROWS = [
     row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=F32_ONLY,
         loose=2),
     row("native_group_norm", torch.nn.GroupNorm(2, 4), floats(2, 4, 3, 3), dtypes=F32_ONLY, loose=2),
+    row("linalg_vector_norm/of large numbers", lambda x: torch.linalg.vector_norm(1000 * x, 2, -1), floats(2, 3),
+        dtypes=(torch.float16,), traced=True),
     row("linalg_vector_norm", torch.linalg.vector_norm,
         cases=[(floats(2, 3), 2, [-1], True), (floats(2, 3), 1), (floats(2, 3), float("inf"), [0]),
                (floats(2, 3), 3, [1])],

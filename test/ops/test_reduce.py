@@ -18,6 +18,8 @@ ROWS = [
         dtypes=NUMBERS, loose=2),
     row("mean", cases=[(floats(2, 3),)], once=[(GRID,), (floats(),), (floats(0, 3),)]),
     row("mean.dim", cases=AXES, once=[*ONCE, (floats(0, 3), [0])]),
+    row("mean.dim/of large numbers", lambda x: torch.mean(x.abs() * 20_000, -1), floats(2, 8), dtypes=(torch.float16,)),
+    row("std.dim/of large numbers", lambda x: torch.std(x * 1000, -1), floats(2, 8), dtypes=(torch.float16,)),
     row("prod", cases=[(floats(2, 3),)], once=[(floats(0),), (bools(4),)], dtypes=NUMBERS),
     row("prod.dim_int", cases=[(floats(2, 3), 0), (floats(2, 3), -1, True)],
         once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1)], dtypes=NUMBERS),

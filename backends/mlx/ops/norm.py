@@ -65,6 +65,9 @@ def group_norm(P, input, weight, bias, N, C, HxW, group, eps):
 
 
 def _vector_norm(x, ord, axes, keepdim, dtype):
+    # In half precision, the square of a number above 256 would overflow.
+    if dtype in (torch.float16, torch.bfloat16):
+        return _vector_norm(x.to(dtype), ord, axes, keepdim, torch.float32).to(dtype)
     x = x.to(dtype).abs()
     if ord == torch.inf:
         return x.amax(axes, keepdim)

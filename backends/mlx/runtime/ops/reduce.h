@@ -1,5 +1,6 @@
 #pragma once
 
+#include "dtype.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -12,11 +13,25 @@ using ArgReduceOp = mx::array (*)(const mx::array&, int, bool, mx::StreamOrDevic
 using SortOp = mx::array (*)(const mx::array&, int, mx::StreamOrDevice);
 using PartitionOp = mx::array (*)(const mx::array&, int, int, mx::StreamOrDevice);
 
+// Calls compute(x), in float32 if x has half precision. The result has the dtype of x. In half precision, sums would
+// lose digits, and a square or a sum could overflow although the result does not.
+template <typename Compute>
+mx::array with_float32_sums(const mx::array& x, const Context& c, Compute&& compute) {
+  return is_half(x.dtype()) ? mx::astype(compute(mx::astype(x, mx::float32, c.stream)), x.dtype(), c.stream) : compute(x);
+}
+
 template <ReduceOp Op>
 void reduce(const fb::ReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
+}
+
+template <ReduceOp Op>
+void reduce_by_sum(const fb::ReduceNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
+  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) { return Op(x, axes, n.keepdims(), c.stream); }));
 }
 
 // For the median, maximum and minimum, which are not defined without elements.
@@ -33,7 +48,9 @@ template <VarianceOp Op>
 void variance(const fb::VarianceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
-  c.set(n.out(), Op(x, axes, n.keepdims(), n.ddof(), c.stream));
+  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) {
+    return Op(x, axes, n.keepdims(), n.ddof(), c.stream);
+  }));
 }
 
 template <ArgReduceOp Op>
@@ -76,7 +93,9 @@ inline void cumsum(const fb::CumsumParams& n, Context& c) {
   if (x.size() == 0 || x.ndim() == 0) {
     return c.set(n.out(), n.inclusive() ? x : mx::zeros_like(x, c.stream));
   }
-  c.set(n.out(), mx::cumsum(x, axis, n.reverse(), n.inclusive(), c.stream));
+  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) {
+    return mx::cumsum(x, axis, n.reverse(), n.inclusive(), c.stream);
+  }));
 }
 
 constexpr OpRow kReduceRows[] = {
@@ -84,11 +103,11 @@ constexpr OpRow kReduceRows[] = {
     MLX_ROW(AnyNode, reduce<mx::any>),
     MLX_ROW(LogSumExpNode, reduce<mx::logsumexp>),
     MLX_ROW(MaxNode, reduce_nonempty<mx::max>),
-    MLX_ROW(MeanNode, reduce<mx::mean>),
+    MLX_ROW(MeanNode, reduce_by_sum<mx::mean>),
     MLX_ROW(MedianNode, reduce_nonempty<mx::median>),
     MLX_ROW(MinNode, reduce_nonempty<mx::min>),
-    MLX_ROW(ProdNode, reduce<mx::prod>),
-    MLX_ROW(SumNode, reduce<mx::sum>),
+    MLX_ROW(ProdNode, reduce_by_sum<mx::prod>),
+    MLX_ROW(SumNode, reduce_by_sum<mx::sum>),
 
     MLX_ROW(StdNode, variance<mx::std>),
     MLX_ROW(VarNode, variance<mx::var>),
