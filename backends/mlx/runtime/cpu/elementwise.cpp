@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "../host_memory.h"
 #include "../strided_copy.h"
 #include "accelerate.h"
 #include "kernels/blas.h"
@@ -92,7 +91,7 @@ std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int a
       return std::nullopt;
     }
   }
-  auto result = allocate(shape, arrays[0].dtype());
+  auto result = allocate_result(shape, arrays[0].dtype());
   auto* to = result.data<char>();
   for (const auto& x : arrays) {
     strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), to, result.strides());

@@ -4,11 +4,13 @@
 #include <mlx/primitives.h>
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "../host_memory.h"
+#include "../memory_limit.h"
 #include "../strided_copy.h"
 #include "accelerate.h"
 
@@ -55,7 +57,7 @@ mx::array kernel_result(
     const char* name, mx::Shape shape, mx::Dtype dtype, std::vector<mx::array> inputs, mx::Stream stream,
     MakeTask make_task) {
   if (are_available(inputs)) {
-    auto out = allocate(shape, dtype);
+    auto out = allocate_result(shape, dtype);
     make_task(inputs, out)();
     return out;
   }
@@ -72,7 +74,7 @@ std::vector<mx::array> kernel_results(
   if (are_available(inputs)) {
     std::vector<mx::array> outputs;
     for (size_t i = 0; i < shapes.size(); ++i) {
-      outputs.push_back(allocate(shapes[i], dtypes[i]));
+      outputs.push_back(allocate_result(shapes[i], dtypes[i]));
     }
     make_tasks(inputs, outputs)();
     return outputs;
@@ -102,6 +104,14 @@ std::optional<FloatType> float_type(mx::Dtype dtype) {
   }
 }
 
+mx::array allocate_result(const mx::Shape& shape, mx::Dtype dtype) {
+  std::unique_lock<std::mutex> lock;
+  if (has_memory_limit()) {
+    lock = std::unique_lock(memory_mutex());
+  }
+  return allocate(shape, dtype);
+}
+
 mx::array contiguous(const mx::array& x, mx::Stream stream) {
   if (!x.is_available()) {
     return mx::contiguous(x, /*allow_col_major=*/false, stream);
@@ -109,7 +119,7 @@ mx::array contiguous(const mx::array& x, mx::Stream stream) {
   if (x.flags().row_contiguous) {
     return x;
   }
-  auto copy = allocate(x.shape(), x.dtype());
+  auto copy = allocate_result(x.shape(), x.dtype());
   strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), copy.data<char>(), copy.strides());
   return copy;
 }

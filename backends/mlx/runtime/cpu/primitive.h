@@ -46,6 +46,10 @@ std::optional<FloatType> float_type(mx::Dtype dtype);
 // Whether the elements of all arrays can be read now.
 bool are_available(const std::vector<mx::array>& arrays);
 
+// Memory for a result that is computed at once: like allocate(), but no other thread can allocate between the check of the
+// memory limit and the allocation.
+mx::array allocate_result(const mx::Shape& shape, mx::Dtype dtype);
+
 // Returns x in contiguous memory: x itself if it is available and contiguous; if it is available, a copy; otherwise a lazy
 // copy.
 mx::array contiguous(const mx::array& x, mx::Stream stream);
