@@ -24,7 +24,7 @@ namespace cpu {
 bool computes_at_once(mx::Stream stream);
 
 // alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b has the strides of a matrix in
-// rows or in columns. c has shape [n]; without it, the second term is missing.
+// rows or in columns. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
 std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
     mx::Stream stream);

@@ -12,12 +12,19 @@ std::optional<mx::array> matmul(
     mx::Stream stream) {
   const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
       b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
-  const bool fits_c = !c || (c->dtype() == mx::float32 && c->ndim() == 1 && c->shape(0) == b.shape(1) && c->is_available());
-  if (!fits || !fits_c) {
+  if (!fits) {
     return std::nullopt;
   }
   const int k = b.shape(0);
   const int n = b.shape(1);
+  auto shape = x.shape();
+  shape.back() = n;
+  const auto is_row = [&] {
+    return c->ndim() > 0 && c->ndim() <= shape.size() && c->size() == static_cast<size_t>(n) && c->shape(-1) == n;
+  };
+  if (c && (c->dtype() != mx::float32 || !c->is_available() || !(c->shape() == shape || is_row()))) {
+    return std::nullopt;
+  }
   const bool in_rows = (b.strides(1) == 1 || n == 1) && b.strides(0) >= n;
   const bool in_columns = (b.strides(0) == 1 || k == 1) && b.strides(1) >= k;
   if (!in_rows && !in_columns) {
@@ -30,18 +37,17 @@ std::optional<mx::array> matmul(
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     const int m = static_cast<int>(out.size() / n);
     const float* bias = inputs.size() > 2 ? inputs[2].data<float>() : nullptr;
+    const int64_t bias_stride = bias != nullptr && inputs[2].size() == out.size() ? n : 0;
     const int ldb = static_cast<int>(inputs[1].strides(in_rows ? 0 : 1));
     return [=, x = inputs[0].data<float>(), b = inputs[1].data<float>(), y = out.data<float>()] {
       for (int row = 0; bias != nullptr && row < m; ++row) {
-        std::copy_n(bias, n, y + int64_t{row} * n);
+        std::copy_n(bias + row * bias_stride, n, y + int64_t{row} * n);
       }
       cblas_sgemm(
           kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, m, n, k, alpha, x, k, b, ldb,
           bias != nullptr ? beta : 0.0f, y, n);
     };
   };
-  auto shape = x.shape();
-  shape.back() = n;
   return kernel_result("Matmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
 }
 
