@@ -3,8 +3,7 @@
     python benchmarks/cuda/export_parallel.py FOLDER [--layers 32] [--processes 2]
 
 writes FOLDER/large.pte and FOLDER/large-0-of-2.pte, … The weights are empty memory, which takes no room until it is
-read: run.py fills the files with random numbers anyway. 32 layers need 32 GB on the disk and about as much
-memory.
+read: run.py fills the files with random numbers anyway. 32 layers need 32 GB on the disk and about as much memory.
 """
 
 from __future__ import annotations

@@ -139,6 +139,7 @@ def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exc
 
 
 def _compare(extent: int, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], noisy: list) -> None:
+    """Raises WrongAnswer if `results` differ from `expected` by more than the spread of the runs `noisy` explains."""
     for index, (a, e) in enumerate(zip(results, expected, strict=True)):
         if a.shape != e.shape and extent == 1:
             return  # torch.export assumes that a dynamic extent is not 1, so the program does not broadcast it

@@ -1,7 +1,6 @@
 #include "context.h"
 
 #include "../serialization/output_fields.h"
-#include "cpu/accelerate.h"
 #include "dispatch_table.h"
 #include "profile.h"
 
@@ -63,21 +62,6 @@ void Context::set_updated(
     return set(tid, std::move(x));
   }
   set(tid, mx::slice_update(x, update, start, stop, steps, stream));
-}
-
-void Context::make_available(std::initializer_list<const fb::Tid*> tids) {
-  if (has_lazy_buffers_ || depth_ > 1 || !cpu::computes_at_once(stream)) {
-    return;
-  }
-  std::vector<mx::array> arrays;
-  for (const auto* tid : tids) {
-    if (tid != nullptr && !in(tid).is_available()) {
-      arrays.push_back(*state_.tensors[tid->idx()]);
-    }
-  }
-  if (!arrays.empty()) {
-    state_.evaluate(std::move(arrays), stream);
-  }
 }
 
 void Context::evaluate_slots() {

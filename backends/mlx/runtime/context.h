@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "cpu/accelerate.h"
 #include "device.h"
 #include "dtype.h"
 #include "error.h"
@@ -73,8 +74,23 @@ class Context {
 
   // Evaluates the operands of an expensive op that are not available, so that its kernel can run at once. Does nothing
   // where that would cost more than it gains: on a GPU, in loops, and after an update of a buffer has been left to MLX,
-  // because a failure in an evaluation can lose this buffer. Null pointers are ignored.
-  void make_available(std::initializer_list<const fb::Tid*> tids);
+  // because a failure in an evaluation can lose this buffer. Ignores null pointers and empty slots.
+  template <typename Tids = std::initializer_list<const fb::Tid*>>
+  void make_available(const Tids& tids) {
+    if (has_lazy_buffers_ || depth_ > 1 || !cpu::computes_at_once(stream)) {
+      return;
+    }
+    std::vector<mx::array> arrays;
+    for (const auto* tid : tids) {
+      const auto* slot = tid == nullptr ? nullptr : &state_.tensors[tid->idx()];
+      if (slot != nullptr && *slot && !(*slot)->is_available()) {
+        arrays.push_back(**slot);
+      }
+    }
+    if (!arrays.empty()) {
+      state_.evaluate(std::move(arrays), stream);
+    }
+  }
 
   // Writes a result to the slot `tid`. Replaces an empty result by zeros, so that MLX does not compute it: some of
   // MLX's functions divide by zero if the result is empty.

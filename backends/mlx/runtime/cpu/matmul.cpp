@@ -100,8 +100,8 @@ std::optional<mx::array> packed_matmul(
     int bits,
     mx::Stream stream) {
   const auto scale_type = float_type(scales.dtype());
-  if (!is_supported_operand(x, stream) || !supports(bits, group_size, x.shape(-1)) || w.ndim() != 2 || w.size() == 0 || !scale_type ||
-      scales.dtype() != biases.dtype() || int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits) {
+  if (!is_supported_operand(x, stream) || !supports(bits, group_size, x.shape(-1)) || w.ndim() != 2 ||
+      w.size() == 0 || !scale_type || scales.dtype() != biases.dtype() || int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits) {
     return std::nullopt;
   }
   auto shape = x.shape();

@@ -15,7 +15,7 @@ namespace mx = mlx::core;
 
 namespace cpu {
 
-// The computation of a primitive. A stream runs it when the inputs have been computed.
+// A computation. It runs when the inputs have been computed.
 using Task = std::function<void()>;
 
 // Returns the task that computes `out`. Called when the inputs and `out` have memory. The elements of the inputs may still

@@ -14,11 +14,8 @@ inline void if_else(const fb::IfParams& n, Context& c) {
 // each iteration, this function puts their slices at the present index into the slots `n.sliced()`. The carry needs
 // no code here, because the body chain itself overwrites the slots of the carry.
 inline void scan(const fb::ScanParams& n, Context& c) {
-  for (const auto* list : {n.originals(), n.carry()}) {
-    for (const auto* tid : *list) {
-      c.make_available({tid});
-    }
-  }
+  c.make_available(*n.originals());
+  c.make_available(*n.carry());
   const auto originals = c.list(*n.originals());
   check_program(
       !originals.empty() && originals.size() == n.sliced()->size(),

@@ -15,23 +15,32 @@ using BinaryOp = mx::array (*)(const mx::array&, const mx::array&, mx::StreamOrD
 // The largest number of elements that an op inspects on the host while it builds the graph.
 constexpr size_t kMaxInspectedElements = 4096;
 
-template <UnaryOp Op>
-void unary(const fb::UnaryNode& n, Context& c) {
-  c.set(n.out(), Op(c.in(n.x()), c.stream));
-}
-
-template <BinaryOp Op>
-void binary(const fb::BinaryNode& n, Context& c) {
-  c.set(n.out(), Op(c.in(n.a()), c.in(n.b()), c.stream));
-}
-
-// A binary op for which there may be a CPU kernel.
+// Functions of cpu/accelerate.h.
+using UnaryKernel = std::optional<mx::array> (*)(const mx::array&, mx::Stream);
 using BinaryKernel = std::optional<mx::array> (*)(const mx::array&, const mx::array&, mx::Stream);
 
-template <BinaryOp Op, BinaryKernel Kernel>
-void binary_or_kernel(const fb::BinaryNode& n, Context& c) {
-  const auto y = Kernel(c.in(n.a()), c.in(n.b()), c.stream);
-  c.set(n.out(), y ? *y : Op(c.in(n.a()), c.in(n.b()), c.stream));
+// `Kernel` computes the result if it applies, else `Op`.
+template <UnaryOp Op, UnaryKernel Kernel = nullptr>
+void unary(const fb::UnaryNode& n, Context& c) {
+  const auto& x = c.in(n.x());
+  if constexpr (Kernel != nullptr) {
+    if (const auto y = Kernel(x, c.stream)) {
+      return c.set(n.out(), *y);
+    }
+  }
+  c.set(n.out(), Op(x, c.stream));
+}
+
+template <BinaryOp Op, BinaryKernel Kernel = nullptr>
+void binary(const fb::BinaryNode& n, Context& c) {
+  const auto& a = c.in(n.a());
+  const auto& b = c.in(n.b());
+  if constexpr (Kernel != nullptr) {
+    if (const auto y = Kernel(a, b, c.stream)) {
+      return c.set(n.out(), *y);
+    }
+  }
+  c.set(n.out(), Op(a, b, c.stream));
 }
 
 // A comparison or a logical op. If both operands are scalars on the host, `Host` computes the result there, so that a
@@ -53,15 +62,6 @@ void predicate(const fb::BinaryNode& n, Context& c) {
     }
   }
   c.set(n.out(), Op(a, b, c.stream));
-}
-
-// A unary op for which there may be a CPU kernel.
-using UnaryKernel = std::optional<mx::array> (*)(const mx::array&, mx::Stream);
-
-template <UnaryOp Op, UnaryKernel Kernel>
-void unary_or_kernel(const fb::UnaryNode& n, Context& c) {
-  const auto y = Kernel(c.in(n.x()), c.stream);
-  c.set(n.out(), y ? *y : Op(c.in(n.x()), c.stream));
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
@@ -207,18 +207,18 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(NegNode, unary<mx::negative>),
     MLX_ROW(ReciprocalNode, unary<mx::reciprocal>),
     MLX_ROW(RsqrtNode, unary<mx::rsqrt>),
-    MLX_ROW(SigmoidNode, unary_or_kernel<mx::sigmoid, cpu::sigmoid>),
+    MLX_ROW(SigmoidNode, unary<mx::sigmoid, cpu::sigmoid>),
     MLX_ROW(SignNode, unary<mx::sign>),
-    MLX_ROW(SiluNode, unary_or_kernel<silu, cpu::silu>),
+    MLX_ROW(SiluNode, unary<silu, cpu::silu>),
     MLX_ROW(SinNode, unary<mx::sin>),
     MLX_ROW(SinhNode, unary<mx::sinh>),
     MLX_ROW(SqrtNode, unary<mx::sqrt>),
     MLX_ROW(SquareNode, unary<mx::square>),
     MLX_ROW(TanNode, unary<mx::tan>),
-    MLX_ROW(TanhNode, unary_or_kernel<mx::tanh, cpu::tanh>),
+    MLX_ROW(TanhNode, unary<mx::tanh, cpu::tanh>),
     MLX_ROW(TruncNode, unary<truncate>),
 
-    MLX_ROW(AddNode, binary_or_kernel<mx::add, cpu::add>),
+    MLX_ROW(AddNode, binary<mx::add, cpu::add>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
     MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
     MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),
@@ -235,11 +235,11 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
-    MLX_ROW(MultiplyNode, binary_or_kernel<mx::multiply, cpu::multiply>),
+    MLX_ROW(MultiplyNode, binary<mx::multiply, cpu::multiply>),
     MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),
-    MLX_ROW(SubtractNode, binary_or_kernel<mx::subtract, cpu::subtract>),
+    MLX_ROW(SubtractNode, binary<mx::subtract, cpu::subtract>),
 
     MLX_ROW(AsTypeNode, as_type),
     MLX_ROW(ClipNode, clip),

@@ -62,9 +62,7 @@ inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
   const auto format = entry_format(n);
   const auto scale_type = dtype_of(n.scale_type());
   check_program(is_float(scale_type), "scale_type: got ", name(scale_type), ", expected a float dtype");
-  for (const auto* x : *n.xs()) {
-    c.make_available({x});
-  }
+  c.make_available(*n.xs());
   const auto xs = c.list(*n.xs());
   check_program(!xs.empty(), "xs: got no tensors");
   int64_t groups = 0;

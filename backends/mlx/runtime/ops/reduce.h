@@ -16,8 +16,13 @@ using PartitionOp = mx::array (*)(const mx::array&, int, int, mx::StreamOrDevice
 // Calls compute(x), in float32 if x has half precision. The result has the dtype of x. In half precision, sums would
 // lose digits, and a square or a sum could overflow although the result does not.
 template <typename Compute>
-mx::array with_float32_sums(const mx::array& x, const Context& c, Compute&& compute) {
-  return is_half(x.dtype()) ? mx::astype(compute(mx::astype(x, mx::float32, c.stream)), x.dtype(), c.stream) : compute(x);
+mx::array with_float32_sums(const mx::array& x, mx::StreamOrDevice s, Compute&& compute) {
+  return is_half(x.dtype()) ? mx::astype(compute(mx::astype(x, mx::float32, s)), x.dtype(), s) : compute(x);
+}
+
+template <ReduceOp Op>
+mx::array with_float32_sums(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
+  return with_float32_sums(x, s, [&](const mx::array& x) { return Op(x, axes, keepdims, s); });
 }
 
 template <ReduceOp Op>
@@ -25,13 +30,6 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
-}
-
-template <ReduceOp Op>
-void reduce_by_sum(const fb::ReduceNode& n, Context& c) {
-  const auto& x = c.in(n.x());
-  const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
-  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) { return Op(x, axes, n.keepdims(), c.stream); }));
 }
 
 // For the median, maximum and minimum, which are not defined without elements.
@@ -48,7 +46,7 @@ template <VarianceOp Op>
 void variance(const fb::VarianceNode& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto axes = checked_axes(n.axes(), static_cast<int>(x.ndim()));
-  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) {
+  c.set(n.out(), with_float32_sums(x, c.stream, [&](const mx::array& x) {
     return Op(x, axes, n.keepdims(), n.ddof(), c.stream);
   }));
 }
@@ -93,7 +91,7 @@ inline void cumsum(const fb::CumsumParams& n, Context& c) {
   if (x.size() == 0 || x.ndim() == 0) {
     return c.set(n.out(), n.inclusive() ? x : mx::zeros_like(x, c.stream));
   }
-  c.set(n.out(), with_float32_sums(x, c, [&](const mx::array& x) {
+  c.set(n.out(), with_float32_sums(x, c.stream, [&](const mx::array& x) {
     return mx::cumsum(x, axis, n.reverse(), n.inclusive(), c.stream);
   }));
 }
@@ -103,11 +101,11 @@ constexpr OpRow kReduceRows[] = {
     MLX_ROW(AnyNode, reduce<mx::any>),
     MLX_ROW(LogSumExpNode, reduce<mx::logsumexp>),
     MLX_ROW(MaxNode, reduce_nonempty<mx::max>),
-    MLX_ROW(MeanNode, reduce_by_sum<mx::mean>),
+    MLX_ROW(MeanNode, reduce<with_float32_sums<mx::mean>>),
     MLX_ROW(MedianNode, reduce_nonempty<mx::median>),
     MLX_ROW(MinNode, reduce_nonempty<mx::min>),
-    MLX_ROW(ProdNode, reduce_by_sum<mx::prod>),
-    MLX_ROW(SumNode, reduce_by_sum<mx::sum>),
+    MLX_ROW(ProdNode, reduce<with_float32_sums<mx::prod>>),
+    MLX_ROW(SumNode, reduce<with_float32_sums<mx::sum>>),
 
     MLX_ROW(StdNode, variance<mx::std>),
     MLX_ROW(VarNode, variance<mx::var>),
