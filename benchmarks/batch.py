@@ -4,8 +4,8 @@
     python benchmarks/batch.py --rows 4 --requests 16
 
 The model has random weights. The requests have 64 prompt tokens and 64 to 128 new tokens, drawn with a fixed seed.
-Both sides pass through the loop and the server code of the command. One request at a time runs on a program with one
-row. The line shows generated tokens per second, their ratio, and the ratio that is required.
+Both measurements, of the batch and of one request at a time, run the functions of the command `batch`; the second
+uses a program with one row. The line shows generated tokens per second, their ratio, and the ratio that is required.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python test/fuzz_payloads.py --count 10000 [--seed 0] [--jobs 2]
 
-Every damaged program must run or return an Error. Worker processes run the programs. The script counts
-workers that die, hang or take too much memory, prints how to repeat each one, and then exits with code 1.
+Every damaged program must run or return an Error. Worker processes run the programs. If a worker
+dies, hangs or takes too much memory, the script prints its last program and exits with code 1.
 """
 
 import argparse

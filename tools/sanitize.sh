@@ -56,7 +56,7 @@ checked() {
 
 # Tests that need a build or a process without ASan: they link a program to the uninstrumented runner, expect that an
 # allocation fails with an exception, measure memory, or check which library the dynamic linker binds.
-without_asan="example or kernel_without_memory or leave_no_threads or openblas_replaces"
+without_asan="example or kernel_without_memory or leave_no_threads or blas_of_the_delegate"
 
 address() {
   build address

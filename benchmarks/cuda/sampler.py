@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 ROWS, VOCABULARY = 1000, 8200
-NAMES = ("temperature", "top_p", "seed", "top_k", "min_p")
-SETTINGS = (
+INPUTS = ("temperature", "top_p", "seed", "top_k", "min_p")  # of the program, after the logits
+SETTINGS = (  # temperature, top_p, top_k, min_p; the seed is the number of the row
     (0.0, 1.0, 0, 0.0), (0.8, 1.0, 0, 0.0), (0.9, 0.9, 0, 0.0), (1.3, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05),
     (1.0, 0.95, 300, 0.0), (0.7, 0.8, 0, 0.1), (1.0, 0.9, 40, 0.05),
 )  # fmt: skip
@@ -32,10 +32,10 @@ def export(program: str) -> None:
 
     class Sample(torch.nn.Module):
         def forward(self, logits, *values):
-            return sample(logits, **dict(zip(NAMES, values, strict=True)))
+            return sample(logits, **dict(zip(INPUTS, values, strict=True)))
 
     inputs = [torch.zeros(ROWS, VOCABULARY)]
-    inputs += [torch.zeros(ROWS, dtype=torch.int64 if n in ("seed", "top_k") else torch.float32) for n in NAMES]
+    inputs += [torch.zeros(ROWS, dtype=torch.int64 if n in ("seed", "top_k") else torch.float32) for n in INPUTS]
     partitioner = MLXPartitioner(allow_extensions=True)
     lowered = to_edge_transform_and_lower(torch.export.export(Sample(), tuple(inputs)), partitioner=[partitioner])
     Path(program).write_bytes(lowered.to_executorch().buffer)
@@ -71,7 +71,7 @@ def main() -> None:
             settings = [SETTINGS[(row + call) % len(SETTINGS)] for row in range(ROWS)]
             temperature, top_p, top_k, min_p = (list(column) for column in zip(*settings, strict=True))
             values = {"temperature": temperature, "top_p": top_p, "seed": range(ROWS), "top_k": top_k, "min_p": min_p}
-            arrays = [np.array(values[n], np.int64 if n in ("seed", "top_k") else np.float32) for n in NAMES]
+            arrays = [np.array(values[n], np.int64 if n in ("seed", "top_k") else np.float32) for n in INPUTS]
             for i, array in enumerate([logits, *arrays]):
                 write(inputs[-1] / f"{i}.tensor", array)
         tokens = {device: draw(sys.argv[1], inputs, device, folder) for device in ("cpu", "gpu")}

@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     executorch_mlx_request_wait(requests[i], -1);
     executorch_mlx_request_info info = {.size = sizeof(info)};
     executorch_mlx_request_get_info(requests[i], &info);
-    if (info.finish == EXECUTORCH_MLX_ERROR) {
+    if (info.finish == EXECUTORCH_MLX_FINISH_ERROR) {
       status = fail(argv[i + 3], executorch_mlx_request_error(requests[i]));
     } else {
       printf("%s\n", answers[i].text);

@@ -1,4 +1,4 @@
-"""Programs that cover most kinds of IR nodes, for tests that damage a program's bytes or run a program many times.
+"""Programs with about 50 kinds of IR nodes, for tests that damage a program's bytes or run a program many times.
 
 Each function returns a graph and the arguments of a call.
 """

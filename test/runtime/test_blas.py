@@ -1,4 +1,5 @@
-"""libmlx_blas takes the place of MLX's BLAS, and cblas_sgemm computes matrix products."""
+"""libmlx_blas takes the place of MLX's BLAS: its cblas_sgemm computes float32 products, and it passes other dtypes on
+to OpenBLAS."""
 
 import ctypes
 import subprocess
@@ -56,7 +57,7 @@ MLX_FIRST = "import mlx.core; from executorch_mlx import load_delegate; load_del
     [(DELEGATE_FIRST, "OpenBLAS", 0), (MLX_FIRST, "mlx, loaded first", 1)],
     ids=["delegate first", "mlx first"],
 )
-def test_openblas_replaces_mlx_blas_unless_mlx_is_loaded_first(source, name, warnings):
+def test_blas_of_the_delegate_is_used_unless_mlx_is_loaded_first(source, name, warnings):
     source += "; from executorch_mlx.loader import blas_name; print(blas_name(load_delegate()))"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().startswith(name), done.stderr

@@ -70,7 +70,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
         for _ in range(3):
             texts = asyncio.run(streams(server.url))
             assert texts[::2] == expected and texts[1::2] == [None] * (COUNT // 2)
-            until(lambda: load(server.llm) == (0, 0))
+            until(lambda: running_and_waiting(server.llm) == (0, 0))
             dropped = [g for g in server.generations if g.finish == "cancelled"]
             assert len(server.generations) == COUNT and len(dropped) == COUNT // 2
             assert all(3 <= g.metrics.generated_tokens < small_llm.CONTEXT - 10 for g in dropped)
@@ -87,7 +87,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
     assert memory[2] - memory[0] < 4e6
 
 
-def load(llm: LLM) -> tuple[int, int]:
+def running_and_waiting(llm: LLM) -> tuple[int, int]:
     """The numbers of running and of waiting requests."""
     return llm.stats.running, llm.stats.waiting
 
@@ -105,7 +105,7 @@ def test_disconnected_client_leaves_the_queue(server):
         running = held(server.llm, gate)
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             waiting = asyncio.create_task(client.completions.create(model=NAME, prompt=[7, 8]))
-            while load(server.llm) != (1, 1):
+            while running_and_waiting(server.llm) != (1, 1):
                 await asyncio.sleep(0.01)
             waiting.cancel()
             while server.generations[-1].finish is None:  # while the model is still held
@@ -113,7 +113,7 @@ def test_disconnected_client_leaves_the_queue(server):
         running.cancel()
         gate.set()
         assert running.result().finish == "cancelled"
-        until(lambda: load(server.llm) == (0, 0))
+        until(lambda: running_and_waiting(server.llm) == (0, 0))
         assert server.generations[-1].metrics.generated_tokens == 0
 
     asyncio.run(asyncio.wait_for(disconnect(), 60))
@@ -133,7 +133,7 @@ def test_shutdown_cancels_running_and_waiting_answers(chat_program):
         threads = [threading.Thread(target=request, args=(server.url,)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        until(lambda: load(server.llm) == (1, 2))
+        until(lambda: running_and_waiting(server.llm) == (1, 2))
         server.app.state.answers.close()
         gate.set()
         for thread in threads:
@@ -146,7 +146,7 @@ def test_full_queue_returns_503(chat_program):
     gate = threading.Event()
     with served.serve(chat_program, queue=1) as server:
         answers = [held(server.llm, gate)]
-        until(lambda: load(server.llm) == (1, 0))
+        until(lambda: running_and_waiting(server.llm) == (1, 0))
         answers.append(held(server.llm, gate))
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError, match="queue") as caught:
@@ -155,5 +155,5 @@ def test_full_queue_returns_503(chat_program):
             for answer in answers:
                 answer.cancel()
             gate.set()
-            until(lambda: load(server.llm) == (0, 0))
+            until(lambda: running_and_waiting(server.llm) == (0, 0))
             assert client.completions.create(model=NAME, prompt=[5], max_tokens=2).usage.completion_tokens <= 2

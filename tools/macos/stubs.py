@@ -44,7 +44,7 @@ def write_libcxx(stub: Path, wheel_libraries: Iterable[Path]) -> None:
 
 
 def write_libsystem(stub: Path, zig_stub: Path) -> None:
-    """Copies zig's stub of the C library, and removes a CPU from its list of targets that LLVM 19 does not know."""
+    """Copies zig's stub of the C library, without the targets for the CPU arm64e.x1, which LLVM 19 does not know."""
     stub.write_text(re.sub(r"arm64e\.x1-\w+,?", "", zig_stub.read_text()))
 
 

@@ -34,7 +34,8 @@ class Matcher:
     """Collects the FX nodes that a pattern visits. Its methods raise `NoMatch` if the graph does not match.
 
     A pattern must prove every assumption of its fusion. The method `arguments` helps: it raises `NoMatch` if an
-    argument that the pattern does not name differs from its default.
+    argument that the pattern does not name differs from its default. Arguments in `PLACEMENT`, such as a device, are
+    ignored.
     """
 
     def __init__(self, P: Any):

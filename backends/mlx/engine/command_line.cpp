@@ -285,7 +285,7 @@ std::string usage() {
       "\nText and token ids are printed to stdout as they are generated, or at the end for\n"
       "several prompts. Timings, the seed and the finish reason go to stderr. Ctrl-C ends the answer.\n\n"
       "finish reasons:";
-  for (int32_t finish = EXECUTORCH_MLX_STOP; finish <= EXECUTORCH_MLX_ERROR; ++finish) {
+  for (int32_t finish = EXECUTORCH_MLX_STOP; finish <= EXECUTORCH_MLX_FINISH_ERROR; ++finish) {
     text += str(" ", to_string(finish));
   }
   text +=

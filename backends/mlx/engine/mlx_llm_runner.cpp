@@ -132,7 +132,7 @@ void generate_and_print(Engine& engine, const RunnerOptions& options, double loa
         }
       }
     } catch (const LlmError&) {
-      std::fprintf(stderr, "finish: %s\n", to_string(EXECUTORCH_MLX_ERROR));
+      std::fprintf(stderr, "finish: %s\n", to_string(EXECUTORCH_MLX_FINISH_ERROR));
       throw;
     }
     printer.finish(i, requests[i].info(), load_seconds);

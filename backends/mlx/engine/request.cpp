@@ -71,7 +71,7 @@ executorch_mlx_request_info Request::info() const {
 
 const char* Request::error() const {
   std::lock_guard lock(mutex_);
-  return info_.finish == EXECUTORCH_MLX_ERROR ? error_.c_str() : ""; // the string does not change any more
+  return info_.finish == EXECUTORCH_MLX_FINISH_ERROR ? error_.c_str() : ""; // the string does not change any more
 }
 
 void Request::begin(int64_t reused) {
@@ -179,7 +179,8 @@ void Request::count_call(int64_t drafted, int64_t accepted) {
 
 void Request::end(executorch_mlx_finish reason, executorch_mlx_status status, std::string error) {
   if (!is_over_) {
-    finish(-1, reason == EXECUTORCH_MLX_ERROR ? Piece{.finish = reason} : answer_.end(reason), nullptr, status, error);
+    const bool failed = reason == EXECUTORCH_MLX_FINISH_ERROR;
+    finish(-1, failed ? Piece{.finish = reason} : answer_.end(reason), nullptr, status, error);
   }
 }
 

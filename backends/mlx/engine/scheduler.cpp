@@ -61,7 +61,7 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
   request->wait(-1);
   const auto info = request->info();
   check(info.finish != EXECUTORCH_MLX_CANCELLED, EXECUTORCH_MLX_FAILED, "engine: it was freed");
-  check(info.finish != EXECUTORCH_MLX_ERROR, info.status, request->error());
+  check(info.finish != EXECUTORCH_MLX_FINISH_ERROR, info.status, request->error());
 }
 
 executorch_mlx_engine_stats Scheduler::stats() const {
@@ -454,7 +454,7 @@ void Scheduler::leave(const std::shared_ptr<Request>& request, bool is_valid) {
     stats_.running -= had_row;
     if (!request->work) {
       ++stats_.requests;
-      stats_.failed += info.finish == EXECUTORCH_MLX_ERROR;
+      stats_.failed += info.finish == EXECUTORCH_MLX_FINISH_ERROR;
       stats_.prompt_tokens += had_row ? info.prompt_tokens : 0;
       stats_.reused_tokens += info.reused_tokens;
     }
@@ -468,7 +468,7 @@ void Scheduler::guarded(const Requests& requests, Body&& body) {
   const auto fail = [&](executorch_mlx_status status, const char* message) {
     for (const auto& request : requests) {
       if (request->row != nullptr) {
-        request->end(EXECUTORCH_MLX_ERROR, status, message);
+        request->end(EXECUTORCH_MLX_FINISH_ERROR, status, message);
         leave(request, /*is_valid=*/false);
       }
     }

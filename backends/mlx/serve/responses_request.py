@@ -11,14 +11,14 @@ from .errors import ApiError
 from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Strict
 
 
-class ReturnedItem(Returned):
+class InputItemBase(Returned):
     """An item of the input. `id` and `status` come from answers that a client sends back."""
 
     id: str | None = None
     status: str | None = None
 
 
-class InputMessage(ReturnedItem):
+class InputMessage(InputItemBase):
     """A message. `phase` also comes from an answer."""
 
     type: Literal["message"] = "message"
@@ -27,7 +27,7 @@ class InputMessage(ReturnedItem):
     phase: str | None = None
 
 
-class InputCall(ReturnedItem):
+class InputCall(InputItemBase):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
@@ -35,14 +35,14 @@ class InputCall(ReturnedItem):
     namespace: str | None = None
 
 
-class InputResult(ReturnedItem):
+class InputResult(InputItemBase):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
     output: Content
 
 
-class InputReasoning(ReturnedItem):
-    """Reasoning of an earlier answer. Chat templates drop it."""
+class InputReasoning(InputItemBase):
+    """Reasoning of an earlier answer. It is accepted and ignored, as chat templates drop earlier reasoning."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None

@@ -1,9 +1,9 @@
 // CPU kernels for operations where MLX's CPU backend is slow. The rest of the runtime includes no other
 // header of this folder. README.md describes the other files.
 //
-// Each function returns an array, or nullopt if no kernel applies: `stream` is not a CPU stream, an operand has an
-// unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all operands
-// are available, the kernel runs at once, in the calling thread. Otherwise the array is lazy.
+// Each kernel's function returns its result, or nullopt if no kernel applies: `stream` is not a CPU stream, an operand
+// has an unsupported dtype or shape, or the platform has no kernels. The caller then uses MLX's own operation. If all operands
+// are available, the kernel runs at once, in the calling thread. Otherwise the result is lazy.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -23,8 +23,8 @@ namespace cpu {
 // Whether kernels run at once on this stream if their operands are available.
 bool computes_at_once(mx::Stream stream);
 
-// alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b has the strides of a matrix in
-// rows or in columns. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
+// alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b is row-major
+// or column-major. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
 std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
     mx::Stream stream);
@@ -126,12 +126,12 @@ std::optional<mx::array> attention(
     mx::Stream stream);
 
 // Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole
-// groups, to entries that hold one after the other.
+// groups. An entry holds the quantized vectors of xs[0], xs[1], ... of one head and token, concatenated.
 std::optional<QuantizedEntries> quantize_entries(
     const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, mx::Stream stream);
 
-// Like `attention` over dequantized keys and values, but every query sees at least one key. The entries and scales have a
-// last axis without gaps.
+// Like `attention` over the dequantized keys and values. Every query must see at least one key, and the last axis of
+// the entries and scales must be contiguous.
 std::optional<mx::array> quantized_attention(const QuantizedAttention& attention, mx::Stream stream);
 
 // Draws a token from each row: int64 [rows], as custom_kernel_ops/sample.py defines.

@@ -40,7 +40,8 @@ inline mx::array bounded_indices(
   return result;
 }
 
-// The indices [start, stop) on an axis. Both bounds count from the front and are at most the length of the axis.
+// The indices [start, stop) on an axis. Both bounds count from the front and are at most the length of the axis. In a
+// slice with a negative step, start > stop, and -length - 1 stands for a stop before the first element.
 struct Range {
   int axis;
   int start;
@@ -62,7 +63,8 @@ Range checked_range(const Node& n, const mx::array& x, Context& c) {
 }
 
 // The arguments of mx::slice, which takes bounds for every axis: `range` on its axis, and the whole length of all other
-// axes. MLX adds the step to the length in 32 bits, so a step beyond the range becomes one to its end.
+// axes. MLX adds the step to the length in 32 bits. To avoid an overflow, a longer step is reduced to the
+// length of the range, which selects the same elements.
 struct Slices {
   Slices(const mx::array& x, const Range& range, int step = 1)
       : start(x.ndim(), 0), stop(x.shape()), steps(x.ndim(), 1) {
@@ -244,7 +246,7 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
 }
 
 // As in torch, `indices` may be smaller than `updates` on any axis, and smaller than x on any axis other than `axis`.
-// Then only as much of the beginning of `updates` and x takes part as `indices` is long.
+// Only the leading part of `updates` and x with the size of `indices` is then used (on `axis`, all of x).
 inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& updates = c.in(n.updates());

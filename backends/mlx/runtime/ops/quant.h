@@ -91,7 +91,7 @@ inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c)
   const auto groups = mx::reshape(to_float32(x, c), shape, c.stream);
   const auto largest = mx::max(mx::abs(groups, c.stream), -1, /*keepdims=*/true, c.stream);
   const auto zero = mx::array(0.0f);
-  const auto is_zero = mx::less(largest, mx::array(kSmallestActivation), c.stream);
+  const auto is_zero = mx::less(largest, mx::array(kSmallestGroupMaximum), c.stream);
   const auto inverse = mx::where(is_zero, zero, mx::divide(mx::array(127.0f), largest, c.stream), c.stream);
   const auto integers = mx::round(mx::multiply(groups, inverse, c.stream), c.stream);
   const auto scale = mx::where(is_zero, zero, mx::divide(largest, mx::array(127.0f), c.stream), c.stream);

@@ -29,7 +29,7 @@
 
 namespace executorch_mlx {
 
-// Thrown by all functions here. The message is that of executorch_mlx_last_error().
+// Thrown by the functions here that can fail. The message is that of executorch_mlx_last_error().
 class LlmError : public std::runtime_error {
  public:
   LlmError(executorch_mlx_status status, const std::string& message) : std::runtime_error(message), status(status) {}
@@ -78,7 +78,7 @@ inline void check_status(executorch_mlx_status status) {
 // Why an answer ended: executorch_mlx_finish. The Python API and the CLI use the same names.
 inline const char* to_string(int32_t finish) {
   constexpr const char* kNames[] = {"running", "stop", "length", "context", "cancelled", "error"};
-  return 0 <= finish && finish <= EXECUTORCH_MLX_ERROR ? kNames[finish] : "unknown";
+  return 0 <= finish && finish <= EXECUTORCH_MLX_FINISH_ERROR ? kNames[finish] : "unknown";
 }
 
 class Model {
@@ -114,7 +114,8 @@ class Model {
     return {static_cast<const uint8_t*>(data), size};
   }
 
-  // In the processes of a group other than process 0, which creates the Engine: returns when process 0 has ended.
+  // For all processes of a group but process 0. Only process 0 creates an Engine; the others call follow(), which
+  // returns when process 0 has destroyed its Model.
   void follow() {
     check_status(executorch_mlx_model_follow(handle_.get()));
   }
@@ -178,6 +179,15 @@ using OnEvent = std::function<bool(const Event&)>;
 // A submitted request. The destructor cancels it and waits for its end. It must not be called by a callback of the request.
 class Request {
  public:
+  Request(Request&&) = default;
+
+  // Ends the request that this object held, as the destructor does.
+  Request& operator=(Request&& other) noexcept {
+    handle_ = std::move(other.handle_); // first: callbacks of the old request use the old state
+    state_ = std::move(other.state_);
+    return *this;
+  }
+
   void cancel() noexcept {
     executorch_mlx_request_cancel(handle_.get());
   }
@@ -191,7 +201,7 @@ class Request {
     if (state_->error) {
       std::rethrow_exception(state_->error);
     }
-    if (const auto i = info(); i.finish == EXECUTORCH_MLX_ERROR) {
+    if (const auto i = info(); i.finish == EXECUTORCH_MLX_FINISH_ERROR) {
       throw_error(i.status, executorch_mlx_request_error(handle_.get()));
     }
     return true;
@@ -206,6 +216,8 @@ class Request {
 
  private:
   friend class Engine;
+
+  Request() = default;
 
   struct State {
     OnEvent on_event;

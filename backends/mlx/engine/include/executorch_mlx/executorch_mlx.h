@@ -145,7 +145,7 @@ typedef enum {
   EXECUTORCH_MLX_LENGTH = 2,     // max_new_tokens
   EXECUTORCH_MLX_CONTEXT = 3,    // the row is full
   EXECUTORCH_MLX_CANCELLED = 4,
-  EXECUTORCH_MLX_ERROR = 5,      // executorch_mlx_request_status() and _error() have the reason
+  EXECUTORCH_MLX_FINISH_ERROR = 5, // see executorch_mlx_request_get_info() and executorch_mlx_request_error()
 } executorch_mlx_finish;
 
 // One drawn token, or the end of the answer. Pointers are valid during the call.

@@ -136,7 +136,7 @@ void quantize_row_of(const float* x, int groups, int size, int8_t* integers, flo
     const uint32_t bits = largest_magnitude(x, size);
     float largest;
     __builtin_memcpy(&largest, &bits, sizeof(largest));
-    const bool is_zero = largest < kSmallestActivation;
+    const bool is_zero = largest < kSmallestGroupMaximum;
     const bool is_finite = bits < 0x7f800000u;
     const float inverse = is_zero || !is_finite ? 0 : 127 / largest;
     Ints sum = {};
