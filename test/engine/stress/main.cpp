@@ -1,7 +1,7 @@
 // stress MODEL.pte COUNT
 //
-// Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed while they run, some callbacks
-// throw. In the model, token t is followed by t + 1. Prints the number of complete answers, and of wrong ones.
+// Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed or replaced while they run,
+// some callbacks throw. In the model, token t is followed by t + 1. Prints the number of complete answers, and of wrong ones.
 #include <executorch_mlx/engine.h>
 
 #include <atomic>
@@ -46,6 +46,9 @@ void run_request(executorch_mlx::Engine& engine, int number, Counts& counts) {
       });
   if (is_cancelled) {
     request.cancel();
+  }
+  if (number % 14 == 0) {
+    request = engine.submit(std::vector<int64_t>{start}, options); // replaces it while it runs
   }
   if (number % 7 == 0) {
     return; // destroyed while it runs
