@@ -124,7 +124,9 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
                 payload = data[base + segment.offset : base + segment.offset + segment.size]
             room -= len(payload)
             if room < 0:
-                raise ProgramError(f"{path} is damaged: its payloads are more than {MAX_EXPANSION} times larger than the file")
+                raise ProgramError(
+                    f"{path} is damaged: its payloads are more than {MAX_EXPANSION} times larger than the file"
+                )
             try:
                 graph = read_payload(payload)
                 check_limits(graph)
