@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..serialization import ir
-from ..serialization.read import SHARING, read_payload
+from ..serialization.read import MAX_EXPANSION, read_payload
 from .limits import check_limits
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
     """Yields the MLX delegates. `base` is the offset of the first segment. Raises ProgramError for damaged payloads."""
     from executorch.exir.schema import DataLocation
 
-    room = SHARING * len(data)  # delegates may share payloads
+    room = MAX_EXPANSION * len(data)  # delegates may share payloads
     for plan in program.execution_plan:
         mlx_delegates = [delegate for delegate in plan.delegates if delegate.id == BACKEND]
         for index, delegate in enumerate(mlx_delegates):
@@ -124,7 +124,9 @@ def _delegates(path, program: Program, data: bytes | mmap.mmap, base: int):
                 payload = data[base + segment.offset : base + segment.offset + segment.size]
             room -= len(payload)
             if room < 0:
-                raise ProgramError(f"{path} is damaged: its payloads are more than {SHARING} times larger than the file")
+                raise ProgramError(
+                    f"{path} is damaged: its payloads are more than {MAX_EXPANSION} times larger than the file"
+                )
             try:
                 graph = read_payload(payload)
                 check_limits(graph)

@@ -45,7 +45,7 @@ void Context::run_instruction(uint32_t index, size_t i) {
   if (profiler_ != nullptr) [[unlikely]] {
     profiler_->run(*this, index, i);
   } else {
-    instruction.handler(instruction.node, *this);
+    instruction.function(instruction.node, *this);
   }
   if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");

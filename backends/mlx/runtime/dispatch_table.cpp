@@ -27,7 +27,7 @@ constexpr DispatchTable kTable = make_table<
 } // namespace
 
 const OpRow* find_row(size_t tag) {
-  return tag < kTable.size() && kTable[tag].handler != nullptr ? &kTable[tag] : nullptr;
+  return tag < kTable.size() && kTable[tag].function != nullptr ? &kTable[tag] : nullptr;
 }
 
 } // namespace executorch_mlx

@@ -14,7 +14,7 @@ namespace executorch_mlx {
 struct OpRow {
   fb::OpNode op;
   const char* name;
-  Handler handler;
+  OpFunction function;
 };
 
 // Returns the op row of the IR node with this tag in the union OpNode, or nullptr if there is none.
@@ -23,7 +23,7 @@ const OpRow* find_row(size_t tag);
 // The number of ops in the schema. EnumValuesOpNode() also lists NONE, which is not an op.
 constexpr size_t kNumOps = std::extent_v<std::remove_reference_t<decltype(fb::EnumValuesOpNode())>> - 1;
 
-// The op rows, indexed by tag. The entry of a tag that no op has contains a null handler.
+// The op rows, indexed by tag. If no op has a tag, the `function` of its entry is null.
 using DispatchTable = std::array<OpRow, static_cast<size_t>(fb::OpNode::MAX) + 1>;
 
 // How many of `rows` have this tag.

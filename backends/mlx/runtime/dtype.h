@@ -114,9 +114,10 @@ inline bool is_integral(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::integer);
 }
 
-// Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold
-// the value. So for integer dtypes, x is first converted to a 64-bit integer, which is unsigned if x is not
-// negative. MLX converts this integer to narrower dtypes and wraps around if it does not fit. `argument` is for messages.
+// Returns x as a scalar array. C++ does not define the conversion of a double to an integer type that cannot hold the
+// value. For integer dtypes, x is therefore first converted to a 64-bit integer, which is unsigned if x is not
+// negative. MLX converts this integer to narrower dtypes, and wraps around if it does not fit. `argument` names x in
+// messages.
 inline mx::array scalar(const char* argument, double x, mx::Dtype dtype) {
   if (dtype == mx::bool_) {
     return mx::array(x != 0);

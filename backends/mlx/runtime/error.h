@@ -44,8 +44,8 @@ template <typename... Parts>
   throw Failure(code, str(parts...));
 }
 
-// For faults of the program itself, with which a call fails whatever its inputs are. Throws a Failure with the code
-// InvalidProgram unless `ok`. The other arguments are the parts of its message.
+// Throws a Failure with the code InvalidProgram unless `ok`. The other arguments are the parts of its message. Reports
+// faults of the program itself, which make a call fail for any inputs.
 template <typename... Parts>
 void check_program(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {
@@ -53,8 +53,8 @@ void check_program(bool ok, const Parts&... parts) {
   }
 }
 
-// For faults that depend on the inputs of the call. Throws a Failure with the code InvalidArgument unless `ok`. The
-// other arguments are the parts of its message.
+// Throws a Failure with the code InvalidArgument unless `ok`. The other arguments are the parts of its message. Reports
+// faults that depend on the inputs of the call.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]] {

@@ -1,4 +1,4 @@
-// Turns exceptions into an Error and a line of the log, where the library is called.
+// Turns exceptions into an Error and a line of the log, at the entry points of the library.
 #pragma once
 
 #include <executorch/runtime/platform/log.h>

@@ -46,14 +46,14 @@ bool uses_cpu_allocator() {
 
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
-  constexpr size_t kLarge = 1 << 20;  // bytes
+  constexpr size_t kMinDiscardedBytes = 1 << 20;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const auto first = (begin + page - 1) / page * page;
   const auto last = (begin + bytes) / page * page;
   // The CPU allocator returns private anonymous pages. After MADV_DONTNEED, these read as zeros. madvise() fails for
-  // locked pages and, on older kernels, for huge pages; then memset() below writes the zeros.
-  if (bytes >= kLarge && uses_cpu_allocator() &&
+  // locked pages and, on older kernels, for huge pages. If it fails, the last memset() writes the zeros.
+  if (bytes >= kMinDiscardedBytes && uses_cpu_allocator() &&
       madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0) {
     std::memset(memory, 0, first - begin);
     std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);

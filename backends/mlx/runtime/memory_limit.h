@@ -38,8 +38,8 @@ class InPlaceBytes {
   size_t bytes_;
 };
 
-// Held from a check against the limit until the memory is allocated, so that two threads cannot both count on
-// the same free bytes. Also serializes evaluations, which share a stream.
+// Returns the mutex that a thread holds from a check against the limit until the memory is allocated, so that two
+// threads cannot both count on the same free bytes. The mutex also serializes evaluations, which share a stream.
 std::mutex& memory_mutex();
 
 // Throws a Failure whose message has the sizes. `what` names the operation or data that needs `bytes`.

@@ -78,7 +78,7 @@ size_t work_space(const mx::array& out, std::string_view primitive) {
 // Memory that one or several values share.
 struct Storage {
   size_t bytes;  // 0 if it was allocated before the evaluation
-  uint32_t uses = 0;  // of all values that share it, as far as they are still to come
+  uint32_t uses = 0;  // the uses of all values that share it, without those by steps that have run
 };
 
 // A pending array.
@@ -86,7 +86,7 @@ struct Value {
   const mx::array* array;
   uint32_t step;
   uint32_t storage = 0;
-  uint32_t uses = 0;  // by pending arrays, plus 1 if the caller wants it
+  uint32_t uses = 0;  // how many inputs of pending arrays it is, plus 1 if the caller asks for it
   bool is_wanted = false;  // the caller asks for this array
   bool is_row_major = true;
   bool owns_memory = true;  // false for a view
@@ -238,8 +238,8 @@ void Planner::assign_storage(Step& step) {
   }
 }
 
-// Subtracts the uses of its inputs by a step. Returns the bytes of the inputs, and of the results, that have no use
-// left.
+// Subtracts the uses of the inputs of `step` by the step itself. Returns the bytes of those inputs and results of the
+// step that have no use left.
 size_t Planner::release_inputs(const Step& step) {
   size_t freed = 0;
   const auto free_if_unused = [&](Storage& storage) {

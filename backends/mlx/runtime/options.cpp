@@ -65,7 +65,7 @@ int64_t parse_limit(const char* key, const et::OptionValue& value, int64_t highe
   return limit;
 }
 
-// Longer strings are cut off.
+// Returns an option value with the string. A string that is too long is cut off.
 et::OptionValue to_value(const std::string& string) {
   StringValue value{};
   string.copy(value.data(), value.size() - 1);

@@ -11,9 +11,9 @@
 
 namespace executorch_mlx {
 
-// What one call of a program may use. Both defaults are far above any real call.
+// The limits of one call of a program. Both defaults are far above what any real call needs.
 struct Limits {
-  // The option "max_instructions": instructions, counting each iteration of a loop.
+  // The option "max_instructions": executed instructions. An instruction in a loop counts once for each iteration.
   int64_t instructions = int64_t{1} << 24;
 
   // The option "max_operations": elements read and written, and multiplications in matrix products, attention and

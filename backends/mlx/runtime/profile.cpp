@@ -39,11 +39,11 @@ std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
 void Profiler::run(Context& context, uint32_t chain_index, size_t instruction_index) {
   const Chain& chain = program_.chains[chain_index];
   const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(instruction_index));
-  // The description is made before the instruction runs, because an update in place empties the slot of its operand.
+  // The operands are described before the instruction runs, because an update in place empties the slot of its operand.
   std::string description = context.describe_operands(instruction);
 
   const et_timestamp_t start = et::pal_current_ticks();
-  chain.instructions[instruction_index].handler(chain.instructions[instruction_index].node, context);
+  chain.instructions[instruction_index].function(chain.instructions[instruction_index].node, context);
   const auto slots = results_of(instruction);
   std::vector<mx::array> results;
   for (const uint32_t slot : slots) {

@@ -16,9 +16,10 @@ namespace {
 constexpr uint64_t kMaxSlots = 1 << 20;
 constexpr uint64_t kMaxInstructions = 1 << 22;
 constexpr size_t kMaxListLength = 1 << 16;  // elements of one list in an IR node
-constexpr uint64_t kMaxListElements = 1 << 24;  // of all lists; a file can store a list once and use it many times
-constexpr int kMaxNestedChains = 64;  // a chain, one that it calls, one that this one calls, ...
-constexpr int kMaxProcesses = 1024;  // of a group
+// Elements of the lists of all instructions. A file can store a list once and use it in many instructions.
+constexpr uint64_t kMaxListElements = 1 << 24;
+constexpr int kMaxNestedChains = 64;  // a chain, a chain that it calls, a chain that the second one calls, and so on
+constexpr int kMaxProcesses = 1024;  // processes of a group
 
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
@@ -160,22 +161,22 @@ std::vector<int64_t> called_chains(const fb::Instruction& instruction) {
   return {};
 }
 
-// Checks the fields `rank` and `size` of a node that communicates with a group of processes: they must be those of this
-// process and its group.
+// Checks the fields `rank` and `size` of a node that communicates with a group of processes. They must be the rank of
+// this process and the size of its group.
 template <typename Node>
 void check_rank_and_size(const Node& node, const std::string& where) {
   check_program(
       0 <= node.rank() && node.rank() < node.size() && node.size() <= kMaxProcesses,
-      where, "got rank ", node.rank(), " and size ", node.size(), ", expected a rank in [0, size) and a size of at most ",
-      kMaxProcesses);
+      where, "got rank ", node.rank(), " and size ", node.size(),
+      ", expected a rank in [0, size) and a size of at most ", kMaxProcesses);
   if (node.size() > 1) {
     check_group(node.rank(), node.size());
   }
 }
 
-// Refuses three kinds of nodes: Metal source that may not run, an UpdateAndAttendNode without its required fields, and a
-// node that belongs to another process of a group. `missing_for_metal` is the parameter of load_program(). `where` names
-// the instruction in messages.
+// Refuses three kinds of nodes: Metal source that may not run, an UpdateAndAttendNode without its required fields, and
+// a node that belongs to another process of a group. `missing_for_metal` is the parameter of load_program(). `where`
+// names the instruction in messages.
 void check_supported(const fb::Instruction& instruction, const std::string& where, const char* missing_for_metal) {
   if (instruction.op_type() == fb::OpNode::MetalKernelNode && missing_for_metal != nullptr) {
     fail(Error::NotSupported, where, "Metal source needs ", missing_for_metal);
@@ -257,13 +258,14 @@ class ChainVerifier {
             where, "chain ", called, " is out of range [0, ", program_.chains.size(), ")");
         calls_[index].push_back(static_cast<uint32_t>(called));
       }
-      chain.instructions.push_back({row->handler, instruction.op(), verifier.list_elements()});
+      chain.instructions.push_back({row->function, instruction.op(), verifier.list_elements()});
     }
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
-  // themselves and more than kMaxNestedChains nested chains. `level` is the depth of the recursion of this function, and
-  // is limited to protect the stack. The result is checked as well, because the recursion stops at chains measured before.
+  // themselves, and more than kMaxNestedChains nested chains. `level` is the depth of the recursion of this function.
+  // It is limited to protect the stack. The result is checked as well, because the recursion does not descend into
+  // chains that have been measured before.
   int measure_depth(uint32_t index, int level) {
     check_program(depth_[index] != kInProgress, "program: chain ", index, " calls itself");
     check_nesting(index, level);

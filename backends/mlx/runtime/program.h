@@ -14,7 +14,7 @@ namespace executorch_mlx {
 
 class Context;
 // Runs one instruction. `node` is the FlatBuffer table of its IR node.
-using Handler = void (*)(const void* node, Context& context);
+using OpFunction = void (*)(const void* node, Context& context);
 
 // The number of slots of each kind. Tensor slots are numbered in this order.
 struct Layout {
@@ -42,9 +42,9 @@ struct Layout {
   }
 };
 
-// An instruction, ready to run: load_program() has found the handler in the dispatch table.
+// An instruction, ready to run: load_program() has found its function in the dispatch table.
 struct DecodedInstruction {
-  Handler handler;
+  OpFunction function;
   const void* node;
   uint32_t list_elements;  // the total number of elements in the node's lists
 };
@@ -67,8 +67,8 @@ struct Program {
 };
 
 // Reads a program from a payload and verifies everything that does not depend on the inputs. `data` must be aligned
-// to 8 bytes and outlive the program. If Metal source cannot run here, `missing_for_metal` says what is missing, and a
-// program that contains Metal source is rejected with this text. Null if the program may contain Metal source. Throws
+// to 8 bytes and outlive the program. `missing_for_metal` is null if the program may contain Metal source. Otherwise it
+// says what is missing to run Metal source, and a program that contains Metal source is rejected with this text. Throws
 // Failure.
 Program load_program(const void* data, size_t size, const char* missing_for_metal);
 

@@ -1,5 +1,5 @@
-// Visits the fields of an IR node through the schema's reflection tables. So code that treats all IR nodes alike,
-// such as the checks of slots and the messages, is written only once.
+// Visits the fields of an IR node through the schema's reflection tables. Code that treats all IR nodes alike, such as
+// the checks of slots and the messages, is therefore written only once.
 #pragma once
 
 #include <flatbuffers/minireflect.h>
@@ -41,7 +41,7 @@ struct Field {
   }
 };
 
-// Calls `visit` with each field that `type` has, also with those that are absent from `table`.
+// Calls `visit` with each field that `type` has, including fields that are absent from `table`.
 template <typename Visit>
 void for_each_field(
     const flatbuffers::Table& table,

@@ -9,8 +9,8 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// logits is [rows, vocabulary] in float32, float16 or bfloat16. temperature, top_p and min_p are float32, seed and top_k
-// int64: each has one element, or one for each row.
+// logits is [rows, vocabulary] in float32, float16 or bfloat16. temperature, top_p and min_p are float32, and seed and
+// top_k are int64. Each of these five has one element, or one for each row.
 struct SampleInputs {
   mx::array logits;
   mx::array temperature;

@@ -1,7 +1,7 @@
 // What the methods of one loaded ExecuTorch program share.
 //
-// ExecuTorch loads each method on its own. Methods of the same program have the same named data map.
-// The map keeps its address while any of them exists, so the address identifies the program. They share:
+// ExecuTorch loads each method on its own. Methods of the same program have the same named data map. The map keeps its
+// address while any of these methods exists, so the address identifies the program. These methods share:
 // - constants with the same name, dtype and shape;
 // - within a session, mutable buffers with the same name, dtype and shape, and the KV caches of
 //   UpdateAndAttendNode.
@@ -39,8 +39,8 @@ struct Caches {
   bool is_lost = false;      // whether a failed call lost the contents
 };
 
-// Finds objects by name. It does not keep the objects alive: an object can be found as long as someone
-// else holds it.
+// Finds objects by name. It does not keep the objects alive: an object can be found only while another reference to it
+// exists.
 template <typename T>
 class WeakMap {
  public:
@@ -92,7 +92,7 @@ class SharedData {
   WeakMap<const mx::array> constants;
 
   // Adds a method to the first session that does not contain it yet, or else to a new session, and
-  // returns the session. The method belongs to the session as long as `membership` exists.
+  // returns the session. The method belongs to the session while `membership` exists.
   std::shared_ptr<Session> join(const std::string& method, const std::shared_ptr<void>& membership);
 
   // The first session that exists, or null.

@@ -52,14 +52,14 @@ mx::array Undo::apply(const mx::array& now, mx::Stream stream) const {
 
 namespace {
 
-constexpr size_t kMaxInPlaceBytes = 256 << 10;  // of an update, which bounds the memory for the old contents
+constexpr size_t kMaxInPlaceBytes = 256 << 10;  // the largest update; it bounds the memory for the old contents
 
 // Whether *holder refers to the same array as x.
 bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
   return holder && holder->id() == x.id();
 }
 
-// Whether nothing refers to the array but x and these two holders. Resets the holders if so.
+// Returns whether x and these two holders are the only references to the array. If they are, resets the holders.
 bool take_from(mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
   const bool in_first = holds(first, x);
   const bool in_second = second != nullptr && holds(*second, x);
@@ -93,7 +93,8 @@ bool InPlaceUpdates::write(
     slice.strides.push_back(x.strides()[i] * steps[i]);
     slice.offset += x.strides()[i] * start[i] * width;
   }
-  const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= kMaxInPlaceBytes;
+  const bool is_copy =
+      update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= kMaxInPlaceBytes;
   if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
     return false;
   }

@@ -1,5 +1,5 @@
-// Undoes in-place updates of arrays. Only the slices that are overwritten are saved, not the whole array. Undo is for updates
-// that MLX makes when it evaluates a graph, InPlaceUpdates for those that the runtime makes at once.
+// Undoes in-place updates of arrays. Only the slices that are overwritten are saved, not the whole array. Undo is for
+// updates that MLX makes when it evaluates a graph. InPlaceUpdates is for updates that the runtime makes at once.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -12,8 +12,8 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// If `x` is a pending update of slices of another array, returns that array. If that is a pending update itself, goes
-// on with the array that it updates, and so on. Otherwise returns `x`.
+// Returns the array that `x` updates, if `x` is a pending update of slices of another array. If that array is a pending
+// update as well, returns the array that it updates, and so on. Returns `x` if it is no pending update.
 const mx::array& array_before_updates(const mx::array& x);
 
 // The old contents of the slices of one array that are overwritten. Does not hold the array itself, so that MLX can
@@ -45,15 +45,15 @@ class Undo {
 // The updates of one array that have been made in place in a call, and the old contents.
 class InPlaceUpdates {
  public:
-  // Writes `update` to the slice of x that begins at `start` and has these steps. `x` is the array, `backup` another
-  // reference to it, if there is one. Returns false, and changes nothing, if `update` cannot be copied to the slice as it
-  // is, if the update is large, or if anything but x, `backup` and this object refers to the array. Resets `backup`
-  // otherwise: this object can now restore the array.
+  // Writes `update` to the slice x[start:stop:steps], and returns true. `backup` is null or another reference to the
+  // array x. The function resets it, because this object can now restore the array. Returns false, and changes nothing,
+  // if x or `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, or if the
+  // array has references other than x, `backup` and this object.
   bool write(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps);
 
-  // Writes the old contents back and returns the array. nullopt if nothing was written.
+  // Writes the old contents back and returns the array. Returns nullopt if nothing was written.
   std::optional<mx::array> undo();
 
   // The array after the last write. Empty if nothing was written.

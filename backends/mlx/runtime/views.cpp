@@ -22,7 +22,7 @@ bool is_row_major(const mx::Shape& shape, const mx::Strides& strides) {
   return true;
 }
 
-// A view of x that begins `offset` elements after the first element of x. Not empty.
+// Returns a view of x that begins `offset` elements after the first element of x. The view must not be empty.
 mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t offset = 0) {
   mx::array y(std::move(shape), x.dtype(), nullptr, {});
   int64_t span = 1;  // from the first to the last element in memory
@@ -42,8 +42,8 @@ mx::array view(const mx::array& x, mx::Shape shape, mx::Strides strides, int64_t
   return y;
 }
 
-// Whether a view of x can be made now. Elements do not overlap, and strides are positive.
-bool has_memory(const mx::array& x) {
+// Whether view() can make views of x: x is not empty, it is available, and its strides are positive.
+bool can_view(const mx::array& x) {
   if (x.size() == 0 || !x.is_available()) {
     return false;
   }
@@ -55,8 +55,9 @@ bool has_memory(const mx::array& x) {
   return true;
 }
 
-// The strides of x with another shape, or nullopt if no strides express it. Splits the axes of x and the axes of the shape
-// into runs of equal sizes: a run of x whose elements have one distance can be divided differently.
+// Returns the strides of a view of x with another shape, or nullopt if there is no such view. Divides the axes of x and
+// those of the shape into runs, so that the nth runs of both have the same number of elements. If the elements of a run
+// of x have the same distance in memory, the run can be divided into other axes.
 std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::Shape& shape) {
   mx::Strides strides(shape.size(), 1);
   size_t i = 0;
@@ -100,7 +101,7 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
 } // namespace
 
 mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
-  if (has_memory(x)) {
+  if (can_view(x)) {
     if (x.flags().row_contiguous) {
       return view(x, shape, row_major_strides(shape));
     }
@@ -112,7 +113,7 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
 }
 
 mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
-  if (!has_memory(x)) {
+  if (!can_view(x)) {
     return mx::transpose(x, axes, stream);
   }
   mx::Shape shape;
@@ -125,7 +126,7 @@ mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream
 }
 
 mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
-  if (!has_memory(x)) {
+  if (!can_view(x)) {
     return mx::expand_dims(x, axis, stream);
   }
   auto shape = x.shape();
@@ -136,7 +137,7 @@ mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream) {
 }
 
 mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
-  if (!has_memory(x)) {
+  if (!can_view(x)) {
     return mx::squeeze(x, axes, stream);
   }
   mx::Shape shape;
@@ -151,7 +152,7 @@ mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream s
 }
 
 mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {
-  if (!has_memory(x)) {
+  if (!can_view(x)) {
     return mx::take(x, index, axis, stream);
   }
   auto shape = x.shape();
@@ -172,7 +173,7 @@ mx::array slice(
     }
     return false;
   };
-  if (!has_memory(x) || is_empty()) {
+  if (!can_view(x) || is_empty()) {
     return mx::slice(x, start, stop, steps, stream);
   }
   mx::Shape shape;

@@ -1,4 +1,4 @@
-// Views of arrays: the same elements in the same memory, with another shape.
+// Views of arrays: arrays that use the memory of another array, without a copy.
 //
 // These functions take the arguments of MLX's functions of the same names. If x has been evaluated, they return a view
 // that is evaluated as well, so that kernels can run on it at once. Otherwise, or if a view cannot express the result,

@@ -593,7 +593,7 @@ class QuantizedMatmulParams(Table):
 class Int8QuantizedMatmulParams(Table):
     """x [..., K] @ w.T for a matrix w [N, K] in affine packing, with activations in 8 bits: the result is [..., N] in the
     dtype of x. Each group of `group_size` values of a row of x is rounded to integers in [-127, 127] with a scale of its
-    own. custom_kernel_ops/int8_activations.py defines the result, but for the rounding of sums.
+    own. custom_kernel_ops/int8_activations.py defines the result, except for the rounding of sums.
     """
 
     x: Tid
@@ -636,9 +636,10 @@ class RandomBitsParams(Table):
 
 @dataclass(kw_only=True)
 class SampleParams(Table):
-    """Draws a token from each row of logits [B, V] in float32, float16 or bfloat16: int64 [B]. custom_kernel_ops/sample.py
-    defines which one. temperature, top_p and min_p are float32, seed and top_k int64. Each of them has one element, or
-    one for each row. Without `seed`, the draw takes the next key of MLX's own key sequence.
+    """Draws a token from each row of logits [B, V] in float32, float16 or bfloat16. The result is int64 [B].
+    custom_kernel_ops/sample.py defines which token is drawn. temperature, top_p and min_p are float32, and seed and
+    top_k are int64. Each of these five has one element, or one for each row. Without `seed`, the draw takes the next
+    key of MLX's own key sequence.
     """
 
     logits: Tid
@@ -687,8 +688,8 @@ class QuantizedSdpaParams(Table):
 
 @dataclass(kw_only=True)
 class AllSumParams(Table):
-    """The sum of x over the processes of a group. All of them get the same bits, which do not depend on the shape of x. The
-    program is for the process `rank` of a group of `size` processes.
+    """The sum of x over the processes of a group. All processes get the same bits, which do not depend on the shape of x.
+    The program is for the process `rank` of a group of `size` processes.
     """
 
     x: Tid
@@ -711,7 +712,7 @@ class AllGatherParams(Table):
 @dataclass(kw_only=True)
 class ScanParams(Table):
     """Iterates over axis `scan_axis` of the arrays `originals`. Each iteration first sets
-    `sliced[i]` to the slice of `originals[i]` at the present index, and then runs chain
+    `sliced[i]` to the slice of `originals[i]` at the current index, and then runs chain
     `body_chain_idx`. The slots `carry` keep their values from one iteration to the next.
     The chain writes its results to the slots `outputs`. At the end, each of these slots
     gets the results of all iterations, stacked along `scan_axis`.

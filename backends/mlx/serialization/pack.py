@@ -203,7 +203,7 @@ def _field_encoders(cls: type[ir.Table]) -> list[FieldEncoder]:
         if f.type == "OpNode":
             encoders.append(FieldEncoder(f.name, f.id - 1, None, f.required, _tag()))
         encoders.append(FieldEncoder(f.name, f.id, f.default, f.required, _encoder(f.type)))
-    # The widest fields come first. The buffer is written from its end, so that this order needs no padding.
+    # The widest fields come first: the buffer is written from its end, and this order needs no padding.
     return sorted(encoders, key=lambda e: -e.encoder.size)
 
 

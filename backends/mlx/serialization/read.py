@@ -16,8 +16,9 @@ from . import ir
 from .pack import HEADER, MAGIC, prepend_path
 
 
-SHARING = 8
-"""How many times larger a program may be than the bytes that store it. Writers share at most a few equal values."""
+MAX_EXPANSION = 8
+"""How many times larger than its bytes a program may be. A FlatBuffer can store a value once and refer to it many
+times. What real writers share is small."""
 
 
 def read_payload(payload: bytes) -> ir.MLXGraph:
@@ -48,13 +49,13 @@ class Buffer:
 
     def __init__(self, data: bytes):
         self.data = data
-        self.room = SHARING * len(data)  # bytes that can still be read, counting repetitions
+        self.room = MAX_EXPANSION * len(data)  # bytes that can still be read, counting repetitions
 
     def spend(self, size: int) -> None:
         """Count bytes that become values of the program."""
         self.room -= size
         if self.room < 0:
-            raise ValueError(f": the program is more than {SHARING} times larger than its {len(self.data)} bytes")
+            raise ValueError(f": the program is more than {MAX_EXPANSION} times larger than its {len(self.data)} bytes")
 
     def get(self, format: struct.Struct, offset: int) -> Any:
         self.check(offset, format.size)

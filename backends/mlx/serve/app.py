@@ -36,12 +36,12 @@ def create_app(
 ) -> FastAPI:
     """Return an ASGI app that serves language models with the OpenAI API.
 
-    As many requests run at once as a program has rows. Others wait; if more than `queue_limit` of `LLM.load` would
-    wait, a request returns HTTP 503.
+    As many requests run at once as a program has rows. Other requests wait. If `queue_limit` requests of a model wait
+    already, a further request returns HTTP 503; see `LLM.load`.
 
     - `models`: one model, or several.
     - `name`: the name in the API if `models` is one model, by default `model`.
-    - `settings`: see `Settings`. Without it, `host` is short for `Settings(host=host)`.
+    - `settings`, `host`: see `Settings`. If `settings` is None, it is `Settings(host=host)`.
     """
     if isinstance(models, LLM):
         models = Models.of(models, name or "model")

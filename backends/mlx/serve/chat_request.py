@@ -33,7 +33,7 @@ def _join_parts(content: Any) -> Any:
 
 
 class TextPart(Strict):
-    """A part of a message's content. Here for the OpenAPI schema: `_join_parts` reads the parts."""
+    """A part of a message's content. Only the OpenAPI schema uses this class; `_join_parts` reads the parts."""
 
     type: Literal["text"]
     text: str
@@ -59,7 +59,7 @@ class MessageToolCall(Returned):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None  # of a stream; some clients send it back
+    index: int | None = None  # the index of the call in a stream; some clients send it back
 
 
 class SystemMessage(Strict):
@@ -75,7 +75,7 @@ class UserMessage(Strict):
 
 
 class AssistantMessage(Returned):
-    """An answer. The clients send back what the server sent, with all its empty fields."""
+    """An answer. Clients send it back as the server sent it, with all its empty fields."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -199,7 +199,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def forced_functions(self) -> list[Function]:
-        """The functions of which the model must call one: empty if it may answer with text."""
+        """The functions of which the model must call at least one. Empty if the model may answer with text."""
         if isinstance(self.tool_choice, ChosenTool):
             return [f for f in self.functions if f.name == self.tool_choice.function.name]
         return self.functions if self.tool_choice == "required" else []

@@ -52,7 +52,7 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
 def request_error(error: Exception, prompt_field: str, max_tokens_field: str) -> ApiError:
     """Return the error for an exception of `LLM.generate`. It names the field of the request.
 
-    - `prompt_field`, `max_tokens_field`: the names of the fields with the prompt and the largest length of the answer.
+    - `prompt_field`, `max_tokens_field`: the names of the fields with the prompt and the maximum length of the answer.
     """
     message = str(error)
     if isinstance(error, SettingError):
@@ -83,7 +83,7 @@ def answer_error(error: Exception) -> ApiError:
 def _path(error: Mapping[str, Any], body: Any) -> list[str]:
     """Return the path to the field of `body` that one of pydantic's errors is about.
 
-    pydantic adds the name of the type to the location of a value that may have several types.
+    For a value that may have several types, pydantic adds the name of the type to the location. The path omits it.
     """
     path: list[str] = []
     location = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
@@ -100,11 +100,11 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Return the error for pydantic's errors about the body of a request. It names a field, such as `messages.0.role`."""
+    """Return the error for pydantic's errors about a request body. Its message names a field, as `messages.0.role`."""
     if not isinstance(body, dict):
         return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
     located = [(_path(error, body), error["msg"]) for error in errors]
-    # A value that may have several types has an error for each. The deepest is about the type that fits best.
+    # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
     path, message = max(
         (entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0])
     )

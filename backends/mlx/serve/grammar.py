@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model
 MAX_SCHEMA_CHARACTERS = 64 * 1024
-MAX_SHORTEST = 1024  # the most tokens for which the end of an answer is planned
-MAX_LOOK = 16  # the tokens after which a grammar counts as one that has answers
+MAX_TOKENS_TO_END = 1024  # an answer is not brought to its end while the end takes more tokens than this
+CHECKED_TOKENS = 16  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
 
 
 class GrammarError(ValueError):
@@ -42,7 +42,7 @@ class Grammars:
         self._model, self._lock = model, threading.Lock()
 
     def for_chat(self, body: ChatRequest, prompt: str) -> Constraint | None:
-        """Return what constrains the answers to a request: its schema, or the calls that it wants. None for nothing.
+        """Return the constraint of the answers to a request, by its schema or its functions. None if they are free.
 
         Raises GrammarError.
         """
@@ -52,8 +52,8 @@ class Grammars:
             self._check_support(param)
             structure = self._calls(body, forced or body.functions, parallel)
             if body.schema is not None and not forced:
-                structure = self._answer_by(body.schema, structure)
-        elif any(function.strict for function in body.functions) and self._takes_masks and self._model.format.trigger:
+                structure = self._schema_or_calls(body.schema, structure)
+        elif any(function.strict for function in body.functions) and self._can_constrain and self._model.format.trigger:
             param, structure = "tools", self._optional_calls(body)
         else:
             return None
@@ -62,19 +62,21 @@ class Grammars:
         return Constraint(self._model, self.closer, compiled, self._reasoning(prompt))
 
     @property
-    def _takes_masks(self) -> bool:
+    def _can_constrain(self) -> bool:
+        """Whether the program takes masks of tokens, and xgrammar is installed."""
         return self._model.llm.program.takes("allowed_tokens") and find_spec("xgrammar") is not None
 
     def _check_support(self, param: str) -> None:
         if not self._model.llm.program.takes("allowed_tokens"):
             message = f"{param}: the model {self._model.name!r} was exported without allowed_tokens in its head"
             raise GrammarError(message, param)
-        if not self._takes_masks:
+        if not self._can_constrain:
             raise GrammarError(f"{param}: needs xgrammar: pip install 'executorch-mlx[grammar]'", param)
 
     # Structures: the structural tags of xgrammar ------------------------------------------
 
-    def _answer_by(self, schema: dict[str, Any], calls: dict[str, Any] | None) -> dict[str, Any]:
+    def _schema_or_calls(self, schema: dict[str, Any], calls: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the structure of an answer that follows `schema` or, unless `calls` is None, consists of calls."""
         answer = self._json(schema, "response_format.json_schema.schema")
         if isinstance(self._model.format, Harmony):
             answer = _sequence([*self._literal("<|channel|>final" + MESSAGE), answer])
@@ -122,7 +124,7 @@ class Grammars:
         return {"type": "grammar", "grammar": _long_escapes(str(grammar))}
 
     def _literal(self, text: str) -> list[dict[str, Any]]:
-        """Return the elements for a text, in which the names of special tokens stand for these tokens."""
+        """Return the elements of a structure for a text. The names of special tokens in it stand for these tokens."""
         elements: list[dict[str, Any]] = []
         while text:
             found = [(text.find(name), id, name) for id, name in self._model.marker_tokens.items() if name in text]
@@ -163,13 +165,16 @@ class Grammars:
         try:
             # The compiler has a cache.
             compiled = self._compiler.compile_structural_tag(f'{{"type": "structural_tag", "format": {structure}}}')
-            self.closer.tokens_to_end(xgrammar.GrammarMatcher(compiled), MAX_LOOK)
+            self.closer.tokens_to_end(xgrammar.GrammarMatcher(compiled), CHECKED_TOKENS)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(f"{param}: {_reason(error)}", param, "invalid_json_schema") from error
         return compiled
 
     def _reasoning(self, prompt: str) -> tuple[int | None, int | None, bool]:
-        """The tokens that open and close reasoning, if each is one token, and whether the prompt opened it."""
+        """Return the ids of the tokens that open and close reasoning, or None twice, and whether the prompt opens it.
+
+        The ids are None if the format has no reasoning, or if a tag of it is not one token.
+        """
         for section in self._model.format.reasoning:
             ids = [self._model.token_id(tag) for tag in (section.open, section.close)]
             if None not in ids:
@@ -178,7 +183,9 @@ class Grammars:
 
 
 class Constraint:
-    """A compiled grammar. Reasoning before the answer is free. An answer is brought to its end before it gets too long.
+    """A compiled grammar for the answers to one request.
+
+    It does not constrain the reasoning before an answer. It brings an answer to its end before the limit of its length.
 
     - `reasoning`: see `Grammars._reasoning`.
     """
@@ -189,14 +196,19 @@ class Constraint:
         self._model, self._closer, self._compiled, self._reasoning = model, closer, compiled, reasoning
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
-        """Return the function `allowed_tokens` for one answer. The arguments tell how many tokens it may have."""
+        """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
+
+        The function returns the mask of the allowed tokens, or None during reasoning. `prompt_tokens` is the length of
+        the prompt, and `max_new_tokens` that of the longest answer, or None for no limit beside the context.
+        """
         import numpy
         import xgrammar
 
         program = self._model.llm.program
         room = program.max_context_len - prompt_tokens + 1
         budget = room if max_new_tokens is None else min(room, max_new_tokens)
-        next_look, is_closing = 0, False  # the length of the answer at which to see how many tokens its end takes
+        next_look = 0  # the length of the answer at which to compute again how many tokens its end takes
+        is_closing = False
         open_id, close_id, is_reasoning = self._reasoning
         matcher = xgrammar.GrammarMatcher(self._compiled)
         mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
@@ -220,12 +232,12 @@ class Constraint:
             last = answer[-1] if answer else None
             if len(answer) >= next_look and not is_closing:
                 left = budget - len(answer)
-                needed = self._closer.tokens_to_end(matcher.fork(), min(left, MAX_SHORTEST), last)
+                needed = self._closer.tokens_to_end(matcher.fork(), min(left, MAX_TOKENS_TO_END), last)
                 is_closing = needed is not None and left <= 1.25 * needed + 16
                 next_look = len(answer) + max(1, (left - (needed or 0)) // 8)
             if is_closing:
                 self._closer.narrow(mask[0], last)
-            elif not answer and open_id is not None:
+            elif not answer and open_id is not None:  # the answer may begin with reasoning
                 mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
             return mask
 
@@ -237,10 +249,13 @@ def _sequence(elements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _long_escapes(grammar: str) -> str:
-    """Write the escapes \\xHH of a grammar as \\u00HH: xgrammar reads a hexadecimal digit after \\xHH as a part of it."""
+    """Return a grammar with its escapes \\xHH written as \\u00HH.
+
+    xgrammar reads a hexadecimal digit after \\xHH as a part of the escape.
+    """
     return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
 
 
 def _reason(error: Exception) -> str:
-    """The message of xgrammar without the place in its sources."""
+    """Return the message of an error of xgrammar, without the place in xgrammar's sources."""
     return str(error).strip().partition(": ")[2].split("\n")[0] or str(error).strip()

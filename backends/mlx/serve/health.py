@@ -12,14 +12,14 @@ POLL_SECONDS = 1.0
 
 
 class Health:
-    """Watches the engines. One is stalled if it has requests, and has ended no step for `stall_seconds`."""
+    """Watches the engines. An engine is stalled if it has requests but has completed no step for `stall_seconds`."""
 
     def __init__(self, models: Models, stall_seconds: float):
         self._models, self._stall_seconds = models, stall_seconds
-        self._seen: dict[str, tuple[Any, float]] = {}  # the numbers of an engine, and when they changed
+        self._seen: dict[str, tuple[Any, float]] = {}  # model name -> its engine's numbers, and when they changed
 
     async def watch(self) -> None:
-        """Look at the engines, now and then, until the task is cancelled."""
+        """Look at the engines every POLL_SECONDS, until the task is cancelled."""
         while True:
             self.stalled()
             await asyncio.sleep(POLL_SECONDS)

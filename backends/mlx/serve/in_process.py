@@ -1,4 +1,4 @@
-"""Calls the app without a network: the batch command and Ray replicas answer with the code of the server."""
+"""Calls the app without a network. With it, the batch command and Ray replicas answer with the code of the server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
 async def post(app: FastAPI, path: str, body: bytes) -> Response:
     """Send a POST request with a JSON body to `app`, and return the response.
 
-    An exception in the app is the response 500 that a client of the server would get. Cancelling the call cancels the
-    answer.
+    If the app raises an exception, the response is the HTTP 500 that a client of the server would get. Cancelling the
+    call cancels the answer.
     """
     status, headers, parts = 500, {}, []
     async for message in exchange(app, path, body):
@@ -73,7 +73,7 @@ async def _call(app: FastAPI, scope: dict, body: bytes, messages: asyncio.Queue)
 
     try:
         await app(scope, receive, messages.put)
-    except Exception:  # a defect of the app, which has sent the response 500 before
+    except Exception:  # a defect of the app, which has already sent the response 500
         pass
     await messages.put(None)
 

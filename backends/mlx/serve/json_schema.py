@@ -1,4 +1,7 @@
-"""Which JSON schemas xgrammar follows exactly. It ignores some keywords, so answers would not follow the schema."""
+"""Checks JSON schemas, and rewrites them to a form that xgrammar follows exactly.
+
+xgrammar ignores some keywords. An answer could then violate the schema, so schemas with these keywords are refused.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,26 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
-# Keywords with a schema, with a list of schemas, and with schemas by name.
-ONE = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
-MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
-NAMED = ("properties", "patternProperties", "$defs", "definitions")
-# Keywords without an effect on what is valid.
-NOTES = {
+# Keywords whose value is a schema, a list of schemas, and a dict of schemas by name.
+WITH_SCHEMA = (
+    "items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties", "unevaluatedItems",
+)  # fmt: skip
+WITH_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+# Keywords without an effect on which values are valid.
+ANNOTATIONS = {
     "$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly",
     "writeOnly", "discriminator", "contentMediaType", "contentEncoding", "nullable", "strict",
 }  # fmt: skip
-FOLLOWED = {
-    *ONE, *MANY, *NAMED, "type", "enum", "const", "$ref", "required", "minProperties", "maxProperties", "minItems",
-    "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum",
+# All other keywords that are accepted.
+SUPPORTED = {
+    *WITH_SCHEMA, *WITH_LIST, *WITH_NAMES, "type", "enum", "const", "$ref", "required", "minProperties",
+    "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
+    "exclusiveMinimum", "exclusiveMaximum",
 }  # fmt: skip
-COUNTS = {"minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"}
+# Keywords whose value is a count.
+COUNT_KEYWORDS = {"minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"}
+# The accepted values of the keyword `format`.
 FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference",
     "uri-template", "json-pointer", "relative-json-pointer",
@@ -31,8 +39,8 @@ _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DAY = "(0[1-9]|1[0-9]|2[0-8])"
 _DATE = f"[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-# Formats for which xgrammar also admits other texts.
-PATTERNS = {
+# Formats for which xgrammar also admits invalid texts, with the patterns that replace these formats.
+FORMAT_PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
@@ -42,11 +50,11 @@ PATTERNS = {
 
 
 class SchemaError(ValueError):
-    """Raised for a schema that is invalid, or that answers could not be made to follow."""
+    """Raised for a schema that is invalid, or that xgrammar does not follow exactly."""
 
 
 def check_schema(schema: Any) -> Any:
-    """Return a schema in the form that xgrammar follows. Raises SchemaError, which names the place and the keyword."""
+    """Return `schema` in a form that xgrammar follows. Raises SchemaError, which names the place and the keyword."""
     return _checked(schema, schema, "$", 0)
 
 
@@ -63,34 +71,37 @@ def _checked(schema: Any, root: Any, path: str, depth: int) -> Any:
 
 
 def _mapped(schema: dict[str, Any], path: str, change: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Return a schema without notes, in which `change(part, place)` replaces each part."""
+    """Return a schema without annotations, in which `change(part, place)` replaces each schema that it contains.
+
+    Formats with an entry in FORMAT_PATTERNS become patterns.
+    """
     result: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ONE:
+        if key in WITH_SCHEMA:
             result[key] = change(value, key)
-        elif key in MANY:
+        elif key in WITH_LIST:
             if not isinstance(value, list) or not value:
                 raise SchemaError(f"{path}.{key}: expected a list of schemas")
             result[key] = [change(part, f"{key}.{index}") for index, part in enumerate(value)]
-        elif key in NAMED:
+        elif key in WITH_NAMES:
             if not isinstance(value, dict):
                 raise SchemaError(f"{path}.{key}: got {type(value).__name__}, expected schemas by name")
             result[key] = {name: change(part, f"{key}.{name}") for name, part in value.items()}
-        elif key == "format" and value in PATTERNS:
-            result["pattern"] = PATTERNS[value]
-        elif key not in NOTES:
+        elif key == "format" and value in FORMAT_PATTERNS:
+            result["pattern"] = FORMAT_PATTERNS[value]
+        elif key not in ANNOTATIONS:
             result[key] = value
     return result
 
 
 def _check_keywords(schema: dict[str, Any], root: Any, path: str) -> None:
     for key, value in schema.items():
-        if key in NOTES or key in FOLLOWED or key == "uniqueItems" and value is False:
+        if key in ANNOTATIONS or key in SUPPORTED or key == "uniqueItems" and value is False:
             continue
         raise SchemaError(f"{path}: the keyword {key!r} is not supported")
     if "format" in schema and (not isinstance(schema["format"], str) or schema["format"] not in FORMATS):
         raise SchemaError(f"{path}.format: got {schema['format']!r}, expected one of {', '.join(sorted(FORMATS))}")
-    for key in COUNTS & schema.keys():
+    for key in COUNT_KEYWORDS & schema.keys():
         if not isinstance(schema[key], int) or isinstance(schema[key], bool) or schema[key] < 0:
             raise SchemaError(f"{path}.{key}: got {str(schema[key])[:40]!r}, expected an integer of at least 0")
     pattern = schema.get("pattern", "")
@@ -103,14 +114,14 @@ def _check_keywords(schema: dict[str, Any], root: Any, path: str) -> None:
     reference = schema.get("$ref")
     if reference is not None:
         _resolve(reference, root, path)
-        if others := schema.keys() - NOTES - {"$ref", "$defs", "definitions"}:
+        if others := schema.keys() - ANNOTATIONS - {"$ref", "$defs", "definitions"}:
             raise SchemaError(f"{path}: $ref together with {min(others)!r} is not supported")
-    if "oneOf" in schema and not _are_disjoint([_followed(part, root) for part in schema["oneOf"]]):
+    if "oneOf" in schema and not _are_disjoint([_dereferenced(part, root) for part in schema["oneOf"]]):
         raise SchemaError(f"{path}.oneOf: the schemas may overlap; use anyOf, or a required constant that differs")
 
 
 def _resolve(reference: Any, root: Any, path: str) -> Any:
-    """The schema to which a `$ref` points."""
+    """Return the schema to which a `$ref` points. Raises SchemaError if there is none."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise SchemaError(f"{path}.$ref: got {str(reference)[:80]!r}, expected a reference within the schema")
     value = root
@@ -122,8 +133,8 @@ def _resolve(reference: Any, root: Any, path: str) -> Any:
     return value
 
 
-def _followed(schema: Any, root: Any) -> Any:
-    """The schema behind references; {} if they go round in a circle."""
+def _dereferenced(schema: Any, root: Any) -> Any:
+    """Return the schema to which the references of `schema` lead, or {} if they form a circle."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
@@ -132,7 +143,10 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 def _are_disjoint(schemas: Any) -> bool:
-    """Whether no value can match two of the schemas: by their types, or by a required property with a constant."""
+    """Return whether no value can match two of the schemas.
+
+    Compares their types, their constants, and the constants of required properties. False if these do not tell.
+    """
     if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in schemas):
         return False
     types = [schema.get("type") for schema in schemas]
@@ -147,7 +161,7 @@ def _are_disjoint(schemas: Any) -> bool:
 
 
 def _constants(schema: Any) -> set[str] | None:
-    """The values of an enum or const, in a form to compare, or None for other schemas."""
+    """Return the values that an enum or const allows, each as its repr, or None for other schemas."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
@@ -156,11 +170,12 @@ def _constants(schema: Any) -> set[str] | None:
 
 
 def _differ(values: list[set[str] | None]) -> bool:
+    """Whether no value is in two of the sets. False if a set is None."""
     return None not in values and sum(map(len, values)) == len(set.union(*values))
 
 
 def _with_required_properties(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """Declare the properties that are required and not declared: xgrammar would leave them out."""
+    """Return a schema that declares all its required properties. xgrammar would leave out undeclared ones."""
     names = schema.get("required", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SchemaError(f"{path}.required: expected a list of names")
@@ -173,7 +188,7 @@ def _with_required_properties(schema: dict[str, Any], path: str) -> dict[str, An
 
 
 def _merged(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """Replace `allOf`: xgrammar follows it only if it has one schema."""
+    """Return a schema into which its `allOf` is merged. xgrammar follows an `allOf` only if it has one schema."""
     if "allOf" not in schema:
         return schema
     rest = {key: value for key, value in schema.items() if key != "allOf"}
@@ -185,10 +200,10 @@ def _merged(schema: dict[str, Any], path: str) -> dict[str, Any]:
                 rest[key] = {**rest.get(key, {}), **value}
             elif key == "required":
                 rest[key] = [*dict.fromkeys([*rest.get(key, []), *value])]
-            elif key in NOTES or key not in rest or rest[key] == value:
+            elif key in ANNOTATIONS or key not in rest or rest[key] == value:
                 rest.setdefault(key, value)
             else:
                 raise SchemaError(f"{path}.allOf: two schemas with {key!r} are not supported")
-    if "$ref" in rest and rest.keys() - NOTES - {"$ref", "$defs", "definitions"}:
+    if "$ref" in rest and rest.keys() - ANNOTATIONS - {"$ref", "$defs", "definitions"}:
         raise SchemaError(f"{path}.allOf: $ref together with other keywords is not supported")
     return rest

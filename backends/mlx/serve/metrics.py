@@ -12,21 +12,21 @@ from .answer import Answer
 from .models import Models
 
 PREFIX = "executorch_mlx"
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-# Of EngineStats: the name, whether it only grows, and what it means.
-ENGINE = {
+TIME_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+RATE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+# Field of EngineStats -> whether its value only grows, and the help text of its metric.
+ENGINE_FIELDS = {
     "running": (False, "requests that run, each in a row of the KV cache"),
     "waiting": (False, "requests in the queue"),
     "rows": (False, "rows of the KV cache: the requests that can run at once"),
-    "requests": (True, "requests of the engine that ended; each choice is one"),
+    "requests": (True, "requests of the engine that ended; each choice counts as one"),
     "failed": (True, "requests of the engine that ended by an error"),
     "prompt_tokens": (True, "tokens of prompts"),
     "reused_tokens": (True, "tokens of prompts that were in the KV cache already"),
     "generated_tokens": (True, "tokens of answers"),
     "steps": (True, "calls of the program that drew tokens"),
     "drafted_tokens": (True, "tokens that speculation guessed"),
-    "accepted_tokens": (True, "guessed tokens that were the drawn ones"),
+    "accepted_tokens": (True, "guessed tokens that were equal to the drawn tokens"),
     "busy_seconds": (True, "time in the model"),
 }
 
@@ -36,20 +36,21 @@ class Metrics:
 
     def __init__(self, models: Models):
         self._registry = CollectorRegistry()
-        self._registry.register(_Engines(models))
+        self._registry.register(_EngineCollector(models))
         labels = {"labelnames": ("model",), "registry": self._registry}
         self.requests = Counter(
             f"{PREFIX}_http_requests", "HTTP requests", ("path", "status"), registry=self._registry
         )  # fmt: skip
         self._first_token = Histogram(
-            f"{PREFIX}_time_to_first_token_seconds", "from the request to the first token", buckets=SECONDS, **labels
-        )
+            f"{PREFIX}_time_to_first_token_seconds", "from the request to the first token",
+            buckets=TIME_BUCKETS, **labels,
+        )  # fmt: skip
         self._seconds = Histogram(
-            f"{PREFIX}_answer_seconds", "from the request to the end of the answer", buckets=SECONDS, **labels
+            f"{PREFIX}_answer_seconds", "from the request to the end of the answer", buckets=TIME_BUCKETS, **labels
         )
-        self._queue = Histogram(f"{PREFIX}_queue_seconds", "time in the queue", buckets=SECONDS, **labels)
+        self._queue = Histogram(f"{PREFIX}_queue_seconds", "time in the queue", buckets=TIME_BUCKETS, **labels)
         self._rate = Histogram(
-            f"{PREFIX}_answer_tokens_per_second", "tokens after the first, per second", buckets=RATES, **labels
+            f"{PREFIX}_answer_tokens_per_second", "tokens after the first, per second", buckets=RATE_BUCKETS, **labels
         )
 
     def add(self, answer: Answer) -> None:
@@ -68,8 +69,8 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Engines:
-    """Reads the numbers of the engines when they are asked for."""
+class _EngineCollector:
+    """Reads the statistics of the engines each time the metrics are requested."""
 
     def __init__(self, models: Models):
         self._models = models
@@ -79,7 +80,7 @@ class _Engines:
 
     def collect(self) -> Iterator[Metric]:
         stats = {name: model.llm.stats for name, model in self._models.loaded.items()}
-        for field, (grows, text) in ENGINE.items():
+        for field, (grows, text) in ENGINE_FIELDS.items():
             family = CounterMetricFamily if grows else GaugeMetricFamily
             metric = family(f"{PREFIX}_engine_{field}", text, labels=["model"])
             for name, values in stats.items():

@@ -18,7 +18,7 @@ from .settings import Settings
 
 access_log = logging.getLogger("executorch_mlx.access")
 CLIENT_DISCONNECTED = 499  # nginx's status for this case; it appears only in the log
-OPEN_PATHS = ("/", "/health")  # and those below /page/: they need no key
+OPEN_PATHS = ("/", "/health")  # paths that need no key, in addition to those below /page/
 
 
 def is_loopback(host: str) -> bool:
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def add_middleware(app: FastAPI, settings: Settings) -> None:
-    """Add the middleware to `app`. A request passes the last one first."""
+    """Add the middleware to `app`. A request passes first the middleware that is added last."""
     app.add_middleware(BodyLimits, settings=settings)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
@@ -42,7 +42,7 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
 
 
 class AccessLog:
-    """Writes one JSON line for each request, without text of prompts and answers. Routes add entries by `annotate`."""
+    """Writes one JSON line for each request, without text of prompts or answers. Routes add entries with `annotate`."""
 
     def __init__(self, app):
         self._app = app
@@ -108,7 +108,7 @@ class ApiKey:
 
     def _has_key(self, scope) -> bool:
         scheme, _, given = _header(scope, b"authorization").partition(" ")
-        # The time that this takes does not tell how much of the key is right.
+        # compare_digest takes the same time however much of the key is right.
         return hmac.compare_digest(given.strip().encode("latin-1"), self._key) and scheme.lower() == "bearer"
 
 

@@ -18,7 +18,7 @@ from .grammar import Grammars
 class ServedModel:
     """A model with the name that it has in the API.
 
-    - `tool_format`: the name of the format of tool calls; None: the one of the chat template.
+    - `tool_format`: the name of the format of tool calls, or None to detect it from the chat template.
 
     Attributes: `llm`, `name`, `created` (a Unix time in seconds), and `format`. Raises KeyError for an unknown format.
     """
@@ -39,7 +39,7 @@ class ServedModel:
 
     @cached_property
     def special_tokens(self) -> dict[int, str]:
-        """The names of the special tokens, which have no text."""
+        """The names of the special tokens, which have no text, by id."""
         tokenizer = self.llm.tokenizer
         if tokenizer is None:
             return {}
@@ -47,12 +47,12 @@ class ServedModel:
 
     @cached_property
     def marker_tokens(self) -> dict[int, str]:
-        """The names of the special tokens that the format of answers knows."""
+        """The names of the special tokens that occur in the markers of the answer format, by id."""
         markers = self.format.markers()
         return {id: name for id, name in self.special_tokens.items() if any(name in marker for marker in markers)}
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token; those of a special token are its name."""
+        """Return the bytes of a token. For a special token, these are the bytes of its name."""
         name = self.special_tokens.get(token)
         return name.encode() if name is not None else self.llm.token_bytes(token)
 
@@ -63,16 +63,16 @@ class ServedModel:
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def description(self) -> dict[str, Any]:
-        """Return the model's object in `/v1/models`."""
+        """Return the fields of the model's object in `/v1/models` that are known once it is loaded."""
         program = self.llm.program
         return {"has_chat_template": self.llm.chats, **context_fields(program.max_context_len)}
 
 
 def context_fields(length: int) -> dict[str, int]:
-    """The context length in tokens, under the names that clients of other servers read."""
+    """Return the context length in tokens, under the names that clients of other servers read."""
     return {"context_length": length, "max_model_len": length}
 
 
 def text_of(values: Sequence[bytes]) -> str:
-    """Return the text of tokens' bytes. Invalid UTF-8 becomes U+FFFD."""
+    """Return the text of a sequence of token bytes. Invalid UTF-8 becomes U+FFFD."""
     return b"".join(values).decode(errors="replace")

@@ -16,7 +16,12 @@ from .model import ServedModel
 
 @dataclass
 class Entry:
-    """A model: how to load it, and its state. `size` is the memory that it takes, in bytes, as far as it is known."""
+    """A model: how to load it, and its state.
+
+    `size` is the memory that the model takes, in bytes. Until the model is loaded for the first
+    time, it is the size of its file.
+    `users` is the number of requests that use the model.
+    """
 
     name: str
     load: Callable[[], LLM]
@@ -31,8 +36,8 @@ class Entry:
 class Models:
     """The models of a server, by name.
 
-    - `budget`: the memory in bytes that loaded models may take together, or None for no limit. Before a model is
-      loaded, others are unloaded that no request uses, those first that were not used for the longest time.
+    - `budget`: the memory in bytes that loaded models may take together, or None for no limit. To make room for a
+      model, models that no request uses are unloaded, the least recently used model first.
     - `idle_seconds`: a model that no request used for this long is unloaded. 0: never.
 
     A model whose memory is not known yet counts with the size of its file.
@@ -69,7 +74,7 @@ class Models:
             except (ValueError, RuntimeError) as error:
                 kind = ValueError if isinstance(error, ValueError) else RuntimeError
                 raise kind(f"{entry.name}: {error}") from error
-            self._make_room(entry)  # its size is known now
+            self._make_room(entry)  # again, because the size is measured now
             if self._budget is not None and entry.size > self._budget:
                 raise ValueError(f"{entry.name}: takes {entry.size} bytes, the budget is {self._budget}")
 
@@ -111,7 +116,7 @@ class Models:
         entry.last_used = time.monotonic()
 
     async def unload_idle(self) -> None:
-        """Unload idle models, now and then, until the task is cancelled."""
+        """Check for idle models at intervals and unload them, until the task is cancelled."""
         while self._idle_seconds > 0:
             await asyncio.sleep(min(self._idle_seconds / 4, 10))
             async with self._lock:
@@ -133,7 +138,7 @@ class Models:
         return self._entries[name]
 
     def _unused(self) -> list[Entry]:
-        """The loaded models that no request uses, those first that were not used for the longest time."""
+        """Return the loaded models that no request uses, the least recently used model first."""
         entries = [entry for entry in self._entries.values() if entry.model is not None and not entry.users]
         return sorted(entries, key=lambda entry: entry.last_used)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from ..llm.sampling_parameters import SCALARS
 from .errors import ApiError
 
-MAX_CHOICES = 128  # n, as OpenAI's API has it
+MAX_CHOICES = 128  # the limit of n in OpenAI's API
 MAX_STOPS = 64
 SEED_STRIDE = 2**32  # choice i draws with seed + i * SEED_STRIDE, so that choices do not share draws
 
@@ -43,7 +43,10 @@ class Strict(BaseModel):
 
 
 class Returned(Strict):
-    """The base of parts that clients send back as the server sent them, with fields of OpenAI's API that are null."""
+    """The base of parts of answers that clients send back.
+
+    Such a part may have further fields of OpenAI's API with the value null. They are dropped.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +57,7 @@ class Returned(Strict):
 
 
 def _token_keys(value: Any) -> Any:
-    """JSON has strings as keys; those of logit_bias are token ids."""
+    """Return `logit_bias` with token ids as keys: JSON has them as strings. Raises ValueError for other keys."""
     if not isinstance(value, dict):
         return value
     if wrong := [key for key in value if not (isinstance(key, str) and key.isdecimal() and len(key) < 20)]:
@@ -76,7 +79,7 @@ SamplingFields = create_model(
 
 class StreamOptions(Strict):
     include_usage: bool | None = False
-    include_obfuscation: bool | None = False  # OpenAI's padding against the analysis of sizes: never sent here
+    include_obfuscation: bool | None = False  # OpenAI's padding of events, which this server never sends
 
 
 class GenerationRequest(SamplingFields):
@@ -103,7 +106,7 @@ class GenerationRequest(SamplingFields):
         return arguments
 
     def choice_seed(self, index: int) -> int | None:
-        """Return the seed of a choice, or None for a random one. That of choice 0 is the request's."""
+        """Return the seed of a choice, or None for a random seed. Choice 0 has the seed of the request."""
         if self.seed is None:
             return None
         return (self.seed + index * SEED_STRIDE) % 2**64

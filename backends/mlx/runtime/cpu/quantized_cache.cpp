@@ -24,7 +24,7 @@ ExecutorchMlxEntries entries_of(const mx::array& entries, const mx::array& scale
       .rotate = format.rotate};
 }
 
-// x[:, :, first:last] with a last axis without gaps
+// Returns x[:, :, first:last].
 mx::array entries_between(const mx::array& x, int first, int last, mx::Stream stream) {
   mx::Shape start(4, 0);
   mx::Shape stop = x.shape();

@@ -1,5 +1,6 @@
-// The macros of the kernels' text for C++, with which a CPU runs the text. The threads of a group are threads of the
-// process that share a barrier; without a barrier, a group has one thread.
+// Defines the macros and functions that the source code of the GPU kernels uses, so that C++ compiles this source code
+// and a CPU runs it. The threads of a group are threads of this process that share a barrier. Without a barrier, a
+// group has one thread.
 #pragma once
 
 #include <atomic>

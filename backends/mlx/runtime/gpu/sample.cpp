@@ -17,11 +17,12 @@ namespace {
 
 namespace kernel = executorch_mlx_sample;
 
-constexpr int kPartThreads = 128;
-constexpr int kRowThreads = 512;
-constexpr int kSharedKeys = 2048;
+constexpr int kPartThreads = 128;   // threads of a group of sample_parts
+constexpr int kRowThreads = 512;    // threads of a group of sample_rows
+constexpr int kSharedKeys = 2048;   // keys for which sample_rows has room in the memory of a group
 
-// What the text needs from CUDA and from Metal: see host.h for the same in C++.
+// The macros and functions that the source code of the kernels uses, for CUDA and for Metal. host.h defines them for
+// C++.
 constexpr char kCudaHeader[] = R"(
 #define GPU_FUNCTION __device__ inline
 #define GPU_CONSTANT
@@ -107,12 +108,14 @@ constexpr char kRowsBody[] = R"(
       kSharedKeys, counter, thread, kThreads, all_keys, tokens);
 )";
 
+// The names of the inputs of both kernels, and of the outputs of sample_parts.
 const std::vector<std::string> kInputs = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
 const std::vector<std::string> kParts = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
 
-// MLX caches compiled kernels on disk by their names, so a name contains the hash of the text.
+// MLX caches compiled kernels on disk by their names. A name therefore contains the hash of the source code.
 std::string kernel_name(const char* name) {
-  static const size_t hash = std::hash<std::string>()(std::string(kCudaHeader) + kSampleKernelText + kPartsBody + kRowsBody);
+  static const size_t hash =
+      std::hash<std::string>()(std::string(kCudaHeader) + kSampleKernelText + kPartsBody + kRowsBody);
   return str("executorch_mlx_", name, "_", std::hex, hash);
 }
 
@@ -133,7 +136,8 @@ std::vector<std::string> concatenated(std::vector<std::string> a, const std::vec
   return a;
 }
 
-int per_row(const SampleInputs& inputs) {
+// Returns the flags of the parameters that have one element for each row.
+int per_row_flags(const SampleInputs& inputs) {
   const auto bit = [](const std::optional<mx::array>& x, int bit) { return x && x->size() > 1 ? bit : 0; };
   return bit(inputs.temperature, kernel::kTemperaturePerRow) | bit(inputs.top_p, kernel::kTopPPerRow) |
       bit(inputs.seed, kernel::kSeedPerRow) | bit(inputs.top_k, kernel::kTopKPerRow) |
@@ -158,7 +162,10 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
       inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
   const auto arguments = [&](int threads) {
     return std::vector<std::pair<std::string, mx::fast::TemplateArg>>{
-        {"T", inputs.logits.dtype()}, {"kPerRow", per_row(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
+        {"T", inputs.logits.dtype()},
+        {"kPerRow", per_row_flags(inputs)},
+        {"kThreads", threads},
+        {"kSharedKeys", kSharedKeys}};
   };
   // Metal passes an array of fewer than 8 elements in another address space.
   const mx::Shape summary{std::max(rows * parts, 8)};
@@ -168,8 +175,8 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
       /*verbose=*/false, stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());
   return rows_kernel(
-      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, {rows * kRowThreads, 1, 1}, {kRowThreads, 1, 1},
-      arguments(kRowThreads), std::nullopt, /*verbose=*/false, stream)[1];
+      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, {rows * kRowThreads, 1, 1},
+      {kRowThreads, 1, 1}, arguments(kRowThreads), std::nullopt, /*verbose=*/false, stream)[1];
 }
 
 namespace {
@@ -189,7 +196,7 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
     const auto p = kernel::read_parameters(
         inputs.temperature.data<float>(), inputs.top_p.data<float>(), inputs.seed.data<int64_t>(),
         inputs.top_k ? inputs.top_k->data<int64_t>() : &no_top_k,
-        inputs.min_p ? inputs.min_p->data<float>() : &no_min_p, per_row(inputs), row, rows, vocabulary);
+        inputs.min_p ? inputs.min_p->data<float>() : &no_min_p, per_row_flags(inputs), row, rows, vocabulary);
     float values[1];
     uint32_t indices[1];
     std::atomic<uint32_t> counter;

@@ -1,4 +1,4 @@
-// The sampler on GPUs: two kernels of ours, from one source for CUDA and Metal.
+// The sampler on GPUs: two kernels, compiled from one source code for CUDA and for Metal.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -9,11 +9,12 @@
 
 namespace executorch_mlx::gpu {
 
-// Draws a token from each row: int64 [rows], lazy. Returns nullopt if `stream` is not a GPU stream,
-// or if the sizes do not fit in 32 bits.
+// Returns the token drawn from each row, int64 [rows], as a lazy array. Returns nullopt if `stream` is not a GPU
+// stream, or if the sizes do not fit in 32 bits.
 std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream);
 
-// Draws the tokens with the same kernels, compiled as C++, on this thread. The inputs are evaluated and contiguous, and in host memory.
+// Draws the tokens at once, on this thread, with the same source code compiled as C++. The inputs must be evaluated,
+// contiguous and in host memory.
 mx::array sample_on_host(const SampleInputs& inputs);
 
 } // namespace executorch_mlx::gpu

@@ -11,7 +11,7 @@ inline void if_else(const fb::IfParams& n, Context& c) {
 }
 
 // Runs the body chain once for each index of an axis. `n.originals()` are the arrays that the loop goes over. Before
-// each iteration, this function puts their slices at the present index into the slots `n.sliced()`. The carry needs
+// each iteration, this function puts their slices at the current index into the slots `n.sliced()`. The carry needs
 // no code here, because the body chain itself overwrites the slots of the carry.
 inline void scan(const fb::ScanParams& n, Context& c) {
   c.make_available(*n.originals());

@@ -16,11 +16,11 @@ inline mx::array gather_stacked(const mx::array& x, int size, Context& c) {
   return mx::distributed::all_gather(own, process_group(), communication_stream(c.stream));
 }
 
-// load_program() has checked that the program is for this process of its group.
-
-// A sum of floating-point numbers depends on the order of its terms, and the order in which MLX's backends add depends on
-// the place of an element in the array. With three or more processes, each one therefore adds the terms itself, in the
-// order of the ranks.
+// Sums x over all processes. load_program() has checked that the program is for this process of its group.
+//
+// A sum of floating-point numbers depends on the order of its terms. The order in which MLX's backends add depends on
+// the place of an element in the array. In a group of three or more processes, each process therefore adds the terms
+// itself, in the order of the ranks.
 inline void all_sum(const fb::AllSumParams& n, Context& c) {
   const auto& x = c.in(n.x());
   if (n.size() == 1 || x.size() == 0) {

@@ -63,8 +63,8 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   c.set_product(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream), a.shape(-1));
 }
 
-// Returns indices of matrices in the flattened batch axes of `batch`, as uint32 and within bounds, or nullopt if `tid`
-// is null.
+// Returns the tensor in slot `tid` as uint32 indices of the matrices of `batch`, whose batch axes count as flattened.
+// bounded_indices() treats indices that are out of bounds. Returns nullopt if `tid` is null.
 inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& batch, Context& c) {
   if (tid == nullptr) {
     return std::nullopt;

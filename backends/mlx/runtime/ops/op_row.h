@@ -11,7 +11,7 @@
 
 namespace executorch_mlx {
 
-// Gives the function of an op the signature of a Handler.
+// Calls `Run`, the function of an op. call<Node, Run> has the type OpFunction.
 template <typename Node, void (*Run)(const Node&, Context&)>
 void call(const void* node, Context& context) {
   Run(*static_cast<const Node*>(node), context);

@@ -13,7 +13,7 @@ EntryFormat entry_format(const Node& n) {
   return {n.group_size(), n.bits(), n.rotate()};
 }
 
-constexpr int kMaxEntryGroups = 1024;  // of an entry
+constexpr int kMaxEntryGroups = 1024;  // groups of an entry
 
 // Pads the last axis of x with zeros to whole groups, as float32, and rotates each group if the format asks for it.
 inline mx::array padded_groups(const mx::array& x, const EntryFormat& format, const Context& c) {
@@ -29,7 +29,7 @@ inline mx::array padded_groups(const mx::array& x, const EntryFormat& format, co
   return y;
 }
 
-// Quantizes with operations of MLX.
+// Returns the quantized entries, computed with operations of MLX.
 inline QuantizedEntries quantize_with_mlx(
     const std::vector<mx::array>& xs, const EntryFormat& format, mx::Dtype scale_type, const Context& c) {
   std::vector<mx::array> parts;
@@ -70,7 +70,8 @@ inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
     check_argument(
         x.ndim() == 4 && is_float(x.dtype()) && x.shape(0) == xs[0].shape(0) && x.shape(1) == xs[0].shape(1) &&
             x.shape(2) == xs[0].shape(2),
-        "xs: got ", describe(x), " beside ", describe(xs[0]), ", expected floats with 4 axes that differ in the last only");
+        "xs: got ", describe(x), " beside ", describe(xs[0]),
+        ", expected floats with 4 axes that differ in the last only");
     groups += format.groups(x.shape(3));
     c.count_operations(x.size(), format.group_size);
   }
@@ -84,8 +85,8 @@ inline void quantize_entries(const fb::QuantizeEntriesParams& n, Context& c) {
   c.set(n.out_scales(), result->scales);
 }
 
-// Returns numbers [group * group_size, ... + width) of the entries of a, in whole groups, as they are stored: rotated if
-// the format asks for it.
+// Returns `width` numbers of each entry that `a` attends to, from the group with the index `group` on. The width is
+// rounded up to whole groups. If the format rotates groups, the result has the rotated groups.
 inline mx::array dequantized(const QuantizedAttention& a, int group, int width, const Context& c) {
   const auto part = [&](const mx::array& x, int first, int count) {
     const mx::Shape start{0, 0, a.first, first};
@@ -93,22 +94,22 @@ inline mx::array dequantized(const QuantizedAttention& a, int group, int width, 
     return mx::slice(x, start, stop, c.stream);
   };
   const int groups = a.format.groups(width);
-  const int all = a.cache.scales.shape(3) / 2;
-  const int words = a.format.bytes(1) / 4;  // of a group
+  const int entry_groups = a.cache.scales.shape(3) / 2;
+  const int group_words = a.format.bytes(1) / 4;  // 32-bit words of a group
   const auto packed = mx::view(a.cache.entries, mx::uint32, c.stream);
   return mx::dequantize(
-      part(packed, group * words, groups * words), part(a.cache.scales, group, groups),
-      part(a.cache.scales, all + group, groups), a.format.group_size, a.format.bits, "affine",
+      part(packed, group * group_words, groups * group_words), part(a.cache.scales, group, groups),
+      part(a.cache.scales, entry_groups + group, groups), a.format.group_size, a.format.bits, "affine",
       /*global_scale=*/std::nullopt, a.q.dtype(), c.stream);
 }
 
-// Attends with operations of MLX.
+// Returns the attention, computed with operations of MLX.
 inline mx::array attend_with_mlx(const QuantizedAttention& a, const Context& c) {
   const auto q = mx::astype(padded_groups(a.q, a.format, c), a.q.dtype(), c.stream);
   auto y = attend(
       q, dequantized(a, 0, a.q.shape(3), c), dequantized(a, a.value_group, a.value_size, c), a.scale, a.causal, a.mask,
       c);
-  if (a.format.rotate) {
+  if (a.format.rotate) {  // rotating a second time restores the groups
     y = mx::astype(padded_groups(y, a.format, c), a.q.dtype(), c.stream);
   }
   mx::Shape stop = y.shape();
@@ -127,7 +128,8 @@ inline void check_cache(const fb::QuantizedSdpaParams& n, const QuantizedAttenti
   auto expected = entries.shape();
   expected[3] = 2 * groups;
   check_argument(
-      groups > 0 && groups <= kMaxEntryGroups && scales.shape() == expected && entries.shape(3) == a.format.bytes(groups),
+      groups > 0 && groups <= kMaxEntryGroups && scales.shape() == expected &&
+          entries.shape(3) == a.format.bytes(groups),
       "scales: got ", describe(scales), " for the cache ", describe(entries), ", expected two for each group of ",
       n.group_size(), " numbers of ", n.bits(), " bits");
   check_argument(
@@ -157,8 +159,8 @@ inline void quantized_sdpa(const fb::QuantizedSdpaParams& n, Context& c) {
   check_cache(n, a);
   const int keys = a.last - a.first;
   check_argument(
-      a.first >= 0 && a.first < a.last && a.last <= a.cache.entries.shape(2), "got start ", a.first, " and stop ", a.last,
-      ", expected entries in [0, ", a.cache.entries.shape(2), "]");
+      a.first >= 0 && a.first < a.last && a.last <= a.cache.entries.shape(2),
+      "got start ", a.first, " and stop ", a.last, ", expected entries in [0, ", a.cache.entries.shape(2), "]");
   check_program(!(a.mask && a.causal), "mask: expected none if causal is true");
   check_argument(!a.causal || keys >= a.q.shape(2), "causal: got ", a.q.shape(2), " queries and ", keys, " keys");
   if (a.mask) {

@@ -6,11 +6,11 @@
 
 namespace executorch_mlx {
 
-// Random bits for the next key of MLX's own sequence.
+// Returns random bits for the next key of MLX's own key sequence.
 inline mx::array unseeded_bits(const mx::Shape& shape, int width, mx::Stream stream) {
   // MLX advances its key sequence on the default stream of the calling thread. If the thread has no default stream, MLX
-  // would create a stream for it, whose worker thread is never freed. So the thread gets the shared stream as its
-  // default stream.
+  // would create a stream for it, whose worker thread is never freed. The shared stream therefore becomes the default
+  // stream of such a thread.
   if (!mx::peek_default_stream(mx::default_device())) {
     mx::set_default_stream(shared_stream(mx::default_device()));
   }
@@ -29,13 +29,14 @@ inline void random_bits(const fb::RandomBitsParams& n, Context& c) {
   c.set(n.out(), unseeded_bits(shape, n.width(), c.stream));
 }
 
-// A random seed, as the sampler takes it: the first word has the upper 31 bits.
-inline mx::array unseeded_seed(mx::Stream stream) {
+// Returns a random seed for the sampler, an int64 of 63 random bits. bits[0] becomes the upper word.
+inline mx::array random_seed(mx::Stream stream) {
   const auto bits = mx::bitwise_and(unseeded_bits({2}, 4, stream), mx::array({0x7FFFFFFFu, 0xFFFFFFFFu}), stream);
   return mx::view(mx::take(bits, mx::array({1u, 0u}), stream), mx::int64, stream);
 }
 
-// A parameter of the sampler: one element, or one for each row of the logits.
+// Returns a parameter of the sampler as a vector. Checks its dtype, and that it has one element or one for each row of
+// the logits.
 inline mx::array sample_parameter(
     const char* name, const mx::array& x, mx::Dtype dtype, const mx::array& logits, const Context& c) {
   check_argument(
@@ -44,9 +45,13 @@ inline mx::array sample_parameter(
   return mx::reshape(x, {-1}, c.stream);
 }
 
-// Evaluates the operands and draws at once, on a CPU without kernels of ours.
+// Evaluates the operands and draws the tokens at once, on this thread. Serves CPUs for which the runtime has no
+// kernels, and sizes that the GPU kernels do not take.
 inline mx::array sample_now(SampleInputs inputs, Context& c) {
-  const auto evaluate = [&](mx::array& x) { c.evaluate_now(x = mx::contiguous(x, /*allow_col_major=*/false, c.stream)); };
+  const auto evaluate = [&](mx::array& x) {
+    x = mx::contiguous(x, /*allow_col_major=*/false, c.stream);
+    c.evaluate_now(x);
+  };
   for (auto* x : {&inputs.logits, &inputs.temperature, &inputs.top_p, &inputs.seed}) {
     evaluate(*x);
   }
@@ -78,7 +83,7 @@ inline void sample(const fb::SampleParams& n, Context& c) {
       .temperature = parameter("temperature", n.temperature(), mx::float32),
       .top_p = parameter("top_p", n.top_p(), mx::float32),
       .seed = n.seed() ? parameter("seed", n.seed(), mx::int64)
-                       : unseeded_seed(c.stream),
+                       : random_seed(c.stream),
       .top_k = optional("top_k", n.top_k(), mx::int64),
       .min_p = optional("min_p", n.min_p(), mx::float32)};
   c.count_operations(logits.size(), 4);

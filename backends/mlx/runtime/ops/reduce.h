@@ -13,8 +13,8 @@ using ArgReduceOp = mx::array (*)(const mx::array&, int, bool, mx::StreamOrDevic
 using SortOp = mx::array (*)(const mx::array&, int, mx::StreamOrDevice);
 using PartitionOp = mx::array (*)(const mx::array&, int, int, mx::StreamOrDevice);
 
-// Calls compute(x), in float32 if x has half precision. The result has the dtype of x. In half precision, sums would
-// lose digits, and a square or a sum could overflow although the result does not.
+// Returns compute(x) in the dtype of x. If x has half precision, casts x to float32 before the call. In half precision,
+// sums would lose digits, and a square or a sum could overflow although the result does not.
 template <typename Compute>
 mx::array with_float32_sums(const mx::array& x, mx::StreamOrDevice s, Compute&& compute) {
   return is_half(x.dtype()) ? mx::astype(compute(mx::astype(x, mx::float32, s)), x.dtype(), s) : compute(x);

@@ -44,8 +44,8 @@ void integers(const fb::BinaryIntNode& n, Context& c) {
   c.set(n.out(), Op(c.integer(n.a()), c.integer(n.b())));
 }
 
-// Copies the only element of a tensor to a value slot, as an integer. Evaluates the tensor first, unless it is on the host
-// already, and evaluates the conversion of a floating-point element to float32.
+// Copies the only element of a tensor to a value slot, as an integer. If the tensor is not on the host, evaluates it.
+// If its element is a floating-point number, converts the element to float32 and evaluates the conversion as well.
 inline void item_int(const fb::ItemIntParams& n, Context& c) {
   mx::array x = c.in(n.x());
   check_argument(x.size() == 1, "x: got ", x.size(), " elements, expected 1");

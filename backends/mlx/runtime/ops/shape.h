@@ -237,7 +237,7 @@ inline void concatenate(const fb::JoinNode& n, Context& c) {
   c.set(n.out(), mx::concatenate(std::move(arrays), axis, c.stream));
 }
 
-// The arrays, joined along a new axis.
+// Returns the arrays stacked along a new axis.
 inline mx::array stacked(const std::vector<mx::array>& arrays, int axis, Context& c) {
   if (!arrays[0].is_available()) {
     return mx::stack(arrays, axis, c.stream);

@@ -1,4 +1,4 @@
-"""Which format a model has, by its chat template and its tokens."""
+"""Detects the format of a model's answers from its chat template and its tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .mistral import Mistral, MistralNamed
 FORMATS: dict[str, type[AnswerFormat]] = {
     format.name: format for format in (Hermes, Llama, Mistral, MistralNamed, Gemma, GemmaTags, Harmony)
 }
-# The tags of reasoning, by the text that a template with reasoning contains.
+# The tags of reasoning, by a text that only the chat templates of models with these tags contain.
 THINK = {
     "</think>": Section("<think>", "</think>", REASONING),
     "[/THINK]": Section("[THINK]", "[/THINK]", REASONING),

@@ -31,8 +31,9 @@ int allowed_processors() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// The CPU quota (cgroup version 2) in processors, rounded up, or 0 if there is none. The file is that of the process's
-// own cgroup in a container, where the mounted hierarchy begins with it. Outside of containers, the root has no such file.
+// Returns the CPU quota (cgroup version 2) in processors, rounded up, or 0 if there is none. In a container, the
+// mounted hierarchy begins with the container's cgroup, and this file has its quota. Outside of containers, the
+// hierarchy begins with the root cgroup, which has no such file.
 int cgroup_quota() {
   int result = 0;
   if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {

@@ -11,7 +11,7 @@ template <FloatType Type>
 bool scan_logits_of(
     const typename Elements<Type>::Element* x, ptrdiff_t count, float* y, float* block_maxima) {
   const Floats lowest = Floats{} - __builtin_inff();
-  Ints numbers = Ints{} - 1;  // all bits of a lane are set as long as it has met no NaN
+  Ints numbers = Ints{} - 1;  // a lane has all bits set until it meets a NaN
   for (ptrdiff_t begin = 0; begin < count; begin += kLogitBlock) {
     const ptrdiff_t end = begin + kLogitBlock < count ? begin + kLogitBlock : count;
     Floats highest = lowest;
@@ -57,7 +57,7 @@ bool widen_logits(const void* x, FloatType type, ptrdiff_t count, float* y, floa
   }
 }
 
-// 2^x for x <= 0: the Taylor polynomial of 2^r, |r| <= 1/2. Returns 0 below the normal numbers.
+// Returns 2^x for x in (-126, 0], by the Taylor polynomial of 2^r, |r| <= 1/2. Returns 0 for a lower x.
 inline Floats power_of_2(Floats x) {
   constexpr float kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
   const Floats lowest = broadcast(-127.0f);

@@ -13,7 +13,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kDotTileRows = 6, kDotTileColumns = 4;  // of the tiles of results that fit in the registers
+constexpr int kDotTileRows = 6, kDotTileColumns = 4;  // the size of a tile of results that fits in the registers
 #else
 constexpr int kLanes = 8;
 constexpr int kDotTileRows = 4, kDotTileColumns = 3;
@@ -39,7 +39,7 @@ __attribute__((always_inline)) inline void repeat(Run&& run) {
   }
 }
 
-// Calls run(Constant<n>{}) for n in 1 to Max.
+// Calls run(Constant<n>{}). n must be in [1, Max].
 template <int Max, typename Run>
 inline void call_with_constant(int n, Run&& run) {
   if constexpr (Max > 1) {
@@ -50,8 +50,8 @@ inline void call_with_constant(int n, Run&& run) {
   run(Constant<Max>{});
 }
 
-// Calls run(constant, first) for parts of m rows. The constants, 1 to Max, sum up to m, and are as equal as
-// possible. `first` is the first row of the part.
+// Divides m rows into tiles of at most Max rows, as equal as possible, and calls run(Constant<rows>{}, first) for each
+// tile. `rows` is the number of rows of the tile, and `first` the index of its first row.
 template <int Max, typename Run>
 void for_row_tiles(int m, Run&& run) {
   const int tiles = (m + Max - 1) / Max;
@@ -136,9 +136,9 @@ inline Floats fold(Floats a, Floats b, Indices<I...>) {
       __builtin_shufflevector(a, b, (I / half * Block + half + I % half)...);
 }
 
-// Returns a vector with the sum of the lanes of each of `Count` vectors; Count is a power of two, and the sums repeat
-// if there are fewer than lanes. Lane i + kLanes / 2 is added to lane i, then lane i + kLanes / 4, and so on: the order
-// is the same for each vector and each Count.
+// Returns a vector with `Count` sums: lane i has the sum of all lanes of v[i]. Count is a power of two. If it is less
+// than kLanes, the sums repeat. In each sum, lane i + kLanes / 2 is added to lane i, then lane i + kLanes / 4, and so
+// on. This order is the same for each vector and each Count.
 template <int Count, int Block = kLanes>
 inline Floats sums(const Floats* v) {
   typedef typename MakeIndices<kLanes>::Type All;
@@ -181,7 +181,7 @@ inline Floats to_float(Halves x) {
   return (Floats)(value | (bits & 0x8000u) << 16);
 }
 
-// acc + x * w. For pairs, the sum of both products is added.
+// Returns acc + x * w. For bfloat16 pairs, each lane of acc gets the sum of the products of both elements.
 template <FloatType Type>
 inline Floats multiply_add(Floats x, Floats w, Floats acc) {
 #if defined(__AVX512BF16__)
