@@ -15,7 +15,7 @@ from executorch_mlx.serialization.ir import (
     Tid,
     Vid,
 )
-from executorch_mlx.serialization.pack import pack, pack_payload
+from executorch_mlx.serialization.pack import HEADER, pack, pack_payload
 from executorch_mlx.serialization.read import read_payload
 
 GOLDEN = Path(__file__).with_name("golden_1.bin")
@@ -187,7 +187,8 @@ def test_packing_is_deterministic():
         (b"", "payload: got 0 bytes, expected a header of 24"),
         (b"\0\0\0\0MLX0", "payload: got 8 bytes"),
         (b"\0\0\0\0XNN0" + bytes(16), "payload: got magic b'XNN0', expected b'MLX0'"),
-        (b"\0\0\0\0MLX0" + bytes(16), "payload: the data segment of 0 bytes at offset 0 is outside [24, 24]"),
+        (b"\0\0\0\0MLX0" + bytes(16), "MLXGraph: 4 bytes at offset 0 are outside the buffer of 0 bytes"),
+        (b"\0\0\0\0MLX0\x28" + bytes(15), "payload: the data segment of 0 bytes at offset 40 is outside [24, 24]"),
         (b"\0\0\0\0MLX0" + b"\xff" * 16, "payload: the data segment of 18446744073709551615 bytes"),
         (b"\0\0\0\0MLX0\x18" + bytes(15), "MLXGraph: 4 bytes at offset 0 are outside the buffer of 0 bytes"),
     ],
@@ -196,6 +197,15 @@ def test_illegal_payload(payload, message):
     with pytest.raises(ValueError) as raised:
         read_payload(payload)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("data_offset", [None, 0])
+def test_payload_without_padding(data_offset):
+    graph = golden()
+    program = pack(graph)
+    magic, offset, size = HEADER.unpack_from(pack_payload(graph))
+    header = HEADER.pack(magic, offset if data_offset is None else data_offset, size)
+    assert read_payload(header + program) == read_payload(pack_payload(graph))
 
 
 def test_unknown_op():

@@ -3,6 +3,8 @@
 
 #include <mlx/mlx.h>
 
+#include <optional>
+
 namespace executorch_mlx {
 
 namespace mx = mlx::core;

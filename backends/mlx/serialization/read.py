@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Callable, NamedTuple
 
 from . import ir
-from .pack import HEADER, MAGIC, prepend_path
+from .pack import DATA_ALIGNMENT, HEADER, MAGIC, prepend_path
 
 
 MAX_EXPANSION = 8
@@ -28,12 +28,15 @@ def read_payload(payload: bytes) -> ir.MLXGraph:
     magic, data_offset, data_size = HEADER.unpack_from(payload)
     if magic != MAGIC:
         raise ValueError(f"payload: got magic {magic!r}, expected {MAGIC!r}")
-    if not HEADER.size <= data_offset <= data_offset + data_size <= len(payload):
+    # As in the runtime: without data, the fields may be 0 and the padding before the data may be missing.
+    end = data_offset or len(payload)
+    padding = 0 if data_size else DATA_ALIGNMENT - 1
+    if not HEADER.size <= end <= end + data_size <= len(payload) + padding:
         raise ValueError(
             f"payload: the data segment of {data_size} bytes at offset {data_offset} is outside"
             f" [{HEADER.size}, {len(payload)}]"
         )
-    return read(payload[HEADER.size : data_offset])
+    return read(payload[HEADER.size : end])
 
 
 def read(program: bytes) -> ir.MLXGraph:

@@ -114,8 +114,9 @@ const std::vector<std::string> kParts = {"part_maximum", "part_argmax", "part_na
 
 // MLX caches compiled kernels on disk by their names. A name therefore contains the hash of the source code.
 std::string kernel_name(const char* name) {
-  static const size_t hash =
-      std::hash<std::string>()(std::string(kCudaHeader) + kSampleKernelText + kPartsBody + kRowsBody);
+  static const size_t hash = std::hash<std::string>()(
+      std::string(kCudaHeader) + kMetalHeader + kCudaPrologue + kMetalPrologue + kSampleKernelText + kPartsBody +
+      kRowsBody);
   return str("executorch_mlx_", name, "_", std::hex, hash);
 }
 
