@@ -24,8 +24,8 @@ _DELEGATE = "libmlx_delegate"
 _ENGINE = "libmlx_llm_engine"
 _BLAS = "libmlx_blas.so"
 _SUFFIXES = (".so", ".dylib")
-# The libraries of the wheels that the delegate links, as (package, library).
-_LINKED = (("executorch", "libexecutorch"), ("executorch", "libexecutorch_threadpool"), ("mlx", "libmlx"))
+# The libraries that the delegate links, each with the package whose wheel contains it.
+_LINKED_LIBRARIES = (("executorch", "libexecutorch"), ("executorch", "libexecutorch_threadpool"), ("mlx", "libmlx"))
 _OTHER_BACKEND_REGISTERED = 1  # a status of executorch_mlx_register, see delegate.h
 
 _lock = threading.Lock()
@@ -33,7 +33,7 @@ _loaded: str | None = None
 
 
 class OtherDelegateError(RuntimeError):
-    """Another library registered an MLXBackend first. It runs all MLX programs of this process."""
+    """Another library registered an MLXBackend first. That backend runs all MLX programs of this process."""
 
 
 def load_delegate(path: str | None = None) -> str:
@@ -65,7 +65,7 @@ def load_delegate(path: str | None = None) -> str:
             return _loaded
         delegate = _find_delegate(path)
         has_blas = _load_blas(delegate.parent)
-        for package, library in _LINKED:
+        for package, library in _LINKED_LIBRARIES:
             ctypes.CDLL(str(_find_in_wheel(package, library)))
         _register(delegate)
         _loaded = str(delegate)
@@ -150,8 +150,9 @@ def _find_in_wheel(package: str, library: str) -> Path:
 def _load_blas(folder: Path) -> bool:
     """Loads the BLAS in `folder`, and returns whether there is one.
 
-    libmlx calls the BLAS functions of the first library with global symbols that defines them. The libraries that
-    follow are not global, or torch would call the BLAS and LAPACK of the mlx wheel if it is imported later.
+    This library is loaded with global symbols. libmlx calls the BLAS functions of the first such library that defines
+    them. All libraries that `load_delegate` loads afterwards have local symbols. Otherwise torch, if it is imported
+    later, would call the BLAS and LAPACK of the mlx wheel.
     """
     blas = folder / _BLAS
     if blas.exists():

@@ -93,8 +93,8 @@ def set_memory_limit(limit: int | None) -> int | None:
 
     The delegate compares the limit with an estimate before an evaluation starts. The estimate counts the results of all
     operations. It counts neither the work space inside most operations nor what other code allocates with MLX at the
-    same time. If a call fits only when some results are freed before the others are computed, it runs in stages and waits
-    for the device after each of them.
+    same time. If a call fits only when some results are freed before the others are computed, it runs in stages, and
+    waits for the device after each stage.
 
     While this limit is set, MLX's own limit has the same value, so that MLX frees its cache in time. When this limit is
     removed, MLX's own limit returns to its earlier value.

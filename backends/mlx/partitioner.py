@@ -140,7 +140,7 @@ class MLXPartitioner(Partitioner):
         return exported_program.run_decompositions({target: decompositions[target] for target in targets})
 
     def _targets_to_lower(self, program: ExportedProgram, targets: Iterable) -> set[torch._ops.OpOverload]:
-        """The targets among `targets` for which the builder can lower every call in the program."""
+        """Returns the members of `targets` for which the builder can lower every call in the program."""
         builder = ProgramBuilder(program, allow_extensions=self._allow_extensions)
         remaining = set(targets)
         for node in _calls(program):

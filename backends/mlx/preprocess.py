@@ -59,16 +59,18 @@ class MLXBackend(BackendDetails):
 def _compile(
     edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes]
 ) -> PreprocessResult:
-    """`preprocess` with a cache that several graphs share: `stored` maps a key to the bytes of a constant.
+    """Returns the result of `preprocess` for a graph.
 
-    The function adds the constants of this graph to `stored`. The key identifies the content of a constant, so the
-    bytes of a key that is already in `stored` are reused.
+    `stored` is a cache that several graphs share: it maps a key to the bytes of a constant. The function adds the
+    constants of this graph. A key identifies the content of a constant, so the bytes of a key that is already in
+    `stored` are reused.
     """
     allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
     program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build())
     store = NamedDataStore()
     for key in list(program.constants):
-        tensor = program.constants.pop(key)  # frees a tensor that the builder computed once its bytes are stored
+        # A tensor that the builder computed is freed as soon as its bytes are stored.
+        tensor = program.constants.pop(key)
         if key not in stored:
             stored[key] = bytes(raw_bytes(tensor))
         store.add_named_data(key, stored[key], alignment=CONSTANT_ALIGNMENT)

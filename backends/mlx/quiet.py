@@ -1,6 +1,6 @@
-"""Keeps messages of dependencies that have no meaning for the user off the terminal.
+"""Hides messages of dependencies that mean nothing to the user.
 
-A message is recognized by how it begins, so that all others still appear. The user's log levels, handlers and warning
+A message is recognized by its beginning. All other messages still appear. The user's log levels, handlers and warning
 filters stay as they are.
 """
 
@@ -33,6 +33,8 @@ def quiet_imports() -> Iterator[None]:
 
 
 def _to_debug_level(name: str, start: str) -> Callable[[logging.LogRecord], bool]:
+    """Returns a filter for the logger `name` that reduces messages that begin with `start` to debug level."""
+
     def demote(record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith(start):
             return True

@@ -48,7 +48,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast(P, axis, *tensors):
-    """Repeats the tensors with the size 1 on an axis if another tensor has another size, as torch does."""
+    """Broadcasts the tensors along one axis, as torch does: an extent of 1 becomes the extent of the other tensors."""
     wide = next((t for t in tensors if t.shape[axis] != 1), None)
     if wide is None or all(t.shape[axis] != 1 for t in tensors):
         return tensors

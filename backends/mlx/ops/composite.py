@@ -20,15 +20,17 @@ for _target, _function in custom_kernel_ops.COMPOSITES.items():
         REGISTRY.add(_target, tracing_handler(_target, _function))
 
 _trace_sample = tracing_handler(sample, custom_kernel_ops.COMPOSITES[sample])
-_DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64, "top_k": torch.int64}
-_DTYPES["min_p"] = torch.float32
+_PARAMETER_DTYPES = {
+    "temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64, "top_k": torch.int64,
+    "min_p": torch.float32,
+}  # fmt: skip
 
 
 @REGISTRY.lower(sample)
 def lower_sample(P, logits, **parameters):
     if not P.allow_extensions:
         return _trace_sample(P, logits=logits, **parameters)
-    fields = {name: None if x is None else P.cast(x, _DTYPES[name]) for name, x in parameters.items()}
+    fields = {name: None if x is None else P.cast(x, _PARAMETER_DTYPES[name]) for name, x in parameters.items()}
     return P.emit(ir.SampleNode, logits=logits, **fields, dtype=torch.int64)
 
 

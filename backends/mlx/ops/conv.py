@@ -81,12 +81,12 @@ def _channels_last(P, weight, transposed: bool, groups: int):
 
 
 def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Rearrange the weight of a convolution, [O, C / groups, ...]."""
+    """Returns the weight [O, C / groups, ...] of a convolution in MLX's layout."""
     return w.movedim(1, -1)
 
 
 def _transposed_layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Rearrange the weight of a transposed convolution, [C, O / groups, ...]."""
+    """Returns the weight [C, O / groups, ...] of a transposed convolution in MLX's layout."""
     inputs, outputs, *kernel = w.shape
     grouped = w.reshape(groups, inputs // groups, outputs, *kernel)
     return grouped.movedim(1, -1).reshape(groups * outputs, *kernel, inputs // groups)

@@ -115,7 +115,10 @@ def _frequencies(function, dynamic_form):
     return lower
 
 
-REGISTRY.add(aten.fft_fftfreq.default, _frequencies(torch.fft.fftfreq, "((torch.arange(n) + n // 2) % n - n // 2) / (n * d)"))
+REGISTRY.add(
+    aten.fft_fftfreq.default,
+    _frequencies(torch.fft.fftfreq, "((torch.arange(n) + n // 2) % n - n // 2) / (n * d)"),
+)
 REGISTRY.add(aten.fft_rfftfreq.default, _frequencies(torch.fft.rfftfreq, "torch.arange(n // 2 + 1) / (n * d)"))
 
 

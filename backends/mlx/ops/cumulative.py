@@ -40,7 +40,10 @@ def _static_step(combine, dim, covered, parts):
 
 
 def _dynamic_step(combine, dim, covered, parts):
-    """The same as `_static_step`, without a comparison of the extent with `covered`, which would restrict the extent."""
+    """Does the same as `_static_step` for a dynamic extent.
+
+    It never compares the extent with `covered`, because such a comparison would restrict the extent.
+    """
     x = parts[0]
     positions = torch.arange(x.shape[dim])
     earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in parts]

@@ -1,8 +1,9 @@
 """Operators without an IR node, decomposed in torch into operators that have one.
 
 `DECOMPOSITIONS` maps operators to the functions of this file: elementwise functions (exp2, erfc, copysign, …), bit
-shifts, searches (bucketize, searchsorted, kthvalue), products (addbmm, bilinear), distances, put and diagonal_scatter. `BY_TORCH` lists operators that are lowered through
-torch's own decompositions. An operator for which MLX has a function belongs in the file of its family instead.
+shifts, searches (bucketize, searchsorted, kthvalue), products (addbmm, bilinear), distances, put and diagonal_scatter.
+`BY_TORCH` lists operators that are lowered through torch's own decompositions. An operator for which MLX has a function
+belongs in the file of its family instead.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def _copysign(x, sign):
 
 
 def _ignoring_nan(extremum):
-    """Turns minimum into fmin, or maximum into fmax: if one operand is NaN, the result is the other operand."""
+    """Returns the torch function of fmin for `torch.minimum`, or of fmax for `torch.maximum`.
+
+    If one operand is NaN, the result is the other operand.
+    """
 
     def function(x, y):
         dtype = torch.result_type(x, y)

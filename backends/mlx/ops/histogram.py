@@ -9,8 +9,8 @@ from ..builder.registry import REGISTRY, Unsupported
 aten = torch.ops.aten
 
 
-def _bounds(x, low, high):
-    """Returns the edges of the histogram. If both are equal, they are the extrema of `x`."""
+def _range(x, low, high):
+    """Returns the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal."""
     if low != high:
         return torch.full((), low, dtype=x.dtype), torch.full((), high, dtype=x.dtype)
     low, high = x.min(), x.max()
@@ -35,7 +35,7 @@ def _check(x):
 @REGISTRY.lower(aten.histc.default)
 def histc(P, self, bins, min, max):
     _check(self)
-    return P.trace(lambda x: _counts(x, bins, *_bounds(x, min, max)), self)[0]
+    return P.trace(lambda x: _counts(x, bins, *_range(x, min, max)), self)[0]
 
 
 @REGISTRY.lower(aten.histogram.bin_ct)
@@ -46,7 +46,7 @@ def histogram(P, self, bins, range, weight, density):
     low, high = range or (0, 0)
 
     def function(x):
-        low_edge, high_edge = _bounds(x, low, high)
+        low_edge, high_edge = _range(x, low, high)
         edges = low_edge + (high_edge - low_edge) * (torch.arange(bins + 1) / bins)
         return [_counts(x, bins, low_edge, high_edge), edges]
 

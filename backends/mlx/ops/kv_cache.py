@@ -2,8 +2,8 @@
 
 An update of a row of a KV cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It is
 done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds. If the scores
-are soft-capped, or there are attention sinks, it is a sequence of matrix products and a softmax instead. If the operands
-belong to several rows, each row gets instructions of its own.
+are soft-capped, or there are attention sinks, the attention is computed with matrix products and a softmax instead. If
+the operands belong to several rows, each row gets instructions of its own.
 """
 
 from __future__ import annotations

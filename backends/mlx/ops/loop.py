@@ -42,7 +42,7 @@ def _copy(P, value, slot):
 
 
 def _assign(P, results, slots):
-    """Emits copies of the values `results`, the results of a loop body, into `slots`.
+    """Copies `results`, the values that a loop body returns, into `slots`.
 
     All results are copied to temporaries first, because a result may itself be one of `slots`.
     """

@@ -66,14 +66,15 @@ def _nanmedian(x, dim: int, keepdim: bool):
 def _mode(x, dim: int, keepdim: bool):
     """Returns the most frequent value along `dim`, and the index of its last occurrence.
 
-    Of several such values it is the smallest, as in torch.
+    If several values are equally frequent, the smallest of them is returned, as in torch.
     """
     x = x.movedim(dim, -1)
     order = torch.argsort(x, dim=-1, stable=True)
     ordered = x.gather(-1, order)
     place = torch.arange(x.shape[-1]).expand(x.shape)
     starts = torch.nn.functional.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0), value=True)
-    run = place - torch.where(starts, place, 0).cummax(-1).values  # the number of equal elements before
+    # For each element, the number of equal elements before it.
+    run = place - torch.where(starts, place, 0).cummax(-1).values
     last = run.argmax(-1, keepdim=True)
     index = order.gather(-1, last).movedim(-1, dim)
     values = ordered.gather(-1, last).movedim(-1, dim)

@@ -65,7 +65,7 @@ def group_norm(P, input, weight, bias, N, C, HxW, group, eps):
 
 
 def _vector_norm(x, ord, axes, keepdim, dtype):
-    # In half precision, the square of a number above 256 would overflow.
+    # In float16, the square of a number from 256 on overflows. In bfloat16, a long sum would lose its small terms.
     if dtype in (torch.float16, torch.bfloat16):
         return _vector_norm(x.to(dtype), ord, axes, keepdim, torch.float32).to(dtype)
     x = x.to(dtype).abs()

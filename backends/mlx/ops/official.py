@@ -1,8 +1,9 @@
 """Lowers the torch operators that ExecuTorch's own MLX delegate defines, and `kvcache::update_and_attend`.
 
-"Official" in names stands for that delegate. Models written for it call these operators: `mlx::rope`, `mlx::custom_sdpa`, `mlx::kv_cache_update`,
-`mlx::gather_mm`, `mlx::gather_qmm`, and the two operators of mixture-of-experts layers, `mlx::moe_gather_inputs` and
-`mlx::moe_scatter_outputs`. `custom_ops/official.py` defines them.
+"Official" in names stands for that delegate. Models written for it call these operators: `mlx::rope`,
+`mlx::custom_sdpa`, `mlx::kv_cache_update`, `mlx::gather_mm`, `mlx::gather_qmm`, and the two operators of
+mixture-of-experts layers, `mlx::moe_gather_inputs` and `mlx::moe_scatter_outputs`. `custom_ops/official.py` defines
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lowers max and average pooling, one axis at a time: gather the windows of an axis, then reduce each window.
 
-Where the windows tile an axis of static extent (global pooling, stride = kernel, adaptive pooling to a divisor), and in
-adaptive pooling to one element, the gather is a reshape. Otherwise the gather reads a table of indices, [windows, elements of a window]. The table is a constant if the
-extent of the axis is static. If the extent is dynamic, the MLX program computes the table.
+The gather is a reshape in two cases: the windows tile an axis of static extent (global pooling, stride = kernel,
+adaptive pooling to a divisor of the extent), or adaptive pooling has one output element. Otherwise the gather reads a
+table of indices, [windows, elements of a window]. The table is a constant if the extent of the axis is static. If the
+extent is dynamic, the MLX program computes the table.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _strided_axes(x, rank, kernel_size, stride, padding, dilation, ceil_mode, co
     axes = [Strided(*numbers, counts_padding, ceil_mode) for numbers in zip(*options)]
     for axis, extent in zip(axes, x.shape[-rank:]):
         # torch drops a last window that starts in the padding after the axis. Such a window is possible only if
-        # stride + padding exceeds the window.
+        # stride + padding exceeds the length of a window.
         if not isinstance(extent, int) and ceil_mode and axis.stride + axis.padding > axis.span + 1:
             raise Unsupported(
                 "ceil_mode over a dynamic dimension is unsupported if stride + padding exceeds the window; "
@@ -142,8 +143,8 @@ class PooledAxis:
     """The windows of an axis, as far as they are known at export.
 
     `count` is the number of windows, or None if the MLX program computes the windows. `table` is a constant with the
-    `count * size` indices of the windows. `table` is None if these indices are 0, 1, 2, …, so that a reshape gathers the
-    windows, and if `count` is None.
+    `count * size` indices of the windows. There is no table (None) if these indices are 0, 1, 2, …, so that a reshape
+    gathers the windows, or if `count` is None.
     """
 
     pooling: Pooling
@@ -169,7 +170,7 @@ def _windows(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
 
 
 def _table(P, windows: list[range], extent: int, substitute) -> TensorSlot | None:
-    """Returns the table of `PooledAxis`. PooledAxis that are shorter than the longest one are filled with the substitute."""
+    """Returns `PooledAxis.table`. The substitute fills up the windows that are shorter than the longest one."""
     widest = max((len(w) for w in windows), default=0)
     indices = []
     for window in windows:

@@ -56,9 +56,9 @@ def quantized_embedding(P, indices, w, scales, biases, dtype, **packing):
 def _operands(P, w, scales, biases, dtype=None):
     """Returns `w` as uint32, and `scales` and `biases` as `dtype` if they are floating-point and `dtype` is not None.
 
-    In a float32 product, half-precision scales and biases stay: MLX promotes them, and the CPU kernel reads them. A
-    constant is converted later, when the program is serialized. A cast of computed scales or biases is an
-    instruction. Raises `Unsupported` if `w` is not a constant.
+    If `dtype` is float32, half-precision scales and biases keep their dtype: MLX promotes them, and the CPU kernel can
+    read them. A constant is converted later, when the program is serialized. Computed scales and biases are converted
+    by an instruction. Raises `Unsupported` if `w` is not a constant.
     """
     return packed_words(P, w), _cast_if_floating(P, scales, dtype), _cast_if_floating(P, biases, dtype)
 

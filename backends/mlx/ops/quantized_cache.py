@@ -1,7 +1,7 @@
 """Lowers `mlx::quantize_entries` and `mlx::quantized_attention`: quantized KV caches.
 
 If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, and for
-attention that `QuantizedSdpaNode` does not support, they are arithmetic.
+attention that `QuantizedSdpaNode` does not support, they are lowered to arithmetic instructions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class _QuantizedCache:
         )  # fmt: skip
 
     def _dequantize(self, P, first, stop, group, width, dtype):
-        """Returns `width` numbers of the entries [first, stop), from `group` on: `dtype` [1, G, stop - first, width]."""
+        """Returns `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].
+
+        The numbers begin at the group with the index `group`.
+        """
         format, heads = self.format, self.heads
         groups, total = format.groups(width), self.scales.shape[3] // 2
 

@@ -16,6 +16,8 @@ from ..serialization import ir
 
 
 def _lowering(choose_rule):
+    """Returns the handler of a recurrence. `choose_rule` returns the `Rule` for the operands of a call."""
+
     def lower(P, **arguments):
         *tensors, state = (P.cast(x, torch.float32) for x in arguments.values())
         rule = choose_rule(tensors)
@@ -27,9 +29,9 @@ def _lowering(choose_rule):
             return _by_block(P, rule, state, tensors, length)
         outs = [P.fresh(v) for v in P.out]
         chains = []
-        for form in (lambda: _by_block(P, rule, state, tensors, length), lambda: _by_token(P, rule, state, tensors)):
+        for loop in (lambda: _by_block(P, rule, state, tensors, length), lambda: _by_token(P, rule, state, tensors)):
             with P.chain() as index:
-                for value, out in zip(form(), outs, strict=True):
+                for value, out in zip(loop(), outs, strict=True):
                     P.emit(ir.IdCopyNode, x=value, out=out)
             chains.append(index)
         is_many = P.emit(ir.FloorDivideIntNode, a=length, b=FEW)
@@ -44,7 +46,10 @@ def _by_token(P, rule: Rule, state, tensors, fixed=()):
 
 
 def _by_block(P, rule: Rule, state, tensors, length):
-    """The tokens [B, H, S, ...] become blocks [B, H, count, size, ...], of which the last is filled up with zeros."""
+    """Emits a loop over blocks of tokens. Returns the outputs, and the last state.
+
+    The tokens [B, H, S, ...] become blocks [B, H, count, size, ...]. Zeros fill up the last block.
+    """
     size = rule.size
     count = P.emit(ir.FloorDivideIntNode, a=add(P, length, size - 1), b=size)
     missing = subtract(P, P.emit(ir.MultiplyIntNode, a=count, b=size), length)

@@ -82,7 +82,9 @@ def _variance(op):
     return lower
 
 
-def _variance_unbiased(op):
+def _variance_by_flag(op):
+    """Returns a handler for the overloads that have the flag `unbiased` in place of `correction`."""
+
     def lower(P, self, unbiased, dim=None, keepdim=False):
         return P.emit(op, x=self, axes=axes_of(dim), keepdims=keepdim, ddof=int(unbiased))
 
@@ -91,7 +93,7 @@ def _variance_unbiased(op):
 
 for _packet, _op in ((aten.var, ir.VarNode), (aten.std, ir.StdNode)):
     REGISTRY.add(_packet.correction, _variance(_op))
-    REGISTRY.add([_packet.default, _packet.dim], _variance_unbiased(_op))
+    REGISTRY.add([_packet.default, _packet.dim], _variance_by_flag(_op))
 
 
 def _with_mean(op):

@@ -46,7 +46,7 @@ def scatter_reduce(P, self, dim, index, src, reduce, include_self):
     if 0 in index.shape:
         return self
     if reduce in SUMS:
-        return P.trace(_sum, self, dim, index, src, reduce == "mean", include_self)[0]
+        return P.trace(_sum_or_mean, self, dim, index, src, reduce == "mean", include_self)[0]
     if not all(isinstance(extent, int) for extent in index.shape):
         raise Unsupported(
             f"reduce={reduce!r} with a dynamic number of values is unsupported; only 'sum' and 'mean' support it"
@@ -90,7 +90,7 @@ def _expand_index(index, source, dim):
     return index.to(torch.int64).reshape(shape).expand(source.shape)
 
 
-def _sum(x, dim, index, src, mean, include_self):
+def _sum_or_mean(x, dim, index, src, mean, include_self):
     src = _leading_part(src, index).to(x.dtype)
     ones = torch.ones_like(src, dtype=torch.int32)
     written = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, ones)

@@ -32,7 +32,7 @@ def result_shape(P, requested=None) -> list:
 
 
 def _has_output_shape(P, x) -> bool:
-    """Whether `x` has the shape of the result. A comparison of symbolic expressions adds no guards."""
+    """Whether `x` has the shape of the result. Compares symbolic expressions, because this adds no guards."""
     output, operand = ([e if isinstance(e, int) else e.node.expr for e in s] for s in (P.out.shape, x.shape))
     return output == operand
 

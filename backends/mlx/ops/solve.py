@@ -15,6 +15,7 @@ aten = torch.ops.aten
 
 
 def _size(matrix) -> int:
+    """Returns the number of rows of a square matrix. Expects a static size and float32, else raises `Unsupported`."""
     size = matrix.shape[-1]
     if not isinstance(size, int):
         raise Unsupported("a matrix of dynamic size is unsupported; make the last two dimensions static at export")
@@ -38,9 +39,10 @@ def _select(mask, rows):
 
 
 def _pivoted(rows, here, below):
-    """Exchanges row k with the row from k on whose element in column k is largest.
+    """Exchanges row k with the row whose element in column k has the largest magnitude, among the rows k, k + 1, ….
 
-    Returns the rows, the pivot row, the pivot, and whether the exchange moved a row.
+    `here` and `below` are the two masks of row k, see `_masks`. Returns the rows, the pivot row, the pivot, and whether
+    two different rows were exchanged.
     """
     size = here.shape[0]
     column = torch.where(here, rows[..., :size], 0).sum(-1)
@@ -54,6 +56,7 @@ def _pivoted(rows, here, below):
 
 
 def _solve_step(rows, here, below):
+    """Makes the pivot row of column k row k, divides it by the pivot, and makes column k zero in all other rows."""
     size = here.shape[0]
     rows, pivot_row, pivot, _ = _pivoted(rows, here, below)
     pivot_row = pivot_row / pivot.unsqueeze(-1)
@@ -63,7 +66,10 @@ def _solve_step(rows, here, below):
 
 
 def _eliminated(rows, here, below):
-    """Makes column k zero below row k. Returns the rows, the pivot, and the sign of the exchange."""
+    """Exchanges rows as `_pivoted` does, and makes column k zero below row k.
+
+    Returns the rows, the pivot, and the factor of the determinant: -1 if two rows were exchanged, else 1.
+    """
     rows, pivot_row, pivot, moved = _pivoted(rows, here, below)
     column = torch.where(here, rows, 0).sum(-1)
     # If the pivot is 0, the column is 0 from row k on.

@@ -1,7 +1,7 @@
 """Special functions without an IR node, decomposed in torch: lgamma, digamma, polygamma, erfcx and Bessel functions.
 
-They are computed in float32. The polynomials are Chebyshev interpolants of the exact functions, and their relative error
-in float32 is below 1e-6. Near a root of a function, its absolute error is below 1e-6.
+They are computed in float32. The polynomials are Chebyshev interpolants of the exact functions. The relative error in
+float32 is below 1e-6. Near a root of a function, the absolute error is below 1e-6.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _polynomial(coefficients, x):
 
 
 def _angle(x):
-    """Returns pi * x less a multiple of pi."""
+    """Returns pi * x minus the multiple of pi that is nearest to it."""
     return math.pi * (x - torch.round(x))
 
 
@@ -83,13 +83,13 @@ def _lgamma(x):
     inverse = 1 / large
     square = inverse * inverse
     series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
-    # `large - 0.5` multiplies the logarithm less 1, so that infinity gives infinity.
+    # The series has the terms (x - 0.5) log(x) - x, which would be NaN at infinity. (x - 0.5) (log(x) - 1) is infinite.
     stirling = (large - 0.5) * (torch.log(large) - 1) + (0.5 * math.log(2 * math.pi) - 0.5) + series
     result = torch.where(positive < 3, small, stirling)
     # gamma(x) gamma(1 - x) = pi / sin(pi x)
     reflected = math.log(math.pi) - torch.log(torch.abs(torch.sin(_angle(x)))) - result
     reflected = torch.where(x == torch.floor(x), math.inf, reflected)
-    # The zeros at 1 and 2 are positive.
+    # The results at 1 and 2 are 0.0. Without the addition, they could be -0.0.
     return torch.where(x < 0, reflected, result) + 0.0
 
 
@@ -128,7 +128,10 @@ def _trigamma(x):
 
 
 def _scaled_bessel(magnitude, small, large):
-    """Returns the two branches of exp(-x) I(x): the polynomial for x <= 8, and the one for x >= 8."""
+    """Returns the values of the two polynomials, with which the callers compute exp(-x) I(x).
+
+    `small` is for x <= 8. `large` is for x >= 8, and its value is divided by sqrt(x).
+    """
     near = _polynomial(small, torch.clamp(magnitude, max=8) / 4 - 1)
     far = torch.clamp(magnitude, min=8)
     return near, _polynomial(large, 16 / far - 1) / torch.sqrt(far)

@@ -83,7 +83,8 @@ def _is_weight(weight, node) -> bool:
 def _skippable_after_norm(out: torch.dtype) -> Callable[[torch.dtype, torch.dtype], bool]:
     """Returns the predicate for `Matcher.before_casts` that tells which casts after a norm may be skipped.
 
-    These are casts to `out`, and casts to wider float dtypes, which lose nothing before the last cast to `out`.
+    These are casts to `out`, and casts to wider float dtypes. A cast to a wider dtype loses nothing that a later cast
+    to `out` would keep.
     """
     return lambda source, target: source.is_floating_point and target.is_floating_point and can_represent(target, out)
 
@@ -137,7 +138,7 @@ def _centered(m: Matcher, node) -> Node:
     return x
 
 
-def _variance(m: Matcher, node, x: Node) -> None:
+def _require_variance(m: Matcher, node, x: Node) -> None:
     """Raises NoMatch unless `node` is the population variance of `x` over the last axis.
 
     The variance is a call of `var`, or the mean of the squares of x - mean(x).
@@ -169,7 +170,7 @@ def _standardized(m: Matcher, node, out: torch.dtype) -> tuple[Node, float]:
     x = _centered(m, centered)
     for variance, eps in m.commuted(total, *_ADD):
         if is_call(variance, "aten.mean.dim", "aten.var.correction"):
-            _variance(m, variance, x)
+            _require_variance(m, variance, x)
             return x, m.number(eps)
     raise NoMatch
 

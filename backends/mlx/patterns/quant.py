@@ -22,7 +22,7 @@ def _weight(P, node: Node) -> Affine | Microscaled:
     """Returns a description of the quantized constant that `node` dequantizes.
 
     Raises NoMatch if `node` is no dequantization of a constant, or if MLX has no packing for the constant. `node` does
-    not join the match, because it may have other users. If it has none, its instruction is dead and is dropped later.
+    not join the match, because it may have other users. If it has no other user, its instruction is dropped later.
     """
     if not is_call(node, *DEQUANTIZE) or not all(map(P.is_constant, node.all_input_nodes)):
         raise NoMatch

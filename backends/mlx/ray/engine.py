@@ -12,7 +12,7 @@ class ModelOptions:
     """What an actor loads.
 
     - `path`: the `.pte` file, which every machine of the cluster must be able to read.
-    - `name`: the name of the model in requests.
+    - `name`: the name by which requests refer to the model.
     - `tokenizer`: a Hugging Face folder, or None for the tokenizer in the file.
     - `memory_limit`: the memory limit of each engine in bytes, or None.
     """
@@ -36,7 +36,7 @@ class Engine:
     """Answers requests with the app of the server. `start` must be called first."""
 
     async def start(self, model: ModelOptions) -> int:
-        """Load the model, and return the number of requests that should run or wait at once."""
+        """Load the model, and return the number of requests that should be sent to this engine at once."""
         from ..batch.local import local_worker
 
         self._stack = AsyncExitStack()
@@ -45,7 +45,7 @@ class Engine:
         return self._worker.width
 
     async def answer(self, url: str, body: bytes) -> tuple[int, bytes, str]:
-        """Return the HTTP status and the body of the response to a request, and the id that the request has here."""
+        """Return the HTTP status and the body of the response to a request, and the id of the request in the server."""
         from ..serve.in_process import post
 
         response = await post(self._worker.app, url, body)

@@ -17,16 +17,16 @@ from ..batch.request_file import Request
 from ..batch.run import error_answer, http_answer
 from .engine import Engine, ModelOptions
 
-DIED = (RayActorError, WorkerCrashedError, NodeDiedError)
-MAX_STARTS = 3  # of an engine in a slot whose engines die while they load the model
-MAX_DEATHS_ALONE = 2  # of the engine that answers a request alone
-WATCH_SECONDS = 2.0
-OBJECT_STORE = 128 * 2**20  # bytes, of a cluster that this process starts: requests and answers are small
+ENGINE_DIED = (RayActorError, WorkerCrashedError, NodeDiedError)
+MAX_FAILED_STARTS = 3  # after so many engines in a place have died while they loaded the model, the place stays empty
+MAX_DEATHS_ALONE = 2  # after so many engines have died while they answered the same request alone, it gets an error
+WATCH_SECONDS = 2.0  # the time between two looks for places without an engine
+OBJECT_STORE_BYTES = 128 * 2**20  # in a cluster that this process starts. Requests and answers are small
 
 
 @dataclass(frozen=True)
-class Slot:
-    """The place of an engine: a machine, and the number of the GPU there, or None for an engine on the CPU."""
+class Place:
+    """Where an engine runs: a machine, and the number of the GPU there, or None for an engine on the CPU."""
 
     node: str
     host: str
@@ -35,10 +35,11 @@ class Slot:
 
 
 @dataclass
-class Running:
-    """An engine. `width` is the number of requests that should be sent to it at once, 0 until the model is loaded.
+class EngineState:
+    """An engine and its load.
 
-    `requests` counts those that it answers now. If `is_reserved`, it answers one request alone.
+    `width` is the number of requests that should be sent to the engine at once, 0 until the model is loaded. `requests`
+    is the number of requests that it answers now. If `is_reserved`, it answers one request alone.
     """
 
     actor: Any
@@ -51,16 +52,16 @@ class RayEngines:
     """One engine on each machine of the cluster that has CPUs, or one for each GPU of a machine that has GPUs.
 
     Machines may join and leave. An engine that dies is started again, and its requests go to other engines. Because one
-    of them may be the cause, each is then answered alone. If the engine dies again, the request gets an error, so that
-    a request that kills engines harms no other.
+    of these requests may be the cause, each of them is then answered alone: its engine gets no other request. If
+    MAX_DEATHS_ALONE engines die while they answer the same request alone, that request gets an error.
     """
 
     def __init__(self, model: ModelOptions, engine: type = Engine):
         self.model, self._class = model, engine
-        self._engines: dict[Slot, Running] = {}
-        self._starts: dict[Slot, int] = {}  # starts that failed, by slot
+        self._engines: dict[Place, EngineState] = {}
+        self._failed_starts: dict[Place, int] = {}  # failed starts, by place
         self._changed = asyncio.Condition()
-        self._waiting_alone = 0
+        self._waiting_alone = 0  # requests that wait for an engine without other requests
         self._last_error = "the cluster has no machine with CPUs or GPUs"
         self._failure: Exception | None = None
         self._tasks: set[asyncio.Task] = set()
@@ -75,20 +76,20 @@ class RayEngines:
         """Return the answer to a request. Raises RuntimeError if no engine can be started any more."""
         deaths_alone, alone = 0, False
         while deaths_alone < MAX_DEATHS_ALONE:
-            slot, engine = await self._acquire(alone)
+            place, engine = await self._acquire(alone)
             try:
                 return http_answer(request, *await engine.actor.answer.remote(request.url, request.body))
             except RayTaskError as error:
                 return error_answer(request, "server_error", str(error.cause))
-            except DIED as error:
-                await self._remove(slot, engine, f"{slot.host}: the engine died: {error}")
+            except ENGINE_DIED as error:
+                await self._remove(place, engine, f"{place.host}: the engine died: {error}")
                 deaths_alone += alone
                 alone = True
             finally:
                 await self._release(engine)
         return error_answer(request, "engine_died", f"{MAX_DEATHS_ALONE} engines died while they answered this request")
 
-    async def _acquire(self, alone: bool) -> tuple[Slot, Running]:
+    async def _acquire(self, alone: bool) -> tuple[Place, EngineState]:
         """Wait for an engine with room for a request, or for one without requests if `alone`."""
         async with self._changed:
             self._waiting_alone += alone
@@ -104,36 +105,37 @@ class RayEngines:
             finally:
                 self._waiting_alone -= alone
 
-    def _find(self, alone: bool) -> tuple[Slot, Running] | None:
-        ready = [(slot, engine) for slot, engine in self._engines.items() if engine.width and not engine.is_reserved]
+    def _find(self, alone: bool) -> tuple[Place, EngineState] | None:
+        ready = [(place, engine) for place, engine in self._engines.items() if engine.width and not engine.is_reserved]
         if self._waiting_alone and not alone:
-            ready = ready[1:]  # the first one finishes what it has, and then takes a request alone
+            # The first engine gets no further requests. When its own are done, it takes one of those that wait.
+            ready = ready[1:]
         room = [found for found in ready if found[1].requests < (1 if alone else found[1].width)]
         return min(room, key=lambda found: found[1].requests / found[1].width, default=None)
 
-    async def _release(self, engine: Running) -> None:
+    async def _release(self, engine: EngineState) -> None:
         async with self._changed:
             engine.requests -= 1
             engine.is_reserved = False
             self._changed.notify_all()
 
-    async def _remove(self, slot: Slot, engine: Running, reason: str) -> None:
+    async def _remove(self, place: Place, engine: EngineState, reason: str) -> None:
         async with self._changed:
             engine.width, self._last_error = 0, reason
-            if self._engines.get(slot) is engine:
-                del self._engines[slot]
-                ray.kill(engine.actor)  # it may be alive, and unreachable
+            if self._engines.get(place) is engine:
+                del self._engines[place]
+                ray.kill(engine.actor)  # the actor may be alive but unreachable
 
     # Start and end of engines -----------------------------------------------------------
 
     async def watch(self) -> None:
-        """Start an engine in every slot that has none, until cancelled."""
+        """Start an engine in every place that has none, until cancelled."""
         try:
             while True:
-                for slot in await asyncio.to_thread(_slots):
-                    if slot not in self._engines and self._starts.get(slot, 0) < MAX_STARTS:
-                        self._engines[slot] = Running(_actor(slot, self._class))
-                        task = asyncio.create_task(self._start(slot, self._engines[slot]))
+                for place in await asyncio.to_thread(_places):
+                    if place not in self._engines and self._failed_starts.get(place, 0) < MAX_FAILED_STARTS:
+                        self._engines[place] = EngineState(_actor(place, self._class))
+                        task = asyncio.create_task(self._start(place, self._engines[place]))
                         self._tasks.add(task)
                         task.add_done_callback(self._tasks.discard)
                 if not self._engines:
@@ -147,22 +149,22 @@ class RayEngines:
             self._failure = RuntimeError(reason)
             self._changed.notify_all()
 
-    async def _start(self, slot: Slot, engine: Running) -> None:
+    async def _start(self, place: Place, engine: EngineState) -> None:
         try:
             width = await engine.actor.start.remote(self.model)
-        except RayTaskError as error:  # the model cannot be loaded, which another start would not change
-            await self._start_failed(slot, engine, MAX_STARTS, f"{slot.host}: {error.cause}")
-        except DIED as error:
-            failed = self._starts.get(slot, 0) + 1
-            await self._start_failed(slot, engine, failed, f"{slot.host}: the engine died: {error}")
+        except RayTaskError as error:  # the model cannot be loaded: another start would fail too
+            await self._start_failed(place, engine, MAX_FAILED_STARTS, f"{place.host}: {error.cause}")
+        except ENGINE_DIED as error:
+            failed = self._failed_starts.get(place, 0) + 1
+            await self._start_failed(place, engine, failed, f"{place.host}: the engine died: {error}")
         else:
             async with self._changed:
                 engine.width = width
                 self._changed.notify_all()
 
-    async def _start_failed(self, slot: Slot, engine: Running, failed: int, reason: str) -> None:
-        self._starts[slot] = failed
-        await self._remove(slot, engine, reason)
+    async def _start_failed(self, place: Place, engine: EngineState, failed: int, reason: str) -> None:
+        self._failed_starts[place] = failed
+        await self._remove(place, engine, reason)
 
     def close(self) -> None:
         for task in self._tasks:
@@ -173,10 +175,11 @@ class RayEngines:
 
 @asynccontextmanager
 async def ray_engines(model: ModelOptions, address: str = "") -> AsyncIterator[RayEngines]:
-    """A context manager: engines on the Ray cluster at `address`.
+    """A context manager: starts engines on the Ray cluster at `address`, and stops them at the end.
 
-    Without an address, it is the one in the environment variable RAY_ADDRESS, or the one that runs on this machine, or
-    a new one. Raises ConnectionError if there is no cluster at the address.
+    If this process is already connected to a cluster, the engines run there. Otherwise, an empty address stands for the
+    cluster at the address in the environment variable RAY_ADDRESS, else the cluster that runs on this machine, else a
+    new cluster. Raises ConnectionError if there is no cluster at the address.
     """
     is_own = not ray.is_initialized()
     if is_own:
@@ -201,10 +204,10 @@ def _connect(address: str) -> None:
     except ConnectionError:
         if given:
             raise
-        ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE, **options)
+        ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
 
 
-def _slots() -> list[Slot]:
+def _places() -> list[Place]:
     """Return the places for engines on the machines that are alive now."""
     found = []
     for node in ray.nodes():
@@ -212,12 +215,12 @@ def _slots() -> list[Slot]:
             continue
         cpus, gpus = (node["Resources"].get(name, 0) for name in ("CPU", "GPU"))
         for gpu in range(int(gpus)) if gpus >= 1 else [None] if cpus >= 1 else []:
-            found.append(Slot(node["NodeID"], node["NodeManagerHostname"], gpu, cpus))
+            found.append(Place(node["NodeID"], node["NodeManagerHostname"], gpu, cpus))
     return found
 
 
-def _actor(slot: Slot, engine: type) -> Any:
-    """Create an actor in a slot. Without a GPU it takes all CPUs, because an engine computes with all of them."""
-    resources = {"num_cpus": slot.cpus} if slot.gpu is None else {"num_cpus": 0, "num_gpus": 1}
-    strategy = NodeAffinitySchedulingStrategy(slot.node, soft=False)
+def _actor(place: Place, engine: type) -> Any:
+    """Create an actor in a place. Without a GPU it takes all CPUs, because an engine computes with all of them."""
+    resources = {"num_cpus": place.cpus} if place.gpu is None else {"num_cpus": 0, "num_gpus": 1}
+    strategy = NodeAffinitySchedulingStrategy(place.node, soft=False)
     return ray.remote(engine).options(scheduling_strategy=strategy, **resources).remote()

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import takewhile
 
 BLOCK = 64  # characters
-FIELDS = ("tools", "instructions", "prompt", "input", "messages")  # those at the beginning of the prompt first
-MIN_SHARE = 0.25  # of the blocks of a prompt: a shorter common beginning does not outweigh an even load
+FIELDS = ("tools", "instructions", "prompt", "input", "messages")  # in the order in which a prompt contains them
+MIN_SHARE = 0.25  # a replica is preferred only if it holds more than this share of the blocks of the prompt
 
 Blocks = Sequence[bytes]
 
@@ -18,8 +18,8 @@ Blocks = Sequence[bytes]
 def prefix_blocks(body: bytes) -> list[bytes]:
     """Return a digest for each block of 64 characters of the prompt in the body of a request.
 
-    Each digest includes the blocks before it, so that two prompts have as many first digests in common as they have
-    blocks in common. A body that is not a JSON object has none.
+    A digest also covers all earlier blocks. If exactly the first n blocks of two prompts are equal, exactly their first
+    n digests are equal. Returns an empty list if the body is not a JSON object.
     """
     try:
         fields = json.loads(body)
@@ -36,14 +36,17 @@ def prefix_blocks(body: bytes) -> list[bytes]:
 
 
 class PrefixTable:
-    """The last prompts of each replica. A replica with `capacity` rows holds about as many prompts in its KV cache."""
+    """The last `capacity` prompts of each replica, which are about those that its KV cache holds.
+
+    `capacity` should be the number of rows of a replica.
+    """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._prompts: dict[Hashable, deque[Blocks]] = {}
 
     def add(self, replica: Hashable, blocks: Blocks) -> None:
-        """Note that `replica` got a prompt. It takes the place of a prompt that it continues."""
+        """Record that `replica` got a prompt. If the prompt continues a recorded prompt, it replaces that one."""
         prompts = self._prompts.setdefault(replica, deque(maxlen=self._capacity))
         continued = next((held for held in prompts if list(held) == list(blocks[: len(held)])), None)
         if continued is not None:
@@ -53,9 +56,10 @@ class PrefixTable:
     def rank(self, blocks: Blocks, loads: dict[Hashable, int], max_imbalance: int) -> list[Hashable]:
         """Return the replicas in the order in which a request should try them.
 
-        First is the one that holds most of the prompt, unless it has more than `max_imbalance` requests more than the
-        replica with the fewest. Replicas without the prompt are ordered by the numbers of their requests, then of the
-        prompts that they hold.
+        The first replica is the one that holds the longest beginning of the prompt. A replica counts as one without the
+        prompt if it holds at most MIN_SHARE of the blocks, or if it has over `max_imbalance` requests more than the
+        replica with the fewest. The replicas without the prompt come last: those with fewer requests first, and with
+        equally many requests, those with fewer recorded prompts first.
 
         - `loads`: the number of requests of each replica.
         """
@@ -77,4 +81,3 @@ class PrefixTable:
 
 def _common(left: Blocks, right: Blocks) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right)))
-

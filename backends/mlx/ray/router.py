@@ -13,7 +13,7 @@ class PrefixRouter(RequestRouter):
     """Routes by the keyword argument `blocks` of a request, which `prefix_blocks` makes."""
 
     def initialize_state(self, rows: int) -> None:
-        """`rows`: the number of requests that run at once in a replica."""
+        """Create the table of prompts. `rows` is the number of requests that run at once in a replica."""
         self._rows, self._table = rows, PrefixTable(rows)
 
     async def choose_replicas(
@@ -21,7 +21,8 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas in the order in which the request should try them, each in a list of its own."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # if no replica takes it: all were tried
+            # The result has all replicas. If none of them takes the request, the router waits before it tries again.
+            pending_request.routing_context.should_backoff = True
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         self._table.keep(by_id)
         loads = {id: self.replica_queue_len_cache.get(id) or 0 for id in by_id}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 Headers = list[tuple[bytes, bytes]]
-# Of the connection with the client; `exchange` makes those of its own request.
+# Headers that the ingress drops: they belong to the connection with the client, and `exchange` makes new ones.
 HOP_HEADERS = {b"content-type", b"content-length", b"host", b"connection", b"transfer-encoding"}
 
 
@@ -58,7 +58,8 @@ def serve_app(
     - `autoscaling`: further fields of Serve's `AutoscalingConfig`, such as `{"upscale_delay_s": 5}`.
     - `actor_options`: the resources of a replica, such as `{"num_gpus": 1}`, and other options of Ray actors.
 
-    Raises ValueError if `rows` or a number of replicas is not positive, and ModuleNotFoundError without Ray.
+    Raises ValueError if `rows` or `min_replicas` is less than 1, or `max_replicas` less than `min_replicas`. Raises
+    ModuleNotFoundError without Ray.
     """
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -80,7 +81,7 @@ def serve_app(
             request_router_class="executorch_mlx.ray.router.PrefixRouter", request_router_kwargs={"rows": rows}
         ),
     )
-    # The ingress only passes requests on. All that wait do so here.
+    # The ingress only passes requests on. Requests that no replica takes yet wait in the ingress.
     ingress = serve.deployment(Ingress).options(
         name=options.name, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
     )
@@ -132,7 +133,7 @@ class Ingress:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """Return the body of a request, or if it is too large its beginning, which the replica then refuses."""
+    """Return the body of a request. If it exceeds `limit`, return the first part that does: the replica refuses it."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)

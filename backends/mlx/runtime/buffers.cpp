@@ -33,13 +33,15 @@ struct Bytes {
   }
 };
 
-// Returns the memory of a buffer. If anything but the buffer might refer to this memory, the buffer gets new memory first.
-// `description` is that of executorch_mlx_buffers_describe(), for messages.
+// Returns the memory of a buffer. If anything but the buffer might refer to this memory, or if the array is not
+// contiguous, the buffer gets new memory first. `description` is that of executorch_mlx_buffers_describe(), for
+// messages.
 Bytes bytes_of(Buffer& buffer, const char* description) {
   check_argument(buffer.contents.has_value(), description, ": the contents were lost in a failed call");
   mx::array& array = *buffer.contents;
   check_argument(
-      array.ndim() > kPositionAxis, description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
+      array.ndim() > kPositionAxis,
+      description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
   array.eval();
   if (!array.flags().row_contiguous || !array.is_donatable()) {
     mx::array source = mx::contiguous(array);
@@ -102,7 +104,8 @@ EXECUTORCH_MLX_EXPORT size_t executorch_mlx_buffers_count(const executorch_mlx_b
   return buffers->buffers.size();
 }
 
-EXECUTORCH_MLX_EXPORT const char* executorch_mlx_buffers_describe(const executorch_mlx_buffers* buffers, size_t buffer) {
+EXECUTORCH_MLX_EXPORT const char* executorch_mlx_buffers_describe(
+    const executorch_mlx_buffers* buffers, size_t buffer) {
   return buffer < buffers->buffers.size() ? buffers->buffers[buffer].first.c_str() : "";
 }
 

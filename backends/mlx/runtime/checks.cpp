@@ -18,7 +18,8 @@ void check_size(const mx::Shape& shape, mx::Dtype dtype) {
     if (size == 0) {
       return;
     }
-    if (size < 0 || __builtin_mul_overflow(elements, size, &elements) || elements > std::numeric_limits<int32_t>::max()) {
+    if (size < 0 || __builtin_mul_overflow(elements, size, &elements) ||
+        elements > std::numeric_limits<int32_t>::max()) {
       fail(Error::OutOfResources, "result of shape ", dims(shape), ": expected fewer than 2^31 elements");
     }
   }

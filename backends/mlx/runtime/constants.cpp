@@ -71,9 +71,9 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
-// Returns x with its elements in the memory of an NVIDIA GPU if `stream` is on one. MLX gives an array that the host
-// writes memory that CUDA moves page by page, between the host and the GPU; results of kernels are in the GPU's own.
-// With a memory limit, returns x, because there may be no room for a copy.
+// Returns a copy of x in the memory of the NVIDIA GPU if `stream` is on one and x is large. Arrays that the host has
+// written are in managed memory, which CUDA moves between the host and the GPU page by page. Results of kernels are in
+// the GPU's own memory. With a memory limit, returns x itself, because there may be no room for a copy.
 mx::array on_device(const mx::array& x, mx::Stream stream) {
   constexpr size_t kSmall = 1 << 20;  // bytes
   if (stream.device != mx::Device::gpu || !mx::cu::is_available() || x.nbytes() < kSmall || has_memory_limit()) {
@@ -81,15 +81,15 @@ mx::array on_device(const mx::array& x, mx::Stream stream) {
   }
   const size_t width = x.itemsize();
   const mx::Dtype bits = width == 1 ? mx::uint8 : width == 2 ? mx::uint16 : width == 4 ? mx::uint32 : mx::uint64;
-  // A kernel that changes no bit. MLX makes no copy where a plain one would do.
+  // The result of a kernel that changes no bit. MLX would omit a plain copy.
   const auto copy = mx::bitwise_or(mx::view(x, bits, stream), mx::array(0, bits), stream);
   auto result = mx::view(copy, x.dtype(), stream);
   evaluate({result}, stream);
   return result;
 }
 
-// The contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. Subtracts the
-// number of elements from `room`.
+// Returns the contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. `room`
+// is the number of elements that all further buffers may have together. Subtracts the elements of this buffer from it.
 mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
   const auto shape = static_shape(meta);
@@ -116,7 +116,7 @@ std::string sharing_key(const Program& program, uint32_t slot) {
 size_t bytes_to_load(const Program& program, const SharedData& shared, const Session& session) {
   size_t bytes = 0;
   std::set<std::string> keys;
-  // Adds the size of a tensor, unless `pool` has the tensor or an equal one was added before. `always`: adds it anyway.
+  // Adds the size of a tensor if `always` is true, or if its key is new: neither in `pool` nor added before.
   const auto add = [&](uint32_t slot, const auto& pool, bool always) {
     const std::string key = sharing_key(program, slot);
     const bool is_new = pool.find(key) == nullptr && keys.insert(key).second;

@@ -66,8 +66,8 @@ class Context {
     return result;
   }
 
-  // Writes `update` to a slice of x, which in_for_update() has taken from the slot of a buffer, and the result to this slot.
-  // Copies at once and in place if possible, or else leaves the copy to MLX.
+  // Writes `update` to a slice of x, and sets the slot `tid` to the result. x is an array that in_for_update()
+  // returned. The update is written at once and in place if possible. Otherwise MLX writes it in the next evaluation.
   void set_updated(
       const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
@@ -106,7 +106,7 @@ class Context {
     state_.tensors[tid->idx()] = std::move(x);
   }
 
-  // Sets a result of which each element sums up `depth` products.
+  // Writes a result to the slot `tid`, like set(). Each element of the result is a sum of `depth` products.
   void set_product(const fb::Tid* tid, mx::array x, int64_t depth) {
     check_size(x.shape(), x.dtype());
     count_operations(x.size(), depth);
@@ -195,7 +195,7 @@ class Context {
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
-  int depth_ = 0;  // the number of chains that are running: each calls the next one
+  int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations

@@ -10,7 +10,8 @@ inline ExecutorchMlxHeads heads_of(const mx::array& x) {
   return {x.data<void>(), *float_type(x.dtype()), {x.strides(0), x.strides(1), x.strides(2), x.strides(3)}};
 }
 
-// Sets the mask of a task of a kernel. `mask` is bool or float32, and broadcasts to four axes.
+// Sets the mask of `attention`, the arguments of an attention kernel. `mask` is bool or float32, and broadcasts to four
+// axes.
 template <typename Attention>
 void set_mask(Attention& attention, const mx::array& mask) {
   const bool is_bool = mask.dtype() == mx::bool_;

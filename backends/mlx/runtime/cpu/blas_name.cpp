@@ -24,9 +24,10 @@ bool is_blas_replaced() {
 
 } // namespace executorch_mlx::cpu
 
-// Returns the name of the BLAS library that MLX uses on a CPU: the name that OpenBLAS reports about itself; "mlx" for
-// the BLAS library in the mlx wheel; or "mlx, loaded first" if MLX uses the BLAS library in the mlx wheel only because
-// libmlx was loaded before libmlx_blas, so that OpenBLAS could not replace this library.
+// Returns the name of the BLAS library that multiplies MLX's float64 and complex matrices on a CPU: the name that
+// OpenBLAS reports about itself; "mlx" for the BLAS library in the mlx wheel, which is used if OpenBLAS is not found;
+// or "mlx, loaded first" if libmlx was loaded before libmlx_blas. In the last case, MLX uses the BLAS library in the
+// mlx wheel for float32 matrices too.
 extern "C" __attribute__((visibility("default"))) const char* executorch_mlx_blas() {
   static const char* const name =
       executorch_mlx::cpu::is_blas_replaced() ? executorch_mlx_blas_name() : "mlx, loaded first";

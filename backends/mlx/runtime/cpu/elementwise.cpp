@@ -11,13 +11,14 @@ namespace {
 
 using BinaryKernel = void (*)(const void*, const void*, executorch_mlx::FloatType, void*, int64_t, int64_t);
 
-// Whether b, repeated, has the elements of a: b has one element, or the last axes of a.
+// Whether b, repeated in whole, has the shape of a: b has one element, or its axes are the last axes of a.
 bool repeats_in(const mx::array& b, const mx::array& a) {
   return b.size() == 1 ? b.ndim() <= a.ndim()
                        : b.ndim() <= a.ndim() && std::equal(b.shape().rbegin(), b.shape().rend(), a.shape().rbegin());
 }
 
-// A kernel for operands that are available. Lazy operands are left to MLX, which can fuse what it computes.
+// Returns the result of `kernel`, or nullopt if the kernel does not support the operands or one of them is lazy. MLX
+// can fuse operations on lazy operands.
 std::optional<mx::array> binary(
     const char* name, BinaryKernel kernel, const mx::array& a, const mx::array& b, mx::Stream stream) {
   if (!is_supported_operand(a, stream) || b.dtype() != a.dtype() || !repeats_in(b, a) || !are_available({a, b})) {

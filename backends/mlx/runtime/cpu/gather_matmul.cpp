@@ -130,8 +130,8 @@ MultiplyOne quantized_multiplier(
   };
 }
 
-// The products of x with matrices of n columns. `matrices` contains either one dense array [e, k, n], or the packed
-// weights, the scales and the biases.
+// Returns the products of x with matrices of n columns. `matrices` contains either one dense array [e, k, n], or the
+// packed weights, the scales and the biases.
 mx::array gather(
     const mx::array& x,
     const std::vector<mx::array>& matrices,
@@ -141,7 +141,7 @@ mx::array gather(
     int group_size,
     int bits,
     mx::Stream stream) {
-  const auto all_indices = [&] {  // the indices of all matrices of x, used if there is no lhs
+  const auto all_indices = [&] {  // 0, 1, 2, ... for the matrices of x, used if there is no lhs
     const mx::Shape batch(x.shape().begin(), x.shape().end() - 2);
     const int count = static_cast<int>(x.size() / (int64_t{x.shape(-1)} * x.shape(-2)));
     return mx::reshape(mx::arange(0, count, mx::uint32, stream), batch, stream);
@@ -177,7 +177,8 @@ mx::array gather(
 
 bool is_supported_gather(
     const mx::array& x, const mx::array& matrices, const std::optional<mx::array>& rhs, mx::Stream stream) {
-  return is_supported_operand(x, stream) && x.dtype() == mx::float32 && matrices.ndim() == 3 && matrices.size() > 0 && rhs && rhs->size() > 0;
+  return is_supported_operand(x, stream) && x.dtype() == mx::float32 && matrices.ndim() == 3 && matrices.size() > 0 &&
+      rhs && rhs->size() > 0;
 }
 
 } // namespace

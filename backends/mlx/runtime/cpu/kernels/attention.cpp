@@ -12,7 +12,7 @@ namespace {
 
 using Attention = ExecutorchMlxAttention;
 
-constexpr int64_t kScoresPerTile = 128 << 10;  // about this many, if the limits on the number of queries allow it
+constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of queries
 constexpr int64_t kMaxTileQueries = 128;
 constexpr int64_t kMinTileQueries = 16;
 
@@ -40,6 +40,8 @@ Matrix rows_of(
     std::vector<float>& buffer) {
   const void* data = at(x.data, x.type, batch * x.strides[0] + head * x.strides[1] + first * x.strides[2]);
   const bool has_contiguous_rows = width == 1 || x.strides[3] == 1;
+  // Products of bfloat16 pairs need an even stride. The stride of a copy is `width`. Rows with an odd stride are
+  // therefore copied if `width` is even.
   const bool keeps_pairs = size_of(x.type) == 4 || x.strides[2] % 2 == 0 || width % 2 != 0;
   if (has_contiguous_rows && keeps_pairs && (count == 1 || x.strides[2] >= width)) {
     return {data, x.type, std::max(x.strides[2], width)};

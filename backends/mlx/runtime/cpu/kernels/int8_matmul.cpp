@@ -7,7 +7,7 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int kInt8Padding = 64;  // between rows, so that they do not compete for the same cache lines
+constexpr int kInt8Padding = 64;  // bytes between two rows, so that the rows do not compete for the same cache lines
 
 } // namespace
 

@@ -73,7 +73,8 @@ extern "C" void executorch_mlx_quantize_entries(const ExecutorchMlxQuantizeEntri
         rotate_groups(row.data(), groups, to.group_size);
       }
       const int64_t scale = head * to.scale_strides[0] + token * to.scale_strides[1] + p->first_group;
-      uint8_t* bytes = to.entries + head * to.entry_strides[0] + token * to.entry_strides[1] + p->first_group * group_bytes;
+      const int64_t entry = head * to.entry_strides[0] + token * to.entry_strides[1];
+      uint8_t* bytes = to.entries + entry + p->first_group * group_bytes;
       for (int64_t g = 0; g < groups; ++g) {
         quantize_group(&row[g * to.group_size], to, scale + g, bytes + g * group_bytes);
       }

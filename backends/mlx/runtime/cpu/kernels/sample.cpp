@@ -23,8 +23,8 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBelowOne = 1 - 0x1p-24f;
 constexpr double kLargestNoise = 16.7;  // -log(-log(kBelowOne)), rounded up
-// NOISE_KEY and NOISE_PARTS of sample.py. With filters, the noise of the ranks has three parts: the second begins at rank
-// 256, the third at 2048. The key makes the seeds of the parts differ.
+// NOISE_KEY and NOISE_PARTS of sample.py. With filters, the noise of the ranks has three parts: the second begins at
+// rank 256, the third at 2048. The key makes the seeds of the parts differ.
 constexpr uint64_t kNoiseKey = 0x1E3779B97F4A7C15;
 constexpr int64_t kNoiseParts[] = {256, 2048};
 
@@ -114,7 +114,7 @@ class Logits {
     return maximum_ - *std::max_element(first, last);
   }
 
-  // A lower bound of the logits of the `count` most likely tokens: the maximum of each of `count` blocks is at least this
+  // A lower bound of the logits of the `count` most likely tokens: the maxima of `count` blocks are at least this
   // large. Minus infinity if there are fewer blocks.
   float reached_by(int64_t count) const {
     if (count > num_blocks()) {
@@ -152,8 +152,8 @@ class Logits {
   bool has_nan_;
 };
 
-// The index with the lowest cost so far, and of indices with equal costs, the lowest. The indices are tokens, or in
-// draw_filtered() ranks. If every cost is infinite, the index is 0.
+// The index with the lowest cost so far. If several indices have this cost, the lowest of them. An index is a token, or
+// a rank in draw_filtered(). If every cost is infinite, the index is 0.
 struct Winner {
   float cost = kInfinity;
   int64_t index = 0;
@@ -203,8 +203,9 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
       }
     }
   };
-  // The rows share one sequence of `total` random words. A call of random_words() gives two ranges of it, one from `begin`
-  // and one from `half + begin` on. consider_part() considers the tokens of this row whose words are in such a range.
+  // The rows share one sequence of `total` random words. A call of random_words() gives two ranges of it, one from
+  // `begin` and one from `half + begin` on. consider_part() considers the tokens of this row whose words are in a
+  // range.
   uint32_t low[kLogitBlock], high[kLogitBlock];
   const auto consider_part = [&](uint64_t begin, uint64_t size, const uint32_t* words) {
     const uint64_t first = std::max(begin, row_begin);
@@ -223,7 +224,7 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
     kernels().random_words(
         key.high, key.low, static_cast<uint32_t>(begin), static_cast<uint32_t>(half + begin),
         static_cast<ptrdiff_t>(size), low, high);
-    if (half + begin + size > total) {  // `total` is odd: there is no word `half` behind the last one of the first range
+    if (half + begin + size > total) {  // `total` is odd: the second range is one word shorter
       low[size - 1] = key.word(half - 1, total);
     }
     consider_part(begin, size, low);
@@ -232,8 +233,8 @@ int64_t draw_unfiltered(const Logits& logits, const Parameters& p) {
   return winner.index;
 }
 
-// The random word of the token with this rank, for a draw with filters. There, noise belongs to the ranks of the tokens,
-// not to the tokens; sample.py says why.
+// The random word of the token with this rank, for a draw with filters. With filters, noise belongs to the ranks of the
+// tokens and not to the tokens. sample.py says why.
 uint32_t word_of_rank(int64_t rank, int64_t count, const Parameters& p) {
   int part = 0;
   int64_t start = 0;
@@ -380,6 +381,7 @@ extern "C" void executorch_mlx_sample(const ExecutorchMlxSample* sample) {
   const auto at = [](const auto& values, int64_t row) { return values.data[values.per_row ? row : 0]; };
   const size_t row_bytes = static_cast<size_t>(s.vocabulary) * (s.type == FloatType::float32 ? 4 : 2);
   const auto run = [&](int64_t row) {
+    // If a parameter has a value for each row, each row has its own random words, as if it were the only row.
     const bool draws_alone =
         s.temperature.per_row || s.top_p.per_row || s.seed.per_row || s.top_k.per_row || s.min_p.per_row;
     const Parameters parameters = {

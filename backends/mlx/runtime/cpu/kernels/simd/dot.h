@@ -19,7 +19,9 @@ inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
   if (beta == 0) {
     return result;
   }
-  asm("" : "+m"(result));  // or else the compiler could fuse either product with the addition, in each kernel another
+  // Rounds alpha * total. Otherwise the compiler could fuse either product with the addition, and not the same one in
+  // every kernel.
+  asm("" : "+m"(result));
   return result + beta * old;
 }
 
@@ -144,7 +146,7 @@ void dot_rows(
 #if defined(__AVX512BF16__)
       return dot_rows_for_type<FloatType::bfloat16_pair>(x, ldx, m, w, ldw, n, k, alpha, beta, y, ldy);
 #else
-      return;  // no such products: see multiplies_bfloat16_pairs
+      return;  // never called with pairs, because multiplies_bfloat16_pairs is false
 #endif
   }
 }

@@ -31,8 +31,8 @@ struct Int8Panels {
   alignas(64) float biases[kInt8Panels][kChunkGroups * kLanes];
 };
 
-// From each block of four lanes, takes two lanes of a and two of b in turn: the first two lanes if `First` is 0, or the
-// last two if it is 2. `Width` lanes stay together.
+// Each block of four lanes of the result has two lanes of the same block of a and two of b: the first two of the block
+// if `First` is 0, the last two if `First` is 2. Their order is a, b, a, b if `Width` is 1, and a, a, b, b if it is 2.
 template <int Width, int First, int... I>
 inline Ints interleave(Ints a, Ints b, Indices<I...>) {
   return __builtin_shufflevector(
@@ -52,7 +52,8 @@ inline void transpose_in_blocks(Ints* v) {
   v[3] = interleave<2, 2>(b, d, All{});
 }
 
-// Loads four words of every fourth row: block b of the result has the words at row(first + 4 * b).
+// Loads four words of every fourth row. Block b of the result has the words of row First + 4 * b. row(Constant<r>{})
+// points to the words of row r.
 template <int First, typename Row>
 __attribute__((always_inline)) inline Ints load_blocks(Row&& row) {
 #if defined(__AVX512F__)
@@ -113,8 +114,8 @@ inline void prefetch_scales(const QuantizedMatrix& q, ptrdiff_t first) {
   prefetch(static_cast<const char*>(q.biases) + first * size, kLanes * size);
 }
 
-// Writes the first `words` words of kLanes rows to a panel; the number is a multiple of four. row(Constant<r>{}) points
-// to row r. Prefetches as many words of the rows at `next`, which have the distance `stride`.
+// Writes the first `words` words of kLanes rows to a panel. `words` is a multiple of four. row(Constant<r>{}) points to
+// row r. Prefetches as many words of the rows at `next`, which have the distance `stride`.
 template <int Bits, typename Row>
 void unpack_rows(Row&& row, int words, const uint32_t* next, ptrdiff_t stride, uint8_t* panel) {
   for (int i = 0; i < words; i += 4) {
@@ -140,7 +141,8 @@ void unpack_rows(Row&& row, int words, const uint32_t* next, ptrdiff_t stride, u
   }
 }
 
-// The same for the rows at `from`, which have the distance `stride`. Row `last` takes the place of the rows after it.
+// Calls unpack_rows() for the rows at `from`, which have the distance `stride`. Row `last` takes the place of the rows
+// after it.
 template <int Bits>
 void unpack_panel(const uint32_t* from, ptrdiff_t stride, int last, int words, const uint32_t* next, uint8_t* panel) {
   if (last >= kLanes - 1) {
@@ -155,12 +157,14 @@ void unpack_panel(const uint32_t* from, ptrdiff_t stride, int last, int words, c
 
 // -- products -------------------------------------------------------------------------------------
 
-// Adds the products of M rows of x with `groups` groups of the panels to y.
+// Computes the products of M rows of x with `groups` groups of P panels. Writes them to y if `is_first`, else adds
+// them.
 template <int M, int P>
 void int8_tile(
     const Int8Rows& x, int row, int group, int groups, int size, const Int8Panels& w, bool is_first, float* y,
     ptrdiff_t ldy, int columns) {
-  constexpr int Parts = M * P >= 6 ? 1 : M * P >= 3 ? 2 : 4;  // of a dot product, which do not wait for each other
+  // A dot product is computed as several sums, because their instructions do not wait for each other.
+  constexpr int Parts = M * P >= 6 ? 1 : M * P >= 3 ? 2 : 4;
   const int8_t* integers[M];
   Floats acc[M][P];
   for (int r = 0; r < M; ++r) {

@@ -11,7 +11,7 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr int kParts = kLanes / 4;  // of a vector: blocks of 16 bytes
+constexpr int kParts = kLanes / 4;  // parts of a vector, of 16 bytes each
 
 // The sums of the four lanes of each block: lane 4 i + j of the result has the sum of block i of v[j].
 inline Ints sums_of_blocks(const Ints* v) {
@@ -86,8 +86,8 @@ void dot_columns(const QuantizedMatrix& q, const Int8Rows& x, int first, int col
   prefetch_scales(q, first + kLanes);
   Floats acc[M] = {};
   Ints dots[M] = {};
-  int parts = 0;  // of the present group that are in `dots`
-  int group = 0;  // in the arrays of scales and biases
+  int parts = 0;  // how many parts of the present group `dots` includes
+  int group = 0;  // the index of the present group in `scales` and `biases`
   for (int column = 0; column < q.k; column += Length) {
     if (column % kInt8Chunk == 0) {
       group = 0;

@@ -2,12 +2,12 @@
 // kernels.cpp.
 //
 // dot.h computes a result as kLanes partial sums. Partial sum i adds the products of the elements i, kLanes + i,
-// 2 * kLanes + i, ... of the two rows. A panel stores these elements, the section i, one after the other for kLanes rows
-// at once: element i of all rows, then element kLanes + i of all rows, and so on. A vector of a section therefore has the
-// same element of kLanes rows, and a vector of accumulators has partial sum i of kLanes results.
+// 2 * kLanes + i, ... of the two rows. A panel holds kLanes rows in kLanes sections. Section i has the elements for
+// partial sum i: element i of all rows, then element kLanes + i of all rows, and so on. A vector of a section therefore
+// has the same element of kLanes rows, and a vector of accumulators has partial sum i of kLanes results.
 //
-// The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete, they
-// are added, so that only a few of them are held at a time.
+// The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete,
+// they are added, so that only a few of them are held at a time.
 #pragma once
 
 #include "dot.h"
@@ -23,8 +23,8 @@ inline int steps_of(int k) {
   return (k + kLanes - 1) / kLanes;
 }
 
-// The number of floats of a section. It is an odd number of vectors, so that the sections do not compete for the same
-// cache lines.
+// The number of floats from one section to the next. It is an odd number of vectors, so that the sections do not
+// compete for the same cache lines.
 inline ptrdiff_t section_stride(int k) {
   return ptrdiff_t{steps_of(k) | 1} * kLanes;
 }
@@ -33,8 +33,8 @@ size_t panel_size(int k) {
   return static_cast<size_t>(section_stride(k)) * kLanes;
 }
 
-// Exchanges elements of two vectors, for a transposition. Those elements of a whose index has the bit `Distance` take the
-// places of those elements of b whose index lacks it, and the other way around.
+// Exchanges elements of two vectors, for a transposition: the elements of a whose index has the bit `Distance`, and the
+// elements of b whose index lacks this bit.
 template <int Distance, int... I>
 inline void exchange(Floats& a, Floats& b, Indices<I...>) {
   const Floats low = __builtin_shufflevector(a, b, (I & Distance ? I - Distance + kLanes : I)...);
@@ -79,8 +79,8 @@ inline int reversed_bits(int i) {
   return result;
 }
 
-// Computes a tile of kPanelTileRows rows and P * kLanes columns of results, one column for each row of P panels of w. Writes
-// the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y.
+// Computes a tile of kPanelTileRows rows and P * kLanes columns of results, one column for each row of P panels of w.
+// Writes the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y.
 template <FloatType Type, int P>
 void panel_tile(
     const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy) {

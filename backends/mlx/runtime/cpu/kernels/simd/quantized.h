@@ -1,7 +1,7 @@
 // Matrices in MLX's affine packing, where value = scale * q + bias with integers q. Part of kernels.cpp.
 //
-// The values are computed in float32, in registers, and multiplied in the order of dot.h. So a product with a quantized
-// matrix has the same bits as the product with what dequantize_rows() writes.
+// The values are computed in float32, in registers, and multiplied in the order of dot.h. A product with a quantized
+// matrix therefore has the same bits as the product with the matrix that dequantize_rows() writes.
 #pragma once
 
 #include "dot.h"
@@ -20,8 +20,7 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
   return buffer;
 }
 
-// The values of the integers of one group of a row. values() returns those of kLanes consecutive integers, which begin at
-// the given byte. They are in the order that natural_order() returns to the original one.
+// An unsigned integer type of `Size` bytes.
 template <int Size>
 struct BytesOf {
   typedef uint32_t Type;
@@ -31,6 +30,8 @@ struct BytesOf<2> {
   typedef uint16_t Type;
 };
 
+// One group of a row. values() returns the values of kLanes consecutive integers, which begin at the byte `from`. They
+// are in packed order: the order in which a vector holds the integers after they are unpacked.
 template <int Bits>
 class Group {
  public:
@@ -56,7 +57,7 @@ class Group {
       for (int lane = 0; lane < kLanes; ++lane) {
         shifts[lane] = lane * Bits;
       }
-      typedef typename BytesOf<kLanes * Bits / 8>::Type Word;  // of all integers
+      typedef typename BytesOf<kLanes * Bits / 8>::Type Word;  // holds kLanes integers
       const Words words = (Words{} + static_cast<uint32_t>(load<Word>(from))) >> shifts;
       return __builtin_convertvector((Ints)(words & ((1u << Bits) - 1)), Floats);
     }
@@ -66,6 +67,8 @@ class Group {
   Floats bias_;
 };
 
+// Changes packed order to the order of the integers in the matrix. packed_order() is the inverse. With AVX-512 and 4
+// bits, the two orders differ.
 template <int Bits>
 inline Floats natural_order(Floats values) {
   return values;
@@ -111,7 +114,7 @@ class Group<2> : public IndexedGroup<2> {
   using IndexedGroup::IndexedGroup;
 };
 
-// Integers of 4 bits come from two words in turn.
+// The lanes of an IndexedGroup<4> take their integers from two words in turn.
 template <>
 inline Floats natural_order<4>(Floats v) {
   return __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
@@ -193,7 +196,7 @@ void quantized_tile(
   write_sums<M, R>(results, 1, 0, y + row, ldy);
 }
 
-// The number of rows of the matrix in a tile with `rows` rows of x.
+// Returns the number of rows of the matrix, which are columns of the result, in a tile with `rows` rows of x.
 constexpr int quantized_columns(int rows) {
 #if defined(__AVX512F__)
   return rows <= 4 ? 4 : 3;
