@@ -87,6 +87,8 @@ ROWS = [
         ints(3, 2, low=-8, high=8, dtype=I8)),
     row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
                           for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
+    row("_int_mm/long sums", torch._int_mm, ints(17, 30_001, low=111, high=128, dtype=I8),
+        ints(30_001, 8, low=-128, high=-100, dtype=I8), edge_verified=False),
     row("mlx::quantized_matmul", MLXLinear(*packed(6, 64), **AFFINE),
         floats(2, 3, 64), cases=[(floats(64),)], loose=3),
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),

@@ -134,17 +134,29 @@ for _target in (
     REGISTRY.add(_target, _traced_definition(_target))
 
 
+_EXACT_PRODUCTS = 8192
+
+
 @REGISTRY.lower(torch.ops.aten._int_mm.default)
 def int_mm(P, self, mat2):
     """Lowers an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 
-    In float32, a sum of up to 8192 products of a 4-bit and an 8-bit integer is exact.
+    In float32, a sum of up to 8192 products of a 4-bit and an 8-bit integer is exact. Longer products are sums of such
+    parts.
     """
+    length = self.shape[1]
+    if not isinstance(length, int):
+        raise Unsupported("the length of the sums is dynamic")
 
-    def product(a, b):
-        a, b = a.to(torch.int32), b.to(torch.float32)
+    def part(a, b):
         low = torch.bitwise_and(a, 15)
         high = ((a - low) // 16).to(torch.float32)
         return (high @ b).to(torch.int32) * 16 + (low.to(torch.float32) @ b).to(torch.int32)
+
+    def product(a, b):
+        a, b = a.to(torch.int32), b.to(torch.float32)
+        return sum(
+            part(a[:, k : k + _EXACT_PRODUCTS], b[k : k + _EXACT_PRODUCTS]) for k in range(0, length, _EXACT_PRODUCTS)
+        )
 
     return P.trace(product, self, mat2)[0]
