@@ -35,8 +35,8 @@ class Registry:
 
     The builder calls a handler as `handler(P, **arguments)`, where `P` is the builder. The arguments have the names in
     the overload's schema, arguments that the call omits have their defaults, and slots take the place of FX nodes. The
-    handler returns a slot, or a list of slots if the operator has several results. A handler without a parameter for one
-    of the arguments fails with `TypeError`, so that no argument is ignored silently.
+    handler returns a slot, or a list of slots if the operator has several results. A handler without a parameter for
+    one of the arguments fails with `TypeError`, so that no argument is ignored silently.
     """
 
     def __init__(self) -> None:
