@@ -60,7 +60,7 @@ peers: build
 	  install -q --no-binary llama-cpp-python llama-cpp-python gguf
 	@echo "Next: $(PY) benchmarks/peers_cpu.py"
 
-# Not with --quiet, which would also silence the warnings that --strict counts.
+# mkdocs runs without --quiet, which would also silence the warnings that --strict turns into errors.
 docs: build $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "build/docs/index.html"
@@ -84,7 +84,7 @@ fuzz-payloads: build
 fuzz-pte: build
 	@tools/sanitize.sh pte
 
-# Always calls Ninja, which tracks the C++ sources and the CMake files.
+# This recipe runs every time. Ninja then decides what to rebuild: it tracks the C++ sources and the CMake files.
 build: build/.configured
 	@$(PY) -m cmake --build build
 ifneq (,$(filter build,$(MAKECMDGOALS)))

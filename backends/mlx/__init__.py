@@ -31,7 +31,8 @@ _MODULES = {
 }
 
 
-# Names that need no `quiet_imports` here: they import no torch, or, as `SamplingHead`, call it themselves.
+# Names that `__getattr__` imports without `quiet_imports`: their modules import no torch or, as for `SamplingHead`,
+# call `quiet_imports` themselves.
 _QUIET = {"LLM", "SamplingHead", "load_delegate"}
 
 

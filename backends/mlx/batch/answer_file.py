@@ -1,4 +1,4 @@
-"""`AnswerFile`: the answers of a batch, a file that survives a kill at any moment."""
+"""`AnswerFile`: a file with the answers of a batch. It stays usable if the process is killed at any moment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .request_file import request_number
 class AnswerFile:
     """A JSON Lines file with the answers of a batch, in OpenAI's format, opened for appending.
 
-    Each answer is one write of a whole line. If the process was killed during the write, the last line has no end:
-    opening the file again drops that line, and its request counts as not answered.
+    Each answer is one line. If the process is killed while it writes a line, the end of that line is missing. Opening
+    the file again then drops the line, and its request counts as not answered.
 
-    Attributes: `answered`, the ids of the answers, by the number of the request.
+    Attributes: `answered` maps the number of a request to the id of its answer.
 
     Raises BlockingIOError if another process writes the file, ValueError if a line is not an answer of a batch, and
     OSError if the file cannot be opened.
@@ -39,6 +39,10 @@ class AnswerFile:
             raise
 
     def _drop_torn_line(self) -> None:
+        """Truncate the file after its last complete line.
+
+        Raises ValueError if the file has no complete line and does not begin like an answer.
+        """
         size, block = os.fstat(self._file).st_size, 2**16
         end = size
         while end > 0:

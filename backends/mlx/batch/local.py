@@ -31,11 +31,11 @@ class LocalWorker:
 
 @asynccontextmanager
 async def local_worker(llm: LLM, name: str) -> AsyncIterator[LocalWorker]:
-    """A context manager: a worker that answers with `llm` under the name `name`."""
+    """A context manager: yields a worker that answers with `llm`. `name` is the name of the model in the requests."""
     async with running(create_app(llm, name=name)) as app:
         yield LocalWorker(app, queue_width(llm.rows))
 
 
 def queue_width(rows: int) -> int:
-    """Return the number of requests that keep `rows` rows busy: a row that becomes free finds the next one waiting."""
+    """Return the number of requests that keep `rows` rows busy: whenever a row becomes free, a request is waiting."""
     return 2 * rows

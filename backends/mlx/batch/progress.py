@@ -16,8 +16,8 @@ from .run import Totals
 def progress(done: int, total: int) -> Iterator[Callable[[Totals], None]]:
     """A context manager: shows on stderr how many of `total` requests are answered, and an estimate of the time left.
 
-    `done` were answered by earlier runs. The function that it gives shows the totals of this run. Without a terminal,
-    nothing is shown.
+    `done` is the number of requests that earlier runs have answered. Yields a function that shows the totals of this
+    run. Without a terminal, nothing is shown.
     """
     console = Console(stderr=True)
     columns = (
@@ -28,9 +28,9 @@ def progress(done: int, total: int) -> Iterator[Callable[[Totals], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=120) as bar:
         task = bar.add_task("answers", total=total, completed=done, tokens="")
 
-        def advance(totals: Totals) -> None:
+        def show(totals: Totals) -> None:
             rate = totals.answer_tokens / max(time.monotonic() - start, 1e-9)
             errors = f", {totals.errors} errors" if totals.errors else ""
             bar.update(task, completed=done + totals.answers, tokens=f"{rate:.0f} tokens/s{errors}")
 
-        yield advance
+        yield show

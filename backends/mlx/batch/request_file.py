@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is an error, so that no file exhausts the memory
-FIELDS = {"custom_id", "method", "url", "body"}
+KNOWN_FIELDS = {"custom_id", "method", "url", "body"}
 
 
 class LineError(ValueError):
@@ -25,8 +25,9 @@ class LineError(ValueError):
 class Request:
     """A request of a batch.
 
-    - `id`: the number of the request in its file, from 1, and a digest of its contents. The answer has the same id, by
-      which a second run finds what is answered already.
+    - `id`: the number of the request in its file, from 1, and a digest of its contents. The answer has the same id. A
+      second run compares the ids to find the requests that are answered already.
+    - `custom_id`: the id that the file gives the request, or None if the line has none.
     - `url`: the path of the endpoint.
     - `body`: the JSON body of the request.
     - `error`: why the line is not a request, or None if it is one.
@@ -45,7 +46,7 @@ def request_id(number: int, content: bytes) -> str:
 
 
 def request_number(id: str) -> int:
-    """Return the number of the request in its file. Raises ValueError for a text that is no id of a request."""
+    """Return the number of the request in its file. Raises ValueError if `id` is not the id of a request."""
     prefix, number, digest = id.rsplit("_", 2)
     if prefix != "batch_req" or len(digest) != 16:
         raise ValueError(f"id: got {id!r}, expected an id of a request")
@@ -55,7 +56,7 @@ def request_number(id: str) -> int:
 class RequestLines:
     """The requests of a JSON Lines file in OpenAI's batch format: `custom_id`, `method`, `url` and `body`.
 
-    Blank lines are no requests. Every other line is one, and a line that is not valid has an `error`.
+    Blank lines are skipped. Every other line gives a `Request`, whose `error` is set if the line is not valid.
     """
 
     def __init__(self, path: Path):
@@ -119,7 +120,7 @@ def _check(fields: dict[str, Any], seen: set[str]) -> tuple[str, bytes]:
         raise LineError(f"body: got {_show(body)}, expected a JSON object")
     if body.get("stream"):
         raise LineError(f"body.stream: got {_show(body['stream'])}, expected false in a batch")
-    if unknown := sorted(fields.keys() - FIELDS):
+    if unknown := sorted(fields.keys() - KNOWN_FIELDS):
         raise LineError(f"{unknown[0]}: unknown field")
     return url, json.dumps(body).encode()
 

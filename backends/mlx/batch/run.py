@@ -37,7 +37,7 @@ class Workers(Protocol):
 
 @dataclass
 class Totals:
-    """The counts of a batch: answers, those of them that are errors, and the tokens of prompts and answers."""
+    """The counts of a batch: the answers, the errors among them, and the tokens of the other prompts and answers."""
 
     answers: int = 0
     errors: int = 0
@@ -74,7 +74,7 @@ def count_and_check(requests: Requests, answers: AnswerFile) -> int:
     """Return the number of requests, and check that the answers belong to them.
 
     Raises ValueError if `answers` has an answer to another request: the file belongs to another batch, or the requests
-    have changed since.
+    have changed since the answer was written.
     """
     total, known = 0, 0
     for id in requests.ids():
@@ -83,8 +83,8 @@ def count_and_check(requests: Requests, answers: AnswerFile) -> int:
         known += answered is not None
         if answered not in (None, id):
             raise ValueError(
-                f"{answers.path} has an answer for request {request_number(id)} whose id is {answered}, expected {id} as in "
-                f"{requests.path}: choose another file for the answers"
+                f"{answers.path} has an answer for request {request_number(id)} whose id is {answered}, expected {id} "
+                f"as in {requests.path}: choose another file for the answers"
             )
     if others := len(answers.answered) - known:
         raise ValueError(
@@ -96,10 +96,10 @@ def count_and_check(requests: Requests, answers: AnswerFile) -> int:
 async def answer_all(
     requests: Iterable[Request], workers: Workers, write: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Answer `requests` and pass each answer to `write`, in the order in which the answers are complete.
+    """Answer `requests` and pass each answer to `write` as soon as it is complete.
 
-    Raises what `write` raises, and RuntimeError if the workers cannot answer any more. Then the running requests are
-    cancelled.
+    Raises what `write` raises, and RuntimeError if the workers cannot answer any more. In both cases, the running
+    requests are cancelled first.
     """
     running: set[asyncio.Task] = set()
     try:
@@ -119,7 +119,7 @@ async def answer_all(
 
 
 async def _write_some(running: set[asyncio.Task], write: Callable[[dict[str, Any]], None]) -> set[asyncio.Task]:
-    """Wait until an answer is complete, write all that are, and return the tasks that still run."""
+    """Wait until an answer is complete, write all complete answers, and return the tasks that still run."""
     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         write(task.result())

@@ -1,4 +1,4 @@
-"""Prompts from a column of a CSV or Parquet file, and answers as a column of one."""
+"""Reads prompts from a column of a CSV or Parquet file, and writes the rows with the answers as further columns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .request_file import LineError, Request, request_id, request_number
 
 CSV, PARQUET = ".csv", ".parquet"
 SUFFIXES = (CSV, PARQUET)
-GROUP = 1024  # rows of a table in memory at once
-MAX_CELL = 64 * 2**20  # characters
+ROWS_AT_A_TIME = 1024  # rows of a table in memory at once
+MAX_CELL = 64 * 2**20  # characters in a cell of a CSV file
 
 Row = dict[str, Any]
 
@@ -28,7 +28,7 @@ class Table(Protocol):
     columns: list[str]
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yields the rows, with all columns or with those named."""
+        """Yields the rows: with all columns if `columns` is None, else with these columns."""
 
 
 def open_table(path: Path) -> Table:
@@ -82,7 +82,7 @@ class _ParquetTable:
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yields the rows as record batches of pyarrow."""
-        return self._file.iter_batches(GROUP, columns=None if columns is None else list(columns))
+        return self._file.iter_batches(ROWS_AT_A_TIME, columns=None if columns is None else list(columns))
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
         for batch in self.batches(columns):
@@ -93,11 +93,11 @@ class _ParquetTable:
 class TableRequests:
     """A request for each row of a table.
 
-    - `column`: the name of the column with the prompts: text, or lists of token ids. In a chat, text is the message of
-      the user, and a list has the messages.
+    - `column`: the name of the column with the prompts. Without `chat`, a prompt is text or a list of token ids. With
+      `chat`, it is the text of a user message or a list of messages.
     - `chat`: whether the prompts are chat messages.
     - `system`: the system message of every chat, or None.
-    - `fields`: further fields of every body, at least `model`.
+    - `fields`: the other fields of every body. `model` is always among them.
     """
 
     table: Table
@@ -119,7 +119,7 @@ class TableRequests:
             value, error = row[self.column], None
             try:
                 body = json.dumps(self.fields | self._prompt(value)).encode()
-            except TypeError:  # such as bytes or a date, which have no form in JSON
+            except TypeError:  # JSON cannot represent the value, such as bytes or a date
                 body = repr(value).encode()
                 error = LineError(f"{self.column}: got {type(value).__name__}, expected text or a list")
             yield Request(request_id(number, body), f"row-{number}", url, body, error)
@@ -138,8 +138,8 @@ class TableRequests:
 def write_table(table: Table, answers: Path, output: Path, column: str) -> None:
     """Write the rows of `table` to `output`, with the answers of the file `answers` as further columns.
 
-    The column `column` has the text of the answer, and the column `column` + `_error` why there is none. `output`
-    appears when it is complete. Raises OSError if it cannot be written.
+    The column `column` has the text of the answer. If a request has no answer, the column `column` + `_error` has the
+    error message. `output` appears when it is complete. Raises OSError if it cannot be written.
     """
     offsets = {request_number(answer["id"]): offset for offset, answer in read_answers(answers)}
     with open(answers, "rb") as file:
@@ -158,7 +158,7 @@ def write_table(table: Table, answers: Path, output: Path, column: str) -> None:
 def text_and_error(answer: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return the text of an answer and None, or None and the error message.
 
-    An answer with several choices, or without text, is the JSON of the choices.
+    If the answer has several choices, or a choice without text, its text is the JSON of the choices.
     """
     if answer["error"] is not None:
         return None, answer["error"]["message"]
@@ -190,8 +190,8 @@ def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str
 
     answers = iter(answers)
     fields = [pyarrow.field(name, pyarrow.string()) for name in names]
-    texts = [pyarrow.field(name, pyarrow.string()) for name in table.columns]
-    own = table.schema if isinstance(table, _ParquetTable) else texts
+    text_fields = [pyarrow.field(name, pyarrow.string()) for name in table.columns]
+    own = table.schema if isinstance(table, _ParquetTable) else text_fields
     schema = pyarrow.schema([*own, *fields])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for columns in _groups(table):
@@ -201,12 +201,12 @@ def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str
 
 
 def _groups(table: Table) -> Iterator[list[Any]]:
-    """Yields the columns of the table as arrays of pyarrow, `GROUP` rows at a time."""
+    """Yields the columns of the table as arrays of pyarrow, `ROWS_AT_A_TIME` rows at a time."""
     import pyarrow
 
     if isinstance(table, _ParquetTable):
         yield from (batch.columns for batch in table.batches())
         return
     rows = table.rows()
-    while group := list(islice(rows, GROUP)):
+    while group := list(islice(rows, ROWS_AT_A_TIME)):
         yield [pyarrow.array([row[name] for row in group], pyarrow.string()) for name in table.columns]

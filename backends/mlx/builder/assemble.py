@@ -16,7 +16,7 @@ from .liveness import drop_dead, lifetimes, recycle, slots_in
 from .program import ProgramBuilder
 from .slots import Space, TensorSlot, ValueSlot
 
-VERSION = "1"
+IR_VERSION = "1"
 
 _SLOT_TYPES = {
     int: ir.SlotType.IntValueSlot,
@@ -63,7 +63,7 @@ class _Assembler:
     def assemble(self) -> Program:
         interface, spaces = self.builder.interface, self.spaces
         graph = ir.MLXGraph(
-            version=VERSION,
+            version=IR_VERSION,
             num_constant_tensors=len(spaces[Space.CONSTANT]),
             num_input_tensors=len(spaces[Space.INPUT]),
             num_output_tensors=len(spaces[Space.OUTPUT]),
@@ -109,7 +109,7 @@ class _Assembler:
     def _named_slots(self) -> list[ir.NamedSlot]:
         """Returns the slots with a name: constants, inputs and buffers.
 
-        Also adds the initial values of the buffers that do not start from zero to `self.constants`.
+        Also adds to `self.constants` the initial values of the buffers that do not start from zero.
         """
         named = []
         for slot in self.persistent:
@@ -131,9 +131,10 @@ class _Assembler:
     # Constants -------------------------------------------------------------------------------
 
     def _store_constants(self, slots: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
-        """Add the tensors of `slots` to `self.constants`, equal tensors once, and name the stored slots by their keys.
+        """Add the tensors of `slots` to `self.constants`. Returns a map from each slot to the slot that stands for it.
 
-        Returns a map from each slot to the first slot with an equal tensor.
+        Of slots with equal tensors, the first one stands for all, and only its tensor is stored. Its name becomes
+        the key of the tensor.
         """
         first: dict[str, TensorSlot] = {}
         originals = {}

@@ -20,11 +20,13 @@ _CONTIGUOUS = (None, torch.contiguous_format, torch.preserve_format)
 def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]:
     """Returns the arguments of a call by name. Missing arguments have their defaults.
 
-    An argument is a slot, a list of slots or a Python value; `slot_of` gives the slot of an FX node. The arguments in
-    `PLACEMENT` are left out; those for the memory layout are checked first. A target without a schema, such as `operator.add`, gets the names `a`, `b` and
-    so on. A higher-order operator, such as `cond`, gets a list of its positional arguments under the name `arguments`.
+    An argument is a slot, a list of slots or a Python value; `slot_of` returns the slot of an FX node. The arguments in
+    `PLACEMENT` are left out, after those for the memory layout have been checked. If the target has no schema, such as
+    `operator.add`, the names are `a`, `b` and so on. If the target is a higher-order operator, such as `cond`, its
+    positional arguments are a list under the name `arguments`.
 
-    Raises `Unsupported` if a memory layout is unsupported, or a default that is a dtype.
+    Raises `Unsupported` if a memory layout is unsupported, or if the default of a missing argument is a dtype that some
+    MLX devices do not support.
     """
     args = [_to_slots(a, slot_of) for a in node.args]
     kwargs = {k: _to_slots(a, slot_of) for k, a in node.kwargs.items()}

@@ -9,7 +9,7 @@ def write_cache(P, cache, update, begin, ring=None, row_begin=None):
     """Emit a write of `update` [B, H, S, D] into `cache` [B, H, C, D] and return the slot of the written cache.
 
     - `begin`: the position of the first element of `update`.
-    - `ring`: None, or the number of positions of a ring buffer.
+    - `ring`: the number of positions if a row of the cache is a ring buffer, else None.
     - `row_begin`: the index on axis 2 at which the row begins, by default 0.
 
     Position `p` is stored at index `row_begin + p`, or in a ring buffer at `row_begin + p % ring`. The cache is

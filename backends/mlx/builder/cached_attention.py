@@ -16,8 +16,8 @@ _POSITION_LIMIT = 1 << 40  # larger than any position
 
 
 @dataclass(frozen=True)
-class Scores:
-    """How the scores of a query are computed. `mlx::cached_attention` explains the fields."""
+class ScoreSettings:
+    """How the attention scores of a query are computed. `mlx::cached_attention` explains the fields."""
 
     scale: float
     window: int | None
@@ -57,7 +57,7 @@ def _elements(P, x):
 
 
 def _checked(P, numbers, bound):
-    """Returns the elements of `numbers` [N] as host integers. At run time, one outside of [0, bound) is an error.
+    """Returns the elements of `numbers` [N] as host integers. At run time, an element outside [0, bound) is an error.
 
     Without the check, a position beyond the end of a row would be a position of the next row.
     """
@@ -67,7 +67,7 @@ def _checked(P, numbers, bound):
 
 
 def _checked_end(P, begin, length, capacity):
-    """Returns `begin`. At run time, a `begin + length` beyond `capacity` is an error."""
+    """Returns `begin`. At run time, it is an error if `begin + length` is greater than `capacity`."""
     if length == 1:
         return begin
     distance = subtract(P, length, 1)
@@ -78,27 +78,27 @@ def _checked_end(P, begin, length, capacity):
 # -- attention ------------------------------------------------------------------
 
 
-def attend_rows(P, query, cache, start, row, rows, scores: Scores):
+def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
     """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
     capacity = cache.length // rows
-    parts = parts_of_rows(P, query, start, row, rows, capacity, scores.window is not None)
-    out = [_attention(P, part, cache, position, row_begin, capacity, scores) for part, position, row_begin in parts]
+    parts = parts_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
+    out = [_attention(P, part, cache, position, row_begin, capacity, settings) for part, position, row_begin in parts]
     return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
 
 
-def _attention(P, query, cache, begin, row_begin, capacity, scores: Scores):
+def _attention(P, query, cache, begin, row_begin, capacity, settings: ScoreSettings):
     """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `row_begin`."""
     end = add(P, begin, P.size(query, 2))
-    num_held = end if scores.window is None else _minimum(P, end, capacity)
+    num_held = end if settings.window is None else _minimum(P, end, capacity)
     first, stop = (0, num_held) if row_begin is None else (row_begin, add(P, row_begin, num_held))
-    is_fused = scores.softcap is None and scores.sinks is None
-    if is_fused and scores.window is None and scores.slopes is None:
-        return cache.attend(P, query, first, stop, scores.scale, None)
-    mask = _attention_mask(P, begin, end, num_held, capacity, scores, query.dtype)
+    is_fused = settings.softcap is None and settings.sinks is None
+    if is_fused and settings.window is None and settings.slopes is None:
+        return cache.attend(P, query, first, stop, settings.scale, None)
+    mask = _attention_mask(P, begin, end, num_held, capacity, settings, query.dtype)
     if is_fused:
-        return cache.attend(P, query, first, stop, scores.scale, mask)
+        return cache.attend(P, query, first, stop, settings.scale, mask)
     k, v = cache.read(P, query, first, stop)
-    return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, scores)
+    return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, settings)
 
 
 def masking(mask) -> dict[str, Any]:
@@ -112,12 +112,12 @@ def attend_in_floats(P, cache, query, first, stop, scale, mask):
     return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking(mask))
 
 
-def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
-    """Returns a mask for the indices of the row to which each query attends: bool [S, num_held], or numbers to add to the
-    scores [H, S, num_held] if there are slopes.
+def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
+    """Returns the attention mask of the queries.
 
-    The queries have the positions [begin, end). The mask covers the first `num_held` indices of the row. With a
-    window, the row is a ring buffer of `capacity` positions.
+    Without slopes, the mask is bool [S, num_held]: whether a query attends to an index of the row. With slopes, it has
+    the numbers to add to the scores, [H, S, num_held]. The queries have the positions [begin, end). The mask covers the
+    first `num_held` indices of the row. With a window, the row is a ring buffer of `capacity` positions.
     """
 
     def compare(op, a, b):
@@ -126,13 +126,13 @@ def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
     def number(value):
         return P.scalar(value, torch.int32)
 
-    window = scores.window
+    window = settings.window
     query_at = P.emit(ir.ExpandDimsNode, x=_range(P, begin, end), axis=1)
     index = _range(P, 0, num_held)
     if window is None:
         key_at = index
     else:
-        # Index i of a ring buffer holds the latest position p <= last with p % capacity == i.
+        # Index i of a ring buffer holds the largest position p <= last with p % capacity == i.
         last = number(subtract(P, end, 1))
         distance = P.emit(ir.SubtractNode, a=last, b=index)
         age = P.emit(ir.RemainderNode, a=distance, b=number(capacity))
@@ -140,20 +140,20 @@ def _attention_mask(P, begin, end, num_held, capacity, scores: Scores, dtype):
     mask = compare(ir.LessEqualNode, key_at, query_at)
     if window is not None:
         before = P.emit(ir.SubtractNode, a=query_at, b=number(window))
-        if scores.blocks:
+        if settings.blocks:
             in_block = P.emit(ir.RemainderNode, a=query_at, b=number(window))
             before = P.emit(ir.SubtractNode, a=query_at, b=P.emit(ir.AddNode, a=in_block, b=number(1)))
         mask = compare(ir.LogicalAndNode, mask, compare(ir.GreaterNode, key_at, before))
-    if scores.slopes is None:
+    if settings.slopes is None:
         return mask
     distance = P.cast(P.emit(ir.SubtractNode, a=key_at, b=query_at), torch.float32)
-    slopes = P.emit(ir.ReshapeNode, x=P.cast(scores.slopes, torch.float32), shape=[-1, 1, 1])
+    slopes = P.emit(ir.ReshapeNode, x=P.cast(settings.slopes, torch.float32), shape=[-1, 1, 1])
     bias = P.cast(P.emit(ir.MultiplyNode, a=slopes, b=distance), dtype)
     return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
 
 
-def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: Scores):
-    """Returns attention with what `SdpaNode` does not support: soft-capped scores, and sinks.
+def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: ScoreSettings):
+    """Returns the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """

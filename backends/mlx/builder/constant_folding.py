@@ -23,9 +23,9 @@ def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
 
     A node can be folded if its operator is pure, all of its operands are known, and the data is within `MAX_BYTES`.
 
-    A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. The slot
-    `value` then gets a function that returns the tensor as `data`, so that the users of `node` can be folded. If all of them are folded, the
-    instruction is dead and is dropped later.
+    A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. Its slot
+    also gets a function that computes the tensor, as `value.data`. The users of the node can then be folded. If all
+    users are folded, the instruction is dead and is dropped later.
     """
     if not isinstance(value, TensorSlot) or value.space != Space.TEMP or not _is_pure(node.target):
         return value

@@ -41,7 +41,7 @@ def scalar_type(dtype: torch.dtype) -> int:
 _BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
-_COMPLEX = (
+_COMPLEX_ERROR = (
     "complex numbers are not supported; compute the real and the imaginary part as two tensors, an FFT as products with "
     "matrices of cosines and sines, and an STFT as a convolution with them"
 )
@@ -56,7 +56,7 @@ def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
             if leaf.dtype.is_complex:
-                raise Unsupported(_COMPLEX)
+                raise Unsupported(_COMPLEX_ERROR)
             if not (allow_byte_floats and leaf.dtype in _BYTE_FLOATS):
                 scalar_type(leaf.dtype)
 

@@ -170,7 +170,7 @@ class Emitter:
 
 
 def _expression(op: type[ir.Op], fields: dict[str, Any]) -> tuple | None:
-    """Returns a dictionary key. Instructions with equal keys compute equal values.
+    """Returns a dictionary key for an instruction. Instructions with equal keys compute equal values.
 
     Returns None if the same instruction may compute another value when it runs again.
     """

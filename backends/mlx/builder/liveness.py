@@ -12,14 +12,14 @@ from .program import ProgramBuilder
 from .slots import Slot, Space, TensorSlot
 
 _LOOPS = (ir.ScanNode, ir.WhileNode)
-_CONTROL = (ir.IfNode, *_LOOPS)
-_CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
+_CONTROL = (ir.IfNode, *_LOOPS)  # control instructions: they run other chains
+_CHAIN_FIELDS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 
 
 def drop_dead(builder: ProgramBuilder) -> None:
     """Remove dead instructions from the chains of `builder`: those that write only slots that nothing reads.
 
-    An instruction that writes a buffer or an output is not dead, nor is a control instruction.
+    Instructions that write a buffer or an output, and control instructions, are never dead.
     """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
@@ -43,7 +43,7 @@ def operands(emitted: Emitted) -> Iterator[Slot]:
 
 
 def results(emitted: Emitted) -> Iterator[Slot]:
-    """The slots that an instruction writes."""
+    """Yields the slots that an instruction writes."""
     for f in emitted.op.FIELDS:
         if f.output:
             yield from slots_in(emitted.fields.get(f.name))
@@ -82,7 +82,7 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
         used: dict[TensorSlot, None] = {}
         for emitted in chain:
             start, inner = now, {}
-            for name in _CHAINS:
+            for name in _CHAIN_FIELDS:
                 if name in emitted.fields:
                     inner |= visit(builder.chains[emitted.fields[name]])
             slots = (s for value in emitted.fields.values() for s in slots_in(value))

@@ -21,7 +21,7 @@ def fold(
     carry = [_copy(P, s) for s in state]
     slices = [TensorSlot(x.dtype, tuple(x.shape[1:])) for x in xs]
     with P.chain() as body:
-        # Copied twice, because a result may itself be a slot of the state.
+        # Copied twice: a result may itself be a slot of the state, and the second copies overwrite these slots.
         results = [_copy(P, r) for r in P.trace(step, *carry, *slices, *fixed)]
         for result, slot in zip(results, carry, strict=True):
             P.emit(ir.IdCopyNode, x=result, out=slot)

@@ -29,8 +29,8 @@ BITS = (2, 3, 4, 5, 6, 8)
 class Affine:
     """A matrix [N, K] of values (q - zero_point) * scale, with a scale and a zero point per block.
 
-    `q` [N, K] holds integers in [low, high]. A block has `block` = (rows, columns) values. `scale` and `zero_point`
-    have one element for each block. A `scale` of None stands for 1, and a `zero_point` of None for 0.
+    `q` [N, K] holds integers in [low, high]. A block has `block[0]` rows and `block[1]` columns. `scale` and
+    `zero_point` have one element for each block. A `scale` of None stands for 1, and a `zero_point` of None for 0.
     """
 
     q: TensorSlot
@@ -229,8 +229,9 @@ def apply_factor(P, y: TensorSlot, factor: TensorSlot | None, dtype: torch.dtype
 def dequantize(P, weight: Affine | Microscaled, fields: dict | None = None, shape=None) -> TensorSlot:
     """Returns the dequantized weight.
 
-    By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the FX node being lowered. To dequantize some of the rows, pass
-    `fields`, the packed fields for these rows, and `shape`, the shape of the result.
+    By default, all matrix rows are dequantized, and the result has the shape of `P.out`, the value of the FX node that
+    is being lowered. To dequantize some of the rows, pass `fields`, the packed fields for these rows, and `shape`, the
+    shape of the result.
     """
     # MLX dequantizes to the dtype of the scales. If the scales are bytes, MLX dequantizes to bfloat16, which holds
     # every such value exactly. Other scales are float32 here: with half-precision scales, MLX would round q * scale to

@@ -33,10 +33,10 @@ class Registry:
     A target is an ATen overload, a Python operator, or the name "library.name.overload" of an overload that may not
     be defined yet.
 
-    The builder calls a handler as `handler(P, **arguments)`. The arguments have the names in the overload's schema,
-    arguments that the call omits have their defaults, and slots take the place of FX nodes. The handler returns a slot,
-    or a list of slots if the operator has several results. A handler without a parameter for one of the arguments fails
-    with `TypeError`, so that no argument is ignored silently.
+    The builder calls a handler as `handler(P, **arguments)`, where `P` is the builder. The arguments have the names in
+    the overload's schema, arguments that the call omits have their defaults, and slots take the place of FX nodes. The
+    handler returns a slot, or a list of slots if the operator has several results. A handler without a parameter for
+    one of the arguments fails with `TypeError`, so that no argument is ignored silently.
     """
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Registry:
         self.decompositions[target] = function
 
     def decline(self, target: torch._ops.OpOverload, reason: str) -> None:
-        """Register the reason for which `target`, an operator without a handler, is not delegated."""
+        """Register the reason why `target`, an operator without a handler, is not delegated."""
         self.advice[target] = reason
 
     def reason_for(self, target: Any) -> str:
-        """Returns the reason for which `target`, an operator without a handler, is not delegated."""
+        """Returns the reason why `target`, an operator without a handler, is not delegated."""
         return self.advice.get(aten_target(target), "no lowering for this operator")
 
     def pattern(self, match: Callable) -> Callable:

@@ -1,1 +1,1 @@
-"""The command `executorch-mlx`: export, run, serve, inspect and doctor. And the script `mlx_llm_runner`."""
+"""The console scripts `executorch-mlx`, with a module for each of its commands, and `mlx_llm_runner`."""

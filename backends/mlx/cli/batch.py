@@ -44,7 +44,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     table = parser.add_argument_group("tables")
     table.add_argument("--column", metavar="NAME", help="column with the prompts")
     table.add_argument("--answer-column", metavar="NAME", default="answer",
-        help="column for the answers; NAME_error tells why there is none (default: %(default)s)")
+        help="column for the answers; the column NAME_error has the error if there is no answer (default: "
+             "%(default)s)")
     table.add_argument("--chat", action="store_true",
         help="treat the prompts as chat messages: apply the chat template")
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
@@ -104,7 +105,7 @@ def _file_errors() -> Iterator[None]:
     try:
         yield
     except BlockingIOError as error:
-        raise CommandError("another process writes the answers: wait for its end") from error
+        raise CommandError("another process writes the answers: wait until it ends") from error
     except (ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
 
@@ -113,7 +114,7 @@ def _file_errors() -> Iterator[None]:
 
 
 def _open_requests(options: argparse.Namespace) -> tuple[Table | None, RequestLines | TableRequests]:
-    """Return the table, if the input is one, and the requests. Raises CommandError for options that do not fit."""
+    """Return the table, or None for a .jsonl file, and the requests. Raises CommandError if the options are invalid."""
     suffix = options.input.suffix
     if suffix not in (JSON_LINES, *TABLES):
         raise CommandError(f"{options.input}: got the suffix {suffix!r}, expected .jsonl, .csv or .parquet")
@@ -171,12 +172,12 @@ def _answer(options: argparse.Namespace, requests: RequestLines | TableRequests,
         from ..batch.progress import progress
 
         async with _workers(options) as workers:
-            with progress(len(done), total) as advance:
+            with progress(len(done), total) as show:
 
                 def write(answer: dict[str, Any]) -> None:
                     answers.write(answer)
                     totals.add(answer)
-                    advance(totals)
+                    show(totals)
 
                 await answer_all((request for request in requests if request.id not in done), workers, write)
 

@@ -28,8 +28,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--library", metavar="PATH", help="delegate library to check (default: the installed one)")
     parser.add_argument(
         "--model", metavar="DIR",
-        help="say what an export of the model in this folder would give, or what is in its way, from its config.json "
-        "alone",
+        help="print what an export of the model in this folder would give, or why the model cannot be exported; reads "
+        "only its config.json",
     )  # fmt: skip
     parser.set_defaults(run=run)
 
@@ -143,7 +143,7 @@ def _delegate_errors(library: str | None) -> Iterator[str]:
 
 
 def _loaded_files() -> set[str]:
-    """The paths of the libraries in this process."""
+    """Returns the paths of the files that this process has loaded or mapped, among them its libraries."""
     if sys.platform == "darwin":
         dyld = ctypes.CDLL(None)
         dyld._dyld_get_image_name.restype = ctypes.c_char_p

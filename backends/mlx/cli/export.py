@@ -16,7 +16,7 @@ from .model_arguments import CommandError
 if TYPE_CHECKING:
     from ..llm.export import ExportedLLM
 
-ROWS = 4  # of a program that returns only tokens; docs/performance.md has what rows cost
+DEFAULT_BATCH = 4  # for a program that returns only tokens. docs/performance.md says what a row costs.
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -69,15 +69,15 @@ def _add_sizes(add: Callable) -> None:
     add("--chunk", type=int, metavar="N",
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
     add("--batch", type=int, metavar="N",
-        help=f"rows of the KV caches: requests that the program serves side by side (default: {ROWS}; 1 with --outputs "
-             "logits or both, as ExecuTorch's own runner expects)")
+        help=f"rows of the KV caches: requests that the program serves side by side (default: {DEFAULT_BATCH}; 1 with "
+             "--outputs logits or both, as ExecuTorch's own runner expects)")
     add("--kv-bits", type=int, choices=(8, 4), metavar="{8,4}",
         help="quantize the KV caches (default: floats); use --allow-extensions as well, for fused kernels")
     add("--tensor-parallel", type=int, default=1, metavar="N",
-        help="split the weights and KV caches among N processes: writes FILE with -0-of-N to -(N-1)-of-N before the "
-             "suffix, which `run --hosts` starts (default: %(default)s)")
+        help="split the weights and KV caches among N processes, which `run --hosts` starts: writes N files, named "
+             "like FILE with -0-of-N to -(N-1)-of-N before the suffix (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
-        help="speech models with a dynamic length: the longest sound of a call (default: 30)")
+        help="speech models with a dynamic length: the longest sound that one call takes (default: 30)")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
@@ -137,7 +137,7 @@ def _export_arguments(options: argparse.Namespace) -> dict[str, Any]:
     names = (*names, "tensor_parallel", "activations", "kv_bits", "speculation", "allow_extensions", "verify")
     arguments = {name: getattr(options, name) for name in names}
     if options.batch is None:
-        arguments["batch"] = ROWS if options.outputs == "tokens" else 1
+        arguments["batch"] = DEFAULT_BATCH if options.outputs == "tokens" else 1
     head = HeadConfig(
         seed=options.seed,
         penalties=options.penalties,

@@ -1,4 +1,4 @@
-"""The console script `mlx_llm_runner`: replaces itself by the C++ executable of that name."""
+"""The console script `mlx_llm_runner`: replaces its process by the C++ executable of that name."""
 
 from __future__ import annotations
 

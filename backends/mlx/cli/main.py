@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Without the modules of the other commands, which import large packages, the first token comes sooner.
+    # Only the module of the given command is imported. The other modules import large packages, which takes time.
     for name in COMMANDS if not arguments or arguments[0] not in COMMANDS else arguments[:1]:
         import_module(f".{name}", __package__).add_to(commands)
     options = parser.parse_args(arguments)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def console() -> int:
-    """The console script: `main`, but without an error message if the reader of its output, such as `head`, ends."""
+    """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends."""
     try:
         code = main()
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from .model_arguments import INTERRUPTED
 if TYPE_CHECKING:
     from ..llm import LLM, Generation
 
-HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
+CHAT_HELP = "/clear starts a new chat, /exit or end of input quits, Ctrl-C stops an answer"
 
 
 def add_to(commands: argparse._SubParsersAction) -> None:
@@ -26,7 +26,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         "run",
         help="generate text with a language model",
         description="Generate text with a language model. The answer streams to stdout, metrics go to stderr. Without "
-        f"--prompt, starts a chat: {HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to --prompt.",
+        f"--prompt, starts a chat: {CHAT_HELP}. Exits with {INTERRUPTED} if Ctrl-C stopped the answer to --prompt.",
     )
     model_arguments.add_to(parser)
     add = parser.add_argument
@@ -44,8 +44,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     add("--json", action="store_true",
         help="print each answer as one line of JSON: text, tokens, finish, seed, metrics")
     add("--prompt-cache", metavar="FILE", type=Path,
-        help="read the KV cache of a prompt from FILE, so that prompts that begin like it start sooner; if there is no "
-        "FILE, write that of the first prompt to it")
+        help="read the KV cache of a prompt from FILE, so that prompts that begin like it start sooner; if FILE does "
+        "not exist, write the KV cache of the first prompt to it")
     add("--profile", metavar="FILE", help="time every instruction for ExecuTorch's Inspector; slower")
     # fmt: on
     parser.set_defaults(run=run)
@@ -144,9 +144,9 @@ def converse(session: Session) -> int:
             case "/clear":
                 session.clear()
             case "/help":
-                print(HELP, file=sys.stderr)
+                print(CHAT_HELP, file=sys.stderr)
             case text if text.startswith("/"):
-                print(f"unknown command {text.split()[0]}; {HELP}", file=sys.stderr)
+                print(f"unknown command {text.split()[0]}; {CHAT_HELP}", file=sys.stderr)
             case text:
                 try:
                     session.answer(text)
@@ -164,7 +164,7 @@ def read_lines() -> Iterator[str]:
         return
     import readline  # noqa: F401  (line editing for input())
 
-    print(HELP, file=sys.stderr)
+    print(CHAT_HELP, file=sys.stderr)
     while True:
         try:
             yield input("> ")

@@ -84,12 +84,12 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tool-format", metavar="FORMAT",
         help="format of tool calls: hermes, llama3, mistral, mistral-named, gemma, gemma-tags or harmony (default: the "
-        "one of the chat template)",
+        "format of the chat template)",
     )  # fmt: skip
 
 
 def _number(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
-    """Returns a parser of a number of type `kind` in [low, high], for argparse. `high` may be None, for no limit."""
+    """Returns a function for argparse that parses a number of type `kind` in [low, high]. Without `high`, it is 1e9."""
 
     def parse(argument: str) -> float:
         try:
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _models(options: argparse.Namespace) -> Models:
-    """Return the models that the command line names, each loaded once."""
+    """Return the models that the command line names. Each was loaded once, to report errors at the start."""
     from ..llm import LLM
     from ..serve import Models
     from ..serve.formats import FORMATS

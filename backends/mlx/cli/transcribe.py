@@ -33,8 +33,8 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     add("--task", choices=("transcribe", "translate"), default="transcribe",
         help="translate: translate to English (default: %(default)s)")
     add("--format", choices=("text", "plain", "json", "srt", "vtt"), default="text",
-        help="text: lines with times; plain: lines without; json: one object per segment; srt, vtt: subtitles (default: "
-             "%(default)s)")
+        help="text: lines with times; plain: lines without times; json: one object per segment; srt, vtt: subtitles "
+             "(default: %(default)s)")
     add("--no-timestamps", dest="timestamps", action="store_false",
         help="do not let the model write timestamps: a segment is a window")
     add("--device", choices=("cpu", "gpu"), help="device to run on (default: MLX's)")

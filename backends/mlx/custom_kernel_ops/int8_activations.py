@@ -1,4 +1,4 @@
-"""`mlx::int8_quantized_matmul`: the product of activations in 8 bits and a packed matrix.
+"""`mlx::int8_quantized_matmul`: the product of activations, rounded to 8 bits, and a packed matrix.
 
 Each group of a row of the activations is rounded to integers from -127 to 127, with a scale of its own. The group size
 is that of the matrix. The IR node `Int8QuantizedMatmulNode` has a kernel that multiplies the integers. Its results
@@ -14,7 +14,7 @@ from ..custom_ops.library import define
 from ..custom_ops.packing import check
 
 BITS = (4, 8)  # of the matrix
-_SMALLEST = 2.0**-100  # groups whose largest magnitude is below this number count as zeros
+_SMALLEST = 2.0**-100  # a group whose largest magnitude is smaller is rounded to zeros
 
 
 def rounded_to_int8(x: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -36,13 +36,13 @@ def penalize_definition(logits, history, valid=None, repetition=None, presence=N
     `repetition` of 0 or less, or NaN, counts as 1.
     """
     logits = logits.to(torch.float32)
-    counts = (history >= 0) & (history < logits.shape[1])
+    is_counted = (history >= 0) & (history < logits.shape[1])
     if valid is not None:
-        counts = counts & valid
+        is_counted = is_counted & valid
     # An entry that does not count is treated as token 0. This changes nothing: the entry adds 0 to the occurrences of
     # token 0, and the scatter below writes the same value for all entries of a token.
-    token = torch.where(counts, history, 0)
-    occurrences = torch.zeros_like(logits).scatter_add(1, token, counts.to(torch.float32))
+    token = torch.where(is_counted, history, 0)
+    occurrences = torch.zeros_like(logits).scatter_add(1, token, is_counted.to(torch.float32))
     occurrences, before = occurrences.gather(1, token), logits.gather(1, token)
     after = before
     if repetition is not None:
@@ -92,8 +92,8 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
 def bias_definition(logits, tokens, values):
     """Adds `values` `[K]` to the logits of `tokens`, int64 `[K]`, in every sequence.
 
-    If both are `[B, K]`, each sequence has tokens and values of its own.
-    Repeated tokens get the sum of their values. Ids outside of the vocabulary are ignored. The off value is 0.
+    If `tokens` and `values` are `[B, K]`, each sequence has tokens and values of its own. Repeated tokens get the sum
+    of their values. Ids outside of the vocabulary are ignored. The off value is 0.
     """
     logits = logits.to(torch.float32)
     known = (tokens >= 0) & (tokens < logits.shape[1])

@@ -3,8 +3,8 @@
     mlx::token_logprobs    of one token of each sequence
     mlx::top_logprobs      of the most likely tokens of each sequence
 
-Both take `enabled`, int64, of one element or `[B]`. Where it is 0, the results are 0, and if it is 0 for all sequences,
-the results cost nothing.
+Both take `enabled`, int64, of one element or `[B]`. The results of a sequence whose `enabled` is 0 are 0. If `enabled`
+is 0 for all sequences, the log probabilities are not computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..custom_ops.library import define
 from .sample import clean, is_per_row, row_max, split_blocks, split_columns
 
-BLOCK = 64  # tokens
+BLOCK = 64  # tokens in a block of the search for the most likely tokens
 
 
 def token_logprobs_definition(logits, tokens, enabled):
@@ -56,6 +56,7 @@ def top_logprobs_definition(logits, enabled, count):
 
 
 def _if_enabled(compute, zeros, *operands):
+    """Returns `compute(*operands)` if any element of the last operand is nonzero, else `zeros(*operands)`."""
     return torch.ops.higher_order.cond((operands[-1] != 0).any(), compute, zeros, operands)
 
 

@@ -5,9 +5,10 @@
     mlx::selective_scan            state = exp(step * rates) * state + step * input * key, one state for each channel
     mlx::diagonal_recurrence       state = decay * state + input
 
-The token rules below are the operators: eager execution calls them in a loop over the tokens, and `ops/recurrence.py`
-lowers that loop to a `ScanNode` whose body is the traced rule. All arithmetic is float32. Each operator takes the state
-before its tokens and returns the state after them, so that a sequence may be split into calls anywhere.
+The token rules below define the operators: eager execution calls them in a loop over the tokens, and
+`ops/recurrence.py` lowers that loop to a `ScanNode` whose body is the traced rule. All arithmetic is float32. Each
+operator takes the state before its tokens and returns the state after them, so that a sequence may be split into calls
+anywhere.
 
 The first two have a second form for many tokens: a block rule takes `size` tokens at once, with matrix products. It
 reads and writes the state once for each block.
@@ -22,19 +23,20 @@ import torch
 
 from ..custom_ops.library import define
 
-BLOCK = 64
-CHANNEL_BLOCK = 16  # with a decay for each channel, whose products take a factor of `key size` more memory
-FEW = 8  # from this number of tokens on, blocks are used
+BLOCK = 64  # tokens of a block
+CHANNEL_BLOCK = 16  # the same with a decay for each channel, where products take `key size` times as much memory
+MIN_TOKENS_FOR_BLOCKS = 8  # fewer tokens are processed one by one
 
 
 @dataclass(frozen=True)
 class Rule:
     """How a recurrence advances.
 
-    - `token(state, *tensors) -> (state, output)`: the next token. The tensors have no axis for the tokens.
-    - `axis`: the axis of the tokens.
-    - `block`: the same for the next `size` tokens, whose axis stays, or None. Tokens of zeros do not change the state.
-    - `fixed`: the number of last tensors that are the same for all tokens.
+    - `token(state, *tensors) -> (state, output)`: advances by one token. The tensors have no axis for the tokens.
+    - `axis`: the axis of the tokens in the tensors of the operator.
+    - `block(state, *tensors) -> (state, outputs)`: advances by `size` tokens. The tensors have an axis for these
+      tokens. Tokens of zeros do not change the state. None if there is no rule for blocks.
+    - `fixed`: the number of tensors, at the end of `tensors`, that are the same for all tokens.
     """
 
     token: Callable
@@ -45,7 +47,10 @@ class Rule:
 
 
 def _recur(step, axis, state, tensors, fixed=()):
-    """Calls `state, y = step(state, *x)` for each index of `axis` of the tensors. Returns the y, stacked, and the state."""
+    """Calls `state, y = step(state, *x, *fixed)` with the slice `x` of the tensors at each index of `axis`.
+
+    Returns the stacked `y` and the final state.
+    """
     out = []
     for index in range(tensors[0].shape[axis]):
         state, y = step(state, *(x.select(axis, index) for x in tensors), *fixed)
@@ -65,7 +70,7 @@ def _run(rule, tensors, state):
     state, *tensors = (x.to(torch.float32) for x in (state, *tensors))
     tensors, fixed = tensors[: len(tensors) - rule.fixed], tensors[len(tensors) - rule.fixed :]
     length = tensors[0].shape[rule.axis]
-    if rule.block is None or length < FEW:
+    if rule.block is None or length < MIN_TOKENS_FOR_BLOCKS:
         return _recur(rule.token, rule.axis, state, tensors, fixed)
     out, state = _recur(rule.block, rule.axis, state, [_blocks(x, rule.size) for x in tensors], fixed)
     return out.flatten(2, 3)[:, :, :length].contiguous(), state
@@ -97,7 +102,10 @@ def _linear_block(state, q, k, v, decay):
 
 
 def _decays(decay):
-    """Returns the decays from the start of a block to each token, between tokens [..., C, C], and to the end."""
+    """Returns the decays from the start of a block to each token, between two tokens, and from each token to the end.
+
+    Their shapes are [..., C], [..., C, C] and [..., C].
+    """
     total = decay.cumsum(-1)
     return total.exp(), _lower(total[..., None] - total[..., None, :]), (total[..., -1:] - total).exp()
 
@@ -134,7 +142,7 @@ def _delta_block(state, q, k, v, decay, beta):
 
 
 def _delta_channel_block(state, q, k, v, decay, beta):
-    """The same for a decay of each channel of the keys, `decay` [B, H, C, K]."""
+    """As `_delta_block`, with a decay for each channel of the keys: `decay` is [B, H, C, K]."""
     heads = v.shape[1]
     q, k = (_grouped(x, heads) for x in (q, k))
     total = decay.cumsum(-2)
@@ -150,8 +158,9 @@ def _delta_channel_block(state, q, k, v, decay, beta):
 def _corrected(state, q_start, k_start, k_end, v, beta, overlap, scores, decay):
     """Returns the state after a block, and the outputs.
 
-    What token i adds to the state is beta_i * (value_i - what the state holds for key_i), where the state includes what
-    the earlier tokens of the block added: (I + beta * lower(overlap)) errors = beta * (v - k_start @ state).
+    Token i adds key_i ⊗ errors_i to the state, where errors_i is beta_i * (value_i - what the state holds for key_i).
+    That state includes what the earlier tokens of the block have added. The errors therefore solve the equation
+    (I + beta * lower(overlap)) errors = beta * (v - k_start @ state).
     """
     errors = _inverse(overlap.tril(-1) * beta[..., None]) @ ((v - k_start @ state) * beta[..., None])
     return state * decay + k_end.mT @ errors, q_start @ state + scores @ errors
@@ -283,7 +292,7 @@ gated_linear_attention = _define(
     "gated_linear_attention", ("query", "key", "value", "decay", "state"), _check_linear, _linear_rule
 )
 
-# The same, with `beta` [B, H, S]. `decay` is [B, H, S], or [B, H, S, K] for a decay of each channel.
+# As `gated_linear_attention`, with `beta` [B, H, S]. `decay` is [B, H, S], or [B, H, S, K] for a decay of each channel.
 gated_delta_rule = _define(
     "gated_delta_rule", ("query", "key", "value", "decay", "beta", "state"), _check_delta, _delta_rule
 )

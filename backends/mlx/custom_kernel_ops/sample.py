@@ -45,8 +45,8 @@ LOG2_E = 1.4426950408889634
 LARGEST = 3.4028234663852886e38  # of float32
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
-UNSURE = -1  # in the place of a token
-SHORT = 8192  # up to this vocabulary size, it is faster to look at all tokens than to search for candidates
+UNSURE = -1  # in place of a token
+SHORT_VOCABULARY = 8192  # up to this size, it is faster to look at all tokens than to search for candidates
 # The fast versions with filters: (number of candidates, height of the columns in which they are searched). There are
 # more candidates without top_k, because the size of the nucleus is unknown and often larger than a usual top_k.
 TIERS = ((256, 32), (2048, 16))
@@ -82,7 +82,10 @@ def _sample(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _sample_rows(logits, *parameters):
-    """Draws one sequence after the other. `_greedy` needs no such loop, because its result is exact."""
+    """Draws one sequence after the other, so that each gets the token that it gets alone.
+
+    `_greedy` needs no such loop, because its result is exact.
+    """
     rows = [logits, *(p for p in parameters if is_per_row(p))]
     shared = [p for p in parameters if p is not None and not is_per_row(p)]
 
@@ -96,7 +99,7 @@ def _sample_rows(logits, *parameters):
 
 
 def is_per_row(parameter):
-    """Whether `parameter` has a value for each sequence. A dynamic dimension counts the sequences, even if it is 1."""
+    """Whether `parameter` has a value for each sequence. True for a dynamic size, even if it is 1 at run time."""
     if parameter is None or parameter.dim() == 0:
         return False
     return not isinstance(parameter.shape[0], int) or parameter.shape[0] != 1
@@ -222,7 +225,7 @@ def _random_seed():
 def _unfiltered(logits, temperature, top_p, seed, top_k, min_p):
     batch, vocabulary = logits.shape
     words = torch.ops.mlx.random_bits([batch, vocabulary], seed).to(torch.float32)
-    if vocabulary <= SHORT:
+    if vocabulary <= SHORT_VOCABULARY:
         return _unfiltered_all(logits, temperature, words)
     operands = (logits, temperature, words)
     return _or_else(_unfiltered_all, _unfiltered_columns(*operands), *operands)
@@ -269,7 +272,7 @@ def _minus_gumbel(words):
 
 def _filtered(logits, temperature, top_p, seed, top_k, min_p):
     operands = (logits, temperature, top_p, seed, top_k, min_p)
-    if logits.shape[1] <= SHORT:
+    if logits.shape[1] <= SHORT_VOCABULARY:
         return _filtered_all(*operands)
     nucleus_weight = _cond(top_p < 1, _nucleus_weight, _infinite_weight, logits, temperature, top_p)
     tiers = TIERS if top_k is None else TIERS_WITH_TOP_K

@@ -1,8 +1,8 @@
 """Torch operators over a group of processes: schema, eager kernel, fake kernel.
 
-A program with these operators is for the process `rank` of a group of `size` processes. Eager torch has no such group:
-the operators run inside `simulated_group`, where the processes are threads. Importing this module defines the operators
-in the operator library `mlx`.
+A program with these operators belongs to the process `rank` of a group of `size` processes. Eager torch has no such
+group. There, the operators run inside `simulated_group`, where the processes are threads. Importing this module defines
+the operators in the operator library `mlx`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ _this_thread = threading.local()
 
 
 class _Exchange:
-    """Lets each of several threads see the tensors of all."""
+    """Exchanges tensors among several threads."""
 
     def __init__(self, size: int, gathered: list[torch.Tensor]):
         self.size, self.barrier, self.tensors, self.gathered = size, threading.Barrier(size), [None] * size, gathered
 
-    def all(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the tensors of all threads. `tensor` is that of the thread `rank`, which calls the function."""
         self.tensors[rank] = tensor
         self.barrier.wait()
         result = list(self.tensors)
@@ -62,29 +63,29 @@ def simulated_group(functions: Sequence[Callable[[], Any]], gathered: list[torch
     return results
 
 
-def _all(name: str, x: torch.Tensor, rank: int, size: int) -> list[torch.Tensor]:
+def _gather(name: str, x: torch.Tensor, rank: int, size: int) -> list[torch.Tensor]:
     if size == 1:
         return [x]
     exchange = getattr(_this_thread, "exchange", None)
     if exchange is None or exchange.size != size:
         raise RuntimeError(f"mlx::{name}: got no group of {size} processes: eager torch runs it in simulated_group only")
-    return exchange.all(rank, x)
+    return exchange.gather(rank, x)
 
 
 def _all_sum(x, rank, size):
-    first, *rest = _all("all_sum", x, rank, size)
+    first, *rest = _gather("all_sum", x, rank, size)
     total = first.float() if first.dtype in (torch.float16, torch.bfloat16) else first.clone()
     for part in rest:
         total = total + part
     return total.to(x.dtype)
 
 
-# The sum of x over the processes, added in the order of the ranks; of half precision in float32.
+# The sum of x over the processes, added in the order of the ranks. Half precision is added in float32.
 all_sum = define("all_sum(Tensor x, int rank, int size) -> Tensor", _all_sum, lambda x, rank, size: torch.empty_like(x))
 
 
 def _all_gather(x, axis, rank, size):
-    result = torch.cat(_all("all_gather", x, rank, size), axis)
+    result = torch.cat(_gather("all_gather", x, rank, size), axis)
     if rank == 0 and size > 1:
         _this_thread.exchange.gathered.append(result)
     return result

@@ -6,7 +6,7 @@ and meaning are the same as in executorch 1.5.1. `mlx::sample` is not defined he
 name, in `custom_kernel_ops`, has other arguments.
 
 Importing this module defines the operators in the library `mlx`. An operator that already exists with the same
-arguments stays in place.
+arguments is kept.
 """
 
 from __future__ import annotations
@@ -167,10 +167,11 @@ def pack_experts(w, bits):
     return pack((w.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8), bits)
 
 
-def packed_biases(scales, biases, bits):
-    """Returns the biases for the weights that `pack_experts` returns, float32 [E, N, K / group_size].
+def expert_biases(scales, biases, bits):
+    """Returns the biases that belong to the unsigned integers of `pack_experts`, float32 [E, N, K / group_size].
 
-    `biases` are biases if they have a float dtype, zero points if they have an integer dtype, and zeros if None.
+    The argument `biases` holds biases if its dtype is a float, and zero points if its dtype is an integer. None stands
+    for biases of 0.
     """
     half = 2 ** (bits - 1) * scales.float()
     if biases is None:
@@ -196,7 +197,7 @@ def _gather_qmm(
 ):
     _check_experts(w, bits, mode, transpose)
     q = unpack(pack_experts(w, bits), bits).unflatten(-1, (-1, group_size)).float()
-    offsets = packed_biases(scales, biases, bits)
+    offsets = expert_biases(scales, biases, bits)
     matrices = (q * scales.float().unsqueeze(-1) + offsets.unsqueeze(-1)).flatten(-2).to(x.dtype)
     return _select(x, lhs_indices) @ _select(matrices.mT, rhs_indices)
 
@@ -255,8 +256,8 @@ def scattered_outputs(down, sort_experts, inv_order, top_k):
     return outputs.unflatten(0, (-1, top_k))
 
 
-# Restores the order of the tokens: `down` [N * top_k, 1, H] → [N, top_k, H]. `sort_experts` and `inv_order` are the
-# third and fourth result of `moe_gather_inputs`.
+# Restores the order of the tokens: `down` [N * top_k, 1, H] → [N, top_k, H]. `sort_experts`, which says whether the
+# pairs are sorted, and `inv_order` are the third and the fourth result of `moe_gather_inputs`.
 moe_scatter_outputs = define(
     "moe_scatter_outputs(Tensor down, Tensor sort_experts, Tensor inv_order, SymInt top_k) -> Tensor",
     scattered_outputs,

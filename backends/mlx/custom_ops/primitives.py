@@ -15,12 +15,12 @@ from .library import define
 
 # Random bits ---------------------------------------------------------------------------
 
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _BITS_DTYPE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 def threefry2x32(key0, key1, x0, x1):
-    """Threefry-2x32 with 20 rounds: the two output words for each pair of counters `x0`, `x1` under a key.
+    """Returns the two output words of Threefry-2x32 with 20 rounds for each pair of counters `x0`, `x1` under a key.
 
     From Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11. All operands are NumPy uint32 arrays,
     whose arithmetic wraps around; torch has no uint32 addition on CPU.
@@ -28,7 +28,7 @@ def threefry2x32(key0, key1, x0, x1):
     keys = (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
-        for distance in ROTATIONS[group % 2]:
+        for distance in _ROTATIONS[group % 2]:
             x0 = x0 + x1
             x1 = (x1 << distance | x1 >> (32 - distance)) ^ x0
         x0 = x0 + keys[(group + 1) % 3]
@@ -99,10 +99,10 @@ argpartition = define(
 # Key-value cache ------------------------------------------------------------------------
 
 
-def _cells(name, cache, start, row, rows, length, ring):
-    """Returns the positions, and the indices in `cache` of their rows' first entries. Both are int64 `[S]`.
+def _positions_and_row_begins(name, cache, start, row, rows, length, ring):
+    """Returns the position of each of `length` tokens, and the index on axis 2 of `cache` at which its row begins.
 
-    S is `length`. Raises ValueError if a position or a row is out of range.
+    Both are int64 `[length]`. Raises ValueError if a position or a row is out of range.
     """
     capacity = cache.shape[2] // rows
     single = start.numel() == 1
@@ -135,11 +135,11 @@ def _check_capacity(name, needed, capacity):
 
 def _cache_update(cache, update, start, ring=False, row=None, rows=1):
     length, capacity = update.shape[2], cache.shape[2] // rows
-    positions, offsets = _cells("cache_update", cache, start, row, rows, length, ring)
+    positions, row_begins = _positions_and_row_begins("cache_update", cache, start, row, rows, length, ring)
     if start.numel() == 1:
         _check_capacity("cache_update", length, capacity)
     updated = cache.clone()
-    updated[:, :, offsets + positions % capacity] = update
+    updated[:, :, row_begins + positions % capacity] = update
     return updated
 
 
@@ -163,7 +163,7 @@ def cached_attention_in_torch(
     query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None
 ):
     length = query.shape[2]
-    _cells("cached_attention", keys, start, row, rows, length, window is not None)
+    _positions_and_row_begins("cached_attention", keys, start, row, rows, length, window is not None)
     if blocks and window is None:
         raise ValueError("mlx::cached_attention: blocks: got no window, expected the size of the blocks as window")
     for argument, values_of_heads in {"sinks": sinks, "slopes": slopes}.items():
@@ -190,7 +190,7 @@ def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, s
     """
     length, capacity = query.shape[2], keys.shape[2]
     end = begin + length
-    # What the first query attends to must still be in the ring buffer.
+    # The ring buffer must still hold all positions to which the first query attends.
     oldest = 0 if window is None else begin - begin % window if blocks else max(0, begin - window + 1)
     _check_capacity("cached_attention", end - oldest, capacity)
     filled = min(end, capacity)
@@ -242,11 +242,10 @@ cached_attention = define(
 # State ------------------------------------------------------------------------------------
 
 
-# Returns a copy of `buffer`, for a method that reads a buffer that only another method writes. A program holds a buffer
-# that no operator of the method writes as a constant. The module therefore copies the result to the buffer:
+# Returns a copy of `buffer`, for a method that reads a buffer that only another method writes. If no operator of a
+# method writes a buffer, the MLX program of the method stores the buffer as a constant. The module therefore copies the
+# result to the buffer, which adds no instruction to the MLX program:
 #
 #     state = torch.ops.mlx.read_state(self.buffer)
 #     self.buffer.copy_(state)
-#
-# which adds no instruction to the program.
 read_state = define("read_state(Tensor buffer) -> Tensor", torch.Tensor.clone, torch.empty_like)

@@ -17,13 +17,13 @@ _PACKED = "Tensor w, Tensor scales, Tensor? biases, int group_size, int bits, st
 # One matrix ----------------------------------------------------------------------------
 
 
-_ROWS = 8192  # how many rows of the matrix eager mode dequantizes at a time
+_ROWS_AT_A_TIME = 8192  # how many rows of a matrix eager mode dequantizes at a time
 
 
 def _quantized_matmul(x, w, scales, biases, *format):
     x_float, parts = x.float(), []
-    for first in range(0, w.shape[0], _ROWS):
-        rows = slice(first, first + _ROWS)
+    for first in range(0, w.shape[0], _ROWS_AT_A_TIME):
+        rows = slice(first, first + _ROWS_AT_A_TIME)
         matrix = dequantize(w[rows], scales[rows], None if biases is None else biases[rows], *format)
         parts.append(x_float @ matrix.mT)
     return torch.cat(parts, -1).to(x.dtype)

@@ -9,7 +9,7 @@ consists of two tensors:
     scales   [1, G, N, 2 * groups]: the scales of the groups, then their biases
 
 With `rotate`, each group is multiplied by the orthonormal Hadamard matrix before it is quantized, which spreads an
-outlier over the group. The products of two rotated vectors are those of the vectors themselves.
+outlier over the group. The dot product of two vectors does not change if both are rotated.
 
 Importing this module defines the operators in the operator library `mlx`.
 """
@@ -38,7 +38,7 @@ class EntryFormat:
         return -(-width // self.group_size)
 
     def bytes(self, groups: int) -> int:
-        """Return the bytes of the integers of `groups` groups."""
+        """Return the number of bytes that the integers of `groups` groups take."""
         return groups * self.group_size * self.bits // 8
 
 
@@ -51,7 +51,7 @@ def hadamard(size: int) -> torch.Tensor:
 
 
 def in_groups(x: torch.Tensor, format: EntryFormat) -> torch.Tensor:
-    """Return `x` [..., W] as float32 [..., groups, group_size], padded with zeros and rotated if the format says so."""
+    """Return `x` [..., W] as float32 [..., groups, group_size], padded with zeros; rotated if the format says so."""
     *shape, width = x.shape
     groups, x = format.groups(width), x.float()
     if missing := groups * format.group_size - width:
@@ -107,7 +107,8 @@ def _quantize_entries_fake(xs, group_size, bits, rotate, dtype):
     _check_format("quantize_entries", group_size, bits)
     format = EntryFormat(group_size, bits, rotate)
     groups, shape = sum(format.groups(x.shape[-1]) for x in xs), xs[0].shape[:-1]
-    return xs[0].new_empty((*shape, format.bytes(groups)), dtype=torch.uint8), xs[0].new_empty((*shape, 2 * groups), dtype=dtype)
+    entries = xs[0].new_empty((*shape, format.bytes(groups)), dtype=torch.uint8)
+    return entries, xs[0].new_empty((*shape, 2 * groups), dtype=dtype)
 
 
 # Quantizes the tensors `xs` [1, G, S, ...]. Returns the entries that hold them one after the other, and their scales and
@@ -131,8 +132,8 @@ def _quantized_attention(
     return cached_attention_in_torch(query, keys, values, start, scale, *settings)
 
 
-# Like `cached_attention`, over a quantized cache. The keys are the first D numbers of an entry, and the values are
-# `value_size` numbers from the number `value_offset` on.
+# Like `cached_attention`, over a quantized cache. The key of an entry is its first D numbers. The value is the
+# `value_size` numbers from index `value_offset` on.
 quantized_attention = define(
     "quantized_attention(Tensor query, Tensor entries, Tensor scales, Tensor start, float scale, int value_offset, "
     "int value_size, int group_size, int bits, bool rotate, int? window=None, float? softcap=None, Tensor? row=None, "

@@ -14,7 +14,8 @@ bool AnswerBuilder::is_stop_id(int64_t token) const {
   return contains(options_.stop_ids) || (!options_.ignore_eos && contains(program_.metadata().eos_ids));
 }
 
-// Adds the text that can be shown now to the piece. A stop string ends the answer.
+// Adds to the piece the part of `text`, and of the text held back before, that cannot belong to a stop string. A stop
+// string ends the answer.
 void AnswerBuilder::take_text(std::string_view text, Piece& piece) {
   if (const std::string* found = stop_.feed(text, piece.text)) {
     piece.finish = EXECUTORCH_MLX_STOP;

@@ -17,7 +17,7 @@ namespace executorch_mlx {
 struct Piece {
   std::string text = {};
   executorch_mlx_finish finish = EXECUTORCH_MLX_RUNNING;
-  int32_t stop_index = -1; // of the stop string that ended the answer
+  int32_t stop_index = -1; // index in RequestOptions::stop of the string that ended the answer; -1: none
 };
 
 // Turns tokens into text, and detects the end of the answer.

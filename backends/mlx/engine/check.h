@@ -30,13 +30,13 @@ void check(bool ok, executorch_mlx_status status, const Parts&... message) {
   }
 }
 
-// For faults of the request or of another argument.
+// check() for errors in a request or another argument: the status is INVALID_ARGUMENT.
 template <typename... Parts>
 void check_argument(bool ok, const Parts&... message) {
   check(ok, EXECUTORCH_MLX_INVALID_ARGUMENT, message...);
 }
 
-// For faults of the file.
+// check() for errors in a file: the status is INVALID_PROGRAM.
 template <typename... Parts>
 void check_program(bool ok, const Parts&... message) {
   check(ok, EXECUTORCH_MLX_INVALID_PROGRAM, message...);

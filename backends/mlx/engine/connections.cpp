@@ -29,7 +29,8 @@ sockaddr_in ipv4(uint32_t address, uint16_t port) {
   return result;
 }
 
-// Processes that this one starts do not inherit the socket. macOS has no SOCK_CLOEXEC.
+// Keeps the processes that this one starts from inheriting the socket, and returns the socket. macOS has no
+// SOCK_CLOEXEC.
 int keep_private(int socket) {
   fcntl(socket, F_SETFD, FD_CLOEXEC);
   return socket;

@@ -8,20 +8,20 @@
 
 namespace executorch_mlx {
 
-// A socket that listens on all addresses of this machine, or on the one in the environment variable
-// EXECUTORCH_MLX_GROUP_HOST. Throws EngineError.
+// Returns a socket that listens on a free port, which is stored in `port`. It listens on all addresses of this machine
+// or, if the environment variable EXECUTORCH_MLX_GROUP_HOST is set, on that address. Throws EngineError if it fails.
 int listen_on_any_port(uint16_t& port);
 
-// The IPv4 addresses of this machine, the loopback address last.
+// Returns the IPv4 addresses of this machine in network byte order, the loopback address last.
 std::vector<uint32_t> own_addresses();
 
-// Connects to an address within `seconds`. Returns -1 if that fails.
+// Connects to an address within `seconds`, and returns the socket. Returns -1 if that fails.
 int connect_to(uint32_t address, uint16_t port, double seconds);
 
-// Waits for a connection. Returns -1 if none comes within `seconds`.
+// Waits for a connection, and returns its socket. Returns -1 if none comes within `seconds`.
 int accept_within(int listener, double seconds);
 
-// Makes a connection find out that the other machine is gone, and send small messages at once.
+// Configures a connection: keepalive probes detect that the other machine is gone, and small messages are sent at once.
 void configure(int socket);
 
 // Limits the time of each later send and receive; 0: no limit.

@@ -41,8 +41,8 @@ std::vector<int64_t> Guesser::propose(const std::shared_ptr<Request>& request, i
 
 std::vector<int64_t> Guesser::draw_all(
     const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk) {
-  const bool reads = static_cast<int64_t>(rest.size()) > chunk;
-  task.tokens = reads ? rest.first(chunk) : rest;
+  const bool only_reads = static_cast<int64_t>(rest.size()) > chunk;
+  task.tokens = only_reads ? rest.first(chunk) : rest;
   task.sampling = &request.options.sampling;
   std::vector<int64_t> draft;
   do {
@@ -55,8 +55,8 @@ std::vector<int64_t> Guesser::draw_all(
     task.position += static_cast<int64_t>(task.tokens.size());
     draft.push_back(token);
     task.tokens = std::span(draft).last(1);
-  } while (!reads && static_cast<int64_t>(draft.size()) < count);
-  return reads ? std::vector<int64_t>() : draft;
+  } while (!only_reads && static_cast<int64_t>(draft.size()) < count);
+  return only_reads ? std::vector<int64_t>() : draft;
 }
 
 std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
@@ -77,8 +77,8 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
   Row& row = *request->draft_row;
   // The row may hold draft tokens that were rejected.
   const auto held = std::span(row.ids).first(std::min<size_t>(row.ids.size(), length - 1));
-  const int64_t right = std::mismatch(held.begin(), held.end(), ids.begin()).first - held.begin();
-  row.truncate(row.written - right <= meta.max_rewind ? right : 0);
+  const int64_t agreed = std::mismatch(held.begin(), held.end(), ids.begin()).first - held.begin();
+  row.truncate(row.written - agreed <= meta.max_rewind ? agreed : 0);
 
   const auto rest = ids.subspan(row.ids.size());
   const bool is_known = std::all_of(rest.begin(), rest.end(), [&](int64_t token) { return token < meta.vocab_size; });
@@ -89,7 +89,7 @@ std::vector<int64_t> DraftModel::guess(const std::shared_ptr<Request>& request, 
   const RowTask task = {.tokens = {}, .position = static_cast<int64_t>(row.ids.size()), .row = row.index};
   const auto draft = draw_all(*request, rest, task, count, chunk);
   row.append(draft.empty() ? rest.first(chunk) : rest);
-  row.append(std::span(draft).first(std::max<size_t>(draft.size(), 1) - 1)); // the last one was not read
+  row.append(std::span(draft).first(std::max<size_t>(draft.size(), 1) - 1)); // the model has not read the last one
   return draft;
 }
 
@@ -100,8 +100,9 @@ void DraftModel::release(Request& request) {
   }
 }
 
-// At a position, the head reads the hidden state of the program there and the next token. The program has computed the
-// hidden states of all tokens but the last. Beyond, the head continues from its own ones, which it has to replace later.
+// At position p, the head reads the program's hidden state at p and the token at p + 1. The program has computed the
+// hidden states of all tokens but the last. To guess further tokens, the head reads hidden states of its own. It reads
+// these positions again when the program has computed theirs: `mtp_length` does not count them.
 std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   Row& row = *request->row;
   const auto rest = std::span<const int64_t>(request->ids).subspan(row.mtp_length + 1);

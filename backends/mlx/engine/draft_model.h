@@ -23,20 +23,23 @@ class Guesser {
  public:
   virtual ~Guesser() = default;
 
-  // Returns the next `count` tokens of a request, or fewer. Returns none if other requests have all rows, or if the model
-  // has not read all tokens yet: a call reads at most `chunk`. Does not throw. A model that failed returns none any more.
+  // Returns a guess of the next `count` tokens of a request, or of fewer. Returns no tokens if other requests use all
+  // rows, if the model has not read all tokens yet (a call reads at most `chunk`), or if the model has ever failed.
+  // Does not throw.
   std::vector<int64_t> propose(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk);
 
-  // The request is over.
+  // Frees the row that the model uses for a request. The request is over.
   virtual void release(Request&) {}
 
-  // How many of its tokens were right, and the measured time of one; 0 if it is unknown.
+  // How many of its tokens were accepted.
   Acceptance acceptance = {.accepted = 1.6, .judged = 2};
+  // Returns the measured time of one token, or 0 if it is unknown.
   double token_seconds() const {
     return seconds_;
   }
 
-  // Whether to draft a few tokens although that does not pay, so that `acceptance` stays known.
+  // Returns true at every 256th call: a few tokens should then be drafted although that does not pay, so that
+  // `acceptance` stays known.
   bool is_due() {
     constexpr uint64_t kEvery = 256;
     return ++passed_over_ % kEvery == 0;
@@ -45,18 +48,18 @@ class Guesser {
  protected:
   // What propose() returns. May throw.
   virtual std::vector<int64_t> guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) = 0;
-  // Runs the model: the token that it draws after those of the task.
+  // Runs the model, and returns the token that it draws after the tokens of the task.
   virtual int64_t draw(const RowTask& task) = 0;
 
-  // Draws `count` tokens, the first after `rest` and each other one after the one before. If `rest` is longer than
-  // `chunk`, reads only its beginning and returns no tokens. `task` has the position and the row of `rest`.
+  // Reads the tokens `rest`, then draws `count` tokens one after the other, and returns them. If `rest` is longer than
+  // `chunk`, reads only its first `chunk` tokens and returns no tokens. `task` has the position and the row of `rest`.
   std::vector<int64_t> draw_all(
       const Request& request, std::span<const int64_t> rest, RowTask task, int64_t count, int64_t chunk);
 
   bool has_failed_ = false;
 
  private:
-  bool is_warm_ = false; // whether there was a call with one token: the first one loads the method
+  bool is_warm_ = false; // whether there was a call with one token; the first one also loads the method
   double seconds_ = 0;
   uint64_t passed_over_ = 0;
 };

@@ -29,7 +29,7 @@ constexpr auto kStartTime = std::chrono::seconds(60); // for all processes to co
 constexpr auto kFailureTime = std::chrono::seconds(10);
 constexpr uint64_t kMaxMessage = 1 << 30;
 
-// Whether this process has a Group. The calls of two models would meet in the collectives.
+// Whether this process has a Group. There can be only one: the collective operations of two models would get mixed up.
 std::atomic<bool> has_group = false;
 
 using Token = std::array<char, 16>;
@@ -45,11 +45,11 @@ struct Address {
 // What a process says about itself.
 struct Hello {
   Token token;
-  int64_t process; // in the group
-  TensorParallel part; // of its file
+  int64_t process; // its rank in the group
+  TensorParallel part; // the part of the model that its file has
 };
 
-// A message is its length and its bytes.
+// Sends the length of a message, then its bytes. Returns false if the connection has ended.
 bool send_message(int socket, std::span<const char> message) {
   const uint64_t length = message.size();
   return send_all(socket, &length, sizeof(length)) && send_all(socket, message.data(), message.size());
@@ -72,7 +72,7 @@ Token random_token() {
   return token;
 }
 
-// Returns what is wrong with the file of process `process`, or "".
+// Returns what is wrong with the file of the process that sent `hello`, or "".
 std::string fault(const Hello& hello, const TensorParallel& leader, int size) {
   const TensorParallel& part = hello.part;
   if (part.size != size) {
@@ -187,7 +187,8 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
   }
 }
 
-// Accepts the connections of all other processes, and tells them what is wrong with their files. Returns that, or "".
+// Accepts the connections of all other processes. Sends each the reason why the group cannot start, or "", and returns
+// the reason.
 std::string Group::admit(int listener, const TensorParallel& part, const Token& token) {
   sockets_.assign(size_, -1);
   results_.resize(size_);
@@ -251,8 +252,8 @@ void Group::wait_for_results(bool result) {
   }
 }
 
-// In process 0: collects the results of the others, and ends the process if one of them has ended. If a call fails in
-// another process, this one may wait for it forever.
+// In process 0: collects the results of the others, and ends the process if one of them has ended. If a call has failed
+// in another process, this process may wait for that process forever. It therefore ends after kFailureTime.
 void Group::watch_followers() {
   using Clock = std::chrono::steady_clock;
   std::vector<pollfd> connections;

@@ -1,7 +1,7 @@
 // The processes that run the parts of a tensor-parallel model.
 //
 // Process 0 runs the engine. Before each call of the model, it sends the call to the others over TCP connections, and all
-// make the call together; the sums over the group are a part of the program. When a process dies, all others end with an
+// make the call together; the sums over the group are a part of the program. If a process ends, all others end with an
 // error, because a call that waits for it cannot be cancelled.
 #pragma once
 
@@ -22,13 +22,13 @@ namespace executorch_mlx {
 
 class Group {
  public:
-  // Returned by a call: whether it succeeded. It must not throw.
+  // Makes a call of the model, and returns whether it succeeded. Must not throw.
   using Call = std::function<bool()>;
   using Message = std::vector<char>;
 
-  // Joins the group of this process and connects it with the others. `path` is the file that this process has loaded, and
-  // `part` says which part of the model it is. Throws EngineError in all processes if one of them has a file that does not belong
-  // there.
+  // Joins the group of this process and connects it with the others. `path` is the file that this process has loaded,
+  // and `part` says which part of the model it is. Throws EngineError in all processes if one of them has a file that
+  // does not belong to the group.
   Group(const TensorParallel& part, const std::string& path);
   Group(const Group&) = delete;
   ~Group(); // in process 0: ends follow() in the others
@@ -37,8 +37,8 @@ class Group {
     return rank_ == 0;
   }
 
-  // In process 0: sends `message`, makes the call, and waits until the others have made it. Returns the result of `call`,
-  // which is that of all processes; if they differ, the process ends.
+  // In process 0: sends `message`, makes the call, and waits until the others have made it. Returns the result of
+  // `call`. If another process has a different result, this process ends.
   bool lead(const Message& message, const Call& call);
 
   // In the other processes: makes calls until process 0 ends. `call` gets each message.
@@ -54,12 +54,12 @@ class Group {
 
   int rank_ = 0;
   int size_ = 1;
-  std::vector<int> sockets_; // by rank; of the other processes: only that of process 0
+  std::vector<int> sockets_; // in process 0: by rank; in the others: only the connection to process 0
 
   std::mutex mutex_; // guards the rest
   std::condition_variable changed_;
-  std::vector<std::deque<bool>> results_; // in process 0: of calls, by rank
-  std::deque<Message> messages_; // in the other processes
+  std::vector<std::deque<bool>> results_; // in process 0, by rank: results of calls that lead() has not compared yet
+  std::deque<Message> messages_; // in the other processes: messages that follow() has not taken yet
   bool is_closing_ = false;
 
   std::thread thread_; // watches the connections

@@ -81,7 +81,7 @@ float relative_probability(float drop, float temperature) {
   return std::pow(2.0f, drop * (-kLog2E / temperature));
 }
 
-// The index in [0, count) with the lowest cost; the first one if there are several.
+// Returns the index in [0, count) with the lowest cost; the first one if there are several.
 template <typename Cost>
 int64_t argmin(int64_t count, Cost&& cost) {
   int64_t best = 0;

@@ -1,5 +1,5 @@
 // Samples a token from logits on the host. The parameters have the same meaning as in the sampling head
-// (custom_kernel_ops/sample.py and penalties.py), and a seed gives the same noise.
+// (custom_kernel_ops/sample.py and logits_processors.py), and a seed gives the same noise.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ struct HostDraw {
 // Draws a token and returns its id. Applies the logits processors to draw.logits in place.
 int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling);
 
-// The logarithm of the softmax of `logits` at `token`.
+// Returns the logarithm of the softmax of `logits` at `token`.
 float log_probability(std::span<const float> logits, int64_t token);
 
-// The ids of the `count` largest logits, in descending order; of equal ones, the lowest id first.
+// Returns the ids of the `count` largest logits, in descending order of the logits. Equal logits are ordered by id.
 std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count);
 
 } // namespace executorch_mlx

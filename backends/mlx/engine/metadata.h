@@ -25,7 +25,7 @@ struct TensorParallel {
 struct LlmMetadata {
   int64_t max_seq_len = 0; // largest chunk: tokens of one call
   int64_t max_context_len = 0; // positions of a row
-  int64_t max_rewind = 0; // how many positions a row can go back; position 0 is always possible
+  int64_t max_rewind = 0; // how many positions a row can rewind; it can always rewind to position 0
   int64_t rows = 1;
   int64_t vocab_size = 0; // number of token ids
   std::vector<int64_t> eos_ids; // the tokens that end an answer

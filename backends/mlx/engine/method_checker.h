@@ -12,7 +12,7 @@ namespace executorch_mlx {
 struct MethodInput {
   const char* name;
   executorch::aten::ScalarType type;
-  std::vector<executorch::aten::SizesType> sizes; // of a dynamic axis: the smallest that will do for the largest
+  std::vector<executorch::aten::SizesType> sizes; // of the dynamic axis: a size that the method must accept
   void* data;
   int dynamic_axis = -1; // -1: none
 };
@@ -29,7 +29,7 @@ class MethodChecker {
   // Checks that all backends that the method needs are registered in this process.
   void check_backends() const;
 
-  // The largest size of an axis of an input, or 0 if there is no such axis.
+  // Returns the largest size of an axis of an input, or 0 if there is no such axis.
   int64_t max_size(size_t input, size_t axis) const;
 
   // Whether the whole method is one call of the backend MLXBackend. All its mutable buffers are then MLX arrays.

@@ -9,7 +9,7 @@
 
 namespace executorch_mlx {
 
-// Checks token ids that are to be at the beginning of a row. `argument` is for messages. Throws EngineError.
+// Checks the token ids with which a row shall begin. `argument` is their name in error messages. Throws EngineError.
 void check_prompt(const LlmMetadata& metadata, std::span<const int64_t> prompt, const char* argument = "prompt");
 
 // Checks the prompt, the sampling parameters and the conditions that end the answer. Throws EngineError.

@@ -25,7 +25,7 @@ struct SamplingParameters {
   std::vector<std::pair<int64_t, float>> logit_bias = {}; // token id, and the value added to its logit
 };
 
-// executorch_mlx_request_options with memory of its own.
+// A copy of executorch_mlx_request_options that owns its memory.
 struct RequestOptions {
   std::vector<int64_t> prompt = {};
   std::shared_ptr<const std::vector<float>> samples = nullptr; // null: none

@@ -30,8 +30,8 @@ class Request {
   // `options` must have passed check_options().
   Request(const LlmProgram& program, RequestOptions options);
 
-  // Instead of generating an answer, calls `work` between two steps as soon as the row holds the prompt, again and again
-  // as long as it returns true. There are no events.
+  // A request without an answer and without events. When the row holds the prompt, it calls `work` between two steps,
+  // repeatedly until `work` returns false.
   Request(const LlmProgram& program, std::vector<int64_t> prompt, std::function<bool(Row&)> work);
 
   // -- for any thread --------------------------------------------------------------
@@ -41,7 +41,7 @@ class Request {
   }
   bool wait(double seconds);
   executorch_mlx_request_info info() const;
-  // The message of an ERROR, else "".
+  // Returns the error message if the finish reason is ERROR, else "".
   const char* error() const;
 
   // -- for the thread of the engine ------------------------------------------------
@@ -53,22 +53,23 @@ class Request {
     return is_over_;
   }
 
-  // The first chunk begins. `reused` tokens of the prompt are in the row already.
+  // Records that the request has a row, which holds `reused` tokens of the prompt already.
   void begin(int64_t reused);
 
-  // The seed of the draw that follows `ahead` draws from now.
+  // Returns the seed of the draw after the next `ahead` draws.
   int64_t seed_of_draw(size_t ahead) const {
     return static_cast<int64_t>(base_seed_ + (ids.size() - options.prompt.size()) + ahead);
   }
 
-  // The task for the next draw, or for its verification after `draft`; without tokens, position and row. Calls
-  // options.allowed_tokens and shortens `draft` to what it allows. Throws EngineError if it returns false.
+  // Returns the task that draws the next token and, with a `draft`, the token after each draft token. The caller sets
+  // the task's tokens, position and row. Calls options.allowed_tokens, and removes the draft tokens from the first one
+  // on that it does not allow. Throws EngineError if it returns false for the next token.
   RowTask draw_task(std::vector<int64_t>& draft);
 
   // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take().
   void take(const Drawn& drawn, bool has_room);
 
-  // A call drew tokens: the ones after `drafted` guesses, of which `accepted` were right.
+  // Counts a call that drew tokens. It checked `drafted` draft tokens, of which `accepted` were right.
   void count_call(int64_t drafted, int64_t accepted);
 
   // Ends the request, with a last event. It is not over for other threads until close().
@@ -76,7 +77,7 @@ class Request {
 
   void close();
 
-  // No callback is called any more.
+  // Removes the callbacks: none is called any more.
   void detach();
 
   const RequestOptions options;
@@ -88,7 +89,7 @@ class Request {
   // Whether the next token can be drawn: the row holds all of `ids` but the last one.
   bool is_decoding = false;
   Drafter drafter;
-  // In a plain step: the level and the first token of the draft that there could have been.
+  // In a step without a draft: the level and the first token of the draft that the lookup found and that was not used.
   std::optional<std::pair<size_t, int64_t>> plain_guess;
 
  private:

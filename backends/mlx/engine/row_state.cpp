@@ -30,8 +30,8 @@ struct JoiningThread {
   }
 };
 
-// The file: this header, `ids` token ids, and the contents of the buffers in the order of executorch_mlx/buffers.h. What
-// the buffers contain follows from the program and the header.
+// The header of a file. The file consists of this header, `ids` token ids, and the contents of the buffers in the order
+// of executorch_mlx/buffers.h. What the buffers contain follows from the program and the header.
 struct Header {
   char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
   uint64_t version = 1;
@@ -42,7 +42,7 @@ struct Header {
   uint64_t checksum = 0; // of the file, with 0 in place of the checksum
 };
 
-// A 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes, so that memory is the limit.
+// Returns a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the memory.
 uint64_t hash(std::span<const char> bytes, uint64_t seed) {
   constexpr size_t kBlock = 64;
   constexpr uint64_t kFactor = 0x9FB21C651E98DF25;
@@ -127,12 +127,12 @@ class RowBuffers {
   }
 
   struct Part {
-    int64_t begin; // of the row
-    int64_t count; // indices in use
-    size_t bytes; // of these
+    int64_t begin; // index on axis 2 at which the row begins
+    int64_t count; // number of indices from there on
+    size_t bytes; // size of their contents
   };
-  // The part of a buffer that holds the first `length` positions of a row. A ring buffer is shorter than the context, and
-  // is taken as a whole.
+  // Returns the part of a buffer that holds the first `length` positions of a row. A buffer whose rows are shorter than
+  // the context is a ring buffer. Of a ring buffer, the part is all that was written.
   Part part(size_t buffer, int64_t row, int64_t length, int64_t written) const {
     int64_t size = 0;
     size_t index_bytes = 0;
@@ -172,7 +172,7 @@ class RowBuffers {
   std::unique_ptr<executorch_mlx_buffers, Close> buffers_;
 };
 
-// A file would hold what this process has of the row.
+// Throws EngineError unless the model has one part: a file would hold only the part of the row that this process has.
 void check_one_part(const LlmProgram& program) {
   check_argument(
       program.metadata().part.size == 1, "prefix: the model has ", program.metadata().part.size,
@@ -225,7 +225,7 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   for (size_t i = 0; i < buffers.count(); ++i) {
     header.bytes += buffers.part(i, row.index, length, row.written).bytes;
   }
-  // The name of the finished file appears at once, by a rename.
+  // The file has a temporary name until it is complete.
   const std::string temporary = str(path, ".", getpid(), ".tmp");
   std::ofstream file(temporary, std::ios::binary);
   const auto write = [&](std::span<const char> bytes) {
@@ -279,7 +279,7 @@ void load_row(const LlmProgram& program, Row& row, const std::string& path) {
   for (size_t i = 0; i < buffers.count(); ++i) {
     const auto part = buffers.part(i, row.index, length, header.written);
     check_argument(part.bytes <= rest.size(), path, ": the file is damaged");
-    // Two passes over the memory at the same time.
+    // The checksum is computed while the buffer is written.
     JoiningThread sum{std::thread([bytes = rest.first(part.bytes), &checksum] { checksum = hash(bytes, checksum); })};
     buffers.write(i, part, rest.data());
     sum.thread.join();

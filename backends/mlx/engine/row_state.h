@@ -11,7 +11,7 @@
 namespace executorch_mlx {
 
 // Copies what the buffers hold for the first `length` positions of the row `from` to the row `to`. `written` is
-// Row::written. Returns false if that is not possible.
+// Row::written of the row `from`. Returns false if that is not possible.
 bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written);
 
 // Copies the first `length` positions of a row to another one. Returns false if that is not possible: if not all of the

@@ -8,7 +8,7 @@ namespace executorch_mlx {
 
 namespace {
 
-// A shorter common prefix is worth neither a copy nor the loss of what a row holds.
+// A common prefix with fewer tokens is worth neither a copy nor the loss of what a row holds.
 constexpr int64_t kMinPrefix = 16;
 
 } // namespace
@@ -41,7 +41,8 @@ bool Rows::has_free() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
 }
 
-// The length of the longest common prefix that the row can rewind to.
+// Returns how many tokens at the beginning of `prompt` the row holds, at most `limit`; 0 if the row cannot rewind to
+// there.
 int64_t Rows::usable_prefix_length(
     const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
   if (!row.has_same_sound(samples)) {

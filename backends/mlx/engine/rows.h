@@ -16,12 +16,12 @@ struct Row {
   int64_t index = 0;
   std::shared_ptr<const std::vector<float>> samples; // of a speech model: the sound that was encoded
   std::vector<int64_t> ids; // the tokens at positions 0, 1, ...
-  int64_t written = 0; // one more than the highest position that was written since position 0 was
+  int64_t written = 0; // since the row was empty: one more than the highest position that was written
   int64_t mtp_length = 0; // positions that the program's head for multi-token prediction has read
   std::shared_ptr<Request> request; // null: the row is free
   uint64_t last_used = 0;
 
-  // The tokens at the positions from ids.size() on were written.
+  // Records that `tokens` were written at the positions from ids.size() on.
   void append(std::span<const int64_t> tokens);
   // Whether the sound of this row is equal to `other`. Null stands for no sound.
   bool has_same_sound(const std::vector<float>* other) const;
@@ -31,7 +31,7 @@ struct Row {
 
 class Rows {
  public:
-  // With `reuse`, a request continues the longest beginning of its prompt that a row holds.
+  // With `reuse`, a request continues from the longest beginning of its prompt that a row holds.
   Rows(const LlmProgram& program, bool reuse);
 
   bool has_free() const;
@@ -41,7 +41,7 @@ class Rows {
   // with another one holds no beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
-  // The request of a row has ended. The row keeps its tokens, unless they are invalid after a failed call.
+  // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.
   void release(Row& row, bool is_valid);
 
  private:

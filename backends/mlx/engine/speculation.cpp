@@ -8,11 +8,14 @@ namespace executorch_mlx {
 namespace {
 
 constexpr std::array<int64_t, 8> kDraftLengths = {1, 2, 3, 5, 7, 11, 19, StepCosts::kMaxDraft};
-constexpr double kMinGain = 1.03; // over plain steps
+// Speculation pays if it multiplies the tokens per second of plain steps by more than this factor.
+constexpr double kMinGain = 1.03;
+// After this many steps of one kind, a step of the other kind measures its time.
 constexpr uint64_t kMeasureEvery = 64;
-constexpr double kForget = 0.95; // per learned draft
-constexpr double kDraftCost = 0.25; // of a plain step: a token of a draft model as long as this is not measured
-constexpr double kTokenCost = 0.1; // of a plain step: what one more token costs as long as this is not measured
+constexpr double kDecay = 0.95; // factor by which each new draft lowers the weight of all earlier drafts
+// Assumed times as factors of the time of a plain step, until the times are measured.
+constexpr double kDraftCost = 0.25; // of a token of a draft model
+constexpr double kTokenCost = 0.1; // of one more token in a call of `verify`
 
 uint64_t hash(std::span<const int64_t> tokens) {
   uint64_t h = 0x9E3779B97F4A7C15;
@@ -54,8 +57,8 @@ Draft Drafter::propose(std::span<const int64_t> ids, int64_t count) {
 }
 
 void Acceptance::learn(int64_t proposed, int64_t right) {
-  accepted = kForget * accepted + static_cast<double>(right);
-  judged = kForget * judged + static_cast<double>(std::min(right + 1, proposed));
+  accepted = kDecay * accepted + static_cast<double>(right);
+  judged = kDecay * judged + static_cast<double>(std::min(right + 1, proposed));
 }
 
 // A lower time replaces the estimate, a higher one only moves it, because other work may have slowed the call down.
@@ -93,7 +96,7 @@ double StepCosts::assumed_draft_seconds() const {
 
 StepCosts::Choice StepCosts::best_draft(
     double acceptance, int64_t most, size_t running, double draft_seconds) const {
-  // Now and then a plain step, so that its time stays known.
+  // Now and then, a plain step is made so that its time stays known.
   const bool is_plain_due = running == 1 && calls_since_plain_ >= kMeasureEvery;
   if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0) || is_plain_due) {
     return {};

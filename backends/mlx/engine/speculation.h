@@ -14,16 +14,17 @@ namespace executorch_mlx {
 
 struct Draft {
   std::vector<int64_t> tokens;
-  size_t level = 0; // of the n-gram that was found
-  bool is_of_model = false; // a draft model made it
+  size_t level = 0; // index in Drafter::kSizes of the n-gram that the lookup found
+  bool is_of_model = false; // whether a model guessed it, not the lookup
 };
 
-// How many draft tokens were right: later drafts count more.
+// How many draft tokens were accepted, and how many were judged. Later drafts count more.
 struct Acceptance {
   double accepted;
   double judged;
 
-  // Of a draft, `right` tokens were accepted, and the one after them was wrong if `right` is less than `proposed`.
+  // Records a draft of `proposed` tokens. The first `right` tokens were accepted. The token after them, if any, was
+  // wrong, and the others were not judged.
   void learn(int64_t proposed, int64_t right);
 
   // The probability that a draft token is accepted if all before it are.
@@ -32,10 +33,11 @@ struct Acceptance {
   }
 };
 
-// Updates the estimate `cost` of a call by its measured time. The first call, which is not `is_warm`, does not count.
+// Updates `cost`, the estimated seconds of a call, by the measured `seconds`. The first call only sets `is_warm`.
 void record_seconds(bool& is_warm, double& cost, double seconds);
 
-// Drafts the tokens of one answer: looks up the last n tokens earlier in prompt and answer, and continues as there.
+// Drafts tokens of one answer by lookup: finds the last n tokens earlier in prompt and answer, and drafts what followed
+// there.
 class Drafter {
  public:
   static constexpr std::array<size_t, 3> kSizes = {8, 4, 2}; // n, by level
@@ -52,7 +54,7 @@ class Drafter {
     std::unordered_map<uint64_t, size_t> next; // by the hash of an n-gram: the index after its last occurrence
     Acceptance acceptance;
   };
-  // The statistics begin with two drafts' worth of experience.
+  // The statistics of each level begin as if two draft tokens had been judged.
   std::array<Level, kSizes.size()> levels_ = {{{{}, {1.6, 2}}, {{}, {1.0, 2}}, {{}, {0.5, 2}}}};
   size_t indexed_ = 0; // n-grams that end before this index are in the maps
 };
@@ -62,29 +64,30 @@ class StepCosts {
  public:
   static constexpr int64_t kMaxDraft = 31;
 
-  // A call of `verify` or, for one token, a plain step of one row.
+  // Records the time of a call of `verify` with `tokens` tokens or, for one token, of a plain step of one row.
   void record_one_row(int64_t tokens, double seconds);
-  // A step of all rows.
+  // Records the time of a step of all rows.
   void record_all_rows(double seconds);
 
-  // Whether single steps of `count` rows take less time than one step of all rows. Now and then returns false in any
-  // case, so that the time of a step of all rows stays known.
+  // Returns whether `count` steps of one row each take less time than one step of all rows. Now and then returns false
+  // in any case, so that the time of a step of all rows stays known.
   bool prefers_single_steps(size_t count);
 
   struct Choice {
     int64_t length = 0; // 0: speculation does not pay
     double rate = 0; // tokens per second
   };
-  // Returns how many of at most `most` tokens to draft for one of `running` answers. A draft model takes
-  // `draft_seconds` for a token; a lookup takes none.
+  // Returns how many tokens, at most `most`, to draft for one of `running` answers. `acceptance` is the probability
+  // that a draft token is accepted, and `draft_seconds` the time that a draft token takes: 0 for a lookup.
   Choice best_draft(double acceptance, int64_t most, size_t running, double draft_seconds) const;
 
-  // What a token of a draft model is assumed to take as long as this is not measured.
+  // Returns the time that a token of a draft model is assumed to take until it is measured.
   double assumed_draft_seconds() const;
 
  private:
   struct Warmth {
-    bool plain = false, verify = false, all_rows = false; // whether there was a call: the first one loads the method
+    // Whether there was a call. The first call also loads the method.
+    bool plain = false, verify = false, all_rows = false;
   };
   double cost(int64_t tokens) const;
 

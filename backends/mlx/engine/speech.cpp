@@ -103,17 +103,17 @@ void mask_speech_tokens(
   forbid(mask, begin - 1); // the token that asks for an answer without timestamps
   const auto is_timestamp = [begin](int64_t token) { return token >= begin; };
   const size_t count = answer.size();
-  const bool last = count >= 1 && is_timestamp(answer[count - 1]);
-  const bool last_but_one = count < 2 || is_timestamp(answer[count - 2]);
-  if (last && last_but_one) {
+  const bool last_is_timestamp = count >= 1 && is_timestamp(answer[count - 1]);
+  const bool previous_is_timestamp = count < 2 || is_timestamp(answer[count - 2]);
+  if (last_is_timestamp && previous_is_timestamp) {
     forbid_range(mask, begin, vocab_size);
-  } else if (last && stop_id >= 0) {
+  } else if (last_is_timestamp && stop_id >= 0) {
     forbid_range(mask, 0, std::min(stop_id, vocab_size));
   }
   const auto latest = std::find_if(answer.rbegin(), answer.rend(), is_timestamp);
   if (latest != answer.rend()) {
-    // The end of a segment may be the begin of the next one. Otherwise, no segment is empty.
-    forbid_range(mask, begin, std::min(*latest + !(last && !last_but_one), vocab_size));
+    // A segment may begin at the end of the segment before it. The end of a segment is later than its begin.
+    forbid_range(mask, begin, std::min(*latest + !(last_is_timestamp && !previous_is_timestamp), vocab_size));
   }
   if (is_first) {
     forbid_range(mask, 0, begin);

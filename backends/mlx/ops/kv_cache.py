@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..builder.cache_write import write_cache
-from ..builder.cached_attention import Scores, attend_in_floats, attend_rows, parts_of_rows
+from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, parts_of_rows
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -70,8 +70,8 @@ def cached_attention(
     P, query, keys, values, start, scale, window=None, softcap=None, row=None, rows=1, blocks=False, sinks=None,
     slopes=None,
 ):
-    scores = Scores(scale, window, softcap, blocks, sinks, slopes)
-    return attend_rows(P, query, FloatCache(keys, values), start, row, rows, scores)
+    settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
+    return attend_rows(P, query, FloatCache(keys, values), start, row, rows, settings)
 
 
 @REGISTRY.lower(torch.ops.mlx.read_state.default)

@@ -84,7 +84,7 @@ def gather_qmm(
 
     def packed_biases():
         given = None if biases is None else biases.data()
-        return official.packed_biases(scales.data(), given, bits).to(x.dtype)
+        return official.expert_biases(scales.data(), given, bits).to(x.dtype)
 
     return P.emit(
         ir.GatherQmmNode,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..builder import dtypes
-from ..builder.cached_attention import Scores, attend_in_floats, attend_rows, masking
+from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, masking
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
@@ -36,8 +36,8 @@ def lower_quantized_attention(
     softcap=None, row=None, rows=1, blocks=False, sinks=None, slopes=None,
 ):  # fmt: skip
     cache = _QuantizedCache(entries, scales, value_offset, value_size, EntryFormat(group_size, bits, rotate))
-    scores = Scores(scale, window, softcap, blocks, sinks, slopes)
-    return attend_rows(P, query, cache, start, row, rows, scores)
+    settings = ScoreSettings(scale, window, softcap, blocks, sinks, slopes)
+    return attend_rows(P, query, cache, start, row, rows, settings)
 
 
 @dataclass(frozen=True)

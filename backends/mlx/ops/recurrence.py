@@ -11,7 +11,7 @@ import torch
 from ..builder.cache_write import add, subtract
 from ..builder.registry import REGISTRY
 from ..builder.slots import TensorSlot
-from ..custom_kernel_ops.recurrence import FEW, RULES, Rule
+from ..custom_kernel_ops.recurrence import MIN_TOKENS_FOR_BLOCKS, RULES, Rule
 from ..serialization import ir
 
 
@@ -23,7 +23,7 @@ def _lowering(choose_rule):
         rule = choose_rule(tensors)
         fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
         length = P.size(tensors[0], rule.axis)
-        if rule.block is None or (isinstance(length, int) and length < FEW):
+        if rule.block is None or (isinstance(length, int) and length < MIN_TOKENS_FOR_BLOCKS):
             return _by_token(P, rule, state, tensors, fixed)
         if isinstance(length, int):
             return _by_block(P, rule, state, tensors, length)
@@ -34,7 +34,7 @@ def _lowering(choose_rule):
                 for value, out in zip(loop(), outs, strict=True):
                     P.emit(ir.IdCopyNode, x=value, out=out)
             chains.append(index)
-        is_many = P.emit(ir.FloorDivideIntNode, a=length, b=FEW)
+        is_many = P.emit(ir.FloorDivideIntNode, a=length, b=MIN_TOKENS_FOR_BLOCKS)
         P.emit(ir.IfNode, cond=is_many, then_chain_idx=chains[0], else_chain_idx=chains[1])
         return outs
 

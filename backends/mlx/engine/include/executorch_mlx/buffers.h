@@ -14,18 +14,19 @@ extern "C" {
 
 typedef struct executorch_mlx_buffers executorch_mlx_buffers;
 
-// Finds the named buffers of the methods that are loaded, sorted by name. Of methods that were loaded several times, the
-// first instances count. `named_data_map` identifies the program: what Program::get_named_data_map() of ExecuTorch
-// returns. The buffers stay in memory until executorch_mlx_buffers_close().
+// Finds the named buffers of the methods that are loaded, sorted by name. If a method was loaded several times, the
+// buffers are those of its first instance. `named_data_map` identifies the program: it is what
+// Program::get_named_data_map() of ExecuTorch returns. The buffers stay in memory until executorch_mlx_buffers_close().
 int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers);
 void executorch_mlx_buffers_close(executorch_mlx_buffers* buffers);
 
 size_t executorch_mlx_buffers_count(const executorch_mlx_buffers* buffers);
 
-// A description of a buffer: dtype, shape and name. Valid until the buffers are closed.
+// Returns a description of a buffer: dtype, shape and name. Valid until the buffers are closed.
 const char* executorch_mlx_buffers_describe(const executorch_mlx_buffers* buffers, size_t buffer);
 
-// The size of axis 2 of a buffer, and the bytes of one index of axis 2; both 0 if the rank is less than 3.
+// Stores the size of axis 2 of a buffer in `length`, and the number of bytes for each index of axis 2 in `index_bytes`.
+// Both are 0 if the rank is less than 3.
 void executorch_mlx_buffers_size(
     const executorch_mlx_buffers* buffers, size_t buffer, int64_t* length, size_t* index_bytes);
 

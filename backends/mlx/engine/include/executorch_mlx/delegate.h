@@ -32,13 +32,13 @@ int executorch_mlx_set_option(const char* key, const char* value);
 // the log then has the reason.
 const char* executorch_mlx_device(const char* device);
 
-// Joins the group of processes that a launcher of MLX or MPI has started, and gets the number of this process and of all
-// processes. A process that no launcher started is process 0 of 1. Waits until all of them have joined. Returns 0, or the
-// number of an ExecuTorch Error.
+// Joins the group of processes that a launcher of MLX or MPI has started, and waits until all processes have joined.
+// Stores the number of this process, from 0, in `rank`, and the number of processes in `size`. A process that no
+// launcher started gets the rank 0 and the size 1. Returns 0, or the number of an ExecuTorch Error.
 int executorch_mlx_group(int* rank, int* size);
 
-// Overwrites `size` bytes by those of process 0. All processes of the group have to call it. Returns 0, or the number of
-// an ExecuTorch Error.
+// Overwrites the `size` bytes at `data` with those of process 0. All processes of the group must call this function.
+// Returns 0, or the number of an ExecuTorch Error.
 int executorch_mlx_group_share(void* data, size_t size);
 
 #ifdef __cplusplus

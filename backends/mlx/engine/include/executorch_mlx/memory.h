@@ -1,8 +1,8 @@
 // The memory of MLX arrays in this process. Part of the C API of libmlx_delegate; thread-safe.
 //
 // All sizes count the memory that MLX has allocated, including that of arrays that the application creates with MLX,
-// and the weights that programs use in place. If Python's mlx.core is loaded in the same
-// process, it shares this MLX: its arrays are counted, and these limits apply to them.
+// and the weights that programs use in place. If Python's mlx.core is loaded in the same process, it shares this MLX:
+// its arrays are counted, and these limits apply to them.
 #pragma once
 
 #include <stddef.h>
@@ -27,7 +27,7 @@ void executorch_mlx_reset_peak_memory(void);
 // Returns the number of freed bytes that MLX keeps for later arrays. They do not count as active memory.
 size_t executorch_mlx_get_cache_memory(void);
 
-// Gives these bytes back to the system.
+// Gives the freed bytes that MLX keeps back to the system.
 void executorch_mlx_clear_cache(void);
 
 // Sets how many freed bytes MLX may keep, and returns the previous number.
