@@ -10,7 +10,7 @@ process. `bar` is the required value.
 
 - throughput: tokens per second of all answers together, while `rows` requests run, and while one request runs.
 - rows: programs with 1, 2 and 4 rows, in turns: memory that is allocated and in use after an answer, and the tokens per
-  second of one request and of as many as there are rows.
+  second of one request and of as many requests as rows.
 - stall: the longest time between two tokens of an answer while another prompt of 2,000 tokens is prefilled.
 - repeat: an answer that repeats a text of 500 tokens from its prompt. A mask that allows one token makes the model
   repeat the text, in the run with speculation and in the run without.
@@ -44,7 +44,7 @@ import models  # noqa: E402
 
 
 def program(form: str, rows: int, capacity: int = CAPACITY) -> Path:
-    """The program of the random model for `rows` rows, exported if it does not exist."""
+    """Return the path of the random model with `rows` rows. Exports it if it does not exist."""
     path = BUILD / f"{SHAPE}-{form}-{capacity}-rows{rows}.pte"
     if not path.exists():
         print(f"building {path.name} ...", flush=True)
@@ -102,7 +102,10 @@ def measure_memory(path: str) -> dict[str, float]:
 
 
 def measure_steps(paths: dict[int, str], rounds: int) -> list[list]:
-    """[rows, requests, tokens per second of all requests]: the highest average over 8 steps, over rounds in turns."""
+    """Return a list of [rows, requests, tokens per second of all requests].
+
+    Each speed is the highest average over 8 steps. The programs take turns, `rounds` times.
+    """
     from executorch_mlx import LLM
 
     llms = {count: LLM.load(path) for count, path in paths.items()}
@@ -240,7 +243,10 @@ def stall(form: str, rows: int) -> None:
 
 
 def speculation(path: Path, name: str, call: str, bar: str, rounds: int, most: int = -1) -> None:
-    """The speed with drafts of `most` tokens, or of those that the engine chooses, over the speed without."""
+    """Print the speed with draft tokens over the speed without.
+
+    `most` is the largest number of draft tokens, or -1 if the engine chooses it.
+    """
     rates = {0: [], most: []}
     for _ in range(rounds):
         for draft, values in rates.items():
@@ -271,7 +277,7 @@ def demo_program(folder: Path) -> Path:
 
 
 def peer(form: str, counts: list[int], tokens: int) -> None:
-    """The batch generator of mlx-lm: tokens per second of all answers together."""
+    """Print the tokens per second of all answers together in the batch generator of mlx-lm."""
     folder = models.folder_of(SHAPE, form, BUILD)
     for count in counts:
         rate = in_process(f"measure_peer({str(folder)!r}, {count}, {tokens})")
@@ -314,7 +320,7 @@ def main() -> None:
         if "repeat" in options.only:
             call = "measure_repeat({path!r}, 500, {draft})"
             name = f"{form}: repeat 500 tokens, tokens/s"
-            # With a mask, drafts have to be asked for.
+            # With a mask, the engine guesses tokens only if asked for.
             speculation(program(form, 4), name, call, ">= 4x", options.rounds, most=31)
     with tempfile.TemporaryDirectory() as folder:
         if {"prose", "cold"} & {*options.only}:

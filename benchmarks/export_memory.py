@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-WRITE = """
+WRITE_CHECKPOINT = """
 import sys, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 torch.set_default_dtype(torch.bfloat16)
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", WRITE, folder, str(options.layers)]
+        command = [sys.executable, "-c", WRITE_CHECKPOINT, folder, str(options.layers)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         measure(Path(folder), options)
 

@@ -1,16 +1,17 @@
-"""What it costs that a row of a matrix product does not depend on the number of rows.
+"""Measures what it costs that a row of a matrix product does not depend on the number of rows.
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
     python benchmarks/invariance.py --int8-activations --against build/libmlx_blas.so    # against float activations
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
-Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B, the two libraries in turn. Prints medians of the ratios
-new / old, the throughput of M rows relative to one row, and the share of the limits: the bandwidth at which w is read,
-and the floating-point operations that the processor can do. The matrices take turns, so that they come from memory
-and not from the cache. Linux only.
+Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. The two libraries take turns: the new one is `--library`,
+and the old one is OpenBLAS or `--against`. Prints the median of the ratios new / old. For the new library, it also
+prints the median time, the throughput of M rows relative to one row, the bandwidth at which w is read, and the
+floating-point operations per second, the last two also as shares of the machine's limits. The matrices take turns, so
+that they come from memory and not from the cache. Linux only.
 
-It also counts, for the older library, in how many of the M rows a result differs from that of the row alone.
+For the old library, it counts in how many of the M rows, at most 16, a result differs from that of the row alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FORMATS = ["float32", "bf16", "int8", "int4"]  # of w; with bf16, x and y are bf
 FLOAT32, BFLOAT16 = 0, 2
 GROUP_SIZE = 64
 BYTES_PER_WEIGHT = {"float32": 4, "bf16": 2, "int8": 1 + 8 / GROUP_SIZE, "int4": 0.5 + 8 / GROUP_SIZE}
-WEIGHT_BYTES = 100 << 20  # of the matrices that take turns: more than the last-level cache holds
+WEIGHT_BYTES = 100 << 20  # size of all matrices that take turns: more than the last-level cache holds
 
 
 class QuantizedMatmul(ctypes.Structure):
@@ -63,7 +64,7 @@ def threads() -> int:
 
 
 class Int8Activations:
-    """`library`, but products with quantized weights round the activations to 8 bits."""
+    """`library`, except that products with quantized weights round the activations to 8 bits."""
 
     def __init__(self, library):
         self.executorch_mlx_quantized_matmul = library.executorch_mlx_int8_matmul
@@ -112,7 +113,7 @@ def seconds(library, form, x, weights, y, clock) -> float:
 
 
 def differing_rows(library, form, x, w, n) -> int:
-    """The number of rows that have other results in a product of all rows than alone."""
+    """The number of rows whose result in a product of all rows differs from their result alone."""
     together, alone = np.empty((len(x), n), x.dtype), np.empty((1, n), x.dtype)
     multiply(library, form, x, w, together)
     count = 0
@@ -153,10 +154,12 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", type=int, help="indices into the list of shapes", default=range(4))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--bandwidth", type=float, default=45, help="of the memory, in GB/s")
-    parser.add_argument("--flops", type=float, default=460, help="of all processors, in GFLOP/s")
-    parser.add_argument("--cpu-time", action="store_true", help="measure the time of the thread, for one thread")
-    parser.add_argument("--int8-activations", action="store_true", help="of the new library, with int4 and int8")
+    parser.add_argument("--bandwidth", type=float, default=45, help="limit of the memory, in GB/s")
+    parser.add_argument("--flops", type=float, default=460, help="limit of all processors, in GFLOP/s")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time; needs OPENBLAS_NUM_THREADS=1")
+    parser.add_argument(
+        "--int8-activations", action="store_true", help="round the activations of the new library; int8 and int4 only"
+    )
     arguments = parser.parse_args()
     if arguments.cpu_time and threads() > 1:
         parser.error(f"--cpu-time: got {threads()} threads, expected OPENBLAS_NUM_THREADS=1")

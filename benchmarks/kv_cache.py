@@ -2,10 +2,10 @@
 
     python benchmarks/kv_cache.py float.pte kv8.pte kv4.pte [--position 2048] [--tokens 16] [--rounds 12]
 
-Make the programs from one model with `executorch-mlx export`, with and without `--kv-bits`. Each gets the same prompt of
-random tokens. Then all decode a few tokens in turn, in `rounds` rounds, so that other load on the machine hits all of
-them. `ms` is the median time of a token and `fastest` the shortest; `ratio` is the speed relative to the first program:
-the median over the rounds of the ratio within a round.
+Make the programs from one model with `executorch-mlx export`, with and without `--kv-bits`. Each gets the same prompt
+of random tokens. Then all decode a few tokens in turn, in `rounds` rounds, so that other load on the machine hits all
+of them. In each round, the time per token is measured: `ms` is the median of these times, and `fastest` the shortest.
+`ratio` is the speed relative to the first program: the median over the rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="+", type=Path)
     parser.add_argument("--position", type=int, default=2048)
-    parser.add_argument("--tokens", type=int, default=16, help="of a measurement")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens per measurement")
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     prompt = [random.Random(0).randrange(100, 1000) for _ in range(options.position)]

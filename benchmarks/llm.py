@@ -9,15 +9,17 @@ mlx-lm load the same weights; int4 is the result of mlx-lm's converter, in group
 same model through ExecuTorch with its own int4 format (see llm/xnnpack_model.py) and samples on the host.
 All three sample with temperature 0.8, top_k 40 and top_p 0.9.
 
-Each measurement runs in its own process, one at a time. Times are medians. `load` does not include
-loading the libraries. Models are built once, in build/benchmarks/llm; the export of a large model to
+A process measures one side in one format, and the processes run one at a time. The times of prefill and
+decode are medians; the model is loaded once, and mlx-lm prefills once. `load` does not include loading
+the libraries. Models are built once, in build/benchmarks/llm; the export of a large model to
 XNNPACK takes many minutes.
 
 mlx-lm prefills about two tokens per second on a CPU. It therefore gets a prompt of only `--peer-prefill`
 tokens; the rate of its prefill hardly depends on the length of the prompt. Before mlx-lm decodes, its
 cache is filled with random values.
 
-`ratio` is our value divided by the value of the other side, and `bar` is the required ratio to mlx-lm.
+`ratio` is our value divided by the value in the column before it. `bar` is the required value of the ratio
+before it. The comparison of two capacities takes the shortest of four median times for each.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ROOT / "benchmarks" / "llm"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
 CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # of the KV caches, in positions
-CAPACITIES = (512, 8192)  # compared with each other
+CAPACITIES = (512, 8192)  # of the KV caches: the time of a decode step is compared
 SIDES = ["ours", "mlx-lm", "xnnpack"]
 
 sys.path.insert(0, str(WORKERS))

@@ -1,4 +1,4 @@
-"""This delegate beside what users would pick instead on a CPU: one table, from one command.
+"""Compares this delegate with other engines on a CPU, in one table.
 
     make peers                                       # installs llama.cpp; compiles it, which takes minutes
     python benchmarks/peers_cpu.py                   # the architecture of Qwen3-0.6B, all formats
@@ -13,7 +13,7 @@ has the weights of int4. In the other formats, ours and mlx-lm compute with floa
 
 Each measurement runs in its own process. The engines take turns in each round; the table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. mlx-lm prefills about two tokens per
-second on a CPU and gets a prompt of 8 tokens.
+second on a CPU. It gets a prompt of 8 tokens, and its speed is in the first prefill column.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PEERS = ROOT / "benchmarks" / "peers"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
 LLAMA_PYTHON = ROOT / "build" / "peers" / "llama_cpp" / "bin" / "python"
 CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # of the KV caches, in positions
-MLX_PREFILL = 8  # tokens
+MLX_LM_PREFILL = 8  # tokens
 
 sys.path.insert(0, str(WORKERS))
 import models  # noqa: E402
 
 
 def build(path: Path, *command: object) -> Path:
-    """Returns `path`, after running `command`, which writes it, if it does not exist."""
+    """Returns `path`. If it does not exist, `command` writes it first."""
     if not path.exists():
         print(f"building {path.name} ...", flush=True)
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
@@ -90,16 +90,16 @@ def xnnpack(form: str, options: argparse.Namespace) -> list[object]:
 
 def mlx_lm(form: str, options: argparse.Namespace) -> list[object]:
     worker = [sys.executable, "-W", "ignore", WORKERS / "peer.py", checkpoint(options.shape, form)]
-    return [*worker, "--prefill", MLX_PREFILL, "--context", *options.context, "--steps", 3]
+    return [*worker, "--prefill", MLX_LM_PREFILL, "--context", *options.context, "--steps", 3]
 
 
 ENGINES = {"ours": ours, "llama.cpp": llama_cpp, "XNNPACK": xnnpack, "mlx-lm": mlx_lm}
 WEIGHT_FORMATS = ("float32", "bf16", "int8", "int4")
-SUPPORTED = {"XNNPACK": ("float32", "int4"), "llama.cpp": WEIGHT_FORMATS, "mlx-lm": WEIGHT_FORMATS}  # formats
+SUPPORTED = {"XNNPACK": ("float32", "int4"), "llama.cpp": WEIGHT_FORMATS, "mlx-lm": WEIGHT_FORMATS}  # ours: all
 
 
 def missing(engine: str) -> str | None:
-    """Why an engine cannot run here, or None."""
+    """Returns the reason why an engine cannot run here, or None."""
     if engine == "llama.cpp":
         if not LLAMA_PYTHON.exists():
             return "run make peers"
@@ -125,7 +125,7 @@ def run(command: list[object]) -> tuple[dict, int]:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
-    """The tokens per second and the bytes of every round, by engine, format and column; and the loads."""
+    """Returns the values of all rounds, `results[engine, form][column]`, and the machine's load before each run."""
     jobs = [
         (engine, form, ENGINES[engine](form, options))
         for form in options.formats

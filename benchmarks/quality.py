@@ -1,11 +1,12 @@
-"""What each quantization does to the answers of a model.
+"""Compares how the quantizations change the answers of a model.
 
     python benchmarks/quality.py FILE.gguf [--choices int4 mixed] [--calibrate FILE] [--device cuda]
 
-The float model has the dequantized weights of the GGUF file. `MB` is the size of the weights, `perplexity` is
-relative to the float model, over 2,000 tokens of the docstrings of the standard library, and `equal` counts the
-questions whose answers, at temperature 0, have the same first sentence as those of the float model. The perplexity
-and the answers are computed in PyTorch, with the dequantized weights. `--speed` also exports each model, and measures the decode speed.
+The float model has the dequantized weights of the GGUF file. `MB` is the size of the weights. `perplexity` is measured
+over 2,000 tokens of the docstrings of the standard library, and is relative to the float model, whose own row has the
+absolute value. `equal` counts the questions whose answers, at temperature 0, have the same first sentence as those of
+the float model. PyTorch computes perplexity and answers with the dequantized weights. `--speed` also exports each
+model, and measures the decode speed.
 """
 
 from __future__ import annotations

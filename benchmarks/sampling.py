@@ -7,7 +7,7 @@ new seed. The programs have the node SampleNode; with --portable, only nodes tha
 The table shows medians. "over argmax" is the time divided by the time of a plain argmax through
 the same delegate. "mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our
 time; `make_sampler` takes log-probabilities, whose computation is not measured. "bar" is the limit for the
-number before it.
+number before it: a maximum for "over argmax", and a minimum for "mlx-lm".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS = {
     "top_k 40, top_p 0.9, min_p 0.05": ({"top_k": 40, "top_p": 0.9, "min_p": 0.05}, 7.5, 4),
     "top_p 0.9": ({"top_p": 0.9}, 9, 3),
 }
-NODE_BAR = 1.0  # over argmax, with SampleNode
+NODE_BAR = 1.0  # the bar over argmax of programs with SampleNode
 DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
 DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
 
@@ -51,8 +51,11 @@ class Head(torch.nn.Module):
 
 
 def make_logits(kind: str, vocabulary: int) -> torch.Tensor:
-    """`text`: probabilities follow a power law of the rank with exponent 1.5, as tokens of text do.
-    `normal`: independent values with standard deviation 3, flatter than those of a trained model."""
+    """Return logits `[1, V]` of a kind.
+
+    - `text`: probabilities follow a power law of the rank with exponent 1.5, as tokens of text do.
+    - `normal`: independent values with standard deviation 3, flatter than those of a trained model.
+    """
     g = torch.Generator().manual_seed(0)
     if kind == "normal":
         return 3 * torch.randn(1, vocabulary, generator=g)

@@ -1,12 +1,12 @@
-"""Decode on several processes over decode on one.
+"""Compares the decode speed on several processes with that on one.
 
     python benchmarks/tensor_parallel.py                                  # Qwen3-0.6B's architecture, int4, 2 processes
     python benchmarks/tensor_parallel.py --layers 4 --processes 4
     python benchmarks/tensor_parallel.py --model model.pte --whole whole.pte --processes 2
 
 Without `--model`, the model has random weights, and both files are exported first. Each side runs in a process of its
-own, which starts the others; the sides alternate, and the best of the repeats counts. The line shows tokens per second
-of a greedy decode after a prompt, their ratio, and how many of the tokens are equal.
+own, which starts the others; the sides alternate, and the best of the repeats counts. The output is a line with the
+tokens per second of a greedy decode after a prompt, their ratio, and the number of equal tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def export(folder: Path, layers: int, processes: int, quantize: str) -> tuple[Pa
 
 
 def decode(path: str, processes: int, prompt: int, tokens: int) -> dict:
-    """Decode in this process and print the result as JSON."""
+    """Decode, with this process as process 0. Return the tokens per second, the prompt's seconds and the tokens."""
     from executorch_mlx import LLM
 
     llm = LLM.load(path, hosts=["localhost"] * processes if processes > 1 else None, reuse_prompts=False)

@@ -51,10 +51,10 @@ class Grammar:
         self.compiled = compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
 
     def allowed_tokens(self) -> Callable[[Sequence[int]], torch.Tensor]:
-        """The `allowed_tokens` parameter of `LLM.generate`, for one answer.
+        """Return the function to pass to `LLM.generate` as `allowed_tokens`. Each answer needs a new one.
 
-        A function from the token ids of the answer so far to the mask of the next token. When the
-        JSON is complete, it allows only the stop ids.
+        The function takes the token ids of the answer so far, and returns the mask of the next token. When
+        the JSON is complete, the mask allows only the stop ids.
         """
         matcher = xgrammar.GrammarMatcher(self.compiled)
         mask = xgrammar.allocate_token_bitmask(1, self.vocab_size)

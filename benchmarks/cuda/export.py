@@ -1,4 +1,4 @@
-"""Exports the shape of Qwen3-0.6B in bfloat16, with random weights, for benchmarks/cuda/pack.py.
+"""Exports a model with the shape of Qwen3-0.6B and random bfloat16 weights, for benchmarks/cuda/pack.py.
 
     python benchmarks/cuda/export.py PROGRAM.pte [--portable] [--context 4096]
 """

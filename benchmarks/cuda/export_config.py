@@ -1,4 +1,4 @@
-"""The shape of Qwen3-0.6B, of all sides of the benchmark."""
+"""The model that all sides of the benchmark run: the configuration of Qwen3-0.6B."""
 
 CONFIG = {
     "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

@@ -1,4 +1,4 @@
-"""Exports the shape of an 8B model in bfloat16, whole and in two parts, for benchmarks/cuda/pack.py.
+"""Exports a model with the shape of an 8B model in bfloat16, whole and in two parts, for benchmarks/cuda/pack.py.
 
     python benchmarks/cuda/export_parallel.py FOLDER [--layers 32] [--processes 2]
 
@@ -23,7 +23,10 @@ SHAPE = {
 
 
 def empty_model(layers: int, shape: dict) -> LlamaForCausalLM:
-    """A model whose weights differ in single elements, so that the file stores each of them."""
+    """Return a model of uninitialized weights.
+
+    A few elements of each matrix have a value that no other matrix has, so that the file stores each of them.
+    """
     config = LlamaConfig(**shape, num_hidden_layers=layers, dtype=torch.bfloat16)
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)

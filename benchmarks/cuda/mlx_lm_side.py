@@ -1,4 +1,4 @@
-"""The side of mlx-lm: run.py calls it. Prints JSON."""
+"""Measures mlx-lm. run.py runs this file in a process of its own. Prints JSON: measurement → tokens per second."""
 
 import json
 import time

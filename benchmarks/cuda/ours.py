@@ -1,4 +1,4 @@
-"""The side of this delegate: run.py calls it with a program. Prints JSON."""
+"""Measures this delegate. run.py runs this file in a process of its own, with a program. Prints JSON."""
 
 import json
 import random

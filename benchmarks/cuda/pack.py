@@ -2,8 +2,8 @@
 
     python benchmarks/cuda/pack.py BUNDLE --site SITE --build BUILD --program PROGRAM.pte [--arch 90]
 
-The bundle is a folder with run.sh and one archive. To keep it small, libmlx loses the code for other architectures than
-`--arch`, and programs lose their large weights, in whose place run.py writes random bfloat16 numbers.
+The bundle is a folder with run.sh and one archive. To keep it small, libmlx keeps only the device code for `--arch`,
+and the programs lose their large weights. In place of these, run.py writes random bfloat16 numbers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 import sampler
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGE = 1 << 20  # bytes: larger segments of a program are left out
+LARGE_SEGMENT = 1 << 20  # bytes: segments of a program from this size on are left out
 OUR_LIBRARIES = ("libmlx_delegate.so", "libmlx_blas.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner")
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
-RUN = """#!/bin/sh
+RUN_SCRIPT = """#!/bin/sh
 # Unpacks the bundle and runs the benchmark. Arguments go to run.py.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
@@ -51,7 +51,7 @@ def keep_architecture(source: Path, target: Path, architecture: int) -> None:
     target.write_bytes(data)
 
 
-def hollow(program: Path, folder: Path) -> None:
+def write_without_weights(program: Path, folder: Path) -> None:
     """Writes the program without its large segments, and a list of their offsets and sizes."""
     from executorch.exir._serialize._flatbuffer import _program_flatbuffer_to_json
 
@@ -61,7 +61,7 @@ def hollow(program: Path, folder: Path) -> None:
         file.seek(0)
         segments = json.loads(_program_flatbuffer_to_json(file.read(size)))["segments"]
         places = sorted((base + s.get("offset", 0), s.get("size", 0)) for s in segments)
-        gaps = [(offset, count) for offset, count in places if count >= LARGE]
+        gaps = [(offset, count) for offset, count in places if count >= LARGE_SEGMENT]
         with (folder / f"{program.stem}.without_weights").open("wb") as out:
             position = 0
             for offset, count in [*gaps, (program.stat().st_size, 0)]:
@@ -95,7 +95,7 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     (root / "programs").mkdir()
     sampler.export(str(root / "programs/sampler.pte"))
     for program in options.program:
-        hollow(program, root / "programs")
+        write_without_weights(program, root / "programs")
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
         archive = options.bundle.resolve() / "bundle.tar.xz"
         names = sorted(p.name for p in root.iterdir())
         subprocess.run(["tar", "-cf", archive, "-I", "xz -3 -T0", "-C", root, *names], check=True)
-    (options.bundle / "run.sh").write_text(RUN)
+    (options.bundle / "run.sh").write_text(RUN_SCRIPT)
     print(f"{archive}: {archive.stat().st_size >> 20} MiB")
 
 

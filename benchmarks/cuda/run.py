@@ -1,8 +1,9 @@
 """Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
 
-`pack.py` makes a bundle, a folder for a GPU machine without a network, whose run.sh calls this file. Weights are random. Every side runs in a process of its own. A number is the best of six
-runs, because the host decides how fast a small model decodes, and its speed varies. The row `decode at N`
-draws 100 tokens after a prompt of N tokens; `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+`pack.py` makes a bundle, a folder for a GPU machine without a network, whose run.sh calls this file. Weights are
+random. Every side runs in a process of its own. A speed is the best of six runs, because the host decides how fast a
+small model decodes, and its speed varies. The row `decode at N` draws 100 tokens after a prompt of N tokens; the first
+ones are not timed. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SIDES = ("ours", "mlx_lm_side", "torch_side")
 
 
 def fill(root: Path, name: str) -> Path:
-    """Writes the program with random bfloat16 numbers in place of the weights that the bundle lacks."""
+    """Writes the program, with random bfloat16 numbers for the weights that the bundle lacks. Returns its path."""
     program = root / "programs" / f"{name}.pte"
     if program.exists():
         return program
@@ -53,7 +54,7 @@ def measure(side: str, root: Path, program: Path) -> dict[str, float]:
 
 
 def decode_in_parallel(root: Path, name: str, processes: int) -> None:
-    """Prints the decode of a program in parts, on so many GPUs, over that of the whole program on one."""
+    """Prints the decode speed of a program in `processes` parts, each on its own GPU, and of the whole on one GPU."""
     whole, *parts = (fill(root, each) for each in (name, *(f"{name}-{r}-of-{processes}" for r in range(processes))))
     command = [sys.executable, str(root / "cuda/tensor_parallel.py"), "--model", str(parts[0]), "--whole", str(whole)]
     subprocess.run([*command, "--processes", str(processes), "--tokens", "128"], check=True)
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SIDES, action="append")
     parser.add_argument("--program", action="append", help="name of a program of the bundle")
     parser.add_argument("--parallel", metavar="NAME", help="a program of the bundle that is also there in parts")
-    parser.add_argument("--processes", type=int, default=2, help="number of the parts, and of GPUs")
+    parser.add_argument("--processes", type=int, default=2, help="number of parts, and of GPUs")
     options = parser.parse_args()
     if options.parallel:
         return decode_in_parallel(options.root, options.parallel, options.processes)

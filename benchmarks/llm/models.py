@@ -76,7 +76,7 @@ def folder_of(shape: str, form: str, root: Path) -> Path:
 
 
 def cast(source: Path, folder: Path) -> None:
-    """Write the checkpoint with bfloat16 weights."""
+    """Write the checkpoint `source` with bfloat16 weights to `folder`."""
     import json
 
     import torch
@@ -90,7 +90,7 @@ def cast(source: Path, folder: Path) -> None:
 
 
 def convert(source: Path, folder: Path, bits: int) -> None:
-    """Quantize like `mlx_lm.convert -q --q-bits BITS --q-group-size 64`, without a tokenizer."""
+    """Write `source` to `folder`, quantized like `mlx_lm.convert -q --q-bits BITS --q-group-size 64`. No tokenizer."""
     import json
 
     import mlx.core as mx

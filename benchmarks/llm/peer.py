@@ -25,7 +25,7 @@ SAMPLER = make_sampler(temp=0.8, top_p=0.9, top_k=40)
 
 
 def filled_cache(model, length: int):
-    """A cache that holds `length` tokens of random values."""
+    """A cache with random keys and values for `length` tokens."""
     cache = make_prompt_cache(model)
     args = model.args
     for layer in cache:

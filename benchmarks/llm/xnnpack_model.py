@@ -2,8 +2,8 @@
 
     python benchmarks/llm/xnnpack_model.py SHAPE FORMAT CAPACITY FOLDER
 
-writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. We know no faster way to export a Hugging Face model
-for XNNPACK. Attention and in-place cache updates run on ExecuTorch's kernels, and XNNPACK runs everything
+writes FOLDER/<shape>-<format>-<capacity>-xnnpack.pte. No faster way to export a Hugging Face model for
+XNNPACK is known to us. Attention and in-place cache updates run on ExecuTorch's kernels, and XNNPACK runs everything
 that it supports. The output projection is computed for the last position only. One program takes 1 to
 CHUNK tokens.
 

@@ -1,9 +1,9 @@
-"""Writes a Qwen3 checkpoint as a GGUF file for llama.cpp and OpenVINO GenAI. Needs the packages gguf and numpy.
+"""Writes a Qwen3 checkpoint as a GGUF file for llama.cpp. Needs the packages gguf and numpy.
 
     python benchmarks/peers/gguf_model.py FOLDER float32|bf16|int8|int4 FILE.gguf
 
 int8 is Q8_0, and int4 is Q4_0 for all matrices, also the embedding. The vocabulary consists of invented byte-pair
-tokens: the benchmark passes token ids.
+tokens, because the benchmark passes token ids.
 """
 
 from __future__ import annotations

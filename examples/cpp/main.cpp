@@ -19,7 +19,7 @@ int main(int argc, char** argv) try {
   const executorch_mlx::Model model(argv[1]);
   executorch_mlx::Engine engine(model);
   std::vector<int64_t> conversation;
-  size_t previous_length = 0; // of the conversation before the previous turn
+  size_t previous_length = 0; // the length of the conversation before the previous turn
   for (int turn = 3; turn < argc; ++turn) {
     std::istringstream ids(argv[turn]);
     if (ids.peek() == '^') {

@@ -19,12 +19,12 @@ from .middleware import access_log, is_loopback
 from .models import Models
 from .settings import Settings
 
-CLOSE_SECONDS = 5  # for the last events of the streams that the shutdown ends
+CLOSE_SECONDS = 5  # after the grace time: the time to send the last events of the streams
 MAX_HEADER_BYTES = 64 * 1024
 
 
 class _Server(uvicorn.Server):
-    """A server whose shutdown lets the running answers end, and ends those that take longer than `grace_seconds`."""
+    """A server that gives running answers `grace_seconds` to end at the shutdown, and ends those that take longer."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self.config.app.state.service
@@ -94,8 +94,8 @@ def serve(
 def _sigterm_interrupts() -> Iterator[None]:
     """Make SIGTERM raise KeyboardInterrupt, as SIGINT does.
 
-    After a shutdown, uvicorn raises the signal that caused it once more, for the handlers from before. The default
-    handler of SIGTERM ends the process at once, so that the models are not closed.
+    After a shutdown, uvicorn restores the earlier signal handlers and raises the signal again. The default handler of
+    SIGTERM would end the process at once, before the models are closed.
     """
     if threading.current_thread() is not threading.main_thread():  # other threads cannot set handlers
         yield

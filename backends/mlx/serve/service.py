@@ -30,7 +30,7 @@ class Answers:
         self._is_closed = False
 
     def add(self, answer: Answer) -> None:
-        """Add an answer, which `close` then ends. After `close`, this ends it at once."""
+        """Add an answer, so that `close` can end it. After `close`, an added answer ends at once."""
         self._answers.add(answer)
         if self._is_closed:
             answer.cancel()
@@ -43,7 +43,7 @@ class Answers:
 
 
 class Service:
-    """A server without its routes."""
+    """The models, limits and metrics of a server, and the code that answers requests. `create_app` adds the routes."""
 
     def __init__(self, models: Models, settings: Settings):
         self.models, self.settings = models, settings
@@ -88,7 +88,7 @@ class Service:
             end()
 
     async def with_model(self, name: str, work: Callable[[ServedModel], Any]) -> Any:
-        """Return `work(model)`, run on a thread of its own. Its ValueErrors become errors of the request."""
+        """Run `work(model)` on another thread and return its result. A ValueError becomes an ApiError."""
         model = await self.models.acquire(name)
         try:
             return await asyncio.to_thread(work, model)

@@ -11,14 +11,15 @@ MEBIBYTE = 2**20
 class Settings:
     """What a server accepts, and how long it waits.
 
-    - `host`: the address on which the server listens, or None if something else knows. If it is a loopback address, a
-      request whose Host header names another machine returns HTTP 400. This protects against DNS rebinding by web pages.
+    - `host`: the address on which the server listens, or None if another program listens. If it is a loopback address,
+      a request whose Host header names another machine returns HTTP 400. This protects against DNS rebinding by web
+      pages.
     - `api_key`: the key that requests must have, or None for no key.
     - `max_body_bytes`: the largest size of a request's body. A larger one returns HTTP 413.
     - `body_seconds`: the longest time until a request's body is complete.
     - `request_seconds`: the longest time from a request to the end of its answer, waiting included. 0: no limit.
     - `send_seconds`: the longest time that a client may leave a part of a stream unread.
-    - `stall_seconds`: if answers run and the engine ends no step for this long, `/health` returns HTTP 503.
+    - `stall_seconds`: if answers run and the engine completes no step for this long, `/health` returns HTTP 503.
     - `grace_seconds`: at the shutdown, running answers have this time to end.
     """
 

@@ -112,7 +112,7 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> str:
 
 
 def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write calls and results as text, for a chat template that does not know them."""
+    """Return the messages with tool calls and their results written as text, for a chat template without tools."""
     written: list[dict[str, Any]] = []
     after_tool = False
     for message in messages:
@@ -130,7 +130,7 @@ def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -
 
 
 def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Add text to the system message, or add a system message."""
+    """Return the messages with `text` at the end of the system message, or in a new one if there is none."""
     if messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
     first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}

@@ -33,8 +33,10 @@ class ResponseFormat(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events. Ends the answer when the stream ends, also if the client disconnects, or leaves
-    a part of it unread for `send_seconds`."""
+    """A stream of server-sent events. When the stream ends, it closes the answer and calls `on_end`.
+
+    The stream also ends if the client disconnects, or does not read an event for `send_seconds`.
+    """
 
     def __init__(self, answer: Answer, events: Events, send_seconds: float, on_end: Callable[[], object]):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -80,7 +82,7 @@ def event(data: dict[str, Any]) -> str:
 
 
 async def whole_response(request: Request, answer: Answer, response: Callable[[], dict[str, Any]]) -> Response:
-    """Wait for the answer and return the response with it. Ends it if the client disconnects."""
+    """Wait for the answer and return the response with it. Ends the answer if the client disconnects."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -103,7 +105,7 @@ async def whole_response(request: Request, answer: Answer, response: Callable[[]
 
 
 def log_answer(request: Request, answer: Answer) -> None:
-    """Add the numbers of an answer to the access log."""
+    """Add the token counts, finish reasons and times of an answer to the access log."""
     first = min((c.first_token_at for c in answer.choices if c.first_token_at), default=None)
     annotate(
         request.scope,

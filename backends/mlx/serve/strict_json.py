@@ -1,7 +1,7 @@
-"""Reads the JSON text of a request, and refuses what other parts could not handle.
+"""Reads the JSON text of a request, and refuses values that the server could not handle later.
 
-Python's reader takes more than JSON has (NaN), and gives values that fail much later: a lone surrogate cannot be
-encoded as UTF-8, and an integer may have any number of digits.
+Python's reader accepts NaN, which JSON does not have. It also returns values that fail much later: a lone surrogate
+cannot be encoded as UTF-8, and an integer may have any number of digits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from .errors import ApiError
 
 MAX_DEPTH = 100  # of nested arrays and objects
-SMALLEST, LARGEST = -(2**63), 2**64 - 1  # integers: seeds may be signed or unsigned
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # a seed may be signed or unsigned
 
 
 def parse(body: bytes) -> Any:
@@ -48,7 +48,7 @@ def check(value: Any) -> None:
             _check_string(path, value)
         elif isinstance(value, float) and value - value != 0:
             raise _error(path, "expected a finite number")
-        elif isinstance(value, int) and not SMALLEST <= value <= LARGEST:
+        elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
             raise _error(path, "expected an integer of 64 bits")
 
 

@@ -27,11 +27,16 @@ class SpeechModel:
         for segment in model.transcribe("talk.flac"):
             print(segment.start, segment.end, segment.text)
 
-    Attributes: `languages`, the codes of the languages that the model knows, empty if it has one only; `tasks`, a part
-    of `transcribe` and `translate`, empty for such a model; `has_timestamps`; `sample_rate`, in Hz; `max_seconds`, the
-    length of a window; `program`.
-
     - `device`: `cpu`, `gpu`, or None for the default.
+
+    Attributes:
+
+    - `languages`: the codes of the languages that the model knows; empty if it knows one language only.
+    - `tasks`: the tasks that a prompt can name, such as `transcribe` and `translate`; empty if it can name none.
+    - `has_timestamps`: whether the model can write timestamps.
+    - `sample_rate`: in Hz.
+    - `max_seconds`: the length of a window.
+    - `program`: the loaded program.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a speech model, and RuntimeError if
     ExecuTorch rejects the file.
@@ -78,8 +83,8 @@ class SpeechModel:
         - `language`: the spoken language as a code, such as `de`, or an English name. By default it is detected in the
           first window.
         - `task`: `transcribe`, or `translate` to English.
-        - `timestamps`: let the model write timestamps if it can. Then the next window begins where the last complete
-          segment ends. Otherwise a segment is a window, which ends at a quiet place.
+        - `timestamps`: let the model write timestamps if it can. The next window then begins where the last complete
+          segment ends. Without timestamps, each window is one segment, and ends at a quiet place.
         - `settings`: `max_new_tokens` of a window, and the fields of `SamplingParameters` that the program takes.
 
         Raises ValueError or SettingError, with the name of the argument in the message, when the iteration begins.
@@ -139,7 +144,10 @@ class SpeechModel:
             mask[token // 32] |= numpy.uint32(1 << token % 32)
         parameters = SamplingParameters(allowed_tokens=lambda answer: mask.view(numpy.int32))
         options = Options(
-            max_new_tokens=1, ignore_eos=True, samples=self._samples(samples)[: self._max_samples], allow_suppressed=True
+            max_new_tokens=1,
+            ignore_eos=True,
+            allow_suppressed=True,
+            samples=self._samples(samples)[: self._max_samples],
         )
         (token,) = Generation(self.program, [self._config["start"]], parameters, options).result().tokens
         return next(code for code, id in self._config["languages"].items() if id == token)
@@ -156,7 +164,10 @@ class SpeechModel:
         return code
 
     def prompt(self, language: str | None, task: str, timestamps: bool) -> list[int]:
-        """Return the tokens with which an answer begins. Raises ValueError for a task that the model does not have."""
+        """Return the prompt of a window: the tokens that precede an answer.
+
+        `language` is a code, or None. Raises ValueError for a task that the model does not have.
+        """
         if task not in (self.tasks or TASKS[:1]):
             raise ValueError(f"task: got {task}, expected {' or '.join(self.tasks or TASKS[:1])} with this model")
         tokens = [self._config["start"], *self._config["forced"]]
@@ -189,7 +200,7 @@ class SpeechModel:
         return Generation(self.program, prompt, SamplingParameters(**settings), options)
 
     def _timed(self, answer: Generation, seek: int, length: int, language: str | None):
-        """Yield the segments of an answer with timestamps. Return the number of samples to the next window."""
+        """Yield the segments of an answer with timestamps. Return where the next window begins, in samples."""
         splitter = TimestampSplitter(self._config["timestamp_begin"])
         for _ in answer:
             if piece := splitter.take(answer.tokens):

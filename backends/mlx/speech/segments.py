@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy
 
-_SEARCHED = 0.25  # the part at the end of a window in which it may be cut
-_FRAME = 320  # samples: 20 ms
+_CUT_FRACTION = 0.25  # a window is cut in its last quarter
+_FRAME = 320  # samples of a frame: 20 ms
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens `[begin, end)` of an answer, and its time in the window in timestamps. None: the end of the window."""
+    """The tokens `[begin, end)` of an answer, and the time in the window at which they begin and end.
+
+    `first` and `last` count timestamps from the begin of the window. If `last` is None, the piece ends with the window.
+    """
 
     begin: int
     end: int
@@ -43,8 +46,8 @@ class Piece:
 class TimestampSplitter:
     """Splits an answer of Whisper at its timestamps, while it grows.
 
-    `begin` is the first timestamp. A segment has a timestamp at each end, so that two of them follow each other between
-    two segments. `take(tokens)` returns the segment that the last of `tokens` completes, or None. `finish(tokens)`
+    `begin` is the first timestamp token. A segment has a timestamp at each end, so two timestamps in a row separate two
+    segments. `take(tokens)` returns the segment that the last of `tokens` completes, or None. `finish(tokens)`
     returns the rest of the answer, or None, and the timestamp at which the next window begins, or None for the end of
     the window.
     """
@@ -79,13 +82,13 @@ class TimestampSplitter:
 
 
 def quiet_cut(samples: numpy.ndarray, length: int) -> int:
-    """Return where to end a window that begins at sample 0: at most `length`, in the quietest part near it.
+    """Return the length of a window that begins at sample 0: all of `samples` if they fit, else at most `length`.
 
-    Returns the number of `samples` if they fit.
+    The window ends in the quietest frame of the last quarter of `length`.
     """
     if len(samples) <= length:
         return len(samples)
-    begin = length - max(_FRAME, int(length * _SEARCHED) // _FRAME * _FRAME)
+    begin = length - max(_FRAME, int(length * _CUT_FRACTION) // _FRAME * _FRAME)
     frames = samples[max(0, begin) : length]
     frames = frames[: len(frames) // _FRAME * _FRAME].reshape(-1, _FRAME)
     if not len(frames):

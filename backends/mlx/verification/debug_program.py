@@ -23,9 +23,12 @@ from ..serialization import ir
 from ..serialization.pack import pack_payload
 
 _DTYPES = {number: dtype for dtype, number in SCALAR_TYPES.items()}
-# The EValue of an input that is a number. A call passes its own value instead of this one.
-_NUMBERS = {ir.SlotType.IntValueSlot: et.Int(0), ir.SlotType.BoolValueSlot: et.Bool(False),
-            ir.SlotType.FloatValueSlot: et.Double(0.0)}  # fmt: skip
+# The EValue of an input or output that is a number. A call passes its own value instead of this one.
+_NUMBER_PLACEHOLDERS = {
+    ir.SlotType.IntValueSlot: et.Int(0),
+    ir.SlotType.BoolValueSlot: et.Bool(False),
+    ir.SlotType.FloatValueSlot: et.Double(0.0),
+}
 _ALIGNMENT = 16  # bytes
 
 
@@ -33,7 +36,7 @@ _ALIGNMENT = 16  # bytes
 class Exposed:
     """A value to return: the contents of tensor slot `tid` after instruction `index` of the main chain.
 
-    `shape` has the largest size of each dimension in any call. `is_dynamic` tells whether the calls differ in shape.
+    `shape` has the largest size of each dimension in a call. `is_dynamic`: the calls differ in shape.
     """
 
     index: int
@@ -45,7 +48,7 @@ class Exposed:
 
 def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
     """Returns a copy of `graph` that returns `values` after its own outputs."""
-    # The slots of the additional outputs. The slots that had these numbers, and all later ones, move up.
+    # The slots of the additional outputs begin at `first`. The slots of `graph` from `first` on move up.
     first = graph.num_constant_tensors + graph.num_input_tensors + graph.num_output_tensors
     copies: dict[int, list[ir.Instruction]] = {}
     for i, value in enumerate(values):
@@ -140,7 +143,7 @@ def serialize_program(graph: ir.MLXGraph, constants: Mapping[str, CordBuffer]) -
 def _evalue(slot: ir.SlotVariant, metas: Sequence[ir.TensorMeta], offset: int) -> tuple[et.EValue, int]:
     """Returns an argument of the delegate call, and its size in bytes. A tensor lies at `offset` in planned memory."""
     if slot.slot_type != ir.SlotType.TensorSlot:
-        return et.EValue(_NUMBERS[slot.slot_type]), 0
+        return et.EValue(_NUMBER_PLACEHOLDERS[slot.slot_type]), 0
     meta = metas[slot.idx]
     sizes = [d.value if d.value >= 0 else d.max_value for d in meta.shape]
     size = _DTYPES[meta.scalar_type].itemsize
@@ -174,7 +177,7 @@ def bound_extents(graph: ir.MLXGraph, calls: Sequence[Sequence[Any]]) -> ir.MLXG
                 dim if dim.value >= 0 else dataclasses.replace(dim, max_value=max(sizes))
                 for dim, *sizes in zip(metas[slot.idx].shape, *(v.shape for v in values), strict=True)
             ]
-            order = list(range(len(shape)))  # verification passes contiguous tensors
+            order = list(range(len(shape)))  # the verification passes contiguous tensors
             metas[slot.idx] = dataclasses.replace(metas[slot.idx], shape=shape, dim_order=order)
     return dataclasses.replace(graph, tensor_meta=metas)
 

@@ -95,7 +95,7 @@ class _State:
 
 
 class _Run(Interpreter):
-    """Interprets a graph. Stores in `values` what `keep` accepts, and calls `run_delegate` for a call of a delegate."""
+    """Interprets a graph. Stores the values of the nodes that `keep` accepts. `run_delegate` runs the delegates."""
 
     def __init__(self, program: ExportedProgram, values: dict[Node, Any], keep: Callable, run_delegate: Callable):
         super().__init__(program.graph_module)

@@ -20,7 +20,10 @@ def load(pte: bytes | Path, method: str = "forward") -> Callable[[list[Any]], li
 
 
 def load_methods(pte: bytes | Path, names: Iterable[str]) -> dict[str, Callable[[list[Any]], list[Any]]]:
-    """Load several methods of one program, which share their mutable buffers, and return them as `load` does."""
+    """Load several methods of one program, and return, by name, a function as `load` returns it.
+
+    The methods share their mutable buffers.
+    """
     load_delegate()
     from executorch.runtime import Runtime
 

@@ -99,7 +99,7 @@ def _origins(program: ExportedProgram, delegate: Delegate) -> list[Origin]:
 
 
 class _DelegateCheck:
-    """Runs a copy of one MLX program that returns the intermediate values, call after call, and compares these."""
+    """Runs a copy of one MLX program that returns the intermediate values, and compares these with eager torch."""
 
     def __init__(
         self, delegate: Delegate, origins: list[Origin], constants: Mapping[str, CordBuffer], calls: list[DelegateCall]
@@ -123,7 +123,7 @@ class _DelegateCheck:
             raise _refusal(error) from error
 
     def departure(self, number: int, noisy: list[DelegateCall]) -> Departure | None:
-        """Run call `number` and return the first departure in it, or None. The calls have to run in their order."""
+        """Run call `number` and return the first departure in it, or None. Run the calls in their order."""
         call = self.calls[number]
         try:
             values = self.run(contiguous(call.inputs))[len(call.outputs) :]

@@ -1,4 +1,4 @@
-"""Runs a method of a `.pte` with an intermediate value as an additional output. The constants stay in files."""
+"""Runs a method of a `.pte` with an intermediate value as an additional output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class NodeOutput:
     """A method of the file `path` that also returns an intermediate value.
 
     The value is the first operand of the operator `target`, which the method calls exactly once. `edge` is the lowered
-    graph of the method. The constructor writes a program with the additional output to the file `copy`, which the
-    caller deletes in the end. Raises CannotLocate if the method does not consist of exactly one MLX program, or if no
-    instruction computes the operand.
+    graph of the method. The constructor writes a program with the additional output to the file `copy`, and copies the
+    constants from file to file in small chunks. The caller deletes `copy` in the end.
+
+    Raises CannotLocate if the method does not consist of exactly one MLX program, or if no instruction computes the
+    operand.
     """
 
     def __init__(self, path: Path, method: str, edge: ExportedProgram, target: str, copy: Path):

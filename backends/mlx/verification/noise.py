@@ -11,8 +11,8 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-# The relative rounding error of one operation, by dtype: two units in the last place of float32
-# and float64, one of the others.
+# The relative rounding error of one operation, by dtype: two units in the last place for float32 and float64, one unit
+# for float16 and bfloat16.
 EPSILON = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float64: 2**-51}
 
 # Operators that move, select, compare or convert values without a rounding error of their own.
@@ -27,10 +27,10 @@ _EXACT = frozenset(
     unsqueeze_copy view_copy where zeros zeros_like cache_update""".split()
 )
 
-# Conversions: exact to an integer or to a dtype with more precision.
+# Conversions. `_keeps_precision` tells which are exact: those to an integer, or to a dtype with no less precision.
 _CONVERSIONS = frozenset("_to_copy _to_dim_order_copy convert_element_type".split())
 
-# Operators that consist of several roundings, of which the first ones can exceed the result by far: 1 + erf(x) in GELU
+# Operators with several roundings, where an early rounding error can be far larger than the result: in GELU, 1 + erf(x)
 # almost cancels for negative x. They run as the elementary operators of their definition in torch.
 _COMPOSED = frozenset(
     """_fused_rms_norm _log_softmax _scaled_dot_product_flash_attention_for_cpu addcdiv addcmul gelu lerp
@@ -49,8 +49,9 @@ _PRODUCTS = frozenset(
 )
 
 
-# Operators that round to few bits. A rounding error of an operand is rarely visible in the result, but then as a whole
-# step. So that steps also differ between noisy runs of small models, the operands get noise of this relative size.
+# Operators that round to few bits, and the relative size of the noise in their operands. A rounding error of an operand
+# rarely changes the result; if it does, the result changes by a whole step. With the usual noise, no step might change
+# in the noisy runs of a small model.
 _QUANTIZATIONS = {"quantize_entries": 2**-11}
 
 
@@ -81,7 +82,7 @@ class RoundingNoise(TorchDispatchMode):
     def _noisy_operands(self, func: Any, args: tuple) -> list:
         """Returns `args`, with noise in the operands if `func` is a sum.
 
-        One factor of a product suffices: the smaller one, because noise in the weights of a model would take long.
+        In a product, the largest operand gets no noise: it is usually a weight, for which the noise would take long.
         """
         noisy, name = list(args), _name(func)
         if name in _QUANTIZATIONS:

@@ -69,9 +69,9 @@ class VerificationReport:
     """The result of `verify`.
 
     `outputs` has an OutputCheck for every output of every call. If an output differs from eager torch by more than
-    rounding, `departure` is the first instruction whose value does; if `departure` is None, `note` says why no
-    instruction is named. `seconds` is the time that `verify` took, and `added_memory` the number of bytes by which it
-    raised the peak memory of the process.
+    rounding, `departure` is the first instruction whose value differs; if `departure` is None, `note` says why
+    no instruction is named. `seconds` is the time that `verify` took, and `added_memory` the number of bytes by which
+    it raised the peak memory of the process.
     """
 
     outputs: tuple[OutputCheck, ...]

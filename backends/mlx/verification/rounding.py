@@ -41,7 +41,8 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
     `noisy` are the values of eager runs under `noise.RoundingNoise`. The spread of an element is how far these lie from
     `expected`, or the root mean square of that along the last dimension if this is larger. The tolerance of an element
     is `SPREAD_FACTOR` times its spread, plus a few rounding errors of the element itself. An integer or boolean may
-    differ only where a noisy run differs from `expected`. The same holds for being infinite or NaN.
+    differ only where a noisy run differs from `expected`. Whether an element is infinite or NaN may differ only where
+    this differs in a noisy run.
     """
     actual, expected, *noisy = (torch.as_tensor(v) for v in (actual, expected, *noisy))
     if actual.shape != expected.shape:
@@ -62,7 +63,7 @@ def compare(actual: Any, expected: Any, noisy: Sequence[Any]) -> Comparison:
 
 
 def agree(tokens: torch.Tensor, logits: torch.Tensor, noisy: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Whether each token `[B]` has the largest of the eager logits `[B, V]`, or one that is as large within rounding.
+    """Return, for each token `[B]`, whether its eager logit is the largest of `logits` `[B, V]` within rounding.
 
     `noisy` are the logits of eager runs with rounding noise.
     """

@@ -50,9 +50,9 @@ def verify(
     The tolerance follows how much `module` amplifies rounding errors. It comes from eager runs in which every
     intermediate value has a random rounding error of its dtype: the further their outputs lie from those of a plain
     eager run, the larger is the tolerance. If an output differs by more than the tolerance, the module is exported and
-    lowered again, with the default options of `MLXPartitioner`, and the report names the first instruction whose value
-    differs. This requires that lowering gives the same instructions again; if it does not, no instruction is named,
-    and the note of the report says why.
+    lowered again, with the default options of `MLXPartitioner`, except that extensions are allowed if the program has
+    any. The report names the first instruction whose value differs. If lowering does not give the same instructions
+    again, no instruction is named, and the note of the report says why.
 
     Raises TypeError or ValueError that names the argument, FileNotFoundError if the file is missing, and RuntimeError
     if ExecuTorch rejects the program or its inputs.

@@ -1,4 +1,4 @@
-"""The self-check of a speech export: runs the finished file and the eager model on a sound, and compares them."""
+"""The self-check of a speech export: runs the finished file and the eager model on noise, and compares them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STEPS = 8
 def check_program(path: Path, decoder: ProgramModel, head: HeadConfig, start: int) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare encoder states and greedy tokens.
 
-    The encoder gets noise. The decoder gets the start token and a random one in the first call, and then the token that
-    is greedy in `decoder`.
+    The encoder gets samples of noise. In the first call, the decoder gets two tokens: the start token, and the token in
+    the middle of the vocabulary. In each later call, it gets the greedy token of the call before, as `decoder` has it.
     """
     cost = Cost()
     samples = example_samples(decoder, _SAMPLES)
@@ -33,6 +33,7 @@ def check_program(path: Path, decoder: ProgramModel, head: HeadConfig, start: in
             noisy_states = decoder.encode(samples)
             noisy = _logits(decoder, torch.tensor([[start]]), 0)
         states = decoder.encode(samples)
+        # How much rounding noise changes the logits after the start token.
         delta = noisy - _logits(decoder, torch.tensor([[start]]), 0)
         found = methods["encode"]([samples])[0]
         comparison = compare(found.float()[0], states.float()[0], [noisy_states.float()[0]])

@@ -1,5 +1,5 @@
-"""A speech model whose caches are buffers of the program: for the keys and values of the tokens, and for those that
-cross-attention computes from the states of the encoder."""
+"""A speech model with two kinds of caches, both of them buffers of the program: the keys and values of the tokens, and
+the keys and values that cross-attention computes from the states of the encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...llm.export.masks import AttentionSpan
 from ...llm.export.rope import use_stateless_rotary
 from .families import Family
 
-NAME = "mlx_speech"
+ATTENTION_NAME = "mlx_speech"
 
 
 class ProgramModel(torch.nn.Module):
@@ -21,7 +21,7 @@ class ProgramModel(torch.nn.Module):
     - `encode(samples [1, N]) -> states [1, T, D]` runs the encoder, computes the keys and values of the decoder's
       cross-attention from the states, and writes them to the buffers `cross_key_cache_i` and `cross_value_cache_i`
       `[1, heads, family.frames(), head size]`.
-    - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads these buffers.
+    - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads what `encode` wrote.
 
     The constructor changes `model` in place. `chunk` is the largest S, and `max_context_len` the capacity of the cache
     of the tokens. `timestamp_begin` is the first of the timestamp tokens, or None.
@@ -69,7 +69,8 @@ class ProgramModel(torch.nn.Module):
         decoder = self.model.model.decoder
         states = decoder(
             input_ids=tokens,
-            # The keys and values are in the cache. Only the presence of these states counts.
+            # The decoder skips cross-attention without these states. It does not read their values: the keys and
+            # values are in the cache.
             encoder_hidden_states=torch.zeros(1, 1, self._encoder_size(), dtype=self.dtype),
             position_ids=positions.unsqueeze(0),
             past_key_values=caches,
@@ -200,8 +201,8 @@ def use_program_attention(model: PreTrainedModel, decoder: ProgramModel) -> None
     for layer in model.model.decoder.layers:
         _prepare(layer.self_attn, "self", decoder)
         _prepare(layer.encoder_attn, "cross", decoder)
-    AttentionInterface.register(NAME, attend)
-    model.set_attn_implementation(NAME)
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    model.set_attn_implementation(ATTENTION_NAME)
 
 
 def _prepare(attention: torch.nn.Module, role: str, decoder: ProgramModel, window=None) -> None:

@@ -25,7 +25,7 @@ from .metadata import metadata, prompt_config
 from .methods import export_methods
 
 DEFAULT_SECONDS = 30.0
-CHUNK = 512
+CHUNK = 512  # the largest number of tokens in one call
 
 
 def is_speech(model: str | Path) -> bool:
@@ -59,15 +59,15 @@ def export_speech(
 
     The program takes samples at 16 kHz and returns tokens. A loaded `model` is changed in place.
 
-    - `tokenizer`, `feature_extractor`: by default those of the checkpoint. Without a feature extractor, that of
-      OpenAI's models for Whisper.
+    - `tokenizer`, `feature_extractor`: by default those of the checkpoint folder; a loaded model has none. Whisper
+      without a feature extractor gets that of OpenAI's models.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a loaded model. The
       features are computed in float32.
-    - `quantize`, `group_size`: as `export_llm`, but not `mixed`. Convolutions stay in full precision.
+    - `quantize`, `group_size`: as in `export_llm`, without `mixed`. Convolutions stay in full precision.
     - `max_context_len`: capacity of the cache of tokens; by default the limit of the model.
     - `max_seconds`: the longest sound of a call, for Moonshine. Whisper's length is fixed.
-    - `head`, `allow_extensions`, `verify`, `progress`: as `export_llm`. The head has `allowed_tokens` in any case, and
-      no penalties.
+    - `head`, `allow_extensions`, `verify`, `progress`: as in `export_llm`. The head always has `allowed_tokens`, and it
+      cannot have penalties.
 
     Raises ValueError, with the name of the argument in the message.
     """
@@ -139,7 +139,7 @@ def _load_folder(folder: Path) -> PreTrainedModel:
 
 
 def _complete_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """Add what transformers leaves out when it reads `generation_config.json`: the values of Whisper alone."""
+    """Add the values of `generation_config.json` that transformers does not read: those that only Whisper has."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return
@@ -172,7 +172,7 @@ def _context_len(model: PreTrainedModel, max_context_len: int | None) -> int:
 
 
 def _timestamps(prompt: dict[str, Any], family: Family) -> int | None:
-    """Add the timestamps to `prompt`, and return the first of them, or None."""
+    """Add the fields about timestamps to `prompt`, a `prompt_config`. Return the first timestamp token, or None."""
     begin = None if prompt["no_timestamps"] is None else prompt["no_timestamps"] + 1
     if begin == family.model.config.vocab_size:
         begin = None  # the vocabulary has no timestamps

@@ -60,7 +60,7 @@ class Family:
         return int(self.model._get_feat_extract_output_lengths(torch.tensor(self.max_samples)))
 
     def front(self) -> torch.nn.Module:
-        """Return the last module of the encoder before its attention, if the number of states is dynamic."""
+        """Return the last module of the encoder before its attention layers. Called if the number of states varies."""
         raise NotImplementedError
 
     def encode(self, model: PreTrainedModel, features: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,10 @@ class Family:
         return states
 
     def windows(self) -> list[tuple[int, int] | None]:
-        """Return, for each layer of the encoder, how far a state attends back and ahead, or None for all states."""
+        """Return, for each layer of the encoder, its window `(left, right)`, or None if a state attends to all states.
+
+        A state attends to `left` states up to and including itself, and to `right - 1` states after it.
+        """
         return [None] * len(self.model.model.encoder.layers)
 
 
@@ -157,18 +160,18 @@ FAMILIES = {"whisper": Whisper, "moonshine": Moonshine, "moonshine_streaming": M
 
 
 @contextmanager
-def _independent_length(front: torch.nn.Module, most: int) -> Iterator[None]:
-    """A context in which the length of the result `[1, D, T]` of `front` is a dimension of its own.
+def _independent_length(front: torch.nn.Module, max_length: int) -> Iterator[None]:
+    """A context in which the length of the result `[1, D, T]` of `front` is a symbol of its own.
 
     Otherwise, the length is an expression of the number of samples, which `torch.export` would have to solve for each
-    of the later operators: that takes minutes, and does not succeed for all of them.
+    later operator. That takes minutes, and fails for some operators.
     """
 
     def narrow(_module, _inputs, result):
         x, *rest = result if isinstance(result, tuple) else (result,)
         length = (torch.arange(x.shape[2])[-1] + 1).item()
         torch._check(length >= 2)
-        torch._check(length <= most)
+        torch._check(length <= max_length)
         x = x.narrow(2, 0, length)
         return (x, *rest) if rest else x
 

@@ -9,7 +9,7 @@ class LogMel(torch.nn.Module):
     """Whisper's log-mel spectrogram: samples `[1, N]` float32 → features `[1, M, N / hop]` float32.
 
     `extractor` is a `WhisperFeatureExtractor`, which defines the mel filters [F, M], the length of a frame `n_fft` and
-    the `hop` between frames. N must be a multiple of the hop. The Fourier transform is a product with its matrix.
+    the `hop` between frames. N must be a multiple of the hop. The Fourier transform is computed as a matrix product.
     """
 
     def __init__(self, extractor):
@@ -36,6 +36,6 @@ class LogMel(torch.nn.Module):
         """Returns the frames `[N / hop, n_fft]`. The frame i is centred at sample `i * hop`; the ends are reflected."""
         half, count = self.size // 2, samples.shape[0] // self.hop
         padded = torch.cat([samples[1 : half + 1].flip(0), samples, samples[-half - 1 : -1].flip(0)])
-        blocks = -(-self.size // self.hop)  # that a frame covers, the last one possibly in part
+        blocks = -(-self.size // self.hop)  # blocks of `hop` samples that a frame covers, the last maybe in part
         rows = padded[: (count + blocks - 1) * self.hop].reshape(-1, self.hop)
         return torch.cat([rows[i : i + count] for i in range(blocks)], 1)[:, : self.size]

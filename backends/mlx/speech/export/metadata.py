@@ -17,7 +17,7 @@ from .decoder import ProgramModel
 from .families import SAMPLE_RATE
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-# The tokens per second of sound to which Moonshine's answers are limited: some sounds otherwise repeat without end.
+# The limit of Moonshine's answers, per second of sound. Without a limit, some answers repeat a text without end.
 _MOONSHINE_TOKENS_PER_SECOND = 6.5
 
 
@@ -27,9 +27,11 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
     - `model_type`; `start`, the first token;
     - `languages`: code → token, `names`: English name → code, `tasks`: name → token; empty if the model has none;
     - `forced`: the tokens after the first one, for a model without languages;
-    - `no_timestamps`: the token that asks for no timestamps, or None; `timestamp_begin`, the first timestamp, or None;
-    - `seconds_per_timestamp`: the time between one timestamp and the next;
-    - `tokens_per_second`: the limit of an answer, or None.
+    - `no_timestamps`: the token that asks for no timestamps, or None;
+    - `tokens_per_second`: the largest number of tokens of an answer per second of sound, or None.
+
+    `export_speech` adds `timestamp_begin`, the first timestamp token, or None, and `seconds_per_timestamp`, the time
+    between one timestamp and the next, or None.
 
     Raises ValueError if the model has no start token.
     """
@@ -61,7 +63,7 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _forced(model: PreTrainedModel, no_timestamps: int | None) -> list[int]:
-    """Return the tokens of the old setting `forced_decoder_ids` that follow the start token."""
+    """Return the tokens after the start token by the old setting `forced_decoder_ids`, without `no_timestamps`."""
     pairs = dict(setting(model, "forced_decoder_ids") or ())
     tokens = []
     while (token := pairs.get(len(tokens) + 1)) is not None:

@@ -14,14 +14,17 @@ from .decoder import ProgramModel
 
 
 def example_samples(decoder: ProgramModel, count: int) -> torch.Tensor:
-    """Return samples `[1, N]` of noise, of at most `count` samples if the encoder takes so few."""
+    """Return samples `[1, N]` of noise. N is `count`, moved into the limits of the encoder."""
     family = decoder.family
     count = min(family.max_samples, max(family.min_samples, count)) // family.multiple * family.multiple
     return torch.randn(1, count, generator=torch.Generator().manual_seed(20)) * 0.1
 
 
 def example_inputs(decoder: ProgramModel, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
-    """Return inputs of `forward` by name, in their order, with `length` tokens. All parameters have their off values."""
+    """Return inputs of `forward` with `length` tokens, by name.
+
+    They are in the order of the arguments. All parameters have their off values.
+    """
     inputs = {"tokens": torch.zeros(1, length, dtype=torch.int64), "input_pos": torch.zeros(1, dtype=torch.int64)}
     inputs |= head.inputs(1, decoder.vocab_size)
     if decoder.timestamp_begin is not None:
@@ -46,7 +49,7 @@ class Encode(torch.nn.Module):
 
 
 class Forward(torch.nn.Module):
-    """`forward` of a program: the token that is drawn after `tokens`."""
+    """`forward` of a program: returns the token that is drawn after `tokens`."""
 
     def __init__(self, decoder: ProgramModel, num_logprobs: int):
         super().__init__()
@@ -73,10 +76,11 @@ Forward.forward.__signature__ = inspect.Signature(_ARGUMENTS)
 
 
 def prefer_timestamps(logits: torch.Tensor, begin: int, enabled: torch.Tensor) -> torch.Tensor:
-    """Whisper's rule for timestamps: if all of them together are likelier than any text token, only they may be drawn.
+    """Return the logits under Whisper's rule for timestamps: tokens that may not be drawn get -inf.
 
-    `logits` `[B, V]` are those of the tokens that may be drawn; the others are -inf. The timestamps are the tokens from
-    `begin` on. If `enabled` is 0, returns `logits`.
+    The rule: if all timestamps together are likelier than any other single token, only timestamps may be drawn. In
+    `logits` `[B, V]`, tokens that other rules exclude are -inf already. The timestamps are the tokens from `begin` on.
+    If `enabled` is 0, the logits do not change.
     """
     logits = logits.float()
     text, times = logits[:, :begin], logits[:, begin:]
@@ -95,8 +99,8 @@ def _export_encode(decoder: ProgramModel) -> torch.export.ExportedProgram:
         )
         shapes = {"samples": {1: frames if family.multiple == 1 else family.multiple * frames}}
     with torch.no_grad():
-        # The longest sound: torch's rules for convolutions compare sizes, and would restrict the shapes to those like a
-        # shorter example.
+        # The longest sound. torch's shape rules for convolutions compare sizes: after an export with a shorter example,
+        # the program would take a part of the lengths only.
         example = example_samples(decoder, family.max_samples)
         return torch.export.export(Encode(decoder), (example,), dynamic_shapes=shapes)
 
