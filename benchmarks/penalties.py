@@ -83,7 +83,7 @@ def main() -> None:
     for name, given in settings(options.vocab, options.window, options.bias).items():
         values = DRAW | given
         inputs = [logits, *values.values()]
-        calls[name] = functools.partial(load(Head(tuple(values)), tuple(inputs)), inputs)
+        calls[name] = functools.partial(load(Head(tuple(values)), tuple(inputs), portable=False), inputs)
     cost = microseconds(calls, options.repeats)
     for name, value in cost.items():
         print(f"{name:20} {value:7.0f} {value - cost['draw']:7.0f}")

@@ -202,6 +202,8 @@ def test_errors_name_the_argument(whisper, moonshine, tmp_path, capsys, logits_p
         assert main(["transcribe", str(whisper.path), *arguments]) == 1
         assert message in capsys.readouterr().err
     with pytest.raises(ValueError, match="language: got tlh, expected en, de, fr"):
+        whisper.model.prompt("tlh", "transcribe", timestamps=False)
+    with pytest.raises(ValueError, match="language: got tlh, expected en, de, fr"):
         whisper.model.generate(samples, language="tlh")
     with pytest.raises(ValueError, match="language: got de, expected none: the model has one language only"):
         moonshine.model.generate(samples, language="de")

@@ -12,7 +12,7 @@ SAMPLE_RATE = 16000
 
 
 def read_audio(path: str | Path, rate: int = SAMPLE_RATE) -> numpy.ndarray:
-    """Return the samples of a sound file, float32 `[N]` in [-1, 1], at `rate` Hz: the mean of its channels.
+    """Return the samples of a sound file, float32 `[N]`, at `rate` Hz: the mean of its channels. Full scale is 1.
 
     Reads what libsndfile reads: WAV, FLAC, MP3, Ogg and more. Needs the packages `soundfile` and `soxr`, which the extra
     `speech` installs.

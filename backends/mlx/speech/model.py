@@ -166,8 +166,10 @@ class SpeechModel:
     def prompt(self, language: str | None, task: str, timestamps: bool) -> list[int]:
         """Return the prompt of a window: the tokens that precede an answer.
 
-        `language` is a code, or None. Raises ValueError for a task that the model does not have.
+        `language` is a code, an English name, or None. Raises ValueError for a language or a task that the model does not
+        have.
         """
+        language = self.language_code(language)
         if task not in (self.tasks or TASKS[:1]):
             raise ValueError(f"task: got {task}, expected {' or '.join(self.tasks or TASKS[:1])} with this model")
         tokens = [self._config["start"], *self._config["forced"]]
