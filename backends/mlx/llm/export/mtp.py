@@ -55,7 +55,7 @@ def _is_of_head(key: str, layers: int) -> bool:
 
 @contextmanager
 def without_ends(head: MtpModel):
-    """Within the context, `head` lacks its ends: the embeddings and the output projection, which are those of the model."""
+    """Within the context, `head` lacks its ends, embeddings and output projection, which are those of the model."""
     ends = head.embed_tokens, head.shared_head
     head.embed_tokens = head.shared_head = None
     try:

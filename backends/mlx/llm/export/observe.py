@@ -27,8 +27,8 @@ def observe(
 
     `call(tokens, positions, cache)` runs the model, whose attention is replaced in place. `capacity` is the number of
     positions for which the masks are examined. `window` is "auto", or the window of every layer, where 0 stands for no
-    window. `observer` is the class of the cache that observes, by default `ObservingCache`. Raises ValueError if a layer
-    does something that a program cannot do over its caches.
+    window. `observer` is the class of the cache that observes, by default `ObservingCache`. Raises ValueError if a
+    layer does something that a program cannot do over its caches.
     """
     check_layer_types(model)
     cache = (observer or ObservingCache)(model, capacity)

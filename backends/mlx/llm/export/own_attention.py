@@ -14,8 +14,10 @@ import torch
 from .masks import Mask, function_of_tensor
 
 # Functions of cached states that keep the values.
-_LAYOUT_FUNCTIONS = ("reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten",
-           "expand", "unsqueeze", "squeeze", "swapaxes", "mT")  # fmt: skip
+_LAYOUT_FUNCTIONS = (
+    "reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten", "expand",
+    "unsqueeze", "squeeze", "swapaxes", "mT",
+)  # fmt: skip
 # Functions that leave `Scores` as they are, and softmax.
 _ACCEPTED_FUNCTIONS = ("dropout", "contiguous", "clone", "float", "type", "type_as", "softmax")
 # Other names of a function → the name under which `apply` gets it.
@@ -160,7 +162,7 @@ class Scores(_TorchArgument):
         return self.changed(slopes=slopes if self.slopes is None else self.slopes + slopes)
 
     def _masked(self, mask, hides: bool = False) -> Scores:
-        """Record the mask. A mask tensor is true where a query attends, or, if `hides` is set, where it does not attend."""
+        """Record the mask. A mask tensor is true where a query attends or, if `hides` is set, does not attend."""
         if isinstance(mask, Mask):
             self.layer.add_mask(mask.function)
         elif mask is not None and not mask.is_meta:
