@@ -76,7 +76,8 @@ class Perplexity:
             f"{self.before:.2f} before and {self.after:.2f} after the quantization{int8}: {self.ratio:.3f} times, on "
             f"{self.tokens} tokens of {self.text}"
         )
-        return line if self.ratio <= self.RATIO_LIMIT else f"{line}; warning: it rises by more than {self.RATIO_LIMIT - 1:.0%}"
+        is_low = self.ratio <= self.RATIO_LIMIT
+        return line if is_low else f"{line}; warning: it rises by more than {self.RATIO_LIMIT - 1:.0%}"
 
 
 @torch.no_grad()

@@ -204,8 +204,8 @@ class GGUFFile:
     def _install_tensor(self, model, name: str, parts: list, unpacked: dict, errors: dict) -> None:
         """Set the tensor `name` of the model to the concatenated rows of `parts`.
 
-        If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not exact,
-        append them to `errors`, under their type.
+        If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not
+        exact, append them to `errors`, under their type.
         """
         path, _, leaf = name.rpartition(".")
         module, types = model.get_submodule(path), {part.tensor_type for part in parts}

@@ -100,7 +100,7 @@ def is_mlx(folder: str | Path) -> bool:
 
 
 def is_mxfp4(folder: str | Path) -> bool:
-    """Whether the checkpoint in `folder` has MXFP4 weights, each as two tensors `…_blocks` and `…_scales`, like gpt-oss."""
+    """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
     return (_config(Path(folder)).get("quantization_config") or {}).get("quant_method") == "mxfp4"
 
 

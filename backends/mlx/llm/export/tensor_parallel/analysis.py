@@ -23,7 +23,7 @@ Edit = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How a weight or a buffer is split along `axis`. An entry of `segments` stands for `scale` elements of the axis."""
+    """How a weight or a buffer is split along `axis`. An entry of `segments` is `scale` elements of this axis."""
 
     axis: int
     segments: tuple[Segment, ...]

@@ -33,7 +33,7 @@ class PartitionedLLM(ExportedLLM):
     """The result of `export_llm` with `tensor_parallel`.
 
     `parts` is the number of files. `whole` maps the name of a weight that every process has as a whole to the reason.
-    `cache_bytes` is the size of the KV caches of a process. `report` is that of the last part that was written, or None.
+    `cache_bytes` is the size of the KV caches of a process. `report` is that of the last part written, or None.
     """
 
     parts: int = 1
