@@ -1,4 +1,5 @@
-// Speech models: their metadata, the sound that they take, and which tokens may follow. docs/speech.md specifies them.
+// Speech models: their metadata, the samples that they take, and the tokens that may follow an answer so far.
+// docs/speech.md specifies them.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,13 @@ namespace executorch_mlx {
 
 class MetadataReader;
 
-// The properties of a speech program; max_samples is 0 if the program is a language model.
+// The properties of a speech program. max_samples is 0 if the program is a language model.
 struct SpeechMetadata {
   int64_t sample_rate = 0;
-  int64_t min_samples = 0; // shorter sound is padded with zeros
+  int64_t min_samples = 0; // a shorter sound is padded with zeros
   int64_t max_samples = 0;
-  int64_t sample_multiple = 1; // an incomplete last part of this size is silence
-  int64_t timestamp_begin = -1; // the first of the timestamp tokens, which are the last ones; -1: none
+  int64_t sample_multiple = 1; // a sound is split into parts of this size; an incomplete last part becomes zeros
+  int64_t timestamp_begin = -1; // the timestamp tokens are those from this one to the end of the vocabulary; -1: none
   int64_t max_initial_timestamp = -1; // the index of the last timestamp that may begin an answer; -1: any
   std::vector<int64_t> suppressed; // tokens that are never drawn
   std::vector<int64_t> suppressed_first; // tokens that do not begin an answer
@@ -32,12 +33,13 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
 // Checks the sound of a request. Throws EngineError.
 void check_samples(const SpeechMetadata& metadata, std::span<const float> samples);
 
-// Returns the samples of a call: a number of them that the program takes.
+// Returns the samples for a call of the program: `samples`, padded with zeros to a length that the program takes. An
+// incomplete last part, as of sample_multiple, becomes zeros.
 std::vector<float> padded_samples(const SpeechMetadata& metadata, std::span<const float> samples);
 
-// Clears the bits of the tokens that may not follow `answer`. The mask has a bit for each token, as
-// executorch_mlx_allowed_tokens. With `timestamps`, these come in pairs and do not decrease, as in Whisper; otherwise
-// there are none. `stop_id` is the first token that is not text, or -1.
+// Clears the bits of the tokens that may not follow `answer`. The mask has a bit for each token, as that of
+// executorch_mlx_allowed_tokens. If `timestamps` is true, the tokens must follow Whisper's rules for timestamps:
+// timestamps come in pairs and do not decrease. `stop_id` is the first token that is not text, or -1.
 void mask_speech_tokens(
     const SpeechMetadata& metadata, std::span<const int64_t> answer, bool timestamps, int64_t stop_id,
     int64_t vocab_size, std::span<int32_t> mask);

@@ -25,9 +25,9 @@ _INTEGER_OPS = {
 class TypedInstruction:
     """An instruction with the types of its tensors, by slot id.
 
-    `inferred` has the types of the results that the type rule of the IR node returns. `results` has the same types; an
-    unknown part of a type is taken from the type that the program declares for an output or a buffer. `outer_scan` is
-    the outermost scan that repeats the instruction, or None if no scan does.
+    `inferred` has the types of the results, as the type rule of the IR node computes them. `results` has the same
+    types, except that an unknown part of a type is taken from the type that the program declares for the tensor.
+    `outer_scan` is the outermost scan that repeats the instruction, or None if no scan does.
     """
 
     instruction: ListedInstruction
@@ -53,8 +53,8 @@ def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInst
     """Returns every instruction that can run when the program is loaded or called, in order and with its types.
 
     The instructions of both branches of an if are included. With `upper_bound`, each dynamic extent of an input is set
-    to its upper bound. Raises ProgramError if the chains are nested deeper than the runtime accepts, or are run from
-    too many places.
+    to its upper bound. Raises ProgramError if the chains are nested deeper than the runtime accepts, or if they expand
+    to more than `MAX_STEPS` instructions and operands.
     """
     return _Inference(graph, upper_bound).run()
 
@@ -92,7 +92,7 @@ class _Inference:
             raise ProgramError(f"the chains expand to more than {MAX_STEPS} instructions and operands")
 
     def _instruction(self, instruction: ListedInstruction) -> None:
-        self._spend(instruction.num_values)
+        self._spend(instruction.num_steps)
         tids = [s.idx for s in instruction.slots_read() if isinstance(s, ir.Tid)]
         outer_scan = self.open_scans[0] if self.open_scans else None
         typed = TypedInstruction(instruction, {tid: self.env.type(tid) for tid in tids}, outer_scan=outer_scan)
@@ -178,16 +178,16 @@ class _Inference:
         self.open_scans.pop()
         types = {sliced.idx: self.env.type(sliced.idx) for sliced in node.sliced}
         for out in node.outputs:
-            one = self.env.type(out.idx)
-            if one.shape is not None and -len(one.shape) - 1 <= node.scan_axis <= len(one.shape):
-                axis = node.scan_axis % (len(one.shape) + 1)
-                one = Type((*one.shape[:axis], iterations, *one.shape[axis:]), one.dtype)
-            types[out.idx] = one
+            type_ = self.env.type(out.idx)  # of the result of one iteration
+            if type_.shape is not None and -len(type_.shape) - 1 <= node.scan_axis <= len(type_.shape):
+                axis = node.scan_axis % (len(type_.shape) + 1)
+                type_ = Type((*type_.shape[:axis], iterations, *type_.shape[axis:]), type_.dtype)
+            types[out.idx] = type_
         self._write(typed, types)
 
 
 def _bounded(type_: Type) -> Type:
-    """The type without a shape that no tensor can have, which a damaged program can declare."""
+    """Returns `type_`. A shape that no tensor can have, as in a damaged program, becomes unknown."""
     shape = type_.shape
     if shape is not None and (len(shape) > MAX_RANK or any(d is not None and abs(d) > MAX_INTEGER for d in shape)):
         return Type(None, type_.dtype)

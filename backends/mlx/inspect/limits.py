@@ -1,6 +1,6 @@
 """Limits on the programs that the inspector accepts. They bound its time and memory for hostile files.
 
-Those on slots, axes and nesting are the limits of the runtime.
+The runtime has the same limits on slots, axes and nesting.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ MAX_SLOTS = 1 << 20
 MAX_RANK = 16
 MAX_NESTING = 64
 MAX_STEPS = 1 << 18
-"""Steps of type inference: instructions with their operands, once for each place that runs their chain."""
+"""The limit on the steps of type inference: instructions and operands, once for each place that runs their chain."""
 
 MAX_INTEGER = (1 << 63) - 1
 
 
 def check_limits(graph: ir.MLXGraph) -> None:
-    """Raise ValueError if a program exceeds the limits on slots and axes."""
+    """Raise ValueError if a program exceeds the limits on slots and axes, or if `tensor_meta` has too few entries."""
     named = tensor_ids(graph)["temporary"].start
     total = named + graph.num_temp_tensors
     metas = graph.tensor_meta or []

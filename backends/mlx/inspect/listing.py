@@ -10,7 +10,7 @@ from typing import Any
 
 from ..serialization import ir
 
-SPACES = ("constant", "input", "output", "buffer", "temporary")
+SPACES = ("constant", "input", "output", "buffer", "temporary")  # the kinds of tensor slots, in the order of their ids
 _OPERAND_TYPES = ("Tid", "Vid", "IntOrVid", "FloatOrVid", "VidOrTid", "IntOrVidOrTid")
 _CHAINS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_chain_idx")
 _DIGEST = re.compile(r"\.[0-9a-f]{16}$")  # the digest that builder/assemble.py appends to the name of a constant
@@ -34,10 +34,10 @@ def space_of(graph: ir.MLXGraph, tid: int) -> str | None:
 
 
 class SlotNames:
-    """Gives slots names. `names(slot)` returns the name of a slot.
+    """Gives slots names. Calling an instance with a slot returns the name of the slot.
 
     The name is the one in the program, without the digest. If several slots have that name, the id is appended: `w%3`.
-    A tensor slot without a name is `%3`, and a value slot `$3`. `keys` has the full names, by the id of the slot.
+    A tensor slot without a name is `%3`, and a value slot `$3`. `keys` maps the id of a tensor slot to its full name.
     """
 
     def __init__(self, graph: ir.MLXGraph):
@@ -71,8 +71,8 @@ class ListedInstruction:
     chains: list[int] = field(default_factory=list)
 
     @property
-    def num_values(self) -> int:
-        """1 plus the number of slots and numbers in all lists."""
+    def num_steps(self) -> int:
+        """The steps of type inference for this instruction: 1 plus the number of slots and numbers in its lists."""
         fields = [self.results, *self.operands.values(), *self.attributes.values()]
         return 1 + sum(len(value) for value in fields if isinstance(value, list))
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from executorch.exir.schema import Program
 
 BACKEND = "MLXBackend"
-_IDENTIFIER = b"ET"  # in the file, a version of two digits follows, currently 12
+_IDENTIFIER = b"ET"  # followed by a version of two digits, currently 12
 
-# The exceptions that ExecuTorch's deserializer raises for a damaged file, because it does not validate its input.
-_DAMAGE = (struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError)
+# ExecuTorch's deserializer does not validate its input. It raises one of these exceptions for a damaged file.
+_DAMAGE_ERRORS = (
+    struct.error, ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, AssertionError,
+)  # fmt: skip
 
 
 class ProgramError(Exception):
@@ -31,7 +33,7 @@ class ProgramError(Exception):
 
 @dataclass(frozen=True)
 class Delegate:
-    """One MLX program of a file. `index` is the number of the program among the MLX delegates of the method."""
+    """One MLX program of a file. `index` is its number among the MLX programs of the method, from 0."""
 
     method: str
     index: int
@@ -44,8 +46,8 @@ class Contents:
     """The contents of a file.
 
     `size` is the size of the file in bytes. `named_data` maps the key of each entry to the entry's size in bytes, and
-    `named_data_offsets` maps it to the position of the entry's first byte in the file. `calls_outside_mlx` has, for each
-    method, the number of calls of each other backend and each of ExecuTorch's own operators.
+    `named_data_offsets` maps it to the position of the entry's first byte in the file. `calls_outside_mlx` has, for
+    each method, the number of calls of each other backend and each of ExecuTorch's own operators.
     """
 
     size: int
@@ -66,7 +68,7 @@ def read_pte(path: str | Path) -> Contents:
 
 
 def read_payloads(data: bytes | mmap.mmap, path: str | Path = "the program") -> Contents:
-    """Like `read_pte`, for the contents of a file. `path` is the name of the file in errors."""
+    """Read the MLX programs from `data`, the bytes of a .pte file. `path` is the name of the file in errors."""
     identifier = data[4:8]
     if identifier[:2] != _IDENTIFIER or not identifier[2:].isdigit():
         raise ProgramError(f"{path} is not a .pte file: got {identifier!r} at byte 4, expected b'ET12'")
@@ -84,7 +86,7 @@ def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
         raise ProgramError(f"{path} is truncated: got {len(data)} bytes, expected a program of {program_size} bytes")
     try:
         program = _flatbuffer_to_program(data[:program_size])
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise ProgramError(f"{path} is damaged: its program cannot be read ({error})") from error
     base = header.segment_base_offset if header else 0
     for i, segment in enumerate(program.segments or ()):

@@ -43,7 +43,7 @@ def same_as(field: str) -> Rule:
 
 
 def floating(n, env):
-    """The rule for a function that computes in floating point: the result has the shape of `x`."""
+    """The rule for a function that computes in floating point: integers become float32. The shape is that of `x`."""
     return Type(env.shape(n.x), at_least_float(env.dtype(n.x)))
 
 
@@ -290,7 +290,10 @@ def dequantize(n, env):
 
 
 def _dequantized_dtype(n, env) -> str:
-    """The dtype of the scales by default. The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes: bfloat16."""
+    """Returns the dtype that the node names. If it names none, returns the dtype of the scales.
+
+    The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes. Their default is bfloat16.
+    """
     if n.dtype is not None:
         return dtype_name(n.dtype)
     return env.dtype(n.scales) if n.mode == "affine" else "bfloat16"

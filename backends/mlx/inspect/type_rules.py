@@ -1,8 +1,8 @@
 """The rule that gives the types of an IR node's results, for each IR node.
 
 A table of the schema holds the fields of one or more IR nodes: `UnaryNode` is the table of `AbsNode`, `NegNode` and
-others. `TABLE_RULES` has the rule that the IR nodes of a table share, and `OP_RULES` the rules of single IR nodes, which
-take precedence. The results of an IR node without a rule have an unknown type.
+others. `TABLE_RULES` has the rule that the IR nodes of a table share. `OP_RULES` has the rules of single IR nodes,
+which take precedence. The results of an IR node without a rule have an unknown type.
 """
 
 from __future__ import annotations

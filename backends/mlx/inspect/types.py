@@ -76,9 +76,9 @@ def dtype_name(scalar_type: int) -> str | None:
 
 
 def promote(*dtypes: str | None) -> str | None:
-    """Returns the dtype to which the operands are promoted: the one dtype that they have besides bool.
+    """Returns the dtype to which operands of `dtypes` are promoted, or None if it is unknown.
 
-    Returns None, for unknown, if they have two different dtypes besides bool.
+    It is the one dtype other than bool, or bool if all are bool. It is unknown if there are several other than bool.
     """
     dtypes_but_bool = set(dtypes) - {"bool"} or {"bool"}
     return dtypes_but_bool.pop() if len(dtypes_but_bool) == 1 else None

@@ -14,10 +14,10 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# The variables that every template gets, besides the special tokens and the options of the caller.
+# The variables that every template gets. It also gets the special tokens and the options of the caller.
 VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# What a template can raise: by itself, or by an operation on values of wrong types.
-_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+# The exceptions that a template can raise: by itself, or by an operation on values of wrong types.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 def render(
@@ -38,7 +38,7 @@ def render(
     chat |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
     try:
         return _compile(template).render(chat)
-    except _ERRORS as error:
+    except _TEMPLATE_ERRORS as error:
         raise ValueError(f"messages: the chat template rejected them: {error}") from error
 
 
@@ -49,7 +49,7 @@ def _compile(template: str):
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment that Hugging Face documents for chat templates."""
+    """Return the environment that Hugging Face documents for chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
     )
@@ -68,7 +68,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own filter escapes the characters of HTML."""
+    """Return `value` as JSON. Jinja's own filter `tojson` would escape the characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -93,7 +93,7 @@ def _check_public(name: Any) -> None:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %} … {% endgeneration %}` marks the answers in the data of a training. Here it has no effect."""
+    """`{% generation %} … {% endgeneration %}` marks the answers in training data. Here it has no effect."""
 
     tags = {"generation"}
 

@@ -92,21 +92,22 @@ class Options:
 
 
 class Generation(Iterator[Token], AsyncIterator[Token]):
-    """An answer. The engine generates it from the moment when it is created, and you iterate over its tokens.
+    """An answer. The engine begins to generate it when this object is created. Iteration yields its tokens.
 
-    `for` and `async for` both work. `cancel()` ends the answer, and may be called from any thread. `close()` does the
-    same and does not wait for the engine, and so does the end of a `with` block. An answer that nothing refers to any
-    more is cancelled. These attributes are available at any time:
+    `for` and `async for` both work. `cancel()` ends the answer, and may be called from any thread. `close()` ends the
+    answer and the iteration at once, without waiting for the engine. The end of a `with` block calls `close()`. If
+    nothing refers to this object any more, the answer is cancelled. These attributes are available at any time:
 
     - `prompt`: the token ids of the prompt.
-    - `tokens`, `text`: the answer as far as the iteration got.
+    - `tokens`, `text`: the part of the answer that the iteration has reached.
     - `finish`: None until the iteration ends, then `stop`, `length`, `context`, `cancelled` or `error`.
-    - `metrics`: token counts and times of the engine, which may be ahead of the iteration.
+    - `metrics`: token counts and times of the engine. The engine may be ahead of the iteration.
     - `seed`: the seed of the first draw, or None if the program takes no seed. The same seed gives the
       same answer.
 
-    Iteration raises what `allowed_tokens` raised, SettingError for an invalid mask, and RuntimeError if a step fails:
-    `executorch_mlx.memory.OutOfMemoryError` if the step does not fit into memory. Other answers are unaffected.
+    Iteration raises the exception that `allowed_tokens` raised, SettingError if `allowed_tokens` returned an invalid
+    mask, and RuntimeError if a step failed. If the step did not fit into memory, this RuntimeError is an
+    `executorch_mlx.memory.OutOfMemoryError`. Other answers are unaffected.
     """
 
     def __init__(self, program: Program, prompt: Sequence[int], parameters: SamplingParameters, options: Options):
@@ -153,7 +154,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
         raise StopAsyncIteration
 
     def _take(self, event: Event) -> Token | None:
-        """Add an event to the answer. Return its token, or None if it has none or the answer is cancelled."""
+        """Add an event to the answer. Return the event's token, or None if it has none or the answer is cancelled."""
         if self._is_cancelled:
             self.finish = event.finish and CANCELLED
             return None
@@ -198,7 +199,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
 @dataclass(frozen=True)
 class Event:
-    """An `executorch_mlx_event`. `is_stop_id`: the token ends the answer and is not part of it."""
+    """A copy of an `executorch_mlx_event`. If `is_stop_id` is true, the token ends the answer and is not part of it."""
 
     token: int
     text: str
@@ -248,7 +249,7 @@ class Request:
         self._library.request_cancel(self._handle)
 
     def error(self) -> BaseException:
-        """The exception of a request that ended with an error."""
+        """Return the exception of a request that ended with an error."""
         if self._exception is not None:
             return self._exception
         return binding.error_of(self.info().status, self._library.request_error(self._handle).decode(errors="replace"))
@@ -259,7 +260,7 @@ class Request:
         self._leave()
 
     def _leave(self) -> None:
-        """One of the parties does not need the request any more. The second one frees it. pop() is atomic."""
+        """Note that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
         self._parties.pop()
         if not self._parties:
             self._library.request_free(self._handle)
@@ -298,7 +299,10 @@ class Request:
         )
 
     def allow(self, answer: list[int], target: Any) -> bool:
-        """Write the mask for the next draw to `target`, a pointer to int32. Return False if there is none."""
+        """Write the mask for the next draw to `target`, a pointer to int32. Return False if this raises an exception.
+
+        If `allowed_tokens` returns None, `target` stays unchanged: it allows all tokens.
+        """
         try:
             mask = self._allowed_tokens(answer)
             if mask is not None:
@@ -367,7 +371,7 @@ def _request_options(
         stop_count=len(stop),
         logprobs=-1 if options.logprobs is None else options.logprobs,
         priority=options.priority,
-        # A function that advances a grammar with each answer cannot take a draft back.
+        # `allowed_tokens` may be a function that advances a grammar in each call and cannot undo rejected drafts.
         draft=0 if has_mask and options.draft < 0 else options.draft,
         on_event=_on_event,
         samples=None if options.samples is None else options.samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),

@@ -30,9 +30,10 @@ class LMEvalModel(TemplateLM):
 
     - `model`: the path of the `.pte` file, or an `LLM`.
     - `tokenizer`: a Hugging Face folder; by default the tokenizer in the file.
-    - `max_gen_toks`: the maximum length of an answer in tokens, if the task does not say it.
+    - `max_gen_toks`: the maximum length of an answer in tokens, for tasks that do not set one.
+    - `device`: `cpu`, `gpu`, or None for the default.
 
-    Prompts that are too long lose their beginning. Raises the errors of `LLM.load`.
+    The beginning of a prompt that is too long is dropped. Raises the errors of `LLM.load`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class LMEvalModel(TemplateLM):
         model: str | Path | LLM,
         tokenizer: str | Path | None = None,
         max_gen_toks: int = 256,
-        batch_size: Any = None,  # lm-eval passes these two; the program and the runtime decide
+        batch_size: Any = None,  # lm-eval passes it; it has no effect, because the program determines its rows
         device: str | None = None,
         **_: Any,
     ):

@@ -16,9 +16,8 @@ class Metrics:
     - `prompt_tokens`: the number of tokens in the prompt.
     - `cached_tokens`: the number of tokens of the prompt that were in the KV cache already.
     - `generated_tokens`: the number of generated tokens, including a stop id.
-    - `drafted_tokens`, `accepted_tokens`: the number of tokens that speculation guessed, and how many of them were the
-      drawn ones.
-    - `calls`: the number of calls that drew the tokens; without speculation, one for each.
+    - `drafted_tokens`, `accepted_tokens`: the number of draft tokens, and how many of them were accepted.
+    - `calls`: the number of calls that drew the tokens; without speculation, one for each token.
     - `queue_seconds`: the time from the request to its first chunk.
     - `prompt_seconds`: the time of the prefill, which also draws the first token.
     - `generation_seconds`: the time of all steps after the first token.

@@ -1,7 +1,7 @@
-"""The processes of a tensor-parallel model: the names of its parts, and starting the other processes of the group.
+"""The processes of a tensor-parallel model: the names of its files, and the start of the other processes.
 
-This process is process 0, which runs the engine. The others run this module as a program: each loads its part and makes
-the calls that process 0 makes.
+The process that loads the model is process 0, which runs the engine. The others run this module as a program: each
+loads its part and makes the calls that process 0 makes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import ClassVar
 from ..loader import load_engine
 
 _PART = re.compile(r"(.+)-(\d+)-of-(\d+)")
-_PORT = 32323  # of process 0, if there are several machines; that of process r is r higher
+_FIRST_PORT = 32323  # if there are several machines, process r listens on the port _FIRST_PORT + r
 _SECONDS_TO_END = 10
-# How launchers tell a process its number.
+# The environment variables in which launchers pass a process its rank.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
@@ -59,7 +59,7 @@ def find_parts(path: str | Path) -> tuple[Path, int] | None:
 
 
 def rank_in_environment() -> int | None:
-    """Return the number that a launcher such as `mlx.launch` or `mpirun` gave this process, or None."""
+    """Return the rank that a launcher such as `mlx.launch` or `mpirun` gave this process, or None."""
     values = [os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdecimal()]
     return int(values[0]) if values else None
 
@@ -85,16 +85,17 @@ def read_hosts(text: str) -> list[str]:
 
 
 class Processes:
-    """The processes with the parts 1 to N - 1 of a model, on `hosts`; this process is on the first host.
+    """The processes with the parts 1 to N - 1 of a model. The constructor starts them.
 
-    On an NVIDIA GPU they communicate by NCCL, and each process of a host has a GPU of its own; otherwise by MLX's ring.
-    On other hosts they are started by ssh, and need the same Python, the same files and the same current folder.
+    `hosts` has the host of each process, from process 0 on. This process is process 0, and must be on the first host.
+    On NVIDIA GPUs, the processes communicate by NCCL, and each has a GPU of its own. Otherwise, they communicate by
+    MLX's ring. On other hosts, they are started by ssh, and need the same Python, files and current folder.
 
     If one of them ends with an error, this process ends with exit status 1.
     """
 
     running: ClassVar[list[subprocess.Popen]] = []
-    _is_started = False  # a process can be in one group only
+    _is_started = False  # whether this process has started a group; it can be in one group only
 
     def __init__(
         self, path: Path, size: int, hosts: Sequence[str], *, device: str | None = None, memory_limit: int | None = None
@@ -130,7 +131,7 @@ class Processes:
             os._exit(1)
 
     def close(self) -> None:
-        """Wait until the processes have ended. They do when process 0 frees the model."""
+        """Wait until the processes have ended, which they do when process 0 frees the model. Kill those that do not."""
         self._is_closing = True
         for process in self._processes:
             try:
@@ -164,7 +165,7 @@ def is_local(host: str) -> bool:
 def _environments(hosts: Sequence[str], device: str | None) -> list[dict[str, str]]:
     """Return the environment variables of each process."""
     all_local = all(map(is_local, hosts))
-    ports = _free_ports(len(hosts)) if all_local else [_PORT + rank for rank in range(len(hosts))]
+    ports = _free_ports(len(hosts)) if all_local else [_FIRST_PORT + rank for rank in range(len(hosts))]
     addresses = ["127.0.0.1" if all_local else host for host in hosts]
     uses_nccl = _uses_cuda(device)
     shared = {"EXECUTORCH_MLX_GROUP_HOST": "127.0.0.1"} if all_local else {}
@@ -172,7 +173,7 @@ def _environments(hosts: Sequence[str], device: str | None) -> list[dict[str, st
         shared |= {"NCCL_HOST_IP": addresses[0], "NCCL_PORT": str(ports[0]), "MLX_WORLD_SIZE": str(len(hosts))}
     else:
         ring = [[f"{address}:{port}"] for address, port in zip(addresses, ports)]
-        shared |= {"MLX_HOSTFILE": json.dumps(ring)}  # the contents, of which each process writes a file
+        shared |= {"MLX_HOSTFILE": json.dumps(ring)}  # the contents; each process writes them to a file
     environments = []
     for rank, host in enumerate(hosts):
         before, on_host = hosts[:rank].count(host), hosts.count(host)
@@ -198,7 +199,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _uses_cuda(device: str | None) -> bool:
-    """Whether programs run on an NVIDIA GPU: the only one that MLX knows on Linux."""
+    """Whether programs run on an NVIDIA GPU. On Linux, MLX supports no other GPU."""
     library = ctypes.CDLL(load_engine())
     library.executorch_mlx_device.restype, library.executorch_mlx_device.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
     chosen = library.executorch_mlx_device(None if device is None else device.encode())
@@ -206,7 +207,7 @@ def _uses_cuda(device: str | None) -> bool:
 
 
 def _visible_devices() -> list[str]:
-    """Return the names of the GPUs of this machine."""
+    """Return the names of the GPUs in CUDA_VISIBLE_DEVICES. Without this variable, return the numbers 0 to 63."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(64)]
 
@@ -224,7 +225,7 @@ def _write_hostfile(content: str) -> str:
 
 
 def _start(host: str, environment: dict[str, str], arguments: Sequence[str]) -> subprocess.Popen:
-    """Start this module on `host`. It ends when process 0 ends, also if that is killed."""
+    """Start this module on `host`. The new process ends when process 0 ends, even if process 0 is killed."""
     command = [sys.executable, "-m", "executorch_mlx.llm.processes", *arguments]
     if is_local(host):
         # A session of its own: Ctrl-C is for process 0. NCCL's set-up in MLX prints to stdout, which is for answers.

@@ -30,8 +30,8 @@ class EngineStats:
     - `requests`, `failed`: the number of requests that ended, and of those that ended by an error.
     - `prompt_tokens`, `reused_tokens`: the tokens of all prompts, and how many of them were in the KV cache already.
     - `generated_tokens`: the drawn tokens.
-    - `steps`: the calls of the program that drew tokens, each for one or more requests.
-    - `drafted_tokens`, `accepted_tokens`: the tokens that speculation guessed, and how many of them were accepted.
+    - `steps`: the calls of the program that drew tokens. A call can draw tokens of several requests.
+    - `drafted_tokens`, `accepted_tokens`: the number of draft tokens, and how many of them were accepted.
     - `busy_seconds`: the time in the model.
     """
 
@@ -52,7 +52,7 @@ class EngineStats:
 class Program:
     """A program made by `export_llm`. docs/llm-program.md describes the file.
 
-    - `profile`: time every instruction for `write_profile`, which makes calls slower.
+    - `profile`: whether to time every instruction for `write_profile`. This makes calls slower.
     - `device`: `cpu`, `gpu`, or None for the default.
     - `draft`: a program with the same tokenizer that guesses tokens for speculation.
     - `processes`: the other processes of a tensor-parallel model, which end with this program.
@@ -62,7 +62,7 @@ class Program:
     `has_logits` and `has_verify`, which say what the program returns.
 
     Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
-    to `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
+    `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
     OutOfMemoryError, which is a RuntimeError, if the program does not fit into memory.
     """
 
@@ -152,7 +152,7 @@ class Program:
     def follow(self) -> None:
         """Make the calls of process 0 of a group until that process frees the model.
 
-        Raises ValueError if the program is not part 1 or a later one of a tensor-parallel model.
+        Raises ValueError if the program is not part 1 or a later part of a tensor-parallel model.
         """
         binding.check(self._library.model_follow(self._model))
 
@@ -169,7 +169,7 @@ class Program:
         return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__dataclass_fields__})
 
     def score(self, prompt: Sequence[int], targets: Sequence[int]) -> tuple[list[float], list[bool]]:
-        """Return the log probability of each of `targets`, and whether it is the most likely token."""
+        """Return the log probability of each of `targets` after `prompt`, and whether each is the most likely token."""
         count = len(targets)
         logprobs, is_greedy = (ctypes.c_float * count)(), (ctypes.c_bool * count)()
         binding.check(

@@ -48,11 +48,12 @@ def sample_logits(
 ) -> torch.Tensor:
     """Draw tokens `[B]` int64 from logits `[B, V]`: `adjust_logits`, then `mlx::sample`.
 
-    Each parameter is a number, a tensor of one element, or a tensor `[B]` with a value for each sequence. If one of them
-    has shape `[B]`, each sequence draws what it draws alone. `temperature` <= 0 is greedy decoding.
-    These values have no effect: `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0. The same `seed`
-    draws the same tokens, so the caller passes another seed in every step. Without a seed, every call
-    draws differently. `adjustments` are the arguments of `adjust_logits`.
+    Each parameter is a number, a tensor of one element, or a tensor `[B]` with a value for each sequence. If one
+    of them has shape `[B]`, each sequence draws the token that it would draw in a batch of 1. `temperature` <= 0
+    is greedy decoding.
+    These values have no effect: `top_p` >= 1, `top_k` <= 0 or >= V, and `min_p` <= 0. The same logits
+    and `seed` give the same tokens. The caller must therefore pass another seed in every step. Without a
+    seed, every call draws differently. `adjustments` are the arguments of `adjust_logits`.
 
     Raises TypeError or ValueError, with the name of the argument in the message.
     """

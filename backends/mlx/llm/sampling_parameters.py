@@ -32,9 +32,11 @@ class SettingError(ValueError):
 class ParameterSpec:
     """The entry of the table for one parameter.
 
-    - `off`: the off value, which is the default. A temperature with this value means greedy decoding,
-      and a seed with this value, None, means a random seed. All other parameters have no effect.
-    - `off_when`: the comparison that tells whether the parameter is disabled: `value <off_when> off`.
+    - `off`: the off value, which is the default. The off value of the temperature, 0, means greedy
+      decoding, and that of the seed, None, means a random seed. Any other parameter with its off value
+      has no effect.
+    - `off_when`: the comparison operator that tells whether a parameter is disabled. A parameter is
+      disabled if `value <off_when> off` is true.
     - `dtype`: the dtype of the program input, a 0-d tensor; None if the parameter is not a scalar.
     - `metadata`: the metadata method that tells whether a program takes the parameter; None if
       every head takes the parameter.
@@ -158,12 +160,12 @@ PARAMETERS = _table()
 SCALARS = {name: spec for name, spec in PARAMETERS.items() if spec.dtype is not None}
 PENALTIES = tuple(name for name, spec in PARAMETERS.items() if spec.metadata == "sampling_penalties")
 INPUTS = tuple(name for spec in PARAMETERS.values() for name in spec.inputs)
-MASK_WORD = 32  # the number of tokens for which one integer of the mask of allowed tokens has a bit
+TOKENS_PER_MASK_WORD = 32  # the number of tokens for which one integer of a mask of allowed tokens has a bit
 
 
 def mask_word_count(vocab_size: int) -> int:
     """Return the number of 32-bit integers in the mask of a sequence: ceil(vocab_size / 32)."""
-    return -(-vocab_size // MASK_WORD)
+    return -(-vocab_size // TOKENS_PER_MASK_WORD)
 
 
 def _check_number(name: str, value: Any, infinite: bool = False) -> None:

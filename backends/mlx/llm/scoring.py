@@ -1,4 +1,4 @@
-"""The log probabilities of given continuations, and classification by them."""
+"""Computes the log probabilities of given continuations of a prompt, and classifies prompts by them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .generation import Generation, Options
 from .program import Program
-from .sampling_parameters import MASK_WORD, SamplingParameters, mask_word_count
+from .sampling_parameters import TOKENS_PER_MASK_WORD, SamplingParameters, mask_word_count
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Classification:
 
 
 def can_score(program: Program) -> bool:
-    """Whether the program can tell the log probability of a given token."""
+    """Whether the program can compute the log probability of a given token."""
     return program.has_logits or bool(program.get("sampling_logprobs", 0)) and (
         program.has_verify or program.takes("allowed_tokens")
     )
@@ -49,7 +49,8 @@ def can_score(program: Program) -> bool:
 def score(program: Program, prompt: Sequence[int], continuation: Sequence[int]) -> Score:
     """Score a continuation of a prompt, both given as token ids.
 
-    Programs with the method `verify` score all tokens in one call, others take a step for each.
+    A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
+    for each token.
     """
     if program.has_verify and program.get("sampling_logprobs", 0):
         logprobs, is_greedy = program.score(prompt, continuation)
@@ -65,8 +66,8 @@ class Classifier:
     """Classifies prompts. `labels` maps each label to its token ids.
 
     The probability of a label is the product of the probabilities of its tokens, normalized over the labels. If the
-    program returns only tokens, its head must take `allowed_tokens`. The head then draws the most likely of the labels'
-    first tokens, which must differ.
+    program can only draw tokens, its head must take `allowed_tokens`. It then draws the most likely of the first tokens
+    of the labels. These first tokens must differ.
 
     Raises ValueError if the labels are not distinct, or if the program can neither score nor take `allowed_tokens`.
     """
@@ -77,8 +78,8 @@ class Classifier:
             raise ValueError(f"labels: got {list(labels)}, expected at least two non-empty labels")
         if len({tuple(ids) for ids in labels.values()}) < len(labels):
             raise ValueError(f"labels: got {list(labels)}, expected different tokens for each label")
-        self._scores = can_score(program)
-        if not self._scores:
+        self._can_score = can_score(program)
+        if not self._can_score:
             self._check_first_tokens()
 
     def _check_first_tokens(self) -> None:
@@ -101,7 +102,7 @@ class Classifier:
             raise ValueError(f"prompt: got {len(prompt)} tokens, expected 1 to {room}")
 
     def classify(self, prompt: Sequence[int]) -> Classification:
-        if not self._scores:
+        if not self._can_score:
             label_of = {ids[0]: label for label, ids in self.labels.items()}
             return Classification(label_of[next(_draw_only(self.program, prompt, list(label_of))).id])
         logprobs = {label: score(self.program, prompt, ids).logprob for label, ids in self.labels.items()}
@@ -113,7 +114,10 @@ class Classifier:
 
 
 def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
-    """Draw the most likely of `tokens`, with its log probability and the most likely token if the program has them."""
+    """Return the `Generation` of one token, the most likely of `tokens`.
+
+    If the program can score, the token has its log probability, and the most likely of all tokens.
+    """
     mask = allow_only(program.vocab_size, tokens)
     logprobs = 1 if can_score(program) else None
     options = Options(max_new_tokens=1, ignore_eos=True, logprobs=logprobs)
@@ -126,5 +130,5 @@ def allow_only(vocab_size: int, tokens: Sequence[int]):
 
     mask = numpy.zeros(mask_word_count(vocab_size), dtype=numpy.uint32)
     for token in tokens:
-        mask[token // MASK_WORD] |= numpy.uint32(1 << token % MASK_WORD)
+        mask[token // TOKENS_PER_MASK_WORD] |= numpy.uint32(1 << token % TOKENS_PER_MASK_WORD)
     return mask.view(numpy.int32)

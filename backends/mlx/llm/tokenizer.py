@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 # The special tokens that a tokenizer_config.json names, which are also variables of chat templates.
 NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # the second is the name since transformers 5
+# The keys of further special tokens. transformers 5 and later use the second key.
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 DEFAULT_TEMPLATE = "default"
 
 
 class Tokenizer:
-    """A tokenizer, which is parsed when it is first used.
+    """A tokenizer. Its files are parsed when it is first used.
 
     - `data`: the contents of `tokenizer.json`.
     - `config`: the contents of `tokenizer_config.json`.
@@ -109,7 +110,7 @@ class Tokenizer:
 
 
 def _template_in(config: Mapping[str, Any]) -> str | None:
-    """The chat template of a config, which is one text or a list of named ones."""
+    """Return the chat template of a config, or None. A config has one template, or a list of named templates."""
     template = config.get("chat_template")
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}.get(DEFAULT_TEMPLATE)
@@ -117,7 +118,7 @@ def _template_in(config: Mapping[str, Any]) -> str | None:
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token in a config, which is a text, or a mapping that has it as `content`."""
+    """Return the text of a token in a config. The token is the text, or a mapping with the text as `content`."""
     return token.get("content") if isinstance(token, dict) else token
 
 

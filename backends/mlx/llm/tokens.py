@@ -27,7 +27,7 @@ def token_table(
 
 
 class TokenTable:
-    """The bytes of every token: `table[token]`. Those of token `i` are from `offsets[i]` to `offsets[i + 1]` of `data`."""
+    """Maps each token to its bytes: `table[i]` is the part of `data` from `offsets[i]` to `offsets[i + 1]`."""
 
     def __init__(self, data: bytes, offsets: Sequence[int]):
         self._data, self._offsets = data, offsets
@@ -68,7 +68,7 @@ def _sentencepiece(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """Return the byte that each character of byte-level BPE (GPT-2) represents.
+    """Return a mapping from each character of byte-level BPE (GPT-2) to the byte that it represents.
 
     The character of a printable byte is the byte itself, in Latin-1. The other bytes have the characters
     from U+0100 on, in order.

@@ -1,4 +1,4 @@
-"""Mixtures of experts that do not use the experts interface of `transformers`, made to use it."""
+"""Changes mixtures of experts that bypass the experts interface of `transformers`: they then use this interface."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.T
 
 
 def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
-    """Make each mixture of a known kind in `model` compute its chosen experts by `function`, in place.
+    """Change each mixture of a known kind in `model`, in place: it calls `function` to compute the chosen experts.
 
-    The weights are then those of an experts module, so they can be quantized.
+    `is_experts` is then true for the module that has the weights, so that they can be quantized.
     """
     for module in list(model.modules()):
         experts = getattr(module, "experts", None)
@@ -45,7 +45,10 @@ def _declare(experts: torch.nn.Module, *, is_transposed: bool) -> None:
 
 
 def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) -> None:
-    """Change a mixture that runs every expert on every token times its score, which is 0 for an expert not chosen."""
+    """Change a mixture that multiplies each token by the score of the expert before the expert runs.
+
+    The original runs every expert on every token; the score is 0 if the expert is not chosen.
+    """
     experts = mixture.experts
     _declare(experts, is_transposed=True)
 
@@ -62,7 +65,7 @@ def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) ->
 
 
 def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> None:
-    """Change experts of which those from `num_routed_experts` on return their input."""
+    """Change experts of which those with an index of at least `num_routed_experts` return their input."""
     _declare(experts, is_transposed=False)
 
     def forward(hidden_states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

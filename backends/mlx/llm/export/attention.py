@@ -12,7 +12,7 @@ from .latent import attend_over_latents, is_absorbed
 from .masks import Mask, mask_interface
 from .own_attention import CachedStates
 
-NAME = "mlx"
+_INTERFACE_NAME = "mlx"
 
 
 def attend_over_cache(
@@ -51,23 +51,23 @@ def attend_over_cache(
     if is_absorbed(module):
         out = attend_over_latents(module, query, layer, scale, settings)
     else:
-        # A module may change the keys or values after the update of the cache, for instance take a slice of them. They
-        # then replace those of the cache.
+        # A module may change the keys or values after the update of the cache, for instance take a slice of them. The
+        # changed ones then replace those of the cache.
         changed = {n: x for n, x in (("keys", key), ("values", value)) if not isinstance(x, CachedStates)}
         out = layer.attend(query, scale, **settings, **changed)
     out = out.transpose(1, 2)
     out = out.transpose(0, 1) if is_batch else out
-    return out.contiguous(), None  # some modules take a view of it
+    return out.contiguous(), None  # some modules call `view` on the result
 
 
 def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
     """Change `model` in place: every layer attends over `cache` through `mlx::cached_attention`."""
-    AttentionInterface.register(NAME, attend_over_cache)
-    AttentionMaskInterface.register(NAME, mask_interface)
+    AttentionInterface.register(_INTERFACE_NAME, attend_over_cache)
+    AttentionMaskInterface.register(_INTERFACE_NAME, mask_interface)
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.kv_cache = cache
         if isinstance(getattr(module, "config", None), PreTrainedConfig):
             # Unlike `set_attn_implementation`, this also reaches models that compute their attention themselves: they
             # then get a `Mask`.
-            module.config._attn_implementation = NAME
+            module.config._attn_implementation = _INTERFACE_NAME

@@ -22,7 +22,7 @@ class LayerSpec:
     - `keys`, `values`: the number of heads and their size. `values` is None if the values are the first part of the
       keys, as those of latent attention are.
     - `span`: the positions to which a query attends.
-    - `slopes`: [H], the biases of the scores for each position between query and key, or None.
+    - `slopes`: [H], or None: `slope * (key position - query position)` is added to the scores of a query head.
     - `has_sinks`: whether the softmax has a score that belongs to no key.
     - `format`: how the cache is quantized, or None if it holds floats.
     """
@@ -37,23 +37,24 @@ class LayerSpec:
 
     @property
     def widths(self) -> list[int]:
-        """How many numbers a key and a value have. A value that is a part of the key does not count."""
+        """The sizes of a key and of a value, in numbers. A value that is a part of the key is left out."""
         return [self.keys[1]] if self.values is None else [self.keys[1], self.values[1]]
 
 
 class KVCache(Cache):
     """The cache of a Hugging Face decoder, in buffers of fixed size.
 
-    Each layer has a buffer `[1, key heads, rows * length, head size]` for keys, and unless its values are a part of the
-    keys, another one for values. A quantized layer has instead the two buffers of `mlx::quantize_entries`, of which an
-    entry is a key followed by its value. They are registered on the module `owner`, so that export treats them as mutable
-    buffers. A row holds the cache of one sequence; position p of row r is at index `r * length + p`. The length is
-    `capacity` positions. In a layer with a window, each row is a ring buffer, whose length is enough for the window and
-    the `chunk` tokens of one call. A layer that attends over the cache of another layer has no buffers.
+    Each layer has a buffer `[1, key heads, rows * row_length, head size]` for keys and, unless its values are a part of
+    the keys, another one for values. A quantized layer has two other buffers: the entries and the scales that
+    `mlx::quantize_entries` returns, where an entry is a key followed by its value. The buffers are registered on the
+    module `owner`, so that export treats them as mutable buffers. A row holds the cache of one sequence; position p of
+    row r is at index `r * row_length + p`. `row_length` is `capacity`. In a layer with a window, each row is a ring
+    buffer: `row_length` is enough for the window and the `chunk` tokens of one call, and position p is at index
+    `r * row_length + p % row_length`. A layer that attends over the cache of another layer has no buffers.
 
-    `length` is the number of tokens of the current call. `position` and `row` say where they are, int64: `[1]` for the
-    position of the first token and the row of all, or `[S]` for a position and a row for each token. `row` is None if
-    there is one row.
+    `length` is the number of tokens of the current call. `position` and `row` say where these tokens are, int64: `[1]`
+    for the position of the first token and the row of all tokens, or `[S]` for a position and a row of each token.
+    `row` is None if there is one row.
     """
 
     rows: int
@@ -84,11 +85,11 @@ class KVCache(Cache):
                 continue
             window = spec.span.window
             window = None if window is not None and window >= capacity else window
-            length = capacity if window is None else min(capacity, window + chunk - 1)
+            row_length = capacity if window is None else min(capacity, window + chunk - 1)
             buffers = _buffers(spec, dtype)
             names = [f"{kind}_cache_{index}" for kind in buffers]
             for name, (heads, size, buffer_dtype) in zip(names, buffers.values()):
-                owner.register_buffer(name, torch.zeros(1, heads, rows * length, size, dtype=buffer_dtype))
+                owner.register_buffer(name, torch.zeros(1, heads, rows * row_length, size, dtype=buffer_dtype))
             if spec.slopes is not None:
                 owner.register_buffer(f"slopes_{index}", spec.slopes, persistent=False)
             kind = _Layer if spec.format is None else _QuantizedLayer
@@ -105,7 +106,10 @@ class KVCache(Cache):
         return self
 
     def get_seq_length(self, layer_idx: int | None = None):
-        """Return 0, or for a layer, the tensor to which it adds the index of a token in a call to get its position."""
+        """Return 0. For a layer, return a tensor of positions instead.
+
+        The layer adds the index of a token in the call to this tensor, to get the position of the token.
+        """
         if layer_idx is None:
             return 0
         count = self.position.shape[0]
@@ -134,7 +138,7 @@ class KVCache(Cache):
 
     @property
     def numbers_per_token(self) -> list[int]:
-        """For each layer with a cache, how many numbers it keeps for a token."""
+        """For each layer with a cache, the number of numbers that it keeps for a token."""
         return [layer.spec.keys[0] * sum(layer.spec.widths) for layer in self.kv_layers]
 
 
@@ -204,27 +208,31 @@ class _Layer(_NoCache):
     def attend(
         self, query, scale, *, softcap=None, sinks=None, slopes=None, keys=None, values=None, value_size=None
     ) -> torch.Tensor:
-        """Return the attention [1, H, S, E] of `query` [1, H, S, D] over the cache, which holds its own positions.
+        """Return the attention [1, H, S, E] of `query` [1, H, S, D] over the cache, which includes the current tokens.
 
-        `keys` and `values` replace those of the cache. `value_size` is the part of the keys that are the values.
+        `keys` and `values` replace those of the cache. If `value_size` is given, the values are the first `value_size`
+        elements of the keys.
         """
         self.cache.attended.add(self.name)
         keys = self.updated[0] if keys is None else keys
         values = self.updated[-1] if values is None else values
         values = values if value_size is None else values[..., :value_size]
-        before, after = self._attention(query, scale, softcap, sinks, slopes)
+        before, after = self._arguments(query, scale, softcap, sinks, slopes)
         return torch.ops.mlx.cached_attention(query, keys, values, *before, *after)
 
-    def _attention(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
-        """Return the arguments of the attention that come before and after the format of a quantized cache."""
+    def _arguments(self, query, scale, softcap, sinks, slopes) -> tuple[tuple, tuple]:
+        """Return the arguments of the attention operator in two tuples.
+
+        `mlx::quantized_attention` takes the format of the cache between the two.
+        """
         before = self._position(query.shape[2]), scale
         blocks = self.spec.span.blocks and self.window is not None
         return before, (self.window, softcap, self.cache.row, self.cache.rows, blocks, sinks, slopes)
 
     def _position(self, length: int) -> torch.Tensor:
-        """Return the position of the first of `length` queries, or the positions of all.
+        """Return the position of the first of `length` queries, or the positions of all of them.
 
-        A model may compute its last layers for the last tokens of a chunk only.
+        There may be fewer queries than tokens, because a model may compute its last layers only for the last tokens.
         """
         position, tokens = self.cache.position, self.cache.length
         if statically_known_true(tokens == length):
@@ -232,7 +240,7 @@ class _Layer(_NoCache):
         return position + (tokens - length)
 
     def add_mask(self, function: MaskFunction) -> None:
-        """Ignore the mask: `spec.span` has its meaning already."""
+        """Ignore the mask: `spec.span` already says to which positions a query attends."""
 
     def add_bias(self, bias: torch.Tensor) -> torch.Tensor | None:
         """Return the slopes [H] of a bias that the layer adds to its scores, or None if the bias is a mask."""
@@ -246,7 +254,7 @@ class _Layer(_NoCache):
 
 
 class _QuantizedLayer(_Layer):
-    """A layer whose cache is quantized. An entry holds a key and its value, or a key of which the value is a part."""
+    """A layer whose cache is quantized. An entry holds a key and its value, or only a key that contains the value."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         states = [key_states, value_states] if self.spec.values is not None else [torch.cat([key_states, value_states], -1)]
@@ -254,7 +262,8 @@ class _QuantizedLayer(_Layer):
         dtype = getattr(self.owner, self.names[1]).dtype
         quantized = torch.ops.mlx.quantize_entries(states, format.group_size, format.bits, format.rotate, dtype)
         self.updated = [self._write(b, s) for b, s in zip(self.buffers(), quantized)]
-        # Stand for the cached keys and values. `attend` refuses what a module computes from them.
+        # Placeholders for the cached keys and values. If a module computes other keys or values from them, `attend`
+        # raises ValueError.
         heads, length = self.spec.keys[0], self.updated[0].shape[2]
         sizes = self.spec.keys[1], (self.spec.values or self.spec.keys)[1]
         keys, values = (key_states.new_zeros(1).expand(1, heads, length, size) for size in sizes)
@@ -273,7 +282,7 @@ class _QuantizedLayer(_Layer):
             offset, size = 0, value_size or spec.keys[1]
         else:
             offset, size = format.groups(spec.keys[1]) * format.group_size, spec.values[1]
-        before, after = self._attention(query, scale, softcap, sinks, slopes)
+        before, after = self._arguments(query, scale, softcap, sinks, slopes)
         return torch.ops.mlx.quantized_attention(
             query, *self.updated, *before, offset, size, format.group_size, format.bits, format.rotate, *after
         )

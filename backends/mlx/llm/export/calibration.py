@@ -1,4 +1,4 @@
-"""What a text tells about a model: its perplexity, and how large the inputs of its layers are."""
+"""Measures a model on a text: its perplexity, and the mean squares of the inputs of its linear layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 from .packed import is_experts, is_linear
 
-_WINDOW = 512  # the tokens of one forward pass
-_CALIBRATION, _HELD_OUT = 4, 2  # numbers of windows
-_CHARACTERS = 100_000  # the part of the text that is read, which is more than the windows need
+_WINDOW_TOKENS = 512  # the largest number of tokens in one forward pass
+_CALIBRATION_WINDOWS, _HELD_OUT_WINDOWS = 4, 2
+_MAX_CHARACTERS = 100_000  # the part of the text that is tokenized, which is more than the windows need
 
 
 @dataclass
 class Text:
-    """Token ids of a text: those to calibrate on, and those to measure the perplexity on, each [windows, S]."""
+    """The token ids of a text, [windows, S]: `calibration` to calibrate on, `held_out` to measure the perplexity on."""
 
     name: str
     calibration: torch.Tensor
@@ -27,7 +27,7 @@ class Text:
 
     @classmethod
     def read(cls, tokenizer: Any, path: Path | None, vocabulary: int) -> Text:
-        """Read the text file at `path`, or the language reference of Python's standard library if it is None.
+        """Read the text file at `path`. If `path` is None, take the language reference of Python's standard library.
 
         Raises ValueError if the file cannot be read, or is too short to be split.
         """
@@ -40,14 +40,14 @@ class Text:
                 name, text = path.name, path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"export_llm: calibrate: {path}: {error}") from error
-        ids = tokenizer(text[:_CHARACTERS], add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text[:_MAX_CHARACTERS], add_special_tokens=False)["input_ids"]
         ids = torch.tensor([i for i in ids if i < vocabulary])
-        window = min(_WINDOW, len(ids) // 3)
+        window = min(_WINDOW_TOKENS, len(ids) // 3)
         if window < 16:
             raise ValueError(f"export_llm: calibrate: {name}: got {len(ids)} tokens, expected at least 48")
         windows = ids[: len(ids) // window * window].view(-1, window)
-        held_out = max(1, min(_HELD_OUT, len(windows) // 3))
-        last = min(len(windows), _CALIBRATION + held_out)
+        held_out = max(1, min(_HELD_OUT_WINDOWS, len(windows) // 3))
+        last = min(len(windows), _CALIBRATION_WINDOWS + held_out)
         return cls(name, windows[: last - held_out], windows[last - held_out : last])
 
 
@@ -64,7 +64,7 @@ class Perplexity:
     tokens: int
     int8: float | None = None
 
-    LIMIT = 1.1
+    RATIO_LIMIT = 1.1  # `str` warns if `ratio` is larger
 
     @property
     def ratio(self) -> float:
@@ -76,12 +76,13 @@ class Perplexity:
             f"{self.before:.2f} before and {self.after:.2f} after the quantization{int8}: {self.ratio:.3f} times, on "
             f"{self.tokens} tokens of {self.text}"
         )
-        return line if self.ratio <= self.LIMIT else f"{line}; warning: it rises by more than {self.LIMIT - 1:.0%}"
+        is_low = self.ratio <= self.RATIO_LIMIT
+        return line if is_low else f"{line}; warning: it rises by more than {self.RATIO_LIMIT - 1:.0%}"
 
 
 @torch.no_grad()
 def perplexity(model: torch.nn.Module, windows: torch.Tensor) -> float:
-    """Return the perplexity of `model` on token ids [windows, S], each window on its own."""
+    """Return the perplexity of `model` on token ids [windows, S]. The windows do not see each other."""
     losses = []
     with linear_layers_in_float32(model):
         for window in windows:
@@ -116,8 +117,8 @@ def importance(model: torch.nn.Module, windows: torch.Tensor) -> dict[str, torch
 def linear_layers_in_float32(model: torch.nn.Module) -> Iterator[None]:
     """Make the linear layers and embeddings of `model` compute in float32, whatever the dtype of their weights.
 
-    A weight is converted when it is used. Models with experts or `LayerNorm` stay as they are, because these reject
-    float32 inputs while their weights are half precision.
+    A weight is converted when it is used. A model with experts or `LayerNorm` stays as it is, because these modules
+    reject float32 inputs if their weights are in half precision.
     """
     changed = []
     if not any(is_experts(module) or isinstance(module, torch.nn.LayerNorm) for module in model.modules()):

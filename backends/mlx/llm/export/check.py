@@ -21,13 +21,13 @@ from .head_config import HeadConfig
 from .methods import MethodKind, example_inputs
 
 _SEED = 20
-_STEPS = 3  # decode steps
-_NOISY_CALL = 1  # the number of the call that also runs with rounding noise: it has the second chunk
-_FIRST_CHUNK = 512  # the largest first chunk of the prompt: eager torch takes long for more tokens
+_DECODE_STEPS = 3
+_NOISY_CALL = 1  # the index of the call that also runs with rounding noise: it has the second chunk
+_MAX_FIRST_CHUNK = 512  # the largest first chunk of the prompt: eager torch takes long for more tokens
 _SECOND_CHUNK = 8  # tokens of the prompt in the second chunk
-_DRAFT = 4  # tokens of a call of the method verify
+_VERIFY_TOKENS = 4  # tokens of a call of the method verify
 # The number of tokens of each call that locates a departure: few, because these calls keep all intermediate values.
-_SHORT_CALLS = (8, 4, 1)
+_LOCATE_LENGTHS = (8, 4, 1)
 
 
 class VerificationError(RuntimeError):
@@ -44,7 +44,7 @@ class ProgramCheck:
 
     - `tokens`: the number of greedy tokens that were compared.
     - `agreeing`: the number of those tokens that agree: in the eager model, the token has the largest logit, or a logit
-      that is as large within rounding.
+      that equals the largest one within rounding.
     - `difference`, `tolerance`: the largest absolute difference of the logits, and the tolerance, in the call where the
       logits exceed their tolerance the most or come closest to it. None if the logits were not compared; `note` then
       says why.
@@ -94,27 +94,29 @@ def check_program(
 ) -> ProgramCheck:
     """Run the file `path` and `decoder`, the module that was exported, and compare their logits and greedy tokens.
 
-    There are two runs. In the first, the method that takes chunks gets a prompt in two calls, the first with a whole
-    chunk but at most 512 tokens, if the context permits it, and a few decode steps. Its logits are compared. In the
-    second, all methods that return tokens continue short prompts in several rows. The file always gets the token that
-    is greedy in `decoder`.
+    The check consists of two runs. The first run calls the method for chunks with a prompt and then with a few single
+    tokens. It passes the prompt in two calls. If the context permits it, the first call has a whole chunk, but at most
+    512 tokens. The second run calls the methods for chunks, for decoding and for verification, as far as the program
+    has them, with short prompts in one or two rows. If some methods return tokens, it calls these methods and compares
+    only tokens. `decoder` and the file get the same tokens: random ones in prompts and for verification, and the greedy
+    tokens of `decoder` after a prompt.
     """
     cost = Cost()
-    calls = _eager_calls(decoder, _long_run(decoder), noisy_call=_NOISY_CALL)
+    calls = _eager_calls(decoder, _first_run(decoder), noisy_call=_NOISY_CALL)
     noise = calls[0].noisy[0] - calls[0].logits
     others = [
-        replace(call, noisy=[call.logits + noise]) for call in _eager_calls(decoder, _short_run(decoder, kinds))
+        replace(call, noisy=[call.logits + noise]) for call in _eager_calls(decoder, _second_run(decoder, kinds))
     ]
     runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
-    other_tokens, other_logits = runtime.run_all_methods(others)
+    other_tokens, other_logits = runtime.run_several_methods(others)
     matches = [agree(t, call.logits, call.noisy) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
     pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
     comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
     worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
-    wrong = next((call.form for a, call in zip(matches, calls + others) if not a.all()), None)
-    if wrong is None and worst is not None and not worst.ok:
-        wrong = pairs[comparisons.index(worst)][1].form
+    wrong_form = next((call.form for a, call in zip(matches, calls + others) if not a.all()), None)
+    if wrong_form is None and worst is not None and not worst.ok:
+        wrong_form = pairs[comparisons.index(worst)][1].form
     return ProgramCheck(
         tokens=sum(a.numel() for a in matches),
         agreeing=sum(int(a.sum()) for a in matches),
@@ -122,7 +124,7 @@ def check_program(
         tolerance=None if worst is None else worst.tolerance,
         logits_ok=worst is None or worst.ok,
         note=note,
-        departure=None if wrong is None else runtime.departure(wrong),
+        departure=None if wrong_form is None else runtime.departure(wrong_form),
         seconds=cost.seconds,
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
@@ -131,7 +133,7 @@ def check_program(
 
 @dataclass(frozen=True)
 class _Step:
-    """What one call does: `length` tokens of one row, or a token of each of `rows` if the form is decode.
+    """The tokens of one call: `length` tokens of a single row. If the form is "decode", one token of each of `rows`.
 
     `MethodKind` explains `form`.
     """
@@ -143,7 +145,10 @@ class _Step:
 
 @dataclass
 class _Call:
-    """The inputs of a call, and the logits `[B, V]` of the eager model. `noisy` are the logits with rounding noise."""
+    """The inputs of a call, and the logits `[B, V]` of the eager model.
+
+    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise.
+    """
 
     form: str
     inputs: list[torch.Tensor]  # tokens, input_pos and, if there are several rows, row
@@ -151,27 +156,31 @@ class _Call:
     noisy: list[torch.Tensor]
 
 
-def _long_run(decoder: CachedDecoder) -> list[_Step]:
-    """Returns the steps of a prompt in two chunks and of decode steps, all in the last row."""
-    steps = min(_STEPS, decoder.max_context_len - 2)
-    chunk = min(decoder.chunk, _FIRST_CHUNK)
+def _first_run(decoder: CachedDecoder) -> list[_Step]:
+    """Returns the steps of a prompt in two chunks and of single tokens, all in the last row."""
+    steps = min(_DECODE_STEPS, decoder.max_context_len - 2)
+    chunk = min(decoder.chunk, _MAX_FIRST_CHUNK)
     prompt = min(chunk + _SECOND_CHUNK, decoder.max_context_len - steps)
     first = min(chunk, max(1, prompt - _SECOND_CHUNK))
     lengths = [length for length in (first, prompt - first) if length] + [1] * steps
     return [_Step("chunk", length, (decoder.rows - 1,)) for length in lengths]
 
 
-def _short_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_Step]:
-    """Returns the steps of short prompts in the last and the first row, which use all methods that return tokens."""
+def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_Step]:
+    """Returns the steps of short prompts in the last and the first row, in the forms chunk, decode and verify.
+
+    Returns none if the first run calls the only method that this run would call.
+    """
     last, forms = decoder.rows - 1, {kind.form for kind in kinds.values()}
     if not any(kind.returns_tokens for kind in kinds.values()) and "decode" not in forms:
         return []
     steps = [_Step("chunk", length, (last,)) for length in (5, 1)]
     if "decode" in forms:
-        slots = (last, 0, *[last] * (decoder.rows - 2))
-        steps += [_Step("chunk", 3, (0,)), *[_Step("decode", 1, slots)] * _STEPS]
+        # A decode call has an index for each row of the program. The unused indices repeat the last row.
+        row_indices = (last, 0, *[last] * (decoder.rows - 2))
+        steps += [_Step("chunk", 3, (0,)), *[_Step("decode", 1, row_indices)] * _DECODE_STEPS]
     if "verify" in forms:
-        steps.append(_Step("verify", _DRAFT, (last,)))
+        steps.append(_Step("verify", _VERIFY_TOKENS, (last,)))
     return _fitting(steps, decoder)
 
 
@@ -188,12 +197,12 @@ def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
 
 
 def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int | None = None) -> list[_Call]:
-    """Run the eager model in calls for `steps`, and return the calls.
+    """Run the eager model in one call for each of `steps`, and return the calls.
 
-    The tokens are random, except that a later call of one token takes the greedy token of the call before. The call
-    with the number `noisy_call` also runs with rounding noise, which shows how much rounding changes the logits; this
-    change is added to the logits of every call to get `noisy`. The noise does not affect later calls, because the caches
-    are restored.
+    The tokens are random. There is one exception: a call with one token of a row takes the greedy token of the last
+    call of that row. The call with the index `noisy_call` also runs with rounding noise. The change of its logits is
+    added to the logits of every call to get `noisy`. The noise does not affect later calls, because the caches are
+    restored.
     """
     if not steps:
         return []
@@ -231,7 +240,7 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
 
 
 def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step]) -> CachedDecoder:
-    """Returns a decoder with the same model, but with caches for the positions of `steps` only, which saves memory."""
+    """Returns a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
         decoder.model, rows=decoder.rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs
@@ -252,7 +261,7 @@ class _Runtime:
         self.path, self.program, self.decoder, self.kinds, self.head = path, program, decoder, kinds, head
 
     def run(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, str | None]:
-        """Run `calls` of the method for chunks. Returns their greedy tokens `[B]`, their logits `[B, V]`, and None.
+        """Run `calls`, all of the form "chunk". Returns their greedy tokens `[B]`, their logits `[B, V]`, and None.
 
         If the logits cannot be read, returns the tokens, None and the reason.
         """
@@ -264,7 +273,10 @@ class _Runtime:
         return [values.argmax(-1) for values in logits], logits, None
 
     def _run_with_logits(self, name: str, calls: Sequence[_Call]) -> tuple[list, list | None, str | None]:
-        """The same as `run`, for a method that returns only tokens. A copy of it also returns the logits."""
+        """Does what `run` does, for a method that returns only tokens.
+
+        Runs a copy of the file, in which this method also returns the logits.
+        """
         copy = self.path.with_suffix(".logits")
         try:
             edge = self.program.exported_program(name)
@@ -277,10 +289,10 @@ class _Runtime:
             copy.unlink(missing_ok=True)
         return [values[0] for values in results], [values[-1].float() for values in results], None
 
-    def run_all_methods(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    def run_several_methods(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """Run `calls` of several methods, which share the caches. Returns their tokens `[B]` and their logits `[B, V]`.
 
-        The methods return tokens if the program has any such method. The logits of these methods are None.
+        If the program has methods that return tokens, calls only these methods. The logits are then None.
         """
         if not calls:
             return [], []
@@ -294,14 +306,14 @@ class _Runtime:
         return [values.argmax(-1) for values in logits], logits
 
     def _method(self, form: str, returns_tokens: bool) -> str | None:
-        """The name of the first method of that kind, or None."""
+        """Returns the name of the first method of this kind, or None if there is none."""
         return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens)), None)
 
     def departure(self, form: str) -> str:
-        """Returns the first departure in the method of that form as text, or the reason why none is named."""
+        """Returns the first departure in a method of the form `form` as text, or the reason why none is named."""
         name = self._method(form, returns_tokens=False) or self._method(form, returns_tokens=True)
         rows = tuple(range(self.decoder.rows)) if form == "decode" else (self.decoder.rows - 1,)
-        lengths = [1] * len(_SHORT_CALLS) if form == "decode" else _SHORT_CALLS
+        lengths = [1] * len(_LOCATE_LENGTHS) if form == "decode" else _LOCATE_LENGTHS
         steps = _fitting([_Step(form, length, rows) for length in lengths], self.decoder)
         inputs = [self._inputs(call, name) for call in _eager_calls(self.decoder, steps)]
         try:

@@ -42,7 +42,7 @@ class Pair:
 
 
 class ComplexPairs(TorchFunctionMode):
-    """While this mode is active, the functions that make complex tensors make a `Pair` instead."""
+    """A mode in which `torch.polar` and `torch.view_as_complex` return a `Pair` instead of a complex tensor."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = options or {}

@@ -29,9 +29,9 @@ from .weights import cast_parameters
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
-GROUP_SIZE = 32
+DEFAULT_GROUP_SIZE = 32
 MIXED_BITS = 4.8  # of a weight of a linear layer on average, with its scales: about that of llama.cpp's Q4_K_M
-_ENDS_BITS = 8  # of the embedding and the output projection
+_ENDS_BITS = 8  # of the ends of a model: the embedding and the output projection
 
 
 @dataclass
@@ -58,8 +58,8 @@ def convert_weights(
     The layers of `model` keep float activations. If `activations` is "int8", the perplexity is measured a second time
     with 8-bit activations.
 
-    Calibration and perplexity need a text, and a text needs a tokenizer. Without one, quantization minimizes the error
-    of each weight alone, and no perplexity is measured.
+    Calibration and perplexity need the token ids of a text. If `tokenizer` is None, quantization minimizes the error of
+    each weight alone, and no perplexity is measured.
     """
     if is_microscaled(model):
         from .microscaled import use_packed_weights  # imports prototypes of torchao
@@ -72,7 +72,9 @@ def convert_weights(
             text = Text.read(tokenizer, calibrate, model.config.get_text_config().vocab_size)
             progress("measure the perplexity")
             before = perplexity(model, text.held_out)
-        conversion.unquantized = _quantize(model, quantize, group_size or GROUP_SIZE, dtype, text, calibrate, progress)
+        conversion.unquantized = _quantize(
+            model, quantize, group_size or DEFAULT_GROUP_SIZE, dtype, text, calibrate, progress
+        )
         if dtype is not None:
             cast_parameters(model, dtype)
         if text is not None:
@@ -88,11 +90,12 @@ def convert_weights(
 def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: torch.dtype | None) -> None:
     """Quantize and cast the weights of a head for multi-token prediction in place.
 
-    Does not calibrate: the head only guesses tokens. Its precision decides how many guesses are right, and no answer.
+    Does not calibrate, because the head only guesses tokens. Its precision changes how many guesses are accepted, but
+    not the answers.
     """
     with without_ends(mtp):
         if quantize != "none":
-            common = _common_format(quantize, group_size or GROUP_SIZE)
+            common = _common_format(quantize, group_size or DEFAULT_GROUP_SIZE)
             quantize_model(
                 mtp, common.bits, common.group_size, mode=common.mode, dtype=_scales_dtype(dtype)
             )
@@ -101,14 +104,14 @@ def convert_mtp(mtp: MtpModel, quantize: str, group_size: int | None, dtype: tor
 
 
 def _common_format(quantize: str, group_size: int) -> Format:
-    """Return the format of the layers that have none of their own. A float mode ignores `group_size`."""
+    """Return the format of the layers that have no format of their own. A float mode ignores `group_size`."""
     mode = quantize if quantize in FLOAT_MODES else "affine"
     return Format(8 if quantize in ("int8", "mxfp8") else 4, group_size, mode)
 
 
 def _scales_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    # Scales in half precision make the file smaller. They do not reduce the precision of products, which kernels compute
-    # in float32.
+    # Scales in half precision make the file smaller. They do not reduce the precision of products, which kernels
+    # compute in float32.
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
 
@@ -152,7 +155,7 @@ def _mixed(model: PreTrainedModel, text: Text) -> dict[str, Format]:
 
 
 def _tune(model, text: Text, common: Format, formats: dict[str, Format], dtype: torch.dtype) -> None:
-    """Quantize the linear layers of the decoder layers, in order, over the calibration text."""
+    """Replace the linear layers of the decoder layers by quantized ones, in order, tuned on the calibration text."""
 
     def visit(_, moments):
         for path, moment in moments.items():

@@ -32,10 +32,13 @@ class CachedDecoder(torch.nn.Module):
 
     The constructor changes `model` in place, so that its layers attend over the caches of this module. It raises
     ValueError if a layer does something that a program cannot do over its caches.
-    `chunk` is the largest S: by default, and at most, `max_context_len`. `window` is "auto" to follow the
-    config of the model, or a number: the window of every layer, where 0 stands for no window. `specs` are the `specs`
-    of another decoder with the same model, which saves finding them out. `ring_chunk` limits the chunk of a model with
-    sliding windows, whose ring buffers grow with the chunk. `mtp` is the head that `draft` runs.
+
+    - `chunk`: the largest S; by default, and at most, `max_context_len`.
+    - `window`: "auto" to follow the config of the model, or the window of every layer, where 0 stands for no window.
+    - `specs`: the attribute `specs` of another decoder with the same model. If it is None, the constructor runs the
+      model on a few tokens to find out the specs.
+    - `ring_chunk`: limits the chunk of a model with sliding windows, whose ring buffers grow with the chunk.
+    - `mtp`: the head for multi-token prediction, which the method `draft` runs.
     """
 
     def __init__(

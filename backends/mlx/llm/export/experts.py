@@ -10,7 +10,7 @@ from ...custom_ops import quantized
 from .adapted_experts import adapt
 from .packed import MLXExperts, is_experts
 
-NAME = "mlx"
+_INTERFACE_NAME = "mlx"
 
 
 def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
@@ -22,8 +22,8 @@ def use_gathered_experts(model: PreTrainedModel) -> PreTrainedModel:
     use_interface = any(is_experts(module) for module in model.modules())
     adapt(model, gathered_experts)
     if use_interface:
-        ALL_EXPERTS_FUNCTIONS.register(NAME, gathered_experts)
-        model.set_experts_implementation(NAME)
+        ALL_EXPERTS_FUNCTIONS.register(_INTERFACE_NAME, gathered_experts)
+        model.set_experts_implementation(_INTERFACE_NAME)
     return model
 
 
@@ -33,7 +33,7 @@ def gathered_experts(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """An experts function for the experts interface of `transformers`.
+    """The function that the experts interface of `transformers` calls.
 
     Takes `hidden_states` [T, H] and, for each of the T tokens, the indices and the weights of its K
     experts, [T, K]. Returns [T, H].

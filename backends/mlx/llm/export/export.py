@@ -73,8 +73,9 @@ def export_llm(
     - `quantize`: `int4` or `int8` in groups of `group_size` (32, 64 or 128; by default 32); `mixed`, which
       has 4 bits but keeps sensitive layers wider; `nvfp4`, `mxfp4` or `mxfp8`; or `none`. The embedding
       and the output projection get 8 bits.
-    - `calibrate`: a text file. The quantization adapts to the inputs that the layers have on this text,
-      by default on a part of Python's documentation, and is tuned layer by layer.
+    - `calibrate`: a text file. With `int4`, `int8` or `mixed`, the layers are tuned, one after the other, to their
+      inputs on this text. By default, no layer is tuned. Below 8 bits, the quantization then weights its errors by the
+      inputs on a part of Python's documentation.
     - `activations`: `float`; or `int8`: the linear layers with affine weights of 4 or 8 bits round their inputs to
       8 bits. Use `allow_extensions` as well: a kernel for Linux CPUs then multiplies the integers.
     - `max_context_len`: capacity of the KV caches in positions; by default the limit of the model,
@@ -94,7 +95,7 @@ def export_llm(
     - `head`: the sampling parameters that the program takes as inputs.
     - `allow_extensions`: use IR nodes that ExecuTorch's own MLX delegate lacks. That delegate then
       cannot run the program.
-    - `verify`: `save` runs the finished file beside the eager model. The model stays in memory until then.
+    - `verify`: whether `save` compares the finished file with the eager model. The model stays in memory until then.
     - `progress`: called with the name of each long step before it begins.
 
     Raises ValueError, with the name of the argument in the message.
@@ -102,8 +103,8 @@ def export_llm(
     _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
-    has_drafts = speculation and outputs != "logits" and tensor_parallel == 1
-    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, has_drafts and kv_bits is None)
+    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits is None
+    model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")
         model = merge_adapter(model, adapter, dtype or compute_dtype(model))
@@ -133,9 +134,10 @@ def export_llm(
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
-    # A state cannot be rewound after a wrong draft. Without drafts, `verify` is for log probabilities of given tokens.
-    verifies = speculation and (head.logprobs > 0 or not decoder.has_state)
-    kinds = method_kinds(outputs, batch, verifies, draft=mtp is not None)
+    # A state cannot be rewound after a wrong draft token. A program with states therefore has the method `verify` only
+    # if the method can return the log probabilities of given tokens.
+    has_verify = speculation and (head.logprobs > 0 or not decoder.has_state)
+    kinds = method_kinds(outputs, batch, has_verify, draft=mtp is not None)
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     if tensor_parallel > 1:
@@ -205,12 +207,13 @@ def check_group_size(group_size: int | None, quantize: str, function: str = "exp
 
 
 def _load(
-    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, has_drafts: bool
+    model: str | Path | PreTrainedModel, tokenizer: Any, dtype: torch.dtype | None, uses_mtp: bool
 ) -> tuple[PreTrainedModel, MtpModel | None, Any, torch.dtype | None, list[str]]:
     """Return the model with frozen weights, its head for multi-token prediction, its tokenizer, a dtype, and notes.
 
-    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are on the weights. The head is
-    None without `has_drafts`, and where drafts cannot be dropped.
+    The dtype is the one to cast the weights to, or None if they keep theirs. The notes are about the weights. The head
+    is None if `uses_mtp` is false, if a Hugging Face checkpoint has none, and for all other kinds of checkpoints. It is
+    also None if the model keeps a state, which cannot be rewound after a wrong draft token.
     """
     notes: list[str] = []
     mtp = None
@@ -225,7 +228,7 @@ def _load(
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
             model = load_causal_lm(folder)
-            if has_drafts and not is_mlx(folder) and not has_state(model.config.get_text_config()):
+            if uses_mtp and not is_mlx(folder) and not has_state(model.config.get_text_config()):
                 mtp = load_mtp(model, folder)
     return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 

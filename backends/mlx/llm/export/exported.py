@@ -21,7 +21,7 @@ from .kv_quantization import KVQuantization
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """A temporary folder for files that get their names when they are complete.
+    """Yields a temporary folder beside `path`. Files in it can be moved to their names when they are complete.
 
     Raises FileNotFoundError if the folder of `path` does not exist.
     """
@@ -35,13 +35,15 @@ def folder_beside(path: Path) -> Iterator[Path]:
 class ExportedLLM:
     """The result of `export_llm`.
 
-    `report` lists the nodes that were delegated and those that were not. `cache_bytes` is the size of
-    the KV caches in bytes, and `cache_values_per_token` has for each layer with a cache how many numbers it keeps for
-    a token. `unquantized` has the names of the layers that stay in full precision,
-    because the length of their weights' rows is not a multiple of any group size. `perplexity` compares
-    the model before and after the quantization, or is None. `notes` has a line for each format of a GGUF
-    file that was converted with an error. `kv_quantization` says what quantized KV caches change, or is None.
-    `check` is the result of the check that `save` made, or None.
+    - `report`: the nodes that were delegated and those that were not.
+    - `cache_bytes`: the size of the KV caches in bytes.
+    - `cache_values_per_token`: for each layer with a cache, the number of numbers that it keeps for a token.
+    - `unquantized`: the paths of the layers that stay in full precision, because the length of their weights' rows is
+      not a multiple of any group size.
+    - `perplexity`: the perplexity before and after the quantization, or None.
+    - `notes`: a line for each format of a GGUF file that was converted with an error.
+    - `kv_quantization`: what quantized KV caches change, or None.
+    - `check`: the result of the check that `save` made, or None.
     """
 
     program: ExecutorchProgramManager
@@ -60,9 +62,9 @@ class ExportedLLM:
     def save(self, path: str | Path) -> int:
         """Write the `.pte` and return its size in bytes.
 
-        Before the file gets its name, it runs beside the eager model, unless the model was exported with
-        `verify=False`. Raises VerificationError if they differ beyond rounding. A file that has the name already then
-        stays as it is.
+        Unless the model was exported with `verify=False`, a temporary file is compared with the eager model before it
+        is moved to `path`. Raises VerificationError if they differ by more than rounding. An existing file at `path`
+        then stays unchanged.
         """
         path = Path(path)
         with folder_beside(path) as folder:

@@ -18,14 +18,20 @@ from ...custom_ops.packing import dequantize, pack
 from .scale_search import fit
 
 GROUP_SIZE = 32
+# Formats whose values are read without a conversion → their dtype.
 FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+# Formats whose values are the same after the conversion.
 EXACT = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, to bound the peak memory
 
 
 @dataclass
 class Packing:
-    """A packed weight: the operands of `packing`, and its squared error and squared norm, both 0 if it is exact."""
+    """A packed weight, and the error of its conversion.
+
+    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them. `error` is the
+    squared error of the values, and `norm` their squared norm. Both are 0 for the formats in `EXACT`.
+    """
 
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     bits: int
@@ -34,7 +40,7 @@ class Packing:
 
 
 def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
-    """Return the values of a tensor of any type: F32, F16 and BF16 memory-mapped, other types as float32."""
+    """Return the values of a tensor of any type. F32, F16 and BF16 stay memory-mapped; other types become float32."""
     shape = _shape(tensor)
     if (dtype := FLOATS.get(tensor.tensor_type)) is not None:
         return torch.from_numpy(tensor.data).view(dtype).reshape(shape)
@@ -55,7 +61,7 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
     step = max(1, _STEP_ELEMENTS // columns)
     for first in range(0, count, step):
         blocks = rows[first : first + step]
-        part = _grouped(blocks, type_) if type_ in _GROUPS else _requantized(blocks, type_, bits)
+        part = _grouped(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
         for whole, converted in zip(operands, part):
             whole[first : first + step] = converted
         if type_ not in EXACT:
@@ -70,9 +76,10 @@ def _shape(tensor: gguf.ReaderTensor) -> list[int]:
 
 
 def _bits(type_: Type) -> int:
-    """Return the number of bits of MLX's format for a GGUF format: 4 if that one has at most 4, else 8.
+    """Return the number of bits to which a GGUF format is converted.
 
-    MLX has 5 and 6 bits too, but no fast kernels for these on a CPU.
+    It is 4 for formats with at most 5 bits per weight, scales included, and 8 for the others. MLX also has formats of 5
+    and 6 bits, but no fast kernels for them on a CPU.
     """
     values, size = gguf.GGML_QUANT_SIZES[type_]
     return 4 if size * 8 / values <= 5 else 8
@@ -83,12 +90,11 @@ def _requantized(blocks: np.ndarray, type_: Type, bits: int):
 
 
 def _grouped(blocks: np.ndarray, type_: Type):
-    """Return the packed rows, scales and biases of `blocks`, rows of bytes, whose format has groups of 32."""
+    """Return the packed rows, scales and biases of `blocks`, rows of bytes in a format with groups of 32."""
     _, size = gguf.GGML_QUANT_SIZES[type_]
     data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, size))  # [rows, blocks, bytes of a block]
-    q, scales, biases = _GROUPS[type_](data)
-    operands = (t.reshape(len(blocks), -1) for t in (q, scales, biases))
-    q, scales, biases = operands
+    q, scales, biases = _GROUP_READERS[type_](data)
+    q, scales, biases = (t.reshape(len(blocks), -1) for t in (q, scales, biases))
     return pack(q, _bits(type_)), scales.half(), biases.half()
 
 
@@ -137,7 +143,7 @@ def _q8_0(data):
 def _k_scales(data):
     """Return the scales and biases of the 8 groups of blocks of Q4_K or Q5_K, whose first 16 bytes hold them.
 
-    Those bytes are two factors in float16, and 8 scales and 8 minimums of 6 bits.
+    These bytes are two factors in float16, 8 scales of 6 bits and 8 minimums of 6 bits.
     """
     d, d_min = _half(data[..., :2]), _half(data[..., 2:4])
     low, middle, high = data[..., 4:8], data[..., 8:12], data[..., 12:16]
@@ -161,7 +167,8 @@ def _q5_k(data):
     return _k_nibbles(data[..., 48:]) | fifth.flatten(-2), *_k_scales(data)
 
 
-_GROUPS = {
+# A format with groups of 32 → the function that reads its blocks.
+_GROUP_READERS = {
     Type.Q4_0: _q4_0,
     Type.Q4_1: _q4_1,
     Type.Q5_0: _q5_0,

@@ -28,7 +28,7 @@ ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
 }
 PERMUTED = ("llama",)  # llama.cpp reorders the rows of the query and key projections
-OFFSET_NORMS = ("gemma2", "gemma3")  # the norms are stored with 1 added
+OFFSET_NORMS = ("gemma2", "gemma3")  # the file has the weights of the norms with 1 added
 # A key of the metadata, after the name of the architecture → the name in the config of transformers.
 _CONFIG = {
     "context_length": "max_position_embeddings",
@@ -46,8 +46,10 @@ _CONFIG = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "rope.freq_base": "rope_theta",
 }
+# A special token: its name in the config of transformers → its name in GGUF.
 _TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
-# The number of layers of the models with 27 billion weights. They scale queries by the width of the model per head.
+# The number of layers of the models with 27 billion weights. These models derive the scale of the queries from
+# hidden_size / num_attention_heads, and all others from head_dim.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
@@ -82,7 +84,7 @@ class GGUFFile:
         return default if (found := self.reader.get_field(key)) is None else found.contents()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Like `value`, for a key that begins with the name of the architecture."""
+        """Like `value`, for a key that begins with the name of the architecture. `key` is the rest of the key."""
         return self.value(f"{self.architecture}.{key}", default)
 
     def tokenizer(self) -> Any:
@@ -130,7 +132,7 @@ class GGUFFile:
             ARCHITECTURES[self.architecture],
             vocab_size=int(embedding.shape[1]),
             tie_word_embeddings=all(t.name != "output.weight" for t in self.reader.tensors),
-            # None too: the default of the config belongs to one model.
+            # Also set if None, because the default ids of a config class are those of one particular model.
             **{f"{name}_token_id": self.value(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS.items()},
             **{name: value for name, value in values.items() if value is not None},
         )
@@ -138,7 +140,7 @@ class GGUFFile:
         return config
 
     def _set_rope(self, config: PretrainedConfig) -> None:
-        """Set the scaling of the rotary embedding. Raises ValueError for a kind that is not supported."""
+        """Set the scaling of the rotary embedding. Raises ValueError if the kind of scaling is not supported."""
         rope = config.rope_parameters
         rotated = self.get("rope.dimension_count")
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -200,7 +202,11 @@ class GGUFFile:
         return names
 
     def _install_tensor(self, model, name: str, parts: list, unpacked: dict, errors: dict) -> None:
-        """Install the tensor `name` of the model, or put it into `unpacked`. Its rows are those of all `parts`."""
+        """Set the tensor `name` of the model to the concatenated rows of `parts`.
+
+        If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not
+        exact, append them to `errors`, under their type.
+        """
         path, _, leaf = name.rpartition(".")
         module, types = model.get_submodule(path), {part.tensor_type for part in parts}
         shape = [*getattr(module, leaf).shape]

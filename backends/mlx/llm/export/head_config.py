@@ -13,10 +13,10 @@ from ..sampling_parameters import SCALARS, mask_word_count
 class HeadConfig:
     """The optional inputs of a program's sampling head. An input that is left out costs nothing.
 
-    `temperature` and `top_p` are always inputs. `penalties` is a window: the number of last tokens that
-    the penalties count. `logit_bias` is the largest number of tokens with a bias. `logprobs` is the number
-    of most likely tokens whose log probabilities the program can return. A value of 0 leaves the inputs of
-    the penalties, of the bias, or of the log probabilities, out.
+    `temperature` and `top_p` are always inputs. `penalties` is the number of last tokens in which the
+    penalties count occurrences. `logit_bias` is the largest number of tokens with a bias. `logprobs` is the number
+    of most likely tokens whose log probabilities the program can return. If one of these three
+    numbers is 0, the program lacks the inputs for it.
 
     Raises ValueError for a negative number.
     """
@@ -47,7 +47,7 @@ class HeadConfig:
         """Return example inputs of the head by name, in the order in which the method takes them.
 
         All have their off values. `batch` is the number of draws in a call. With `per_row`, each draw has values of its
-        own: every input has a first dimension of size `batch`. Otherwise only `allowed_tokens` has it.
+        own: every input has a first dimension of size `batch`. Otherwise, only `allowed_tokens` has this dimension.
         """
         metadata = self.metadata()
         inputs = {n: s.tensor() for n, s in SCALARS.items() if s.metadata is None or metadata[s.metadata]}

@@ -33,8 +33,9 @@ class TokenHistory(torch.nn.Module):
         """Write `tokens` `[1, S]`, and return the histories up to the positions `last` `[B]`.
 
         `input_pos` and `row` are as in `CachedDecoder`. By default, `last` has the position of the last token of each
-        row. Returns the tokens of the last `window` positions, `[B, window]` int64, and a bool mask of those that
-        exist. Positions beyond `context` are an error, as in the KV caches.
+        row. A history consists of the tokens at the last `window` positions, `[B, window]` int64, and a bool mask
+        `[B, window]`, which is false for positions before 0. Positions beyond `context` are an error, as in the KV
+        caches.
         """
         length = tokens.shape[1]
         updated = torch.ops.mlx.cache_update(

@@ -15,11 +15,12 @@ from .decoder import CachedDecoder
 
 KV_BITS = (8, 4)
 _GROUP_SIZE = 32
-_TOKENS = 512  # of the run that measures
+_MAX_TOKENS = 512  # the largest number of tokens in the run that measures
 _SEED = 22
-# A layer is rotated if that multiplies its squared error by less than this. With 8 bits, the error is so small that a
-# rotation, which takes time, is for outliers only.
-_WORTHWHILE = {8: 0.25, 4: 0.9}
+# The number of bits → a limit. The groups of a layer are rotated if its squared error with rotation is less than the
+# limit times its squared error without. With 8 bits, the error is so small that a rotation, which takes time, only pays
+# off for outliers.
+_ROTATION_LIMITS = {8: 0.25, 4: 0.9}
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class KVQuantization:
     """How the KV caches are quantized, and what that changes.
 
     - `bits`: 8 or 4 bits, in groups of 32 numbers with a scale and a bias.
-    - `rotated`, `layers`: how many of the layers with a cache are rotated.
+    - `layers`, `rotated`: the number of layers with a cache, and in how many of them the groups are rotated.
     - `error`: the root mean square error of the cached numbers, relative to their root mean square.
-    - `logits`: that of the logits.
+    - `logits`: the root mean square error of the logits, relative to their root mean square.
     - `perplexity`: the perplexity with caches of floats and with the quantized caches, on a text of `tokens` tokens, or
       None without a tokenizer.
     """
@@ -52,10 +53,10 @@ class KVQuantization:
 
 
 def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[list[LayerSpec | None], KVQuantization]:
-    """Return the specs of `decoder` with quantized caches, and what they change.
+    """Return the specs of `decoder` with quantized caches, and a description of what these caches change.
 
-    Runs the decoder on a part of Python's language reference, or without a tokenizer, on random tokens. Replaces the
-    caches of its model: the decoder cannot be used afterwards.
+    Runs the decoder on a part of Python's language reference. If `tokenizer` is None, runs it on random tokens.
+    Replaces the caches of its model, so that the decoder cannot be used afterwards.
     """
     tokens, is_text = _tokens(decoder, tokenizer)
     plain = _decoder(decoder, decoder.specs, tokens.shape[1])
@@ -66,7 +67,7 @@ def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[
     for name, tensors in states.items():
         choices = [EntryFormat(_GROUP_SIZE, bits, rotate) for rotate in (False, True)]
         without, with_rotation = (_squared_error(tensors, format) for format in choices)
-        rotate = with_rotation < _WORTHWHILE[bits] * without
+        rotate = with_rotation < _ROTATION_LIMITS[bits] * without
         rotated += rotate
         formats[name] = choices[rotate]
         errors.append(with_rotation if rotate else without)
@@ -82,9 +83,9 @@ def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[
 
 
 def _tokens(decoder: CachedDecoder, tokenizer: Any) -> tuple[torch.Tensor, bool]:
-    """Return tokens [1, S], and whether they are a text."""
+    """Return tokens [1, S], and whether they are those of a text. Otherwise, they are random."""
     vocabulary = decoder.model.config.get_text_config().vocab_size
-    limit = min(_TOKENS, decoder.max_context_len)
+    limit = min(_MAX_TOKENS, decoder.max_context_len)
     if tokenizer is not None:
         return Text.read(tokenizer, None, vocabulary).held_out.reshape(1, -1)[:, :limit], True
     generator = torch.Generator().manual_seed(_SEED)
@@ -110,7 +111,11 @@ def _perplexity(logits: torch.Tensor, tokens: torch.Tensor) -> float:
 
 
 def _record(decoder: CachedDecoder) -> dict[str, list[torch.Tensor]]:
-    """Return a dictionary that the first call of `decoder` fills: layer name → the tensors of an entry of its cache."""
+    """Return an empty dictionary, which the first call of `decoder` fills.
+
+    It maps the name of a layer to the tensors that the layer caches: keys and values, or only keys that contain the
+    values.
+    """
     states: dict[str, list[torch.Tensor]] = {}
 
     def record(layer):

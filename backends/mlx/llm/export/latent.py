@@ -1,8 +1,9 @@
 """Multi-head latent attention in its absorbed form, which attends over the compressed latents themselves.
 
-The keys and values of a token are linear functions of its latent c: k = U c and v = W c, apart from the part of the key
-with rotary positions, which all heads share. So q · k = (Uᵀ q) · c, and the sum of the values is W times the sum of the
-latents. The cache keeps c and the rotary part only, as one key head, and the values are the first part of the keys.
+The keys and values of a token are linear functions of its latent c: k = U c and v = W c. The key also has a part with
+rotary positions, which all heads share. Therefore, q · k = (Uᵀ q) · c, and the weighted sum of the values is W times
+the weighted sum of the latents. The cache keeps only c and the rotary part, as one key head. The first part of these
+keys, c, also serves as the values.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ def lower(
     """Delegate the methods to MLX. Returns the lowered programs and the partitioner's report.
 
     ExecuTorch's `to_edge_transform_and_lower` traces each graph about seven times, to make it functional, to decompose
-    it and to convert it to the edge dialect. The delegate also reads the ATen dialect. So this function first traces
-    each graph only once. If that leaves a node to ExecuTorch's own kernels, which need the edge dialect, it lowers the
-    methods again with `to_edge_transform_and_lower`.
+    it and to convert it to the edge dialect. The delegate also reads the ATen dialect. This function therefore tries
+    to lower the methods without the edge dialect, which traces each graph only once. If a node is then left to
+    ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
+    `to_edge_transform_and_lower`.
     """
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
@@ -42,7 +43,7 @@ def lower(
 
 
 def _decomposed(program: ExportedProgram, partitioner: MLXPartitioner) -> ExportedProgram:
-    """A functional program in which the operators without a handler of the delegate are decomposed.
+    """Returns a functional program in which the operators without a handler of the delegate are decomposed.
 
     Unused parameters and the assertions about dtypes are removed, as `to_edge_transform_and_lower` does.
     """
@@ -57,6 +58,6 @@ def _decomposed(program: ExportedProgram, partitioner: MLXPartitioner) -> Export
 
 
 def _is_delegated(program: ExportedProgram) -> bool:
-    """Whether every call of the program is one of a delegate."""
+    """Whether the program calls delegates only."""
     calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
     return calls <= {executorch_call_delegate, operator.getitem}

@@ -17,8 +17,8 @@ class AttentionSpan:
 
     - `window`: None if the query attends to all positions up to its own. Otherwise a number of positions: the query
       attends to the last `window` positions up to its own, which is one of them.
-    - `blocks`: the sequence is divided into blocks of `window` positions, and the query attends to those of its own
-      block instead.
+    - `blocks`: if True, `window` is the size of blocks instead. The sequence is divided into blocks of this size, and
+      the query attends to the positions of its own block up to its own.
     """
 
     window: int | None = None
@@ -61,9 +61,9 @@ def mask_interface(*arguments, mask_function: Callable, q_offset: Any = 0, kv_of
 def function_of_tensor(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
     """Return the mask function of a mask tensor [..., Q, K], whose positions begin at 0.
 
-    A bool mask is true where a query attends, or with `hides`, where it does not. Any other mask holds numbers that are
-    added to the scores. If the tensor is a view, the function is that of the tensor behind it, which may have more
-    positions.
+    A bool mask is true where a query attends. If `hides` is set, it is true where the query does not attend. Any other
+    mask holds numbers that are added to the scores. If the tensor is a view, the function is that of the tensor behind
+    it, which may have more positions.
     """
     whole = mask if mask._base is None else mask._base
     whole = whole.reshape(whole.shape[-2:]) if whole.numel() == whole.shape[-2:].numel() else mask[0, 0]
@@ -72,10 +72,10 @@ def function_of_tensor(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
 
 
 def span_of(function: MaskFunction, capacity: int) -> AttentionSpan | None:
-    """Return the `AttentionSpan` that allows what a mask over `capacity` positions allows, or None if there is none.
+    """Return the `AttentionSpan` that a mask over `capacity` positions stands for, or None if there is none.
 
-    Compares the two only for some queries: those around the end of the first two windows or blocks, one in the middle,
-    and the last one.
+    Compares mask and span only for some queries: those around the ends of the first two windows or blocks, one in the
+    middle, and the last one.
     """
     with torch.device("cpu"):  # also while a model runs on the device meta
         return _span_of(function, torch.arange(capacity))

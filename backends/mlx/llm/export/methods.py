@@ -16,16 +16,17 @@ from .head_config import HeadConfig
 from .history import TokenHistory
 
 OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
-OF_TARGETS, OF_DRAWN = 1, 2  # the log probabilities that `verify` returns, by its input `logprobs`
+# Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
+OF_TARGETS, OF_DRAWN = 1, 2
 
 
 @dataclass(frozen=True)
 class MethodKind:
     """What a method computes.
 
-    - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one, `verify` the results
-      for all of them, and `decode` takes one token of each of several rows and returns the results for all rows. `draft`
-      is like `chunk`, but the result is that of the head for multi-token prediction.
+    - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one. `verify` takes the
+      same and returns the results for all of them. `decode` takes one token of each of several rows and returns the
+      results for all rows. `draft` is like `chunk`, but returns the result of the head for multi-token prediction.
     - `returns_tokens`: whether the method returns tokens. The others return logits.
     """
 
@@ -33,17 +34,21 @@ class MethodKind:
     returns_tokens: bool
 
 
-def method_kinds(outputs: str, rows: int, speculation: bool, draft: bool) -> dict[str, MethodKind]:
-    """Return the methods of a program by name. `outputs` is one of `OUTPUTS`."""
-    draws, verify = outputs != "logits", {}
-    if draws and speculation:
-        verify["verify"] = MethodKind("verify", True)
-        verify |= {"draft": MethodKind("draft", True)} if draft else {}
+def method_kinds(outputs: str, rows: int, verify: bool, draft: bool) -> dict[str, MethodKind]:
+    """Return the methods of a program by name. `outputs` is one of `OUTPUTS`.
+
+    `verify` and `draft` say whether a program that returns tokens has the methods of these names. It can have `draft`
+    only if it has `verify`.
+    """
+    draws, others = outputs != "logits", {}
+    if draws and verify:
+        others["verify"] = MethodKind("verify", True)
+        others |= {"draft": MethodKind("draft", True)} if draft else {}
     if rows > 1:
-        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | verify
+        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | others
         return kinds | ({"logits": MethodKind("chunk", False)} if outputs == "both" else {})
     kinds = {"forward": MethodKind("chunk", outputs == "tokens")}
-    return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | verify
+    return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | others
 
 
 def export_methods(
@@ -87,7 +92,7 @@ class _Method(torch.nn.Module):
             tokens = tokens.reshape(1, -1)
         if form == "draft":
             logits = self.decoder.mtp(tokens, input_pos, row, row_length)
-            input_pos = input_pos + 1  # of the tokens
+            input_pos = input_pos + 1  # the position of the first token; before, that of its hidden state
         else:
             logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
         # A method that returns logits also updates the history: the next call may be of a method that draws a token

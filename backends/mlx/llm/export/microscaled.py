@@ -16,7 +16,7 @@ def use_packed_weights(model: torch.nn.Module) -> list[str]:
 
     Changes `model` in place, and returns the paths of the replaced layers. The packed weights consist
     of the same bytes; they are not dequantized. Raises ValueError for a format that MLX lacks, and for a
-    layer with quantized activations, because MLX's instructions quantize only the weights.
+    layer with quantized activations, because MLX's instructions take float activations for these formats.
     """
     replaced = []
     for path, layer in list(model.named_modules()):

@@ -55,7 +55,7 @@ def _is_of_head(key: str, layers: int) -> bool:
 
 @contextmanager
 def without_ends(head: MtpModel):
-    """Within the context, `head` has neither embeddings nor an output projection, which belong to the model."""
+    """Within the context, `head` lacks its ends, embeddings and output projection, which are those of the model."""
     ends = head.embed_tokens, head.shared_head
     head.embed_tokens = head.shared_head = None
     try:
@@ -67,13 +67,14 @@ def without_ends(head: MtpModel):
 class MTPDecoder(torch.nn.Module):
     """`(tokens [1, S], input_pos [1], row [1] or None, row_length [1]) -> logits [1, 1, V]` after the last token.
 
-    The head combines what the model computed for a position p, its hidden state, with the token at p + 1, and predicts
-    the token at p + 2. `input_pos` is the position p of the first hidden state, so that `tokens` are those at
-    `input_pos + 1` and so on. The head keeps keys and values of its own, that of the pair (p, p + 1) at position p.
+    The head combines the hidden state that the model computed for a position p with the token at p + 1, and predicts
+    the token at p + 2. `input_pos` is the position p of the first hidden state. `tokens` are therefore the tokens from
+    position `input_pos + 1` on. The head keeps keys and values of its own; those of the pair (p, p + 1) are at
+    position p.
 
-    `record` stores the hidden states of the model, which has computed those of `row_length` [1] tokens. A call also
-    stores the hidden state that the head computes for the last token, beyond those of the model: the next call may guess
-    one more token before the model has computed this state.
+    `record` stores hidden states that the model has computed. `row_length` [1] is the number of tokens of the row whose
+    hidden states it has stored. A call also stores the hidden state that the head itself computes for the last token,
+    behind those of the model. The next call can then guess one more token before the model has computed this state.
     """
 
     def __init__(self, head: MtpModel, model: PreTrainedModel, *, rows: int, max_context_len: int, chunk: int):

@@ -16,7 +16,8 @@ from .own_attention import CachedStates
 _LENGTH = 8  # tokens of the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state
 STATELESS_KINDS = {"moe", "mlp"}  # layers that keep nothing
-_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}  # → whether it has a window
+# Layers with attention → whether the attention has a window or blocks.
+_ATTENTION_KINDS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 
 
 def observe(
@@ -26,8 +27,8 @@ def observe(
 
     `call(tokens, positions, cache)` runs the model, whose attention is replaced in place. `capacity` is the number of
     positions for which the masks are examined. `window` is "auto", or the window of every layer, where 0 stands for no
-    window. `observer` is the class of the cache that observes. Raises ValueError if a layer does something that a
-    program cannot do over its caches.
+    window. `observer` is the class of the cache that observes, by default `ObservingCache`. Raises ValueError if a
+    layer does something that a program cannot do over its caches.
     """
     check_layer_types(model)
     cache = (observer or ObservingCache)(model, capacity)
@@ -60,7 +61,7 @@ class Specs(list):
 def check_layer_types(model: PreTrainedModel) -> None:
     """Raise ValueError if the config has layers of an unknown kind."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    unknown = sorted(kinds - {*_KINDS, *STATE_KINDS, *STATELESS_KINDS})
+    unknown = sorted(kinds - {*_ATTENTION_KINDS, *STATE_KINDS, *STATELESS_KINDS})
     if unknown:
         raise ValueError(
             f"export_llm: model: {type(model).__name__}: got layers of kind {', '.join(unknown)}, expected attention"
@@ -68,16 +69,17 @@ def check_layer_types(model: PreTrainedModel) -> None:
 
 
 def span_by_config(config, index: int) -> AttentionSpan:
-    """Return the span of layer `index` that the config names, for a layer whose mask could not be observed."""
+    """Return the span that the config gives for layer `index`. It is for a layer whose mask could not be observed."""
     kinds = getattr(config, "layer_types", None)
     kind = kinds[index] if kinds and index < len(kinds) else None
     blocks = kind == "chunked_attention"
     size = getattr(config, "attention_chunk_size" if blocks else "sliding_window", None)
-    return AttentionSpan(size, blocks) if kind is None or _KINDS.get(kind, kind == "hybrid_sliding") else AttentionSpan()
+    has_window = kind is None or _ATTENTION_KINDS.get(kind, kind == "hybrid_sliding")
+    return AttentionSpan(size, blocks) if has_window else AttentionSpan()
 
 
 class ObservingCache(Cache):
-    """A cache that notes what the layers of `model` do with it. Its layers attend to nothing: the results are zeros."""
+    """A cache that records what the layers of `model` do with it. It computes no attention: the results are zeros."""
 
     def __init__(self, model: PreTrainedModel, capacity: int):
         super().__init__(layers=[])
@@ -121,7 +123,7 @@ class ObservingCache(Cache):
 
 
 class _ObservedLayer:
-    """Notes the shapes, masks and biases of a layer. The methods are those of a layer of `KVCache`."""
+    """Records the shapes, masks and biases of a layer. Its methods are those of a layer of `KVCache`."""
 
     def __init__(self, name: str, index: int, capacity: int):
         self.name, self.index, self.capacity = name, index, capacity
@@ -177,7 +179,10 @@ class _ObservedLayer:
         return slopes
 
     def spec(self, config, window: str | int) -> LayerSpec | None:
-        """Return what was observed, or None if the layer has no cache. Raises ValueError for what no cache can do."""
+        """Return what was observed, or None if the layer has no cache.
+
+        Raises ValueError if a layer of `KVCache` cannot do what was observed.
+        """
         if self.keys is None:
             return None
         if not self.has_attended:

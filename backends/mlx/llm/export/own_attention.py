@@ -1,8 +1,8 @@
 """Attention that a module computes itself, in place of the attention interface of `transformers`.
 
-`Cache.update` returns `CachedStates`. A module that multiplies a query by them gets `Scores`, which follow the module
-through its arithmetic without computing anything: a scale, a mask, a bias, a softmax. The product with the cached
-values then is the attention over the cache. Anything else that a module does to its scores is an error.
+`Cache.update` returns `CachedStates`. A module that multiplies a query by the cached keys gets `Scores`. They hold no
+scores, and only record what the module does to them: a scale, a mask, a bias, a softmax. The product of `Scores` and
+the cached values is the attention over the cache. Anything else that a module does to its scores is an error.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ import torch
 
 from .masks import Mask, function_of_tensor
 
-_LAYOUT = ("reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten",
-           "expand", "unsqueeze", "squeeze", "swapaxes", "mT")  # fmt: skip
-_SAME_SCORES = ("dropout", "contiguous", "clone", "float", "type", "type_as", "softmax")
+# Functions of cached states that keep the values.
+_LAYOUT_FUNCTIONS = (
+    "reshape", "view", "transpose", "permute", "contiguous", "to", "float", "type", "type_as", "flatten", "expand",
+    "unsqueeze", "squeeze", "swapaxes", "mT",
+)  # fmt: skip
+# Functions that leave `Scores` as they are, and softmax.
+_ACCEPTED_FUNCTIONS = ("dropout", "contiguous", "clone", "float", "type", "type_as", "softmax")
+# Other names of a function → the name under which `apply` gets it.
 _NAMES = {"__matmul__": "matmul", "bmm": "matmul", "__truediv__": "div", "true_divide": "div", "divide": "div",
           "multiply": "mul", "__mul__": "mul", "__rmul__": "mul", "__add__": "add", "__radd__": "add", "__get__": "mT"}
 
 
 class _TorchArgument:
-    """An object that torch functions accept as an argument. They call `apply(name of the function, …)`."""
+    """An object that torch functions accept as an argument.
+
+    Such a function returns what `apply(name of the function, function, arguments, options)` of the object returns.
+    """
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
@@ -58,7 +66,7 @@ class _TorchArgument:
 class CachedStates(_TorchArgument):
     """The keys or the values of a layer, as `Cache.update` returns them: `tensor` is the whole cache.
 
-    A change of the layout or the dtype keeps the states, and other functions get the tensor.
+    A function that changes only the layout or the dtype returns `CachedStates` again. Other functions get `tensor`.
     """
 
     def __init__(self, tensor: torch.Tensor, layer: Any):
@@ -73,7 +81,7 @@ class CachedStates(_TorchArgument):
         if name == "scaled_dot_product_attention":
             return _sdpa(*arguments, **options)
         result = function(*map(_plain, arguments), **{key: _plain(value) for key, value in options.items()})
-        return CachedStates(result, self.layer) if name in _LAYOUT else result
+        return CachedStates(result, self.layer) if name in _LAYOUT_FUNCTIONS else result
 
     @property
     def shape(self) -> torch.Size:
@@ -101,8 +109,8 @@ class CachedStates(_TorchArgument):
 class Scores(_TorchArgument):
     """The scores of `query` [1, H, S, D] or [H, S, D] over the keys of a layer, or the weights after the softmax.
 
-    The scores include `slopes` [H] times the positions of the keys, unless it is None. `ndim` and `dtype` are those
-    that the module expects.
+    If `slopes` [H] is not None, the scores include the slopes times the positions of the keys. `ndim` and `dtype` are
+    those that the module expects.
     """
 
     def __init__(self, layer, query, *, slopes=None, ndim=None, dtype=None, is_softmax=False):
@@ -136,7 +144,7 @@ class Scores(_TorchArgument):
             return self._masked(arguments[0])
         if name in ("view", "reshape"):
             return self.changed(ndim=len(arguments[1]) if isinstance(arguments[1], (tuple, list)) else len(arguments) - 1)
-        if name == "to" or name in _SAME_SCORES and (name != "softmax" or not self.is_softmax):
+        if name == "to" or name in _ACCEPTED_FUNCTIONS and (name != "softmax" or not self.is_softmax):
             dtypes = [a for a in (*arguments, *options.values()) if isinstance(a, torch.dtype)]
             dtype = torch.float32 if name == "float" else dtypes[0] if dtypes else self.dtype
             return self.changed(dtype=dtype, is_softmax=self.is_softmax or name == "softmax")
@@ -154,7 +162,7 @@ class Scores(_TorchArgument):
         return self.changed(slopes=slopes if self.slopes is None else self.slopes + slopes)
 
     def _masked(self, mask, hides: bool = False) -> Scores:
-        """Note the mask. A mask tensor is true where a query attends, or where it does not if `hides`."""
+        """Record the mask. A mask tensor is true where a query attends or, if `hides` is set, does not attend."""
         if isinstance(mask, Mask):
             self.layer.add_mask(mask.function)
         elif mask is not None and not mask.is_meta:

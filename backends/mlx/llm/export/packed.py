@@ -138,9 +138,9 @@ class MLXExperts(Packed):
 
 
 def set_int8_activations(model: torch.nn.Module, enabled: bool) -> int:
-    """Set whether the packed linear layers of `model` round their inputs to 8 bits. Return the number of these layers.
+    """Set whether the packed linear layers of `model` round their inputs to 8 bits. Return the number of layers set.
 
-    Layers in a format without integers, such as `mxfp4`, and experts keep float activations.
+    Layers in a format without integers, such as `mxfp4`, and experts always keep float activations.
     """
     layers = [m for m in model.modules() if isinstance(m, MLXLinear) and m.can_use_int8_activations]
     for layer in layers:

@@ -36,10 +36,11 @@ def quantize_model(
 
     - `mode`: `affine`, or a mode of `FLOAT_MODES`, which sets `bits` and `group_size` of all layers but
       the embedding and the output projection.
-    - `ends_bits`: the bits of the embedding and the output projection, by default `bits`.
+    - `ends_bits`: the bits of the ends of the model, which are the embedding and the output projection; by default
+      `bits`.
     - `dtype`: the dtype of scales and biases, by default the dtype of the weight.
-    - `formats`: path → the format of this linear layer, in place of `bits`, `group_size` and `mode`.
-    - `importance`: path → the importance [K] of the columns of this layer, as `scale_search.fit` takes it.
+    - `formats`: path of a linear layer → its format, in place of `bits`, `group_size` and `mode`.
+    - `importance`: path of a layer → the importance [K] of the columns of its weight, as `scale_search.fit` takes it.
 
     Returns the paths of the layers that stay unquantized, because the length of their rows is not a
     multiple of any group size. Raises ValueError for `bits` other than 4 or 8, or a `group_size` other than
@@ -89,7 +90,11 @@ def is_microscaled(model: torch.nn.Module) -> bool:
 
 
 def _fitting(format: Format, columns: int) -> Format | None:
-    """Return `format`, or the same with a smaller group size that divides `columns`, or None."""
+    """Return `format` if its group size divides `columns`.
+
+    Otherwise, return the format with the largest smaller group size that divides `columns`, or None. A float mode has
+    only one group size, and `columns` must also be a multiple of 32.
+    """
     if format.mode != "affine":
         return format if columns % max(32, format.group_size) == 0 else None
     group = next((g for g in GROUP_SIZES[::-1] if g <= format.group_size and columns % g == 0), None)

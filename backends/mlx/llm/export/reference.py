@@ -14,10 +14,11 @@ from .weights import compute_dtype
 _SEED = 21
 _LENGTH = 24  # tokens of the prompt
 _FIRST = 16  # tokens of the first of two calls
-_TOLERANCE = 2e-3  # in float32, of the root mean square of the logits
-_HALF_TOLERANCE = 0.1
+# The tolerances for float32 and half precision, relative to the standard deviation of the logits.
+_FLOAT32_TOLERANCE, _HALF_TOLERANCE = 2e-3, 0.1
 _ROUNDING = 2.0**-8  # the relative size of changes of the embeddings, about a rounding error in bfloat16
-_NOISE_RUNS, _NOISE_FACTOR = 2, 2
+_NOISE_RUNS = 2  # the number of runs with changed embeddings
+_NOISE_FACTOR = 2  # in half precision, the tolerance is at least this factor times the largest change in these runs
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Reference:
         return cls(tokens, logits, noise)
 
     def check(self, decoder: CachedDecoder) -> None:
-        """Raise ValueError if the decoder gives other logits, beyond rounding. It takes the prompt in two calls."""
+        """Run `decoder` on the prompt, in two calls. Raise ValueError if its logits differ by more than rounding."""
         small = CachedDecoder(decoder.model, max_context_len=self.tokens.shape[1], specs=decoder.specs).eval()
         first, *rest = self.tokens.split(_FIRST, 1)
         with torch.no_grad():
@@ -76,14 +77,15 @@ def difference_beyond_rounding(
     logits: torch.Tensor, expected: torch.Tensor, model: PreTrainedModel, *, scale: float | None = None,
     noise: float = 0,
 ) -> str:  # fmt: skip
-    """Describe the largest difference of the logits of `model` from those expected, or return "" if it may be rounding.
+    """Return a description of the largest difference between `logits` and `expected`, or "" if rounding can explain it.
 
-    `scale` is the size of the logits, by default that of `expected`. `noise` is that of `Reference`.
+    `model` is the model that computed both. `scale` is the standard deviation of the logits, by default that of
+    `expected`. `noise` is as in `Reference`.
     """
     scale = _scale(expected) if scale is None else scale
     difference = (logits - expected).abs().max().item()
     is_float32 = compute_dtype(model) == torch.float32
-    tolerance = _TOLERANCE * scale if is_float32 else max(_HALF_TOLERANCE * scale, _NOISE_FACTOR * noise)
+    tolerance = _FLOAT32_TOLERANCE * scale if is_float32 else max(_HALF_TOLERANCE * scale, _NOISE_FACTOR * noise)
     return "" if difference <= tolerance else f"the largest difference is {difference:.1e}, their size is {scale:.1e}"
 
 

@@ -9,13 +9,13 @@ import torch
 from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
-_ROUNDS = 2
+_ROUNDS = 2  # how often `search` alternates between integers and scales for each fraction
 _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted to float32 at a time, to bound the peak memory
 
 
 @dataclass(frozen=True)
 class Format:
-    """One of MLX's formats, as `custom_ops.packing` explains them."""
+    """One of MLX's quantized formats. `custom_ops.packing` explains the fields."""
 
     bits: int
     group_size: int
@@ -23,12 +23,15 @@ class Format:
 
     @classmethod
     def of(cls, mode: str) -> Format:
-        """The format of a mode whose scales are 8-bit floats."""
+        """Return the format of `mode`, a mode whose scales are 8-bit floats."""
         return cls(*FLOAT_MODES[mode], mode)
 
     @property
     def bits_per_weight(self) -> float:
-        """The bits of a weight with its part of the scales and biases: half precision in affine mode, else 8-bit scales."""
+        """The bits of a weight, including its share of the scales and biases.
+
+        In affine mode, scales and biases are half precision. In other modes, scales have 8 bits.
+        """
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
 
 
@@ -63,10 +66,11 @@ def fit(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize floats [N, K] in affine mode with scales and biases that minimize the squared error.
 
-    `importance` [K] multiplies the squared error of each column. Returns what `packing.quantize` returns. For each
-    group, several ranges are tried: the range of the values, and narrower ranges, which clip the outermost values.
-    From each, the method alternates between the nearest integers for a scale and bias, and the scale and bias of
-    the least squared error for these integers.
+    `importance` [K] multiplies the squared error of each column. Returns what `packing.quantize` returns.
+
+    For each group, several ranges are tried: the range of the values, and narrower ranges, which clip the outermost
+    values. A range gives a first scale and bias. Two steps then alternate: find the nearest integers for the scale and
+    bias, and find the scale and bias with the least squared error for these integers.
     """
     x = w.detach().float().unflatten(-1, (-1, group_size))
     scales, biases = search(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
@@ -79,7 +83,7 @@ def fit_range(
     """Quantize floats [N, K] in affine mode over the range of each group. Returns what `packing.quantize` returns.
 
     The range is that of the values, or one that is symmetric about 0, whichever has the smaller squared error. The
-    second is exact for weights that were quantized symmetrically, as Q8_0 of GGUF is.
+    symmetric range is exact for weights that were quantized symmetrically, as in GGUF's Q8_0.
     """
     q, scales, biases = quantize(w, bits, group_size, dtype)
     x = w.detach().float().unflatten(-1, (-1, group_size))
@@ -121,7 +125,7 @@ def search(
 
 
 def integers(x: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the nearest integers, float32 [..., G], of groups of floats [..., G]."""
+    """Return the quantized groups of floats [..., G]: the nearest integers for the scales and biases, as float32."""
     scales, biases = scales.float().unsqueeze(-1), biases.float().unsqueeze(-1)
     return x.sub(biases).div_(scales).round_().clamp_(0, 2**bits - 1)
 
@@ -133,7 +137,7 @@ def _values(q, scales, biases):
 def _least_squares(x, q, importance, scales, biases):
     """Return the scales and biases that minimize the weighted squared error for the integers `q`.
 
-    Where all integers of a group are equal, the old scales and biases are returned.
+    If all integers of a group are equal, its old scale and bias are returned.
     """
     total = importance.expand_as(x).sum(-1)
     mean_q, mean_x = (q * importance).sum(-1) / total, (x * importance).sum(-1) / total
@@ -179,7 +183,10 @@ def fit_float(
 
 
 def _float_scales(full_scale: torch.Tensor, mode: str) -> list[torch.Tensor]:
-    """Return the scales to try, as bytes. `full_scale` maps the largest element to the largest magnitude of a group."""
+    """Return the scales to try, as bytes.
+
+    `full_scale` is the scale with which the largest element stands for the largest magnitude in a group.
+    """
     if mode == "nvfp4":
         tried = (full_scale * shrink for shrink in (1.1, *_SHRINKS))
         return [t.clamp(2.0**-9, 448).to(torch.float8_e4m3fn).view(torch.uint8) for t in tried]
@@ -188,7 +195,7 @@ def _float_scales(full_scale: torch.Tensor, mode: str) -> list[torch.Tensor]:
 
 
 def _float_elements(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the nearest elements, as uint8."""
+    """Return the elements, as uint8, that are nearest to the scaled values `x`."""
     if bits == 8:
         return x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
     values = decode_elements(torch.arange(8, dtype=torch.uint8), 4)

@@ -9,8 +9,7 @@ import torch
 from ...custom_ops.packing import dequantize
 from .scale_search import Format, quantized
 
-
-FORMATS = (Format(4, 64), Format(4, 32), Format(8, 64))
+FORMATS = (Format(4, 64), Format(4, 32), Format(8, 64))  # the formats to choose from, narrowest first
 
 
 def measure(
@@ -55,7 +54,10 @@ def measure(
 
 
 def _effect(weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, format: Format) -> float:
-    """Half the mean square of the change of the loss when `weight` is quantized. `gradient` is that of the output."""
+    """Return half the mean square of the change of the loss when `weight` is quantized.
+
+    `x` is the input of the layer, and `gradient` the gradient of the loss with respect to its output.
+    """
     if weight.shape[1] % format.group_size:
         return math.inf
     operands = quantized(weight, format, torch.float16)
@@ -66,8 +68,9 @@ def _effect(weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, forma
 def choose(effects: dict[str, list[float]], counts: dict[str, int], budget: float, formats=FORMATS) -> dict[str, Format]:
     """Return a format for each path, with at most `budget` bits a weight on average.
 
-    Every weight begins with the first format whose group size divides its rows. Then the change of format with the largest decrease of the effect for each
-    added bit is made, as long as the sum fits the budget. `counts` has the number of weights of each path.
+    Every layer begins with the first format whose group size divides the rows of its weight. Each step then changes the
+    format of one layer: of the changes that fit the budget, it makes the one with the largest decrease of the effect
+    per added bit. `effects` is the result of `measure`, and `counts` maps a path to the number of weights of the layer.
     """
     chosen = {path: min(i for i, effect in enumerate(of_path) if effect < math.inf) for path, of_path in effects.items()}
     free = sum((budget - formats[index].bits_per_weight) * counts[path] for path, index in chosen.items())

@@ -9,7 +9,7 @@ from .cache import KVCache
 from .observe import STATE_KINDS, ObservingCache, Specs
 from .recurrent import KERNELS
 
-CONV, RECURRENT = "conv", "recurrent"
+CONV, RECURRENT = "conv", "recurrent"  # the kinds of states
 
 
 def has_state(config) -> bool:
@@ -18,10 +18,10 @@ def has_state(config) -> bool:
 
 
 class LayerState:
-    """One state of a layer: a buffer `[1, 1, rows, N]` of the module `owner`, a state of N elements for each row.
+    """One state of a layer: a buffer `[1, 1, rows, N]` of the module `owner`, with N elements for each row.
 
-    `value` is the state of the rows of the current call, `[B, ...]`, or None if the call has not read it. At position
-    0, it is zero. `write` writes it back.
+    `value` is the state of the rows of the current call, `[B, ...]`, or None if the call has not used it. For a row at
+    position 0, `read` sets it to zero. `write` writes it to the buffer.
     """
 
     def __init__(self, owner: torch.nn.Module, name: str, shape: torch.Size, dtype: torch.dtype, rows: int):
@@ -52,12 +52,12 @@ class StateCache(KVCache):
     that the rows hold, and `end_call` writes the new ones. Every call advances the states by all of its tokens. A row
     can therefore only continue where it ended, or begin again at position 0.
 
-    `recurred` has the layers whose recurrence in the current call was one of `recurrent/kernels.py`.
+    `recurred` has the indices of the layers that have run a recurrence of `recurrent/` in the current call.
     """
 
-    origin: torch.Tensor  # int64 zeros like `position`: a row of a state has one position
+    origin: torch.Tensor  # zeros with the shape of `position`: a row of a state has a single position, 0
     recurred: set[int]
-    current: tuple[int, torch.Tensor | None] | None  # the layer and the recurrent state that was read last
+    current: tuple[int, torch.Tensor | None] | None  # the layer that read its recurrent state last, and this state
 
     @classmethod
     def register_on(cls, owner, specs: Specs, *, rows, capacity, chunk, dtype) -> StateCache:
@@ -116,10 +116,10 @@ class StateCache(KVCache):
 
 
 class StateObserver(ObservingCache):
-    """A cache that also notes the states of the layers.
+    """A cache that also records the states of the layers.
 
-    `states` maps the index of the layer, `CONV` or `RECURRENT`, and the number of the state, because a layer may have
-    several of a kind, to its shape without the batch and its dtype.
+    `states` maps (index of the layer, `CONV` or `RECURRENT`, number of the state) to (shape without the batch axis,
+    dtype). States have numbers because a layer may have several of a kind.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int):

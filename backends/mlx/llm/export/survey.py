@@ -1,4 +1,4 @@
-"""What an export of a checkpoint would give, from its `config.json` alone: no weights are read."""
+"""Predicts what an export of a checkpoint would give, from its `config.json` alone. No weights are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 
-_LENGTH = 4096  # positions, for a model whose config has no limit
+_DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Survey:
     - `architecture`: the class of the model in `transformers`.
     - `parameters`: the number of its parameters.
     - `layers`: a description of each kind of layer that keeps keys and values → the number of such layers.
-    - `numbers_per_token`: how many numbers the caches of all layers keep for a token.
+    - `numbers_per_token`: the number of numbers that the caches of all layers together keep for a token.
     - `obstacle`: what keeps the model from being exported, or None.
     """
 
@@ -38,7 +38,7 @@ class Survey:
 def survey(folder: str | Path) -> Survey:
     """Examine the model whose `config.json` is in `folder`. Raises ValueError if there is no valid `config.json`.
 
-    The model is built without memory for its weights, and runs on a few tokens without computing them.
+    The model is built on the device `meta`: it runs on a few tokens, but has no memory for values and computes none.
     """
     path = Path(folder) / "config.json"
     try:
@@ -64,7 +64,7 @@ def survey(folder: str | Path) -> Survey:
 
 
 def _context_len(config) -> int:
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or _LENGTH
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT_LEN
 
 
 def _description(spec: LayerSpec) -> str:

@@ -1,6 +1,6 @@
-"""Quantization over a text: each layer makes up for the errors of the columns and layers before it.
+"""Quantization tuned on a text: each column makes up for the errors of the columns and layers before it.
 
-The method is GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323), with the scales of `rounding`.
+The method is GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323), with the scales of `scale_search`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _DAMPING = 0.01  # is added to the diagonal of the second moments, relative to i
 def tuned(
     w: torch.Tensor, moments: torch.Tensor, bits: int, group_size: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize floats [N, K] in affine mode for inputs with the second moments [K, K].
+    """Quantize floats [N, K] in affine mode for inputs with the second moments `moments` [K, K].
 
-    Columns are quantized one after the other. The weights of the later columns are changed so that the product with
-    such inputs stays as close as possible. Returns what `packing.quantize` returns.
+    Columns are quantized one after the other. After each, the weights of the later columns are changed so that the
+    product with such inputs stays as close as possible. Returns what `packing.quantize` returns.
     """
     w = w.detach().float().clone()
     diagonal = moments.diagonal()
@@ -56,9 +56,9 @@ def run_by_block(
 ) -> None:
     """Run `model` over `tokens` [B, S] and call `visit` for each of its decoder layers, in order.
 
-    `visit` gets the path of the decoder layer, and for each linear layer in it, path → the second moments of its
-    inputs [K, K]. It may replace the linear layers: the decoder layer runs again after it, so that the following
-    layers get their inputs from the replaced ones.
+    `visit` gets the path of the decoder layer, and a dictionary: the path of each linear layer in it → the second
+    moments [K, K] of the inputs of this linear layer. It may replace the linear layers. The decoder layer runs again
+    after `visit`, so that the inputs of the following layers come from the replaced ones.
     """
     handles = [
         block.register_forward_pre_hook(_visiting(path, visit), with_kwargs=True) for path, block in blocks(model)

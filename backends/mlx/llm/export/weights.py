@@ -67,8 +67,8 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Cast the floating-point parameters of `model` to `dtype`, in place. Tied parameters stay tied.
 
     Buffers keep their dtype: `model.to(dtype)` would also round the buffers that the model computes from
-    its config, such as rotary frequencies. With float32, the scales and biases of packed weights keep their dtype too:
-    half precision makes them smaller, and the products are computed in float32 all the same.
+    its config, such as rotary frequencies. If `dtype` is float32, the scales and biases of packed weights keep their
+    dtype too: half precision makes them smaller, and kernels compute the products in float32 anyway.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -100,7 +100,7 @@ def is_mlx(folder: str | Path) -> bool:
 
 
 def is_mxfp4(folder: str | Path) -> bool:
-    """Whether the checkpoint in `folder` has MXFP4 weights as pairs of tensors `…_blocks` and `…_scales`, as gpt-oss."""
+    """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
     return (_config(Path(folder)).get("quantization_config") or {}).get("quant_method") == "mxfp4"
 
 
@@ -196,7 +196,7 @@ def _load_mlx(folder: Path) -> PreTrainedModel:
 def _finish(
     model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> PreTrainedModel:
-    """Load the tensors that are not packed, and what else the folder says about the model."""
+    """Load the tensors that are not packed and the generation config into `model`, and return it."""
     tie(model, config)
     load_unpacked(model, tensors)
     compute_buffers(model)
@@ -259,10 +259,9 @@ def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]
 
 
 def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Install the weights of the experts at `path`, if they are packed. Otherwise put them into `tensors`.
+    """Install the weights of the experts at `path` if they are packed. Otherwise, put them into `tensors`.
 
-    transformers has one weight for the gate and up projections, and mlx-lm has two. Their rows are
-    concatenated.
+    transformers has one weight for the gate and up projections. mlx-lm has two, whose rows are concatenated.
     """
     module = model.get_submodule(path)
     for name in packable_weights(module):

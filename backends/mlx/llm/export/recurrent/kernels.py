@@ -1,7 +1,7 @@
 """Replacements for the functions in `transformers` that have optional CUDA kernels: convolutions and recurrences.
 
-The modules of many families call functions of the same few names, each family its own copy. `kernels_of` replaces
-them by functions that can be exported for any number of tokens, and that continue from the state of a cache.
+Each family of models has its own copy of these functions, under the same few names. `kernels_of` replaces them by
+functions that can be exported for any number of tokens, and that continue from the state of a cache.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def begin(cache: Any, state: torch.Tensor | None, shape: tuple) -> torch.Tensor:
-    """Return `state`, float32, or zeros of `shape`. Notes that the current layer continues from it."""
+def begin_recurrence(cache: Any, state: torch.Tensor | None, shape: tuple) -> torch.Tensor:
+    """Return `state` as float32, or zeros of `shape` if it is None.
+
+    Records in `cache.recurred` that the current layer runs a recurrence of this package.
+    """
     cache.recurred.add(cache.current[0])
     return torch.zeros(shape) if state is None else state.float()
 
@@ -88,14 +91,14 @@ def causal_conv1d_update(cache, hidden_states, conv_state, weight, bias=None, ac
 def gated_delta_rule(
     cache, query, key, value, g, beta, initial_state=None, use_qk_l2norm_in_kernel=False, **kwargs
 ):
-    """Takes tensors `[B, S, H, D]`. Returns the outputs and the new state."""
+    """Takes `query`, `key` and `value` `[B, S, H, D]`. Returns the outputs and the new state."""
     dtype = query.dtype
     query, key, value, g, beta = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
     query = query * query.shape[-1] ** -0.5
     shape = (*value.shape[:2], key.shape[-1], value.shape[-1])
-    state = begin(cache, initial_state, shape)
+    state = begin_recurrence(cache, initial_state, shape)
     out, state = torch.ops.mlx.gated_delta_rule(query, key, value, g, beta, state)
     return out.transpose(1, 2).to(dtype), state
 
@@ -108,14 +111,14 @@ def mamba2_chunk_scan(
     dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **kwargs,
 ):  # fmt: skip
     """Takes `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
-    dt = _step(dt, dt_bias, dt_softplus)
+    dt = _time_step(dt, dt_bias, dt_softplus)
     if tuple(dt_limit) != (0.0, float("inf")) or not dt_softplus:
         dt = torch.clamp(dt, min=dt_limit[0], max=dt_limit[1])
     x = hidden_states.float()
     value = (x * dt[..., None].float()).transpose(1, 2)
     decay = (A.float() * dt.float()).transpose(1, 2)
     key, query = (t.transpose(1, 2).float() for t in (B, C))
-    state = begin(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
+    state = begin_recurrence(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
     out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state.mT)
     out = _with_skip_and_gate(out.transpose(1, 2).contiguous(), x, None if D is None else D[..., None], z)
     return (out, state.mT) if return_final_states else out
@@ -124,8 +127,8 @@ def mamba2_chunk_scan(
 def mamba2_selective_state_update(
     cache, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs
 ):
-    """Updates `state` `[B, H, P, N]` in place. The others are those of one token: `dt` `[B, H, P]`, `A` `[H, P, N]`."""
-    dt = _step(dt, dt_bias, dt_softplus).float()
+    """Updates `state` `[B, H, P, N]` in place, for one token. Takes `dt` `[B, H, P]` and `A` `[H, P, N]`."""
+    dt = _time_step(dt, dt_bias, dt_softplus).float()
     x = hidden_states.float()
     repeats = hidden_states.shape[1] // B.shape[1]
     key, query = (t.float().repeat_interleave(repeats, 1) for t in (B, C))
@@ -143,24 +146,24 @@ def mamba_selective_scan(
 ):  # fmt: skip
     """Takes `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
 
-    The function of `transformers` takes no initial state. It is the one that the layer has just read. If it has an axis
-    for heads, the layer calls this function for one head after the other.
+    The function of `transformers` takes no initial state. The initial state is the one that the layer has just read
+    from the cache. If this state has an axis for heads, the layer calls this function for one head after the other.
     """
     layer, state = cache.current
     if state is not None and state.dim() == 4:
         head, cache.head = (0 if layer not in cache.recurred else cache.head), 0
         cache.head = head + 1
         state = state[:, head]
-    dt = _step(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)
+    dt = _time_step(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)
     x = hidden_states.float()
-    state = begin(cache, state, (*x.shape[:2], A.shape[-1]))
+    state = begin_recurrence(cache, state, (*x.shape[:2], A.shape[-1]))
     tokens = (t.float().transpose(1, 2) for t in (x, dt, B, C))
     out, state = torch.ops.mlx.selective_scan(*tokens, A.float(), state)
     out = _with_skip_and_gate(out.transpose(1, 2), x, None if D is None else D[:, None], z)
     return (out, state) if return_last_state else out
 
 
-def _step(dt, bias, softplus):
+def _time_step(dt, bias, softplus):
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return torch.nn.functional.softplus(dt) if softplus else dt
 
@@ -170,6 +173,7 @@ def _with_skip_and_gate(out, x, skip, z):
     return out if z is None else out * torch.nn.functional.silu(z)
 
 
+# The name of a function in `transformers` → its replacement.
 KERNELS = {
     "causal_conv1d_fn": causal_conv1d_fn,
     "causal_conv1d_update": causal_conv1d_update,

@@ -1,4 +1,4 @@
-"""Recurrent modules of `transformers` that keep their state elsewhere than in a cache."""
+"""New forward methods for recurrent modules of `transformers`. They keep the state in a `StateCache`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from types import MethodType
 
 import torch
 
-from .kernels import begin, causal_conv
+from .kernels import begin_recurrence, causal_conv
 
 
 def use_cached_states(model: torch.nn.Module) -> None:
-    """Change `model` in place: the modules below read and write their state through the methods of the cache."""
+    """Change `model` in place: modules of a class in `FORWARDS` read and write their state in the cache of a call."""
     for path, module in model.named_modules():
         forward = FORWARDS.get(type(module).__name__)
         if forward is not None:
@@ -25,7 +25,7 @@ def lightning_attention(self, hidden_states, position_embeddings, attention_mask
     states = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, length, heads, 3 * size)
     query, key, value = (x.transpose(1, 2).float() for x in torch.split(states, size, dim=3))
     state = past_key_values.get_recurrent_state(self.layer_idx)
-    state = begin(past_key_values, state, (batch, heads, size, size))
+    state = begin_recurrence(past_key_values, state, (batch, heads, size, size))
     decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
     out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state)
     past_key_values.update_recurrent_state(state, self.layer_idx)
@@ -43,7 +43,7 @@ def gated_linear_recurrence(self, input_states, position_ids, attention_mask, us
     state = cache.get_recurrent_state(self.layer_idx)
 
     def scan(hidden_states, recurrent_gate, reset, recurrent_states):
-        initial = begin(cache, state, (hidden_states.shape[0], hidden_states.shape[2]))
+        initial = begin_recurrence(cache, state, (hidden_states.shape[0], hidden_states.shape[2]))
         decay = recurrent_gate * ~reset
         out, last = torch.ops.mlx.diagonal_recurrence(hidden_states.float(), decay.float(), initial)
         return out.to(hidden_states.dtype), last
@@ -55,6 +55,7 @@ def gated_linear_recurrence(self, input_states, position_ids, attention_mask, us
     return self.linear_out(x * gate), None
 
 
+# The class of a module → its new forward method.
 FORWARDS = {
     "MiniMaxLightningAttention": lightning_attention,
     "RecurrentGemmaRecurrentBlock": gated_linear_recurrence,

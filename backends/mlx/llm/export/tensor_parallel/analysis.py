@@ -1,4 +1,4 @@
-"""One walk over the graph of a method: which tensors are split, and what changes in the graph of a process."""
+"""A walk over the graph of a method. It finds which tensors are split, and how the graph of a process differs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .products import Lookup, Product, lookup_of, product_of
 
 aten = torch.ops.aten
 
-# Changes the graph of a process: gets the `Rewriter` of its graph.
+# A function that changes the graph of a process, given the `Rewriter` of this graph.
 Edit = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How a weight or a buffer is split. `scale` is the number of its elements for an entry of the axis."""
+    """How a weight or a buffer is split along `axis`. An entry of `segments` is `scale` elements of this axis."""
 
     axis: int
     segments: tuple[Segment, ...]
@@ -34,25 +34,28 @@ class TensorSplit:
 class Layouts:
     """What the walks so far have found out.
 
-    - `segments`: of the weights whose outputs consist of several segments.
-    - `whole`: the names of the weights that stay whole, with the reasons.
+    - `segments`: the name of a weight → the segments of its outputs. A weight that is missing has one segment.
+    - `whole`: the name of a weight that stays whole → the reason.
     """
 
     processes: int
     vocab_size: int
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
-    seen: int = 0  # the number of weights in `whole` when a walk last ended
+    seen: int = 0  # the number of weights in `whole` when the last walk failed
 
 
 class Analysis:
-    """The walk. Raises Refine or CannotSplit if it needs other `layouts`; the message of CannotSplit says why.
+    """The result of a walk, which the constructor makes.
+
+    The constructor raises Refine or CannotSplit if another walk with other `layouts` is necessary. The message of
+    CannotSplit says why.
 
     Attributes:
 
-    - `tensors`: the weights and buffers that are split, by name.
+    - `tensors`: how each weight or buffer that is split is split, by name.
     - `edits`: the changes of the graph.
-    - `products`: the names of the weights of products.
+    - `products`: the names of the weights that matrix products use.
     - `whole_attentions`: the number of attention operators that are not split.
     """
 
@@ -79,14 +82,14 @@ class Analysis:
     # Facts about nodes ------------------------------------------------------------------
 
     def split(self, node: Any) -> Split | None:
-        """Return how the tensor of `node` is split, or None if it is whole or no tensor."""
+        """Return how the tensor of `node` is split, or None if the tensor is whole or `node` is not a tensor."""
         found = self.splits.get(node) if isinstance(node, torch.fx.Node) else None
         return found if isinstance(found, Split) else None
 
     def name_of(self, node: torch.fx.Node) -> tuple[str, list[int]] | None:
         """Return the name of the weight or buffer `node`, and which of its axes each axis of `node` is.
 
-        `node` may be a transpose of the weight. None if it is something else.
+        `node` may be a transpose of the weight. Returns None if `node` is something else.
         """
         if node.op == "placeholder":
             name = self.names.get(node.name)
@@ -102,7 +105,7 @@ class Analysis:
         return None
 
     def is_constant(self, node: torch.fx.Node) -> bool:
-        """Whether `node` is computed from weights only, or consists of entries of a weight that are looked up."""
+        """Whether `node` is computed from weights only, or looks up entries of such a tensor."""
         if node.op == "placeholder":
             return node.name in self.names
         if node.op != "call_function":
@@ -123,7 +126,7 @@ class Analysis:
             raise CannotSplit(f"{name} is used in two ways")
 
     def localize(self, node: torch.fx.Node, argument: torch.fx.Node, axis: int, split: Split) -> None:
-        """Let `node` take the part of its constant argument that belongs to the process."""
+        """Replace the constant argument `argument` of `node` by the part of it that belongs to the process."""
         if not self.is_constant(argument):
             raise CannotSplit(f"{node.target} combines a part with a whole tensor")
         self.edits.append(lambda r: r.replace_input(node, argument, r.slices(argument, axis, split.segments)))
@@ -152,7 +155,10 @@ class Analysis:
             raise
 
     def _look_behind(self, query: torch.fx.Node) -> None:
-        """Keep the inputs of the products that compute a whole `query` whole, so that their outputs can be split."""
+        """Raise CannotSplit if products whose inputs are split compute the whole `query`.
+
+        The next walk then keeps these inputs whole, so that it can split the products by their outputs.
+        """
         nodes, seen, sources = [query], set(), set()
         while nodes:
             node = nodes.pop()
@@ -207,6 +213,7 @@ class Analysis:
         self.edits.append(lambda r: r.gather_after(node, axis, product.outputs))
 
     def _vocabulary(self, rows: int) -> tuple[Segment, ...]:
+        """Return the segment of an axis of the vocabulary, rounded up to a multiple of the number of processes."""
         return (Segment(-(-rows // self.processes) * self.processes),)
 
     def _multiply_part(self, node: torch.fx.Node, product: Product, x: Split, name: str) -> Split | None:
@@ -238,7 +245,7 @@ class Analysis:
         self.edits.append(lambda r: r.look_up(node, lookup.indices, rows))
 
     def _check_sizes(self) -> None:
-        """Check that the number of processes divides every split axis."""
+        """Raise Refine or CannotSplit if the processes cannot have equal parts of every segment."""
         for node, found in self.splits.items():
             for split in found if isinstance(found, list) else [found]:
                 if split is not None:
@@ -290,11 +297,11 @@ def permutation_of(node: torch.fx.Node) -> list[int]:
     return axes
 
 
-_SYMBOL = 7919  # stands for a dynamic size where products of sizes are compared
+_SYMBOL = 7919  # stands for every dynamic size where products of sizes are compared: a prime that divides no usual size
 
 
 def sizes_of(node: torch.fx.Node) -> list[int]:
-    """Return the sizes of a tensor, in which the i-th symbol is a prime number that no real size has as a factor."""
+    """Return the sizes of a tensor as integers. `_SYMBOL` takes the place of every symbol."""
     return [_size(size) for size in shape_of(node)]
 
 

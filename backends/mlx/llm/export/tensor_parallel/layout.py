@@ -9,11 +9,11 @@ import torch
 
 
 class CannotSplit(Exception):
-    """Raised by a rule for an operator that needs all of a tensor. The weights that the tensor comes from stay whole."""
+    """Raised if an operator needs a whole tensor. The weights that the tensor comes from then stay whole."""
 
 
 class Refine(Exception):
-    """Raised by a rule that needs other segments: `parts` are the segments that take the place of segment `index`."""
+    """Raised if a weight needs other segments: `parts` take the place of its segment `index`."""
 
     def __init__(self, weight: str, index: int, parts: tuple[Segment, ...]):
         super().__init__(weight)
@@ -24,8 +24,8 @@ class Refine(Exception):
 class Segment:
     """A part of an axis of which each process has a block, such as the queries in a projection of queries and keys.
 
-    `size` is the number of entries. `copies` consecutive processes have the same block. `origins` are the weights and
-    the numbers of their segments that compute this segment.
+    `size` is the number of entries. `copies` consecutive processes have the same block. `origins` says what
+    computes this segment: the names of weights, each with the index of one of its segments.
     """
 
     size: int
@@ -33,11 +33,11 @@ class Segment:
     origins: frozenset[tuple[str, int]] = frozenset()
 
     def local(self, processes: int) -> int:
-        """Return the number of entries that a process has."""
+        """Return the number of entries in the block of a process."""
         return self.size * self.copies // processes
 
     def begin(self, rank: int, processes: int) -> int:
-        """Return the first entry of a process."""
+        """Return the index of the first entry in the block of the process `rank`."""
         return rank // self.copies * self.local(processes)
 
 
@@ -45,8 +45,8 @@ class Segment:
 class Split:
     """A tensor of which each process has a part.
 
-    The axis `axis` consists of `segments`. An entry of it stands for `unit` entries of the weights that compute it.
-    `sources` are the weights that stay whole if the tensor cannot be split.
+    The axis `axis` consists of `segments`. One of its entries stands for `unit` outputs of the weights that compute it.
+    `sources` are the names of the weights that stay whole if the tensor cannot be split.
     """
 
     axis: int
@@ -74,7 +74,7 @@ class Split:
 
 
 def take(tensor: torch.Tensor, axis: int, segments: tuple[Segment, ...], rank: int, processes: int, scale=Fraction(1)):
-    """Return the part of `tensor` that the process `rank` has. `scale` is the number of elements for an entry.
+    """Return the part of `tensor` that the process `rank` has. An entry of `segments` stands for `scale` elements.
 
     An axis that is shorter than the segments is padded with zeros.
     """

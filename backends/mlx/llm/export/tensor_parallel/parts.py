@@ -32,8 +32,8 @@ _LENGTH = 8  # tokens of the prompt of the check
 class PartitionedLLM(ExportedLLM):
     """The result of `export_llm` with `tensor_parallel`.
 
-    `parts` is the number of files. `whole` has the weights that every process has as a whole, and why. `cache_bytes` is
-    the size of the KV caches of a process. `report` is that of the last part that was written, or None.
+    `parts` is the number of files. `whole` maps the name of a weight that every process has as a whole to the reason.
+    `cache_bytes` is the size of the KV caches of a process. `report` is that of the last part written, or None.
     """
 
     parts: int = 1
@@ -41,9 +41,9 @@ class PartitionedLLM(ExportedLLM):
     _lower: Callable[[int], Any] | None = field(default=None, repr=False)
 
     def save(self, path: str | Path) -> int:
-        """Write a `.pte` for each process, such as `model-0-of-2.pte` for `model.pte`, and return their size in bytes.
+        """Write a `.pte` for each process, such as `model-0-of-2.pte` for `model.pte`. Return the total size in bytes.
 
-        Only one of them is in memory at a time. The files get their names when all are complete.
+        Only one of them is in memory at a time. The files get these names when all of them are complete.
         """
         path = Path(path)
         size = 0
@@ -74,7 +74,7 @@ def partition(
     """Split the exported methods of `decoder` among `processes`. `fields` are further fields of the result.
 
     With `verify`, the parts run together in eager torch, and their logits are compared with those of `decoder`. Raises
-    ValueError if the model cannot be split.
+    ValueError if the model cannot be split, or if these logits differ by more than rounding.
     """
     if decoder.has_state:
         raise ValueError("export_llm: tensor_parallel: got a model with states, expected layers with KV caches only")

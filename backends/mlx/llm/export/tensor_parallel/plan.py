@@ -2,9 +2,9 @@
 
 A walk visits the nodes of a graph in order. It splits the weight of a matrix product by its outputs if the input of the
 product is whole: each process then computes a part of the outputs. The operators that follow compute with these parts.
-The next product takes a part of the outputs as its input, so its weight is split by its inputs, and the results of all
-processes are added. If an operator in between needs a whole tensor, the walk ends. The weights that computed this tensor
-are marked as whole, and a new walk starts.
+The next product takes a part of the outputs as its input. Its weight is therefore split by its inputs, and the results
+of all processes are added. If an operator in between needs a whole tensor, the walk ends. The weights that computed
+this tensor are marked as whole, and a new walk starts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Plan:
     """How a model is split.
 
     - `analyses`: the walk over the graph of each method.
-    - `tensors`: the weights and buffers that are split, by name.
-    - `whole`: the names of the weights of products that stay whole, with the reasons.
+    - `tensors`: how each weight or buffer that is split is split, by name.
+    - `whole`: the name of a weight of a matrix product that stays whole → the reason.
     """
 
     processes: int
@@ -63,7 +63,7 @@ def plan(methods: Mapping[str, ExportedProgram], processes: int, vocab_size: int
 
 
 def _made_progress(layouts: Layouts) -> bool:
-    """Whether a weight was added to those that stay whole since the last call."""
+    """Whether a weight was added to `layouts.whole` since the last call of this function."""
     before, layouts.seen = layouts.seen, len(layouts.whole)
     return layouts.seen > before
 
@@ -77,7 +77,10 @@ def _products(analyses: Mapping[str, Analysis]) -> set[str]:
 
 
 def _check(result: Plan, program: ExportedProgram, reason: str) -> None:
-    """Raise ValueError if an attention or too many of the weights stay whole. `reason` is the first reason found."""
+    """Raise ValueError if an attention stays whole, or too large a share of the weights.
+
+    `reason` is the first reason that a walk has found.
+    """
     if any(analysis.whole_attentions for analysis in result.analyses.values()):
         raise ValueError(
             f"export_llm: tensor_parallel: the attention cannot be split among {result.processes} processes: {reason}"

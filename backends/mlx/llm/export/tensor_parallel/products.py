@@ -14,7 +14,10 @@ aten, mlx = torch.ops.aten, torch.ops.mlx
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a weight: its node, its axes of outputs and inputs, and how many elements stand for an input."""
+    """A tensor of a weight: the values, or the scales or biases if the weight is packed.
+
+    `out_axis` and `in_axis` are its axes of outputs and inputs. `per_input` elements stand for one input.
+    """
 
     node: torch.fx.Node
     out_axis: int
@@ -26,7 +29,8 @@ class Operand:
 class Product:
     """A product of `x` [..., inputs] and a weight with `outputs` rows.
 
-    `bias` is the position of the argument with the bias, or None. A row of the weight is divided at multiples of `group`.
+    `bias` is the index of the argument that is the bias, or None. A row of the weight can only be divided at multiples
+    of `group`.
     """
 
     x: torch.fx.Node

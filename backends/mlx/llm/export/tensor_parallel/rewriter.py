@@ -88,11 +88,12 @@ class Rewriter:
                 offset += segment.size
         if len(parts) == 1:
             return parts[0]
-        with self.graph.inserting_after(parts[0]):  # the last one in the graph, because each is inserted before the others
+        # Each part was inserted directly after `source`. The first part is therefore the last one in the graph.
+        with self.graph.inserting_after(parts[0]):
             return self.graph.call_function(aten.cat.default, (parts, axis))
 
     def set_size(self, node: _NODE, axis: int, size: int) -> None:
-        """Change the size of a view or an expansion at `axis`."""
+        """Change the size at `axis` that `node`, a view or an expand, takes as an argument."""
         sizes = list(self[node].args[1])
         sizes[axis] = size
         self[node].update_arg(1, sizes)
@@ -124,7 +125,7 @@ class Rewriter:
             user.replace_input_with(new, result)
 
     def sum_after(self, node: _NODE, bias: int | None) -> None:
-        """Add the results of all processes, and then the bias, argument number `bias` of `node`."""
+        """Add the results of all processes, then the bias. `bias` is its index in the arguments of `node`, or None."""
         new = self[node]
         added = None if bias is None else new.args[bias]
         if new.target == aten.addmm.default:
@@ -154,7 +155,7 @@ class Rewriter:
         )
 
     def look_up(self, node: _NODE, indices: _NODE, rows: int) -> None:
-        """Look up the indices that are in the `rows` rows of this process, and add the results of all processes."""
+        """Look up only the indices of the `rows` rows that this process has, and add the results of all processes."""
         source, new = self[indices], self[node]
         with self.graph.inserting_before(new):
             shifted = self.graph.call_function(aten.sub.Tensor, (source, self.rank * rows))

@@ -1,6 +1,8 @@
-"""How each operator passes a split on. A rule gets the analysis and a node with at least one split operand.
+"""The rules that derive the split of an operator's result from the splits of its operands.
 
-It returns how the result is split, or a list if the operator has several results.
+A rule gets the analysis and a node with at least one split operand. It returns the `Split` of the result, or None if
+the result is whole, or a list of these if the operator has several results. It raises CannotSplit if the operator needs
+a whole tensor.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def elementwise(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def _localize_others(analysis: Analysis, node: torch.fx.Node, tensors, split: Split) -> None:
-    """Give `node` the parts of its whole operands that do not broadcast along the split axis."""
+    """Replace the whole operands of `node` by their parts, except those that broadcast along the split axis."""
     rank = len(shape_of(node))
     for n in tensors:
         axis = split.axis - (rank - len(shape_of(n)))
@@ -56,7 +58,7 @@ def _localize_others(analysis: Analysis, node: torch.fx.Node, tensors, split: Sp
 
 
 def agreed(first: Split, second: Split) -> Split:
-    """Return the split of two operands of an elementwise operator. Raises Refine if one has more segments."""
+    """Return the common split of two operands of an elementwise operator. Raises Refine if their segments differ."""
     if first.axis != second.axis or first.size != second.size:
         raise CannotSplit("two tensors that are split along different axes")
     cut(first, _bounds(second))
@@ -76,7 +78,7 @@ def _bounds(split: Split) -> list[int]:
 
 
 def cut(split: Split, bounds: list[int]) -> dict[int, int]:
-    """Return the index of the segment that begins at each of `bounds`. Raises Refine if one is inside of a segment."""
+    """Return bound → index of the segment that begins there. Raises Refine if one of `bounds` is inside a segment."""
     begins = {bound: index for index, bound in enumerate(_bounds(split))}
     for index, segment in enumerate(split.segments):
         begin = _bounds(split)[index]
@@ -129,7 +131,7 @@ def expand(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def set_size(analysis: Analysis, node: torch.fx.Node, axis: int, split: Split) -> None:
-    """Let the sizes that `node` takes have the size of a part at `axis`."""
+    """Change the size at `axis` that `node`, a view or an expand, takes as an argument to the size of a part."""
     if node.args[1][axis] != -1:
         analysis.edits.append(lambda r: r.set_size(node, axis, split.local(r.processes)))
 
@@ -165,9 +167,10 @@ def _set_unflattened_size(analysis: Analysis, node: torch.fx.Node, split: Split)
 
 
 def _group(inputs: list[int], outputs: list[int], axis: int) -> tuple[list[int], list[int]]:
-    """Return the axes of a view that hold the elements of `axis`, before and after, without those of size 1.
+    """Return the axes before and after a view that the view maps to each other, for the group that contains `axis`.
 
-    Neighboring axes that a view neither merges nor divides are in groups of their own.
+    A group is as small as possible: an axis that the view neither merges nor divides is a group of its own. Axes of
+    size 1 are left out.
     """
     i = j = 0
     while i < len(inputs) or j < len(outputs):
@@ -226,7 +229,7 @@ def slice_(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def _every_nth(analysis: Analysis, node: torch.fx.Node, split: Split, begin: int, end: int, step: int) -> Split:
-    """The rule for a slice such as `x[..., 1::2]`. The process has these entries of its own part."""
+    """The rule for a slice such as `x[..., 1::2]`. Each process takes this slice of its own part."""
     if len(split.segments) > 1 or split.size % step or begin >= step or end != split.size:
         raise CannotSplit("every n-th entry of a part of a split axis")
     (segment,) = split.segments
@@ -397,7 +400,7 @@ def attend(analysis: Analysis, node: torch.fx.Node) -> Split:
     for argument in (*node.args[_SINKS:_SLOPES], *node.args[_SLOPES : _SLOPES + 1]):
         if isinstance(argument, torch.fx.Node):
             analysis.localize(node, argument, 0, result)
-    # What the output consists of is not what the queries consist of.
+    # The weights that compute the queries do not compute the output.
     return replace(result, segments=tuple(replace(s, origins=frozenset()) for s in result.segments))
 
 
