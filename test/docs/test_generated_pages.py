@@ -10,7 +10,7 @@ import pytest
 from markdown_pages import ROOT
 
 PUBLIC = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
-PUBLIC += ("executorch_mlx.speech", "executorch_mlx.speech.export")
+PUBLIC += ("executorch_mlx.random", "executorch_mlx.speech", "executorch_mlx.speech.export")
 
 
 @pytest.mark.parametrize("script", ["docs/figures/architecture.py", "tools/docs/operators.py"])

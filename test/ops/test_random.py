@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 import executorch_mlx.custom_ops  # noqa: F401  (defines torch.ops.mlx.random_bits)
-from oprows import Dyn, bf16, data, f16, f32, floats, i32, ints, lower, pytest_function, row
+from oprows import Dyn, bf16, data, f16, f32, floats, i32, i64, ints, lower, pytest_function, row
 
 random_bits = torch.ops.mlx.random_bits
 SEEDS = data([0, 1, 2**31 - 1, 2**31, 2**32 + 5, -1, 2**63 - 1])
@@ -38,6 +38,11 @@ ROWS = [
     row("rand", inside(lambda x: torch.rand(x.shape[0], 3), 0, 1), floats(N), **RANDOM),
     row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16), edge_verified=False),
     row("rand_like", inside(torch.rand_like, 0, 1), floats(N, 4), **RANDOM),
+    row("rand.generator", inside(lambda x: torch.rand(5, generator=None), 0, 1), floats(2), **RANDOM),
+    row("randn.generator", inside(lambda x: torch.randn(5, generator=None), -7, 7), floats(2), **RANDOM),
+    row("randint.generator", inside(lambda x: torch.randint(9, (5,), generator=None), 0, 9), floats(2), **RANDOM),
+    row("randint.low_generator", inside(lambda x: torch.randint(3, 9, (5,), generator=None), 3, 9), floats(2), **RANDOM),
+    row("randperm.generator", lambda x: torch.randperm(9, generator=None).sort().values, floats(2), **RANDOM),
     row("randn", inside(lambda x: torch.randn(x.shape[0], 3), -7, 7), floats(N), **RANDOM),
     row("randn_like", inside(torch.randn_like, -7, 7), floats(N, 4), **RANDOM),
     row("randint", inside(lambda x: torch.randint(9, (x.shape[0], 50)), 0, 9), floats(N), **RANDOM),
@@ -45,6 +50,14 @@ ROWS = [
     row("randint_like", inside(lambda x: torch.randint_like(x, 5), 0, 5), floats(N, 4), **RANDOM),
     row("randint_like.low_dtype", inside(lambda x: torch.randint_like(x, -5, 5), -5, 5), floats(N, 4), **RANDOM),
     row("randperm", lambda x: torch.randperm(x.shape[0]).sort().values, floats(N), **RANDOM),
+    row("bernoulli.Tensor", lambda x: torch.empty_like(x).bernoulli_(x), data([0.0, 1.0, 1.0]), **RANDOM),
+    row("uniform", inside(lambda x: torch.empty_like(x).uniform_(-3, 2), -3, 2), floats(N, 4), **RANDOM),
+    row("normal_functional", lambda x: torch.empty_like(x).normal_(3, 0), floats(N, 4), **RANDOM),
+    row("normal.float_float", inside(lambda x: torch.normal(5.0, 2.0, (x.shape[0], 3)), -9, 19), floats(N), **RANDOM),
+    row("log_normal", lambda x: torch.empty_like(x).log_normal_(0, 1e-9), floats(N, 4), **RANDOM),
+    row("geometric", lambda x: [torch.empty_like(x).geometric_(p) >= 1 for p in (0.1, 0.9)], floats(N, 4), **RANDOM),
+    row("cauchy", lambda x: torch.empty_like(x).cauchy_(2, 1e-20), floats(N, 4), **RANDOM),
+    row("random.to", inside(lambda x: torch.empty_like(x).random_(7), 0, 7), floats(N, 40), **RANDOM),
     row("bernoulli", lambda p: torch.bernoulli(p), data([0.0, 1.0, 1.0]), **RANDOM),
     row("bernoulli.p", lambda x: [torch.bernoulli(x, p) for p in (0.0, 1.0)], floats(5), traced=True, **RANDOM),
     row("normal.Tensor_float", lambda m: torch.normal(m, 0.0), floats(5), **RANDOM),
@@ -70,6 +83,29 @@ def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
     x = torch.zeros((), dtype=torch.int64)
     results = [t.tolist() for _ in range(3) for t in method.execute([x])]
     assert len({tuple(bits) for bits in results}) == 6
+
+
+def test_a_payload_without_inputs(delegate):
+    """`x` is unused, so that the delegated graph has no inputs."""
+    lowered = lower(row("randint.low", lambda x: torch.randint(3, 4, (4,)), floats(2), **RANDOM))
+    program = Runtime.get().load_program(lowered.pte)
+    assert program.load_method("forward").execute([torch.zeros(2)])[0].tolist() == [3] * 4
+
+
+def test_what_is_declined_says_what_to_write():
+    class Model(torch.nn.Module):
+        def forward(self, weights, x):
+            drawn = torch.multinomial(weights, x.shape[0], replacement=True)
+            return drawn, torch.poisson(weights), torch.empty(3, dtype=i64).random_()
+
+    partitioner, inputs = MLXPartitioner(), (torch.rand(4), torch.rand(3))
+    exported = torch.export.export(Model(), inputs, dynamic_shapes=(None, {0: torch.export.Dim("n", min=2, max=9)}))
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+    reasons = {d.target: d.reason for d in partitioner.explain().refused}
+    assert "make it static at export" in reasons["aten.multinomial.default"]
+    assert "draw these numbers on the host" in reasons["aten.poisson.default"]
+    assert "use torch.randint" in reasons["aten.random.default"]
 
 
 class Draws(torch.nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
@@ -58,9 +58,8 @@ class ProgramBuilder(Emitter):
         # A stack. The last FX node is being lowered; the handlers of the others have called `inline`.
         self._lowering: list[Node] = []
         self._dry_run = False
-        self._fake_mode = detect_fake_mode(
-            [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
-        )
+        inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+        self._fake_mode = detect_fake_mode(inputs) or FakeTensorMode()
 
     # The walk over the graph -----------------------------------------------------------------
 

@@ -36,6 +36,9 @@ DECLINED = {
     aten.frexp: "use torch.floor(torch.log2(x.abs())) + 1 for the exponent",
     aten.special_zeta: "use torch.polygamma, of order 0 or 1",
     aten.grid_sampler_3d: "use torch.nn.functional.grid_sample with images, one depth after the other",
+    **{op: "draw these numbers on the host, and pass them as an input of the program"
+       for op in (aten.poisson, aten.binomial, aten._standard_gamma, aten._sample_dirichlet)},
+    aten.random.default: "use torch.randint with a range of at most 2^31 numbers",
     **{op: "packed sequences are unsupported; pad the sequences and mask the result"
        for op in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
                   aten._pack_padded_sequence, aten._pad_packed_sequence)},
