@@ -147,7 +147,7 @@ def test_processes_that_a_launcher_has_started(pair):
 def test_hosts(tmp_path):
     assert read_hosts("a,b , c") == ["a", "b", "c"]
     plain = tmp_path / "hosts"
-    plain.write_text("a\n\n# another\nb\n")
+    plain.write_text("a\n\n# another\n  # and another\nb\n")
     assert read_hosts(str(plain)) == ["a", "b"]
     plain.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}]')
     assert read_hosts(str(plain)) == ["10.0.0.1", "b"]
@@ -156,10 +156,11 @@ def test_hosts(tmp_path):
         read_hosts(str(plain))
 
 
-def test_names_of_parts(tmp_path):
-    path = tmp_path / "model.pte"
+@pytest.mark.parametrize("name", ["model.pte", "model[1].pte"])
+def test_names_of_parts(name, tmp_path):
+    path = tmp_path / name
     assert find_parts(path) is None
-    assert part_path(path, 1, 2).name == "model-1-of-2.pte"
+    assert part_path(path, 1, 2).name == f"{path.stem}-1-of-2.pte"
     part_path(path, 0, 2).touch()
     assert find_parts(path) == find_parts(part_path(path, 1, 2)) == (path, 2)
     part_path(path, 0, 4).touch()

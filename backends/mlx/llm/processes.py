@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import ctypes
+import glob
 import json
 import os
 import re
@@ -49,7 +50,7 @@ def find_parts(path: str | Path) -> tuple[Path, int] | None:
     if path.exists():
         return None
     sizes = []
-    for file in path.parent.glob(f"{path.stem}-0-of-*{path.suffix}"):
+    for file in path.parent.glob(glob.escape(f"{path.stem}-0-of-") + f"*{path.suffix}"):
         if (match := _PART.fullmatch(file.stem)) and match[1] == path.stem:
             sizes.append(int(match[3]))
     if len(sizes) > 1:
@@ -75,7 +76,8 @@ def read_hosts(text: str) -> list[str]:
         return [host.strip() for host in text.split(",") if host.strip()]
     content = path.read_text()
     if not content.lstrip().startswith(("[", "{")):
-        return [line.strip() for line in content.splitlines() if line.strip() and not line.startswith("#")]
+        lines = (line.strip() for line in content.splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
     try:
         entries = json.loads(content)
         entries = entries["hosts"] if isinstance(entries, dict) else entries

@@ -194,7 +194,7 @@ class Program:
 
         Raises OSError if `path` cannot be written, and ValueError if the program was loaded without `profile`.
         """
-        open(path, "wb").close()  # raises OSError with the reason
+        open(path, "ab").close()  # raises OSError with the reason
         binding.check(self._library.model_write_profile(self._model, os.fsencode(path)))
 
 
