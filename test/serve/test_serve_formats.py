@@ -13,9 +13,23 @@ def parse(name: str, text: str, size: int, prompt: str = "", names=NAMES, think:
     """The parts of an answer that arrives in pieces of `size` characters."""
     parser = FORMATS[name]([THINK[think]]).parser(names, prompt)
     parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
+    found = summed(parts + parser.end())
+    if "calls" in found:
+        found["calls"] = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
+    return found
+
+
+def summed(parts) -> dict:
+    """The sum of the parts of an answer, in which `calls` are pairs of a name and arguments."""
     found = {"reasoning": "", "content": "", "calls": []}
-    for kind, value in parts + parser.end():
-        found[kind] += [(call.name, json.loads(call.arguments)) for call in value] if kind == "calls" else value
+    for kind, text in parts:
+        if kind == "call":
+            found["calls"].append((text, ""))
+        elif kind == "arguments":
+            name, arguments = found["calls"][-1]
+            found["calls"][-1] = (name, arguments + text)
+        elif kind != "call_end":
+            found[kind] += text
     return {kind: value for kind, value in found.items() if value}
 
 
