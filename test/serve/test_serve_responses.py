@@ -57,6 +57,32 @@ def test_stream_events(client, server):
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
 
 
+def test_calls_of_a_stream_come_in_pieces(client, server):
+    server.text = f"{CALL}\n{CALL.replace('Oslo', 'Bergen')}"
+    events = list(create(client, tools=[TOOL], max_output_tokens=None, stream=True))
+    whole = create(client, tools=[TOOL], max_output_tokens=None)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for index, call in enumerate(whole.output):
+        own = [event for event in events if getattr(event, "output_index", None) == index]
+        added, *deltas, done, item_done = own
+        assert (added.type, added.item.status) == ("response.output_item.added", "in_progress")
+        assert (added.item.name, added.item.arguments) == ("get_weather", "")
+        assert {event.type for event in deltas} == {"response.function_call_arguments.delta"} and len(deltas) > 3
+        assert "".join(event.delta for event in deltas) == call.arguments == done.arguments == item_done.item.arguments
+        assert (done.type, done.name) == ("response.function_call_arguments.done", "get_weather")
+        assert (item_done.type, item_done.item.status) == ("response.output_item.done", "completed")
+        assert {event.item_id for event in [*deltas, done]} == {added.item.id} == {item_done.item.id}
+    assert len(whole.output) == 2 and events[-1].type == "response.completed"
+
+
+def test_call_that_is_malformed_is_an_incomplete_item(client, server):
+    server.text = '<tool_call>{"name": "get_weather", "arguments": {"city": Oslo}}</tool_call>'
+    call, message = create(client, tools=[TOOL]).output
+    assert (call.status, call.arguments, message.content[0].text) == ("incomplete", '{"city": Oslo', "}}</tool_call>")
+    events = list(create(client, tools=[TOOL], stream=True))
+    assert [item.status for item in events[-1].response.output] == ["incomplete", "completed"]
+
+
 def test_calls_and_their_results(client, server):
     server.text = CALL
     answer = create(client, tools=[TOOL])

@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..llm import Generation, Token
 from .errors import ApiError, server_error
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Delta:
-    """What some tokens add to a choice: a part, as `formats.reader` explains, and the log probabilities of the tokens.
+    """What some tokens add to a choice: a part, as in `formats.reader`, and the log probabilities of the tokens.
 
     - `call`: the call to which a part CALL, ARGUMENTS or CALL_END belongs.
     - `finish`: the finish reason. Only the last delta has one.
@@ -65,27 +65,37 @@ class Delta:
 
 @dataclass
 class Total:
-    """The sum of the deltas of a choice."""
+    """The sum of the deltas of a choice. `parts`: the deltas in their order, with neighbours of the same kind as one."""
 
-    content: str = ""
-    reasoning: str = ""
+    parts: list[Delta] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
 
     def add(self, delta: Delta) -> None:
-        if delta.kind == CONTENT:
-            self.content += delta.text
-        elif delta.kind == REASONING:
-            self.reasoning += delta.text
-        elif delta.kind == CALL:
+        if self.parts and self.parts[-1].kind == delta.kind:
+            self.parts[-1].text += delta.text
+            self.parts[-1].logprobs += delta.logprobs
+        else:
+            self.parts.append(replace(delta, logprobs=[*delta.logprobs]))
+        if delta.kind == CALL:
             self.calls.append(delta.call)
         elif delta.kind == ARGUMENTS:
             delta.call.arguments += delta.text
         elif delta.kind == CALL_END:
             delta.call.is_complete = True
-        self.logprobs += delta.logprobs
         self.finish = delta.finish
+
+    @property
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == CONTENT)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == REASONING)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [entry for part in self.parts for entry in part.logprobs]
 
 
 class MarkedText:
@@ -153,7 +163,7 @@ class Choice:
             yield self._note(Delta(text=self._echo))
         async with aclosing(self._all_deltas()) as deltas:
             async for delta in deltas:
-                is_second = delta.kind == CALL and self.total.calls  # after a call that has no end
+                is_second = delta.kind == CALL and bool(self.total.calls)  # after a call that has no end
                 if not (self._one_call and is_second):
                     yield self._note(delta)
                 if self._one_call and (is_second or delta.kind == CALL_END):
@@ -181,7 +191,7 @@ class Choice:
                 yield delta
 
     def _deltas(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Delta]:
-        """Return a delta for each part, but one for neighbours of the same kind. The first has the log probabilities."""
+        """Return a delta for each part; neighbours of the same kind share one. The first has the log probabilities."""
         deltas: list[Delta] = []
         for kind, text in parts:
             if kind == CALL:

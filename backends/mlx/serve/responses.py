@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
-from .answer import LENGTH, Answer, Call, Choice, Delta, Total
+from .answer import LENGTH, Answer, Call, Choice, Delta
 from .errors import ApiError, request_error
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
@@ -74,7 +73,9 @@ class ResponsesFormat:
     ends_with_done = False
 
     def __init__(self, answer: Answer, body: ResponsesRequest):
-        self._answer, self._items, self._number, self._open = answer, [], 0, None
+        self._answer, self._items, self._number = answer, [], 0
+        self._open: Item | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
         self._common = {
             "id": f"resp_{answer.id}",
@@ -98,7 +99,7 @@ class ResponsesFormat:
     def response(self) -> dict[str, Any]:
         """Return the response with the whole answer."""
         (choice,) = self._answer.choices
-        for delta in _deltas(choice.total):
+        for delta in choice.total.parts:
             self._take(delta, [])
         status = self._status(choice)
         self._close([], status)
@@ -159,9 +160,12 @@ class ResponsesFormat:
             item = self._item(events, "reasoning")
             item.text += delta.text
             events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.text))
-        elif delta.kind == CONTENT and delta.text:
+        elif delta.kind == CONTENT:
+            self._logprobs += [logprob_object(entry) for entry in delta.logprobs]
+            if not delta.text:
+                return  # perhaps the beginning of a character, or of a tag
             item = self._item(events, "message")
-            logprobs = [logprob_object(entry) for entry in delta.logprobs]
+            logprobs, self._logprobs = self._logprobs, []
             item.text += delta.text
             item.logprobs += logprobs
             events.append(self._part_event("response.output_text.delta", item, delta=delta.text, logprobs=logprobs))
@@ -215,15 +219,3 @@ class ResponsesFormat:
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
-
-
-def _deltas(total: Total) -> Iterator[Delta]:
-    """Yield the deltas of a whole answer, one for each part."""
-    if total.reasoning:
-        yield Delta(REASONING, total.reasoning)
-    if total.content:
-        yield Delta(CONTENT, total.content, logprobs=total.logprobs)
-    for call in total.calls:
-        yield Delta(CALL, call.name, call)
-        yield Delta(ARGUMENTS, call.arguments, call)
-        yield Delta(CALL_END, "", call)

@@ -72,7 +72,7 @@ QUOTES = ("<escape>", '<|"|>')  # around strings, in FunctionGemma and in Gemma 
 
 
 
-# Calls between tags: call:name{key:value,…}, JSON without quotes around keys, and with a tag as quote of strings --------
+# call:name{key:value,…}: JSON without quotes around keys, and with a tag as quote of strings ---------------------------
 
 _KEY = re.compile(r"[^:{}\[\],]*")
 _WORD = re.compile(r"[^,}\]]*")

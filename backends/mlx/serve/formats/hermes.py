@@ -77,7 +77,7 @@ def _xml_value(reader: CallReader) -> Reading[None]:
     """Read a value and its closing tag. A value that is JSON has its type. Other text goes out as it comes."""
     while not reader.ahead:
         yield from reader.more(VALUE_END)
-    if reader.next == "\n":
+    if reader.next_char == "\n":
         reader.position += 1
     while (length := reader.ahead.find(VALUE_END)) < 0:
         if not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, VALUE_END)]):

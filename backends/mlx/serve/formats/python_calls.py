@@ -35,7 +35,7 @@ def _peek(reader: CallReader) -> Reading[str]:
     """Skip space and comments. Return the next character, or "" at the end."""
     while (yield from reader.peek()) == "#":
         yield from reader.run(_LINE)
-    return reader.next
+    return reader.next_char
 
 
 def _read(reader: CallReader) -> Reading[None]:
@@ -54,7 +54,7 @@ def _read(reader: CallReader) -> Reading[None]:
         reader.write(before + _member((yield from _argument(reader))))
         reader.send()
         before = ", "
-        if reader.next == ",":
+        if reader.next_char == ",":
             yield from reader.expect(",")
     yield from reader.expect(")")
     reader.write("" if before == ", " else "{")
@@ -75,7 +75,7 @@ def _argument(reader: CallReader) -> Reading[str]:
     begin, depth = reader.position, 0
     while True:
         yield from reader.run(_NO_MARK)
-        mark = reader.next
+        mark = reader.next_char
         if mark in ('"', "'"):
             yield from _string(reader)
         elif mark == "#":
@@ -91,17 +91,17 @@ def _argument(reader: CallReader) -> Reading[str]:
 
 def _string(reader: CallReader) -> Reading[None]:
     """Take a string literal."""
-    quote = reader.next * 3
+    quote = reader.next_char * 3
     if not (yield from reader.take(quote)):
         quote = quote[0]
         reader.position += 1
     while not (yield from reader.take(quote)):
         yield from reader.run(_NO_QUOTE)
-        if reader.next == "\\":
+        if reader.next_char == "\\":
             reader.position += 1
         elif (yield from reader.take(quote)):
             return
-        if not reader.next:
+        if not reader.next_char:
             yield from reader.more("the end of a string")
         reader.position += 1
 

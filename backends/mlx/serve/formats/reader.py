@@ -26,17 +26,15 @@ class CallReader:
       what it means with `begin`, `write`, `send` and `end`. Raises ValueError if the text has another form.
     - `open`: the tag before the section.
 
-    A call is the parts CALL, ARGUMENTS, as often as necessary, and CALL_END. It goes out early, before it is complete, if
-    its function is one of `functions`. Others wait for their end: the text may be no call after all.
+    A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. They go out before the call is complete if its
+    function is one of `functions`. A call of another function waits for its end: the text may be no call after all.
 
-    If the text has another form, the part of it that did not go out is content. If no call went out, this is the whole
-    section with its tags. A call that went out in part has no CALL_END and no closing brace, so that its arguments are no
-    valid JSON: a client cannot mistake it for a complete call.
+    If the text has another form, what did not go out is content. If nothing went out, this is the whole section with its
+    tags. A call that went out in part has no CALL_END, and its arguments lack the closing brace. They are therefore not
+    valid JSON, and no client takes the call for a complete one.
     """
 
-    def __init__(
-        self, functions: Collection[str], read: Callable[[CallReader], Reading[None]], open: str = ""
-    ):
+    def __init__(self, functions: Collection[str], read: Callable[[CallReader], Reading[None]], open: str = ""):
         self._functions, self._open = functions, open
         self._text, self._sent = "", 0  # the section so far, and how much of it went out
         self.position = 0  # how much of it is read; may also be set back
@@ -56,7 +54,7 @@ class CallReader:
         return self._advance()
 
     def finish(self, close: str) -> list[Part]:
-        """Return the parts that were held back. `close` is the tag after the section, or "" if the answer ends in it."""
+        """Return the parts that were held back. `close`: the tag after the section, or "" if the answer ends in it."""
         self.is_ended, self.is_closed = True, bool(close)
         parts = [] if self.has_failed else self._advance()
         if self.has_failed and close:
@@ -87,7 +85,7 @@ class CallReader:
     # Taking text ----------------------------------------------------------------------------
 
     @property
-    def next(self) -> str:
+    def next_char(self) -> str:
         """The next character, or "" if it has not arrived."""
         return self._text[self.position : self.position + 1]
 
@@ -103,7 +101,7 @@ class CallReader:
     def peek(self) -> Reading[str]:
         """Skip space. Return the next character, or "" at the end of the section."""
         yield from self.run(SPACE)
-        return self.next
+        return self.next_char
 
     def take(self, literal: str) -> Reading[bool]:
         """Skip space. Take `literal`, and return whether it is there."""
@@ -130,7 +128,7 @@ class CallReader:
         begin = self.position
         while True:
             self.position = pattern.match(self._text, self.position).end()
-            if self.next or self.is_ended:
+            if self.next_char or self.is_ended:
                 return self.since(begin)
             yield
 
@@ -240,7 +238,7 @@ class CallReader:
         self._written, self._sent = "", self.position
 
     def send_string_until(self, tags: Sequence[str]) -> Reading[None]:
-        """Take text up to the first of `tags`, and the tag. Pass the text on as it comes, as the inside of a JSON string."""
+        """Take text up to the first of `tags`, and the tag. Pass the text on as it comes, within a JSON string."""
         while True:
             found = [(at, tag) for tag in tags if (at := self._text.find(tag, self.position)) >= 0]
             end, tag = min(found) if found else (len(self._text), "")
