@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_serve_formats import NAMES, summed
 
 CHECKS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+FUNCTIONS = {name: {"properties": {"text": {"type": "string"}}} for name in NAMES}
 # No text of these characters is a tag.
 TEXTS = st.text("ab {}[]()<>\"'\\,:=#\n\té\U0001f600", max_size=12)
 VALUES = st.recursive(
@@ -17,7 +18,7 @@ VALUES = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=2),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["city", "days", "a_1"])
+KEYS = st.sampled_from(["city", "text", "a_1"])
 ARGUMENTS = st.dictionaries(KEYS, VALUES, max_size=3)
 CALLS = st.lists(st.tuples(st.sampled_from([*NAMES, "unknown"]), ARGUMENTS), min_size=1, max_size=3)
 
@@ -74,7 +75,7 @@ WRITERS = {
 
 def parts_of(format: str, text: str, cuts=()) -> list:
     """The parts of an answer that arrives in pieces, which end at the positions `cuts`."""
-    parser = FORMATS[format]([THINK["</think>"]]).parser(NAMES, "<|start|>assistant" if format == "harmony" else "")
+    parser = FORMATS[format]([THINK["</think>"]]).parser(FUNCTIONS, "<|start|>assistant" if format == "harmony" else "")
     ends = [*sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
     return [part for piece in pieces for part in parser.feed(piece)] + parser.end()
@@ -105,12 +106,14 @@ def test_calls_do_not_depend_on_the_pieces(name, calls, cuts):
     format, write = WRITERS[name]
     found = check_all_pieces(format, write(calls), cuts)
     if name == "qwen xml":  # it has no quotes: a text that is JSON is read as JSON
-        calls = [(name, {key: as_typed(value) for key, value in arguments.items()}) for name, arguments in calls]
+        calls = [(name, {key: as_typed(name, key, value) for key, value in call.items()}) for name, call in calls]
     assert [(name, json.loads(arguments)) for name, arguments in found.pop("calls")] == calls
     assert not found
 
 
-def as_typed(value):
+def as_typed(name, key, value):
+    if key == "text" and name in FUNCTIONS:  # by the schema
+        return value if isinstance(value, str) else json.dumps(value)
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -157,6 +160,7 @@ BEGINNINGS = {
     "qwen xml": ("hermes", "<tool_call><function=f>\n<parameter=a>\n3\n</parameter>", '{"a": 3'),
     "qwen xml, text": ("hermes", "<tool_call><function=f><parameter=b>\nOslo\nis\n</par", '{"b": "Oslo\\nis'),
     "qwen xml, perhaps JSON": ("hermes", "<tool_call><function=f><parameter=b>[1, 2", None),
+    "qwen xml, text by the schema": ("hermes", "<tool_call><function=f><parameter=text>[1, 2", '{"text": "[1, 2'),
     "llama": ("llama3", '{"name": "f", "parameters": {"a": [1, {', '{"a": [1, {'),
     "llama 4": ("llama3", '[f(a="x", b="y', '{"a": "x"'),
     "mistral": ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "Os', '{"a": "Os'),
@@ -168,7 +172,7 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize("format, text, expected", BEGINNINGS.values(), ids=BEGINNINGS)
 def test_arguments_go_out_before_their_end(format, text, expected):
-    parser = FORMATS[format]().parser(NAMES, "<|start|>assistant" if format == "harmony" else "")
+    parser = FORMATS[format]().parser(FUNCTIONS, "<|start|>assistant" if format == "harmony" else "")
     parts = [part for character in text for part in parser.feed(character)]
     assert summed(parts) == ({} if expected is None else {"calls": [("f", expected)]})
 

@@ -11,7 +11,7 @@ NAMES = ("f", "get_weather")
 
 def parse(name: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
     """The parts of an answer that arrives in pieces of `size` characters."""
-    parser = FORMATS[name]([THINK[think]]).parser(names, prompt)
+    parser = FORMATS[name]([THINK[think]]).parser(dict.fromkeys(names, {}), prompt)
     parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
     found = summed(parts + parser.end())
     if "calls" in found:
@@ -108,6 +108,11 @@ def test_parsers_read_what_is_written(format):
     begin, end = FORMATS[format]().call_template("f")
     prefix, _, suffix = FORMATS[format].around_calls
     assert parse(format, f"{prefix}{begin}{{}}{end}{suffix}", 3) == {"calls": [("f", {})]}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_without_a_json_object_are_written_as_they_are(format):
+    assert "[1" in FORMATS[format]().write_calls([{"name": "f", "arguments": "[1"}])
 
 
 TEMPLATES = {

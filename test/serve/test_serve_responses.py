@@ -98,6 +98,17 @@ def test_calls_and_their_results(client, server):
     assert answer.output_text == "Rain." and "[tool]rain" in server.prompts[-1]
 
 
+def test_reasoning_effort_and_allowed_tools(client, server):
+    server.text = "Rain."
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}
+    answer = create(
+        client, tools=[TOOL, TOOL | {"name": "now"}], tool_choice=choice, reasoning={"effort": "low", "summary": "auto"},
+        extra_body={"prompt": None, "conversation": None},  # of OpenAI's API
+    )  # fmt: skip
+    assert answer.output_text == "Rain." and answer.reasoning.effort == "low" and answer.tool_choice.mode == "auto"
+    assert server.prompts[-1].endswith("[effort low][assistant]") and '"name": "now"' not in server.prompts[-1]
+
+
 def test_length_schema_and_log_probabilities(client):
     answer = create(
         client, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
@@ -127,6 +138,7 @@ def test_length_schema_and_log_probabilities(client):
         ({"extra_body": {"beam": 1}}, "beam"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
     ],
 )

@@ -35,7 +35,7 @@ TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}
-{%- endfor %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
+{%- endfor %}{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
 
 
 class Scripted:
@@ -173,6 +173,24 @@ def test_forced_calls_follow_the_schema(client):
     assert len(one.message.tool_calls) == 1
 
 
+def test_allowed_tools_are_the_only_ones(client, server):
+    pytest.importorskip("xgrammar")
+    for mode in ("required", "auto"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "now"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        message = chat(client, tool_choice=choice, max_tokens=60).choices[0].message
+        assert '"name": "now"' in server.prompts[-1] and "get_weather" not in server.prompts[-1]
+        assert mode == "auto" or {call.function.name for call in message.tool_calls} == {"now"}
+
+
+def test_reasoning_effort_reaches_the_template(client, server, says):
+    says("Rain.")
+    assert chat(client, reasoning_effort="low").choices[0].message.content == "Rain."
+    assert server.prompts[-1].endswith("[effort low][assistant]")
+    chat(client, reasoning_effort="low", extra_body={"chat_template_kwargs": {"reasoning_effort": "max"}})
+    assert server.prompts[-1].endswith("[effort max][assistant]")
+
+
 def test_strict_functions_constrain_calls_and_not_text(client):
     pytest.importorskip("xgrammar")
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
@@ -231,6 +249,10 @@ def test_template_without_tools_gets_instructions(chat_program):
             assert message.tool_calls[0].function.name == "get_weather"
             result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
             chat(client, messages=[{"role": "developer", "content": "Hi"}, *MESSAGES, message.model_dump(), result])
+            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+            server.text = "Hi"  # sent back: arguments that are no JSON object
+            broken = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+            assert chat(client, messages=broken).choices[0].message.content == "Hi"
     assert '<tools>\n{"type": "function"' in server.prompts[0]
     assert server.prompts[1].startswith("Hi\n\nYou can call functions.")
     assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]

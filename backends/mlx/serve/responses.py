@@ -11,7 +11,7 @@ from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
 from .response import logprob_object
-from .responses_request import ResponsesRequest
+from .responses_request import Reasoning, ResponsesRequest
 from .start import start_chat
 
 # The fields of a request that its response repeats.
@@ -22,7 +22,7 @@ REPEATED = (
 # The fields of a chat request, under their names here.
 FIELDS = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-    "response_format": "text.format", "logprobs": "top_logprobs",
+    "response_format": "text.format", "logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
 
 
@@ -92,6 +92,10 @@ class ResponsesFormat:
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "store": False,
+            "background": False,
+            "reasoning": (body.reasoning or Reasoning()).model_dump(),
+            "service_tier": "default",
+            "max_tool_calls": None,
             "previous_response_id": None,
             "error": None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -169,10 +169,10 @@ class AnswerFormat:
     def __init__(self, reasoning: Sequence[Section] = ()):
         self.reasoning = tuple(reasoning)
 
-    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
         """Return the parser of an answer.
 
-        - `functions`: the names of the functions that the model may call.
+        - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
         - `prompt`: the text of the prompt, which may have opened a section.
         """
         sections = [*self.reasoning, *(self.call_sections() if functions else ())]
@@ -194,7 +194,7 @@ class AnswerFormat:
         """Return the texts of which special tokens may be a part. Other special tokens have no text."""
         return [tag for section in (*self.reasoning, *self.call_sections()) for tag in (section.open, section.close)]
 
-    def bare_calls(self, functions: Sequence[str]) -> Callable[[str], bool | None] | None:
+    def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None] | None:
         """Return `is_bare` of `SectionParser`, or None if calls always have a tag."""
         return None
 

@@ -54,11 +54,14 @@ class Gemma(AnswerFormat):
         return INSTRUCTIONS.format(tools="\n".join(json.dumps(dict(f), ensure_ascii=False) for f in functions))
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        written = (
-            f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
-            for call in calls
-        )
-        return f"```tool_code\n[{', '.join(written)}]\n```"
+        return f"```tool_code\n[{', '.join(map(_written, calls))}]\n```"
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    if not isinstance(arguments, Mapping):  # what the model wrote is no JSON object
+        return f"{call['name']}({arguments})"
+    return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 class GemmaTags(Gemma):

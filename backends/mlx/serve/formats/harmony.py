@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from . import json_calls
 from .base import CALLS, REASONING, Parser, Section
@@ -25,7 +26,7 @@ class Harmony(Hermes):
     def markers(self) -> Sequence[str]:
         return TAGS
 
-    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
         # The prompt may end within a header, or within a message.
         return HarmonyParser(functions, prompt[start:] if (start := prompt.rfind("<|start|>")) >= 0 else "")
 
@@ -46,7 +47,7 @@ def _read_call(reader: CallReader, name: str) -> Reading[None]:
 class HarmonyParser(Parser):
     """Reads messages: a header up to <|message|>, and a body up to the next header or an end."""
 
-    def __init__(self, functions: Sequence[str], opened: str = ""):
+    def __init__(self, functions: Mapping[str, Any], opened: str = ""):
         self._functions = functions
         self._buffer, self._header, self._in_header = "", "", False
         self._call: CallReader | None = None  # of the message, if it has a recipient

@@ -62,7 +62,7 @@ def _read_xml(reader: CallReader) -> Reading[None]:
         key = _xml_name((yield from reader.until(">")))
         reader.write(f"{before}{json_text(key)}: ")
         before = ", "
-        yield from _xml_value(reader)
+        yield from _xml_value(reader, reader.is_text(key))
     reader.write("" if before == ", " else "{")
     reader.end()
 
@@ -73,22 +73,26 @@ def _xml_name(text: str) -> str:
     return text
 
 
-def _xml_value(reader: CallReader) -> Reading[None]:
-    """Read a value and its closing tag. A value that is JSON has its type. Other text goes out as it comes."""
+def _xml_value(reader: CallReader, is_text: bool) -> Reading[None]:
+    """Read a value and its closing tag. A value that is JSON has its type, unless the schema says that it `is_text`.
+
+    Text goes out as it comes.
+    """
     while not reader.ahead:
         yield from reader.more(VALUE_END)
     if reader.next_char == "\n":
         reader.position += 1
-    while (length := reader.ahead.find(VALUE_END)) < 0:
-        if not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, VALUE_END)]):
-            reader.write('"')
-            yield from reader.send_string_until(("\n" + VALUE_END, VALUE_END))
-            reader.write('"')
-            reader.send()
-            return
-        yield from reader.more(VALUE_END)
-    reader.write(json_or_text(reader.ahead[:length].removesuffix("\n")))
-    reader.position += length + len(VALUE_END)
+    while not is_text and (length := reader.ahead.find(VALUE_END)) < 0:
+        is_text = not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, VALUE_END)])
+        if not is_text:
+            yield from reader.more(VALUE_END)
+    if is_text:
+        reader.write('"')
+        yield from reader.send_string_until(("\n" + VALUE_END, VALUE_END))
+        reader.write('"')
+    else:
+        reader.write(json_or_text(reader.ahead[:length].removesuffix("\n")))
+        reader.position += length + len(VALUE_END)
     reader.send()
 
 

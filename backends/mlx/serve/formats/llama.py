@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from . import json_calls, python_calls
 from .base import CALLS, Section
@@ -23,7 +23,7 @@ class Llama(Hermes):
     def call_sections(self) -> Sequence[Section]:
         return Section(PYTHON_TAG, "", CALLS), Section(FUNCTION_TAG, "</function>", CALLS)
 
-    def bare_calls(self, functions: Sequence[str]) -> Callable[[str], bool | None]:
+    def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None]:
         names = "|".join(map(re.escape, functions))
         # Long enough to see the first name. The rest of the answer is then held back until its end.
         python = re.compile(rf"\s*\[\s*(?:{names})\s*\(")

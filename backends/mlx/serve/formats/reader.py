@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 CONTENT, CALL, ARGUMENTS, CALL_END = "content", "call", "arguments", "call_end"
@@ -21,7 +21,7 @@ NAME = re.compile(r"[\w.-]*")
 class CallReader:
     """Reads the calls of one section of an answer.
 
-    - `functions`: the names of the functions that the model may call.
+    - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
     - `read`: reads the section, in the syntax of a format: it takes text with the methods of this class, and passes on
       what it means with `begin`, `write`, `send` and `end`. Raises ValueError if the text has another form.
     - `open`: the tag before the section.
@@ -34,7 +34,7 @@ class CallReader:
     valid JSON, and no client takes the call for a complete one.
     """
 
-    def __init__(self, functions: Collection[str], read: Callable[[CallReader], Reading[None]], open: str = ""):
+    def __init__(self, functions: Mapping[str, Any], read: Callable[[CallReader], Reading[None]], open: str = ""):
         self._functions, self._open = functions, open
         self._text, self._sent = "", 0  # the section so far, and how much of it went out
         self.position = 0  # how much of it is read; may also be set back
@@ -202,6 +202,13 @@ class CallReader:
     def has_begun(self) -> bool:
         """Whether a call has begun and not ended."""
         return self._name is not None
+
+    def is_text(self, argument: str) -> bool:
+        """Whether an argument of the call is a string, by the schema of the function."""
+        schema = self._functions.get(self._name) or {}
+        properties = schema.get("properties")
+        property = properties.get(argument) if isinstance(properties, dict) else None
+        return isinstance(property, dict) and property.get("type") == "string"
 
     def begin(self, name: Any) -> None:
         """Begin a call. Raises ValueError if `name` is no name."""
