@@ -80,7 +80,7 @@ def _argument(reader: CallReader) -> Reading[str]:
             yield from _string(reader)
         elif mark == "#":
             yield from reader.run(_LINE)
-        elif mark == "" or depth == 0 and mark in "]}":
+        elif not mark:
             raise ValueError(f"got {reader.since(begin)!r}, expected the end of an argument")
         elif depth == 0 and mark in ",)":
             return reader.since(begin)
