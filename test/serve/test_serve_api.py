@@ -44,6 +44,7 @@ def test_chat_stream(client, llm):
     assert len(texts) > 5
     assert (last.choices[0].finish_reason, last.choices[0].delta.content) == ("length", None)
     assert usage.choices == [] and usage.usage.completion_tokens == 12
+    assert all(chunk.to_dict()["usage"] is None for chunk in [*texts, last])
     assert len({chunk.id for chunk in chunks}) == 1
 
 

@@ -8,6 +8,7 @@ from .answer import Answer, Call, Choice, Delta, TokenLogprob, Total
 from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL
+from .request import GenerationRequest
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -28,8 +29,8 @@ class CompletionFormat:
     ends_with_done = True
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, answer: Answer):
-        self._answer = answer
+    def __init__(self, answer: Answer, body: GenerationRequest):
+        self._answer, self._includes_usage = answer, body.include_usage
         self._offsets = dict.fromkeys(range(len(answer.choices)), 0)  # of the text, by choice
         self._common = {
             "id": f"{self.id_prefix}-{answer.id}",
@@ -61,15 +62,16 @@ class CompletionFormat:
         """Return the chunk for an error that ends the answer."""
         return [error.body]
 
-    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
+    def last_chunks(self) -> list[dict[str, Any]]:
         """Return the chunk that follows the answer if the client asked for the numbers of tokens."""
-        return [self._object(self.chunk_type, []) | {"usage": usage(self._answer)}] if include_usage else []
+        return [self._object(self.chunk_type, []) | {"usage": usage(self._answer)}] if self._includes_usage else []
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._common | {"object": kind, "choices": choices}
 
     def _chunk(self, choice: Choice, value: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
+        chunk = self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
+        return chunk | {"usage": None} if self._includes_usage else chunk
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         text = {"text": choice.total.content, "logprobs": self._logprobs(choice, choice.total)}

@@ -130,7 +130,7 @@ class ResponsesFormat:
         failed = self._object("failed") | {"error": {"code": "server_error", "message": details["message"]}}
         return [self._event("response.failed", response=failed)]
 
-    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
+    def last_chunks(self) -> list[dict[str, Any]]:
         """Return no events: the last event of an answer has the numbers of tokens."""
         return []
 

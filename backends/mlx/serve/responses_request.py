@@ -140,10 +140,6 @@ class ResponsesRequest(Returned):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def include_usage(self) -> bool:
-        return False
-
-    @property
     def wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
