@@ -15,12 +15,13 @@ class City(BaseModel):
 def main(url: str, model: str) -> None:
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="none"), mode=mode)
-        messages = [{"role": "user", "content": "Describe Oslo."}]
-        city = client.chat.completions.create(
-            model=model, messages=messages, response_model=City, max_tokens=80, seed=1
-        )
+        options = {"model": model, "response_model": City, "max_tokens": 80, "seed": 1}
+        options["messages"] = [{"role": "user", "content": "Describe Oslo."}]
+        city = client.chat.completions.create(**options)
         assert isinstance(city, City)
         print(f"{mode.value}:", city)
+        *_, last = client.chat.completions.create_partial(**options)
+        assert last.model_dump() == city.model_dump()
 
 
 if __name__ == "__main__":

@@ -33,9 +33,13 @@ def main(url: str, model: str) -> None:
     city = chat.with_structured_output(City, method="function_calling").invoke("Describe Oslo.")
     assert isinstance(city, City)
 
-    call = chat.bind_tools([add], tool_choice="add").invoke("What is 2 + 3?").tool_calls[0]
+    calling = chat.bind_tools([add], tool_choice="add")
+    call = calling.invoke("What is 2 + 3?").tool_calls[0]
     assert call["name"] == "add"
     print("call:", call["args"])
+    first, *others = calling.stream("What is 2 + 3?")
+    streamed = sum(others, first)  # chunks of a message add up
+    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [("add", call["args"])]
 
 
 if __name__ == "__main__":

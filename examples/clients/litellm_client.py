@@ -7,6 +7,7 @@ import sys
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import downloads a table of prices
 import litellm
 
+litellm.suppress_debug_info = True
 TOOL = {
     "type": "function",
     "function": {
@@ -23,12 +24,12 @@ def main(url: str, model: str) -> None:
     print("answer:", answer.choices[0].message.content, answer.usage.total_tokens)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**options, stream=True))
     assert text == answer.choices[0].message.content
-    (call,) = (
-        litellm.completion(**options, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
-        .choices[0]
-        .message.tool_calls
-    )
+    options |= {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = litellm.completion(**options).choices[0].message.tool_calls
     print("call:", call.function.name, json.loads(call.function.arguments))
+    chunks = list(litellm.completion(**options, stream=True))
+    (streamed,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert streamed.function == call.function
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "The weather of a city",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "maxLength": 20}},
@@ -48,12 +49,23 @@ def main(url: str, model: str) -> None:
     message = client.chat.completions.create(**options, tools=[WEATHER], tool_choice="required").choices[0].message
     call = message.tool_calls[0]
     print("call:", call.function.name, json.loads(call.function.arguments))
+    with client.chat.completions.stream(**options, tools=[WEATHER], tool_choice="required") as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        streamed = stream.get_final_completion().choices[0].message.tool_calls[0]
+    print("call in pieces:", pieces)
+    assert streamed.function.parsed_arguments == json.loads(call.function.arguments)
+    assert "".join(pieces) == streamed.function.arguments == call.function.arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "12 degrees, rain"}
     options["messages"] = [*messages, message, result]
     print("after the call:", client.chat.completions.create(**options, tools=[WEATHER]).choices[0].message.content)
 
     response = client.responses.create(model=model, input="Hello", max_output_tokens=20)
     print("response:", response.output_text)
+    tool = {"type": "function", **WEATHER["function"]}
+    with client.responses.stream(model=model, input="Hello", tools=[tool], tool_choice="required") as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        item = stream.get_final_response().output[0]
+    assert "".join(pieces) == item.arguments and json.loads(item.arguments).keys() == {"city"}
     asyncio.run(several(url, model, messages))
 
 

@@ -1,5 +1,6 @@
 """`pydantic-ai`: an agent with text, and one whose output is a pydantic model."""
 
+import asyncio
 import sys
 
 from pydantic import BaseModel, Field
@@ -22,6 +23,15 @@ def main(url: str, model: str) -> None:
         city = Agent(chat, output_type=output, model_settings=settings).run_sync("Describe Oslo.").output
         assert isinstance(city, City)
         print("structured:", city)
+    assert asyncio.run(streamed(Agent(chat, output_type=ToolOutput(City), model_settings=settings))) == city
+
+
+async def streamed(agent: Agent) -> City:
+    """The output of an agent that reads the call while it arrives."""
+    async with agent.run_stream("Describe Oslo.") as run:
+        async for city in run.stream_output(debounce_by=None):
+            print("so far:", city)
+    return city
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def test_chat_stream(client, llm):
     assert len(texts) > 5
     assert (last.choices[0].finish_reason, last.choices[0].delta.content) == ("length", None)
     assert usage.choices == [] and usage.usage.completion_tokens == 12
+    assert all(chunk.to_dict()["usage"] is None for chunk in [*texts, last])
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -119,13 +120,21 @@ def test_fields_may_have_values_without_effect(client, llm):
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+def allowed_tools(*names: str, mode: str = "auto") -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 LONG = {"role": "user", "content": "x " * small_llm.CONTEXT}
 HELLO = {"role": "user", "content": "x"}
 INVALID = [
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"logprobs": "yes"}, "logprobs", "valid boolean"),
     ({"top_logprobs": 3}, "top_logprobs", "got a number without logprobs"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "is not supported by this server: expected null"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "has no use for it, expected null"),
+    ({"verbosity": "low"}, "verbosity", 'is not supported by this server: expected "medium" or null'),
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
@@ -158,6 +167,7 @@ INVALID = [
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     ({"tools": [TOOL, TOOL]}, "tools", "got 'f' twice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not in tools"),
+    ({"tools": [TOOL], "tool_choice": allowed_tools("f", "g")}, "tool_choice", "not in tools"),
     ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs", "messages is reserved"),
 ]
 

@@ -11,11 +11,25 @@ NAMES = ("f", "get_weather")
 
 def parse(name: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
     """The parts of an answer that arrives in pieces of `size` characters."""
-    parser = FORMATS[name]([THINK[think]]).parser(names, prompt)
+    parser = FORMATS[name]([THINK[think]]).parser(dict.fromkeys(names, {}), prompt)
     parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
+    found = summed(parts + parser.end())
+    if "calls" in found:
+        found["calls"] = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
+    return found
+
+
+def summed(parts) -> dict:
+    """The sum of the parts of an answer, in which `calls` are pairs of a name and arguments."""
     found = {"reasoning": "", "content": "", "calls": []}
-    for kind, value in parts + parser.end():
-        found[kind] += [(call.name, json.loads(call.arguments)) for call in value] if kind == "calls" else value
+    for kind, text in parts:
+        if kind == "call":
+            found["calls"].append((text, ""))
+        elif kind == "arguments":
+            name, arguments = found["calls"][-1]
+            found["calls"][-1] = (name, arguments + text)
+        elif kind != "call_end":
+            found[kind] += text
     return {kind: value for kind, value in found.items() if value}
 
 
@@ -94,6 +108,11 @@ def test_parsers_read_what_is_written(format):
     begin, end = FORMATS[format]().call_template("f")
     prefix, _, suffix = FORMATS[format].around_calls
     assert parse(format, f"{prefix}{begin}{{}}{end}{suffix}", 3) == {"calls": [("f", {})]}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_without_a_json_object_are_written_as_they_are(format):
+    assert "[1" in FORMATS[format]().write_calls([{"name": "f", "arguments": "[1"}])
 
 
 TEMPLATES = {

@@ -40,7 +40,7 @@ BODIES = {
         "max_tokens": 2, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 2, "tools": [
             {"type": "function", "function": FUNCTION}], "tool_choice": "auto", "parallel_tool_calls": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
-        "chat_template_kwargs": {"hint": "x"},
+        "chat_template_kwargs": {"hint": "x"}, "reasoning_effort": None,
     },
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None},

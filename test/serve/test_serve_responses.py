@@ -57,6 +57,32 @@ def test_stream_events(client, server):
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
 
 
+def test_calls_of_a_stream_come_in_pieces(client, server):
+    server.text = f"{CALL}\n{CALL.replace('Oslo', 'Bergen')}"
+    events = list(create(client, tools=[TOOL], max_output_tokens=None, stream=True))
+    whole = create(client, tools=[TOOL], max_output_tokens=None)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for index, call in enumerate(whole.output):
+        own = [event for event in events if getattr(event, "output_index", None) == index]
+        added, *deltas, done, item_done = own
+        assert (added.type, added.item.status) == ("response.output_item.added", "in_progress")
+        assert (added.item.name, added.item.arguments) == ("get_weather", "")
+        assert {event.type for event in deltas} == {"response.function_call_arguments.delta"} and len(deltas) > 3
+        assert "".join(event.delta for event in deltas) == call.arguments == done.arguments == item_done.item.arguments
+        assert (done.type, done.name) == ("response.function_call_arguments.done", "get_weather")
+        assert (item_done.type, item_done.item.status) == ("response.output_item.done", "completed")
+        assert {event.item_id for event in [*deltas, done]} == {added.item.id} == {item_done.item.id}
+    assert len(whole.output) == 2 and events[-1].type == "response.completed"
+
+
+def test_call_that_is_malformed_is_an_incomplete_item(client, server):
+    server.text = '<tool_call>{"name": "get_weather", "arguments": {"city": Oslo}}</tool_call>'
+    call, message = create(client, tools=[TOOL]).output
+    assert (call.status, call.arguments, message.content[0].text) == ("incomplete", '{"city": Oslo', "}}</tool_call>")
+    events = list(create(client, tools=[TOOL], stream=True))
+    assert [item.status for item in events[-1].response.output] == ["incomplete", "completed"]
+
+
 def test_calls_and_their_results(client, server):
     server.text = CALL
     answer = create(client, tools=[TOOL])
@@ -70,6 +96,17 @@ def test_calls_and_their_results(client, server):
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     answer = create(client, tools=[TOOL], input=[{"role": "user", "content": "Hi"}, call.model_dump(), result])
     assert answer.output_text == "Rain." and "[tool]rain" in server.prompts[-1]
+
+
+def test_reasoning_effort_and_allowed_tools(client, server):
+    server.text = "Rain."
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}
+    answer = create(
+        client, tools=[TOOL, TOOL | {"name": "now"}], tool_choice=choice, reasoning={"effort": "low", "summary": "auto"},
+        extra_body={"prompt": None, "conversation": None},  # of OpenAI's API
+    )  # fmt: skip
+    assert answer.output_text == "Rain." and answer.reasoning.effort == "low" and answer.tool_choice.mode == "auto"
+    assert server.prompts[-1].endswith("[effort low][assistant]") and '"name": "now"' not in server.prompts[-1]
 
 
 def test_length_schema_and_log_probabilities(client):
@@ -101,6 +138,7 @@ def test_length_schema_and_log_probabilities(client):
         ({"extra_body": {"beam": 1}}, "beam"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
     ],
 )

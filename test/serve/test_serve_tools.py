@@ -35,14 +35,14 @@ TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>{% endfor %}
-{%- endfor %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
+{%- endfor %}{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}[assistant]{% if think %}<think>{% endif %}{# </think> #}"""
 
 
 class Scripted:
-    """A server whose model writes `text`."""
+    """A server whose model writes `text`, at most `limit` tokens of it."""
 
     def __init__(self, llm: LLM, url: str):
-        self.llm, self.url, self.text, self.prompts = llm, url, None, []
+        self.llm, self.url, self.text, self.limit, self.prompts = llm, url, None, None, []
         self._generate = llm.generate
         llm.generate = self.generate
 
@@ -50,7 +50,8 @@ class Scripted:
         self.prompts.append(self.llm.tokenizer.decode(ids))
         if self.text is not None:
             script = [*self.llm.encode(self.text, special=False), small_llm.EOS]
-            options |= {"allowed_tokens": lambda answer: one_bit(script[len(answer)]), "max_new_tokens": None}
+            options |= {"allowed_tokens": lambda answer: one_bit(script[len(answer)])}
+            options["max_new_tokens"] = self.limit
         return self._generate(ids, **options)
 
 
@@ -82,7 +83,7 @@ def says(server):
         server.text = text
 
     yield say
-    server.text = None
+    server.text = server.limit = None
     server.prompts.clear()
 
 
@@ -105,12 +106,45 @@ def test_call_is_read_from_the_answer(client, server, says):
     assert choice.message.tool_calls is None and CALL in choice.message.content and "<tools>" not in server.prompts[-1]
 
 
-def test_stream_of_calls(client, says):
-    says(f"Hi {CALL}")
+def test_calls_of_a_stream_come_in_pieces(client, says):
+    says(f"Hi {CALL}\n{CALL.replace('Oslo', 'Bergen')}")
     chunks = [chunk.choices[0] for chunk in chat(client, stream=True)]
-    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "get_weather")]
+    pieces = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    whole = chat(client).choices[0].message
+    for index, call in enumerate(whole.tool_calls):
+        first, *others = [piece for piece in pieces if piece.index == index]
+        assert first.id and (first.type, first.function.name) == ("function", "get_weather")
+        assert first.function.arguments == "" and len(others) > 3
+        assert {(piece.id, piece.type, piece.function.name) for piece in others} == {(None, None, None)}
+        assert "".join(piece.function.arguments for piece in others) == call.function.arguments
+    assert len(whole.tool_calls) == 2 and [piece.index for piece in pieces] == sorted(piece.index for piece in pieces)
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "Hi " and chunks[-1].finish_reason == "tool_calls"
+
+
+def test_streaming_helper_of_openai(client, says):
+    """Its events have the arguments so far, parsed as far as they go."""
+    says(f"{CALL}{CALL}")
+    tools = [{"type": "function", "function": WEATHER | {"strict": True}}]
+    with client.chat.completions.stream(model=NAME, messages=MESSAGES, tools=tools, parallel_tool_calls=False) as stream:
+        kinds = [event.type for event in stream]
+        (choice,) = stream.get_final_completion().choices
+    (call,) = choice.message.tool_calls
+    assert call.function.parsed_arguments == {"city": "Oslo", "days": 2} and choice.finish_reason == "tool_calls"
+    assert kinds.count("tool_calls.function.arguments.delta") > 3
+    assert kinds.count("tool_calls.function.arguments.done") == 1
+
+
+def test_call_that_is_cut_off_is_no_valid_json(client, server, says):
+    says(CALL)
+    server.limit = len(server.llm.encode(CALL, special=False)) - 20
+    choice = chat(client).choices[0]
+    chunks = [chunk.choices[0] for chunk in chat(client, stream=True)]
+    (call,) = choice.message.tool_calls
+    pieces = [piece.function.arguments for chunk in chunks for piece in chunk.delta.tool_calls or []]
+    assert "".join(pieces) == call.function.arguments and call.function.arguments.startswith('{"city"')
+    assert choice.finish_reason == chunks[-1].finish_reason == "length"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
 
 
 def test_results_of_calls_are_messages(client, server, says):
@@ -137,6 +171,24 @@ def test_forced_calls_follow_the_schema(client):
                 assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9
     one = chat(client, tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=150).choices[0]
     assert len(one.message.tool_calls) == 1
+
+
+def test_allowed_tools_are_the_only_ones(client, server):
+    pytest.importorskip("xgrammar")
+    for mode in ("required", "auto"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "now"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        message = chat(client, tool_choice=choice, max_tokens=60).choices[0].message
+        assert '"name": "now"' in server.prompts[-1] and "get_weather" not in server.prompts[-1]
+        assert mode == "auto" or {call.function.name for call in message.tool_calls} == {"now"}
+
+
+def test_reasoning_effort_reaches_the_template(client, server, says):
+    says("Rain.")
+    assert chat(client, reasoning_effort="low").choices[0].message.content == "Rain."
+    assert server.prompts[-1].endswith("[effort low][assistant]")
+    chat(client, reasoning_effort="low", extra_body={"chat_template_kwargs": {"reasoning_effort": "max"}})
+    assert server.prompts[-1].endswith("[effort max][assistant]")
 
 
 def test_strict_functions_constrain_calls_and_not_text(client):
@@ -197,6 +249,10 @@ def test_template_without_tools_gets_instructions(chat_program):
             assert message.tool_calls[0].function.name == "get_weather"
             result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
             chat(client, messages=[{"role": "developer", "content": "Hi"}, *MESSAGES, message.model_dump(), result])
+            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+            server.text = "Hi"  # sent back: arguments that are no JSON object
+            broken = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+            assert chat(client, messages=broken).choices[0].message.content == "Hi"
     assert '<tools>\n{"type": "function"' in server.prompts[0]
     assert server.prompts[1].startswith("Hi\n\nYou can call functions.")
     assert "<tool_response>\nrain\n</tool_response>" in server.prompts[1] and CALL in server.prompts[1]

@@ -9,12 +9,12 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..llm import Generation, Token
 from .errors import ApiError, server_error
-from .formats import ToolCall
-from .formats.base import CALLS, CONTENT, REASONING, Parser, Part
+from .formats.base import REASONING, Parser
+from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT, Part
 from .model import ServedModel, text_of
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
@@ -35,24 +35,67 @@ class TokenLogprob:
 
 
 @dataclass
-class Delta:
-    """What some tokens add to a choice. `calls` are pairs of an id and a call. The last delta has a finish reason."""
+class Call:
+    """A tool call, as far as it is generated. `arguments` is JSON text, and valid if the call is complete.
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, ToolCall]] = field(default_factory=list)
+    `index`: the number of calls before it.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+
+
+@dataclass
+class Delta:
+    """What some tokens add to a choice: a part, as in `formats.reader`, and the log probabilities of the tokens.
+
+    - `call`: the call to which a part CALL, ARGUMENTS or CALL_END belongs.
+    - `finish`: the finish reason. Only the last delta has one.
+    """
+
+    kind: str = CONTENT
+    text: str = ""
+    call: Call | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
 
-    def add(self, other: Delta) -> None:
-        self.content += other.content
-        self.reasoning += other.reasoning
-        self.calls += other.calls
-        self.logprobs += other.logprobs
-        self.finish = other.finish or self.finish
 
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls or self.logprobs or self.finish)
+@dataclass
+class Total:
+    """The sum of the deltas of a choice. `parts`: the deltas in their order, with neighbours of the same kind as one."""
+
+    parts: list[Delta] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        if self.parts and self.parts[-1].kind == delta.kind:
+            self.parts[-1].text += delta.text
+            self.parts[-1].logprobs += delta.logprobs
+        else:
+            self.parts.append(replace(delta, logprobs=[*delta.logprobs]))
+        if delta.kind == CALL:
+            self.calls.append(delta.call)
+        elif delta.kind == ARGUMENTS:
+            delta.call.arguments += delta.text
+        elif delta.kind == CALL_END:
+            delta.call.is_complete = True
+        self.finish = delta.finish
+
+    @property
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == CONTENT)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind == REASONING)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [entry for part in self.parts for entry in part.logprobs]
 
 
 class MarkedText:
@@ -108,16 +151,30 @@ class Choice:
         one_call: bool = False,
         echo: str = "",
     ):
-        self.index, self.generation, self.total = index, generation, Delta()
+        self.index, self.generation, self.total = index, generation, Total()
         self.reasoning_tokens, self.first_token_at = 0, None
         self._model, self._parser, self._echo = model, parser, echo
         self._wants_logprobs, self._one_call = wants_logprobs, one_call
+        self._call: Call | None = None  # the last one that began
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
-        text = MarkedText(self._model) if self._parser is not None else None
         if self._echo:
-            yield self._note(Delta(content=self._echo))
+            yield self._note(Delta(text=self._echo))
+        async with aclosing(self._all_deltas()) as deltas:
+            async for delta in deltas:
+                is_second = delta.kind == CALL and bool(self.total.calls)  # after a call that has no end
+                if not (self._one_call and is_second):
+                    yield self._note(delta)
+                if self._one_call and (is_second or delta.kind == CALL_END):
+                    self.generation.close()
+                    yield self._note(Delta(finish=TOOL_CALLS))
+                    return
+        yield self._note(Delta(finish=self._finish_reason()))
+
+    async def _all_deltas(self) -> AsyncIterator[Delta]:
+        """Yield the deltas of all tokens."""
+        text = MarkedText(self._model)
         async for token in self.generation:
             self.first_token_at = self.first_token_at or time.monotonic()
             if self._parser is not None:
@@ -125,37 +182,31 @@ class Choice:
                 parts = self._parser.feed(text.take(token))
             else:
                 parts = [(CONTENT, token.text)]
-            delta = self._delta(parts)
-            if self._wants_logprobs and token.logprob is not None and not self._is_stop_id(token):
-                delta.logprobs.append(self._logprob(token))
-            if self._one_call and delta.calls:
-                del delta.calls[1:]
-                self.generation.close()
-            if delta:
-                yield self._note(delta)
-            if self._one_call and delta.calls:
-                yield self._note(Delta(finish=TOOL_CALLS))
-                return
+            has_logprob = self._wants_logprobs and token.logprob is not None and not self._is_stop_id(token)
+            for delta in self._deltas(parts, [self._logprob(token)] if has_logprob else []):
+                yield delta
         self._check_complete()
-        last = self._note(self._delta(self._parser.end()) if self._parser is not None else Delta())
-        if self._one_call:
-            del self.total.calls[1:], last.calls[1:]
-        last.finish = self.total.finish = self._finish_reason()
-        yield last
+        if self._parser is not None:
+            for delta in self._deltas(self._parser.end(), []):
+                yield delta
+
+    def _deltas(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Delta]:
+        """Return a delta for each part; neighbours of the same kind share one. The first has the log probabilities."""
+        deltas: list[Delta] = []
+        for kind, text in parts:
+            if kind == CALL:
+                self._call = Call(0 if self._call is None else self._call.index + 1, self._model.call_id(), text)
+            if deltas and deltas[-1].kind == kind:
+                deltas[-1].text += text
+            elif text or kind == CALL_END:
+                deltas.append(Delta(kind, text, self._call))
+        if logprobs:
+            deltas = deltas or [Delta()]
+            deltas[0].logprobs = logprobs
+        return deltas
 
     def _note(self, delta: Delta) -> Delta:
         self.total.add(delta)
-        return delta
-
-    def _delta(self, parts: Sequence[Part]) -> Delta:
-        delta = Delta()
-        for kind, value in parts:
-            if kind == CALLS:
-                delta.calls += [(self._model.call_id(), call) for call in value]
-            elif kind == REASONING:
-                delta.reasoning += value
-            else:
-                delta.content += value
         return delta
 
     def _is_stop_id(self, token: Token) -> bool:

@@ -96,7 +96,7 @@ def _generation_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request) -> Response:
-        return await service.respond(request, body, start_response, lambda answer: ResponsesFormat(answer, body))
+        return await service.respond(request, body, start_response, ResponsesFormat)
 
     return router
 

@@ -138,6 +138,18 @@ class ChosenTool(Strict):
     function: ChosenFunction
 
 
+class AllowedTools(Strict):
+    """Some of the tools. The model may call them, or must call one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedToolChoice(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 # The format of the answer ----------------------------------------------------------------
 
 
@@ -166,6 +178,9 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 # The request ---------------------------------------------------------------------------
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class ChatRequest(GenerationRequest):
     """The request of `/v1/chat/completions`."""
 
@@ -176,8 +191,9 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = True
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -195,13 +211,28 @@ class ChatRequest(GenerationRequest):
     @property
     def functions(self) -> list[Function]:
         """The functions that the model may call: none if `tool_choice` is none."""
-        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+        if self.tool_choice == "none":
+            return []
+        is_limited = isinstance(self.tool_choice, AllowedToolChoice)
+        functions = [tool.function for tool in self.tools or []]
+        return [f for f in functions if not is_limited or f.name in self.chosen_names]
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The names of functions in `tool_choice`."""
+        if isinstance(self.tool_choice, ChosenTool):
+            return {self.tool_choice.function.name}
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+        return set()
 
     @property
     def forced_functions(self) -> list[Function]:
         """The functions of which the model must call at least one. Empty if the model may answer with text."""
         if isinstance(self.tool_choice, ChosenTool):
-            return [f for f in self.functions if f.name == self.tool_choice.function.name]
+            return [f for f in self.functions if f.name in self.chosen_names]
+        if isinstance(self.tool_choice, AllowedToolChoice):
+            return self.functions if self.tool_choice.allowed_tools.mode == "required" else []
         return self.functions if self.tool_choice == "required" else []
 
     @property
@@ -215,7 +246,8 @@ class ChatRequest(GenerationRequest):
         super().check_fields()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto") and not self.forced_functions:
+        known = {tool.function.name for tool in self.tools or []}
+        if not self.chosen_names <= known or self.tool_choice == "required" and not known:
             message = (
                 "tool_choice: got a function that is not in tools"
                 if self.tools

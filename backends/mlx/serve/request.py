@@ -29,11 +29,11 @@ UNSUPPORTED: dict[str, tuple] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
-# Fields that identify the client or the request. They have no effect on the answer.
-IDENTITIES = {"user", "safety_identifier", "prompt_cache_key"}
+# Fields that identify the client or the request, or guide OpenAI's cache. They have no effect on the answer.
+IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 
 
 class Strict(BaseModel):

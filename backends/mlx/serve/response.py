@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .answer import Answer, Choice, Delta, TokenLogprob
+from .answer import Answer, Call, Choice, Delta, TokenLogprob, Total
 from .errors import ApiError
-from .formats import ToolCall
+from .formats.base import REASONING
+from .formats.reader import ARGUMENTS, CALL
+from .request import GenerationRequest
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -27,8 +29,8 @@ class CompletionFormat:
     ends_with_done = True
     id_prefix, response_type, chunk_type = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, answer: Answer):
-        self._answer = answer
+    def __init__(self, answer: Answer, body: GenerationRequest):
+        self._answer, self._includes_usage = answer, body.include_usage
         self._offsets = dict.fromkeys(range(len(answer.choices)), 0)  # of the text, by choice
         self._common = {
             "id": f"{self.id_prefix}-{answer.id}",
@@ -49,8 +51,8 @@ class CompletionFormat:
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         """Return the chunks of a stream for a delta. The last one of a choice has its finish reason."""
         chunks = []
-        if delta.content or delta.logprobs:
-            text = {"text": delta.content, "logprobs": self._logprobs(choice, delta)}
+        if delta.text or delta.logprobs:
+            text = {"text": delta.text, "logprobs": self._logprobs(choice, delta)}
             chunks.append(self._chunk(choice, text))
         if delta.finish:
             chunks.append(self._chunk(choice, {"text": "", "logprobs": None}, delta.finish))
@@ -60,21 +62,22 @@ class CompletionFormat:
         """Return the chunk for an error that ends the answer."""
         return [error.body]
 
-    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
+    def last_chunks(self) -> list[dict[str, Any]]:
         """Return the chunk that follows the answer if the client asked for the numbers of tokens."""
-        return [self._object(self.chunk_type, []) | {"usage": usage(self._answer)}] if include_usage else []
+        return [self._object(self.chunk_type, []) | {"usage": usage(self._answer)}] if self._includes_usage else []
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._common | {"object": kind, "choices": choices}
 
     def _chunk(self, choice: Choice, value: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
+        chunk = self._object(self.chunk_type, [{"index": choice.index, **value, "finish_reason": finish}])
+        return chunk | {"usage": None} if self._includes_usage else chunk
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         text = {"text": choice.total.content, "logprobs": self._logprobs(choice, choice.total)}
         return {"index": choice.index, **text, "finish_reason": choice.total.finish}
 
-    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, delta: Delta | Total) -> dict[str, Any] | None:
         if not delta.logprobs:
             return None
         offsets = []
@@ -94,43 +97,40 @@ class ChatFormat(CompletionFormat):
 
     id_prefix, response_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, answer: Answer):
-        super().__init__(answer)
-        self._call_counts = dict.fromkeys(range(len(answer.choices)), 0)
-
     def first_chunks(self) -> list[dict[str, Any]]:
         start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
         return [self._chunk(choice, start) for choice in self._answer.choices]
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
-        changes: list[dict[str, Any]] = []
-        if delta.reasoning:
-            changes.append({"reasoning_content": delta.reasoning})
-        if delta.content or delta.logprobs and not changes:
-            changes.append({"content": delta.content})
-        for id, call in delta.calls:
-            index = self._call_counts[choice.index]
-            self._call_counts[choice.index] += 1
-            changes.append({"tool_calls": [{"index": index, **call_object(id, call)}]})
-        chunks = [self._chunk(choice, {"delta": change, "logprobs": None}) for change in changes]
-        if chunks:
-            chunks[0]["choices"][0]["logprobs"] = self._logprobs(choice, delta)
+        chunks = []
+        if change := self._change(delta):
+            chunks.append(self._chunk(choice, {"delta": change, "logprobs": self._logprobs(choice, delta)}))
         if delta.finish:
             chunks.append(self._chunk(choice, {"delta": {}, "logprobs": None}, delta.finish))
         return chunks
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        delta = choice.total
-        message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
-        if delta.reasoning:
-            message["reasoning_content"] = delta.reasoning
-        if delta.calls:
-            message["content"] = delta.content or None
-            message["tool_calls"] = [call_object(id, call) for id, call in delta.calls]
-        logprobs = self._logprobs(choice, delta)
-        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": delta.finish}
+    def _change(self, delta: Delta) -> dict[str, Any]:
+        """Return the member `delta` of a chunk, or an empty dict if nothing changes."""
+        if delta.kind == CALL:
+            return {"tool_calls": [{"index": delta.call.index, **call_object(delta.call, arguments="")}]}
+        if delta.kind == ARGUMENTS:
+            return {"tool_calls": [{"index": delta.call.index, "function": {"arguments": delta.text}}]}
+        if delta.kind == REASONING:
+            return {"reasoning_content": delta.text}
+        return {"content": delta.text} if delta.text or delta.logprobs else {}
 
-    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        total = choice.total
+        message: dict[str, Any] = {"role": "assistant", "content": total.content, "refusal": None}
+        if total.reasoning:
+            message["reasoning_content"] = total.reasoning
+        if total.calls:
+            message["content"] = total.content or None
+            message["tool_calls"] = [call_object(call, call.arguments) for call in total.calls]
+        logprobs = self._logprobs(choice, total)
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": total.finish}
+
+    def _logprobs(self, choice: Choice, delta: Delta | Total) -> dict[str, Any] | None:
         return (
             {"content": [logprob_object(entry) for entry in delta.logprobs], "refusal": None}
             if delta.logprobs
@@ -138,8 +138,8 @@ class ChatFormat(CompletionFormat):
         )
 
 
-def call_object(id: str, call: ToolCall) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def call_object(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def logprob_object(entry: TokenLogprob) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from .answer import LENGTH, Answer, Choice, Delta
+from .answer import LENGTH, Answer, Call, Choice, Delta
 from .errors import ApiError, request_error
+from .formats.base import REASONING
+from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
 from .response import logprob_object
-from .responses_request import ResponsesRequest
+from .responses_request import Reasoning, ResponsesRequest
 from .start import start_chat
 
 # The fields of a request that its response repeats.
@@ -20,7 +22,7 @@ REPEATED = (
 # The fields of a chat request, under their names here.
 FIELDS = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-    "response_format": "text.format", "logprobs": "top_logprobs",
+    "response_format": "text.format", "logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
 
 
@@ -45,21 +47,21 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
 class Item:
     """An item of the output of a response: reasoning, a message or a call. `text` grows with a stream."""
 
-    def __init__(self, kind: str, index: int, name: str = "", call_id: str = ""):
+    def __init__(self, kind: str, index: int, call: Call | None = None):
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
         self.kind, self.index, self.id = kind, index, f"{prefix}_{uuid.uuid4().hex}"
-        self.name, self.call_id, self.text, self.logprobs = name, call_id, "", []
+        self.call, self.text, self.logprobs, self.status = call, "", [], "in_progress"
 
     def part(self) -> dict[str, Any]:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
-    def object(self, status: str) -> dict[str, Any]:
-        common = {"id": self.id, "type": self.kind, "status": status}
-        if self.kind == "function_call":
-            return common | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
-        content = [self.part()] if status != "in_progress" else []
+    def object(self) -> dict[str, Any]:
+        common = {"id": self.id, "type": self.kind, "status": self.status}
+        if self.call is not None:
+            return common | {"call_id": self.call.id, "name": self.call.name, "arguments": self.text}
+        content = [self.part()] if self.status != "in_progress" else []
         if self.kind == "reasoning":
             return common | {"summary": [], "content": content}
         return common | {"role": "assistant", "content": content}
@@ -71,7 +73,9 @@ class ResponsesFormat:
     ends_with_done = False
 
     def __init__(self, answer: Answer, body: ResponsesRequest):
-        self._answer, self._items, self._number, self._open = answer, [], 0, None
+        self._answer, self._items, self._number = answer, [], 0
+        self._open: Item | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
         self._common = {
             "id": f"resp_{answer.id}",
@@ -88,6 +92,10 @@ class ResponsesFormat:
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "store": False,
+            "background": False,
+            "reasoning": (body.reasoning or Reasoning()).model_dump(),
+            "service_tier": "default",
+            "max_tool_calls": None,
             "previous_response_id": None,
             "error": None,
         }
@@ -95,8 +103,11 @@ class ResponsesFormat:
     def response(self) -> dict[str, Any]:
         """Return the response with the whole answer."""
         (choice,) = self._answer.choices
-        self._take(choice.total, [])
-        return self._object(self._status(choice))
+        for delta in choice.total.parts:
+            self._take(delta, [])
+        status = self._status(choice)
+        self._close([], status)
+        return self._object(status)
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Return the events before the answer."""
@@ -108,8 +119,8 @@ class ResponsesFormat:
         events: list[dict[str, Any]] = []
         self._take(delta, events)
         if delta.finish:
-            self._close(events, "incomplete" if delta.finish == LENGTH else "completed")
             status = self._status(choice)
+            self._close(events, status)
             events.append(self._event(f"response.{status}", response=self._object(status)))
         return events
 
@@ -119,7 +130,7 @@ class ResponsesFormat:
         failed = self._object("failed") | {"error": {"code": "server_error", "message": details["message"]}}
         return [self._event("response.failed", response=failed)]
 
-    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]:
+    def last_chunks(self) -> list[dict[str, Any]]:
         """Return no events: the last event of an answer has the numbers of tokens."""
         return []
 
@@ -131,7 +142,7 @@ class ResponsesFormat:
         return self._common | {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [item.object("completed" if is_over else status) for item in self._items] if is_over else [],
+            "output": [item.object() for item in self._items] if is_over else [],
             "usage": self._usage() if is_over else None,
         }
 
@@ -149,38 +160,40 @@ class ResponsesFormat:
 
     def _take(self, delta: Delta, events: list[dict[str, Any]]) -> None:
         """Add a delta to the items, and its events to `events`."""
-        if delta.reasoning:
+        if delta.kind == REASONING:
             item = self._item(events, "reasoning")
-            item.text += delta.reasoning
-            events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.reasoning))
-        if delta.content:
+            item.text += delta.text
+            events.append(self._part_event("response.reasoning_text.delta", item, delta=delta.text))
+        elif delta.kind == CONTENT:
+            self._logprobs += [logprob_object(entry) for entry in delta.logprobs]
+            if not delta.text:
+                return  # perhaps the beginning of a character, or of a tag
             item = self._item(events, "message")
-            logprobs = [logprob_object(entry) for entry in delta.logprobs]
-            item.text += delta.content
+            logprobs, self._logprobs = self._logprobs, []
+            item.text += delta.text
             item.logprobs += logprobs
-            events.append(self._part_event("response.output_text.delta", item, delta=delta.content, logprobs=logprobs))
-        for id, call in delta.calls:
+            events.append(self._part_event("response.output_text.delta", item, delta=delta.text, logprobs=logprobs))
+        elif delta.kind == CALL:
             self._close(events)
-            item = self._item(events, "function_call", call.name, id)
-            item.text = call.arguments
-            place = {"item_id": item.id, "output_index": item.index}
-            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
-            events.append(
-                self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
-            )
+            self._begin(events, "function_call", delta.call)
+        elif delta.kind == ARGUMENTS:
+            self._open.text += delta.text
+            events.append(self._item_event("response.function_call_arguments.delta", self._open, delta=delta.text))
+        elif delta.kind == CALL_END:
             self._close(events)
 
-    def _item(self, events: list[dict[str, Any]], kind: str, *names: str) -> Item:
+    def _item(self, events: list[dict[str, Any]], kind: str) -> Item:
         """Return the open item of a kind. Begins one if another kind is open, or none."""
         if self._open is not None and self._open.kind == kind:
             return self._open
         self._close(events)
-        self._open = item = Item(kind, len(self._items), *names)
+        return self._begin(events, kind)
+
+    def _begin(self, events: list[dict[str, Any]], kind: str, call: Call | None = None) -> Item:
+        self._open = item = Item(kind, len(self._items), call)
         self._items.append(item)
-        events.append(
-            self._event("response.output_item.added", output_index=item.index, item=item.object("in_progress"))
-        )
-        if kind != "function_call":
+        events.append(self._event("response.output_item.added", output_index=item.index, item=item.object()))
+        if call is None:
             events.append(self._part_event("response.content_part.added", item, part=item.part()))
         return item
 
@@ -189,16 +202,23 @@ class ResponsesFormat:
         item, self._open = self._open, None
         if item is None:
             return
+        item.status = status if item.call is None or item.call.is_complete else "incomplete"
         if item.kind == "reasoning":
             events.append(self._part_event("response.reasoning_text.done", item, text=item.text))
         elif item.kind == "message":
             events.append(self._part_event("response.output_text.done", item, text=item.text, logprobs=item.logprobs))
-        if item.kind != "function_call":
+        if item.call is None:
             events.append(self._part_event("response.content_part.done", item, part=item.part()))
-        events.append(self._event("response.output_item.done", output_index=item.index, item=item.object(status)))
+        else:
+            done = {"name": item.call.name, "arguments": item.text}
+            events.append(self._item_event("response.function_call_arguments.done", item, **done))
+        events.append(self._event("response.output_item.done", output_index=item.index, item=item.object()))
+
+    def _item_event(self, kind: str, item: Item, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, item_id=item.id, output_index=item.index, **fields)
 
     def _part_event(self, kind: str, item: Item, **fields: Any) -> dict[str, Any]:
-        return self._event(kind, item_id=item.id, output_index=item.index, content_index=0, **fields)
+        return self._item_event(kind, item, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, ChatRequest, Content
+from .chat_request import FUNCTION_NAME, MAX_TOOLS, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
 from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Strict
 
@@ -66,6 +66,22 @@ class ResponseToolChoice(Strict):
     name: str
 
 
+class ResponseAllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+    def chat(self) -> dict[str, Any]:
+        """Return the `tool_choice` of the chat request."""
+        tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
+        return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
+
+
+class Reasoning(Strict):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = None  # answers have the reasoning itself
+
+
 class PlainText(Strict):
     type: Literal["text"]
 
@@ -84,10 +100,10 @@ class JsonSchemaText(Strict):
 
 class TextOptions(Strict):
     format: Annotated[PlainText | JsonObject | JsonSchemaText, Field(discriminator="type")] | None = None
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(Returned):
     """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
 
     model: str
@@ -101,7 +117,7 @@ class ResponsesRequest(Strict):
     stream_options: dict[str, Any] | None = None
     text: TextOptions | None = None
     tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = True
     metadata: Metadata | None = None
     store: bool | None = None
@@ -113,6 +129,8 @@ class ResponsesRequest(Strict):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning: Reasoning | None = None
     # Not in OpenAI's API.
     seed: int | None = None
     top_k: int | None = None
@@ -120,10 +138,6 @@ class ResponsesRequest(Strict):
     logit_bias: LogitBias | None = None
     stop: list[str] | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        return False
 
     @property
     def wants_logprobs(self) -> bool:
@@ -144,10 +158,14 @@ class ResponsesRequest(Strict):
             ]
         if isinstance(self.tool_choice, ResponseToolChoice):
             given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        elif isinstance(self.tool_choice, ResponseAllowedTools):
+            given["tool_choice"] = self.tool_choice.chat()
         elif self.tool_choice is not None:
             given["tool_choice"] = self.tool_choice
         if self.text is not None and self.text.format is not None:
             given["response_format"] = _response_format(self.text.format)
+        if self.reasoning is not None:
+            given["reasoning_effort"] = self.reasoning.effort
         if self.wants_logprobs:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         given |= {"messages": self._messages(), "parallel_tool_calls": self.parallel_tool_calls}

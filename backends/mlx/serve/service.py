@@ -19,7 +19,7 @@ from .middleware import annotate
 from .model import ServedModel
 from .models import Models
 from .settings import Settings
-from .streaming import EventStream, events, log_answer, whole_response
+from .streaming import EventStream, ResponseFormat, events, log_answer, whole_response
 
 
 class Answers:
@@ -56,7 +56,7 @@ class Service:
         request: Request,
         body: Any,
         start: Callable[[ServedModel, Any], Answer],
-        make_format: Callable[[Answer], Any],
+        make_format: Callable[[Answer, Any], ResponseFormat],
     ) -> Response:
         """Start the answer to a request and return the response with it, as a stream if the client asked for one."""
         if self.is_draining:
@@ -79,9 +79,9 @@ class Service:
             self.metrics.add(answer)
             log_answer(request, answer)
 
-        format = make_format(answer)
+        format = make_format(answer, body)
         if body.stream:
-            return EventStream(answer, events(answer, format, body.include_usage), self.settings.send_seconds, end)
+            return EventStream(answer, events(answer, format), self.settings.send_seconds, end)
         try:
             return await whole_response(request, answer, format.response)
         finally:

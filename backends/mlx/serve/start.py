@@ -35,7 +35,7 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answers to the messages of a request. Raises ApiError."""
     body.check_fields()
     text = chat_prompt(model, body)
-    names = [function.name for function in body.functions]
+    functions = {function.name: function.parameters for function in body.functions}
     try:
         constraint = model.grammars.for_chat(body, text)
     except GrammarError as error:
@@ -46,8 +46,8 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     for index, generation in enumerate(generations):
         choices.append(
             Choice(
-                index, model, generation, model.format.parser(names, text), wants_logprobs=bool(body.logprobs),
-                one_call=bool(names) and body.parallel_tool_calls is False,
+                index, model, generation, model.format.parser(functions, text), wants_logprobs=bool(body.logprobs),
+                one_call=bool(functions) and body.parallel_tool_calls is False,
             )
         )  # fmt: skip
     return Answer(model, choices)
@@ -102,6 +102,11 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> str:
         messages = _without_tool_messages(model, messages)
         if functions:
             messages = _with_system_text(messages, model.format.instructions(functions))
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" not in model.template:
+            message = f"reasoning_effort: the chat template of {model.name!r} has no use for it, expected null"
+            raise ApiError(message, param="reasoning_effort", code="unsupported_parameter")
+        options.setdefault("reasoning_effort", body.reasoning_effort)
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     try:

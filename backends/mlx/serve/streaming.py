@@ -28,7 +28,7 @@ class ResponseFormat(Protocol):
     def first_chunks(self) -> list[dict[str, Any]]: ...
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]: ...
     def error_chunks(self, error: ApiError) -> list[dict[str, Any]]: ...
-    def last_chunks(self, include_usage: bool) -> list[dict[str, Any]]: ...
+    def last_chunks(self) -> list[dict[str, Any]]: ...
     def response(self) -> dict[str, Any]: ...
 
 
@@ -56,7 +56,7 @@ class EventStream(StreamingResponse):
             self._on_end()
 
 
-async def events(answer: Answer, format: ResponseFormat, include_usage: bool) -> Events:
+async def events(answer: Answer, format: ResponseFormat) -> Events:
     """Yields the events of a streamed answer. An error becomes the last event."""
     for chunk in format.first_chunks():
         yield event(chunk)
@@ -69,7 +69,7 @@ async def events(answer: Answer, format: ResponseFormat, include_usage: bool) ->
         for chunk in format.error_chunks(answer_error(error)):
             yield event(chunk)
         return
-    for chunk in format.last_chunks(include_usage):
+    for chunk in format.last_chunks():
         yield event(chunk)
     if format.ends_with_done:
         yield DONE

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-REASONING, CONTENT, CALLS = "reasoning", "content", "calls"
+from .reader import CONTENT, CallReader, Part, Reading, overlap
 
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a function: its name, and the arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-    @classmethod
-    def of(cls, name: Any, arguments: Any) -> ToolCall:
-        """Return the call. Raises ValueError if `name` is no name, or the arguments are no JSON object."""
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"got the function name {name!r}, expected a string")
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments or "{}")
-        if not isinstance(arguments, dict):
-            raise ValueError(f"got {type(arguments).__name__} as arguments of {name}, expected an object")
-        return cls(name, json.dumps(arguments, ensure_ascii=False))
-
-    @classmethod
-    def from_json(cls, value: Any) -> ToolCall:
-        """Return the call that a mapping with `name` and `arguments` or `parameters` describes. Raises ValueError."""
-        if not isinstance(value, dict):
-            raise ValueError(f"got {type(value).__name__}, expected an object")
-        if isinstance(value.get("function"), dict):
-            value = value["function"]
-        return cls.of(value.get("name"), value.get("arguments", value.get("parameters", {})))
-
-
-# A part of an answer: its kind and its text, or CALLS and the calls.
-Part = tuple[str, Any]
+REASONING, CALLS = "reasoning", "calls"  # kinds of sections, besides CONTENT
 
 
 @dataclass(frozen=True)
@@ -71,8 +42,8 @@ class Parser:
 class SectionParser(Parser):
     """Finds sections by their tags. Text that may be the beginning of a tag is held back.
 
-    - `sections`: the kinds of sections. `read_calls` turns the text of one with calls into calls, or raises ValueError:
-      then the section is content, tags included.
+    - `sections`: the kinds of sections.
+    - `call_reader`: returns the reader of a section with calls.
     - `is_bare`: tells from the beginning of the content whether the rest of the answer may be calls without a tag. It
       returns None if it needs more text.
     - `inside`: the section in which the answer begins, because the prompt opened it.
@@ -81,12 +52,12 @@ class SectionParser(Parser):
     def __init__(
         self,
         sections: Sequence[Section],
-        read_calls: Callable[[str], list[ToolCall]],
+        call_reader: Callable[[Section], CallReader],
         is_bare: Callable[[str], bool | None] | None = None,
         inside: Section | None = None,
     ):
-        self._sections, self._read_calls, self._is_bare = sections, read_calls, is_bare
-        self._inside = inside
+        self._sections, self._call_reader, self._is_bare = sections, call_reader, is_bare
+        self._inside, self._calls = inside, None  # the open section, and its reader if it has calls
         self._buffer = ""
         self._drops_space = inside is not None  # space after a section is not content
 
@@ -107,7 +78,7 @@ class SectionParser(Parser):
         if section is None:
             self._add_content(parts, text)
         elif section.kind == CALLS:
-            self._add_calls(parts, section, text, "")
+            parts += self._calls.feed(text) + self._calls.finish("")
         elif text:
             parts.append((section.kind, text))
         return parts
@@ -115,47 +86,60 @@ class SectionParser(Parser):
     def _step(self, parts: list[Part]) -> bool:
         """Take the next part from the buffer. Return whether there may be more."""
         if self._inside is not None:
-            return self._step_inside(parts, self._inside)
+            step = self._step_calls if self._inside.kind == CALLS else self._step_reasoning
+            return step(parts, self._inside)
         if self._is_bare is not None:
             bare = self._is_bare(self._buffer)
             if bare is None and not self._next_open():
                 return False
             self._is_bare = None
             if bare:
-                self._inside = Section("", "", CALLS)
+                self._enter(Section("", "", CALLS))
                 return True
         if found := self._next_open():
             position, section = found
             self._add_content(parts, self._buffer[:position])
-            self._buffer, self._inside = self._buffer[position + len(section.open) :], section
-            self._drops_space = section.kind == REASONING
+            self._buffer = self._buffer[position + len(section.open) :]
+            self._enter(section)
             return True
-        held = max((_overlap(self._buffer, section.open) for section in self._sections), default=0)
+        held = max((overlap(self._buffer, section.open) for section in self._sections), default=0)
         ready = len(self._buffer) - held
         self._add_content(parts, self._buffer[:ready])
         self._buffer = self._buffer[ready:]
         return False
 
-    def _step_inside(self, parts: list[Part], section: Section) -> bool:
+    def _enter(self, section: Section) -> None:
+        self._inside, self._drops_space = section, section.kind == REASONING
+        self._calls = self._call_reader(section) if section.kind == CALLS else None
+
+    def _step_calls(self, parts: list[Part], section: Section) -> bool:
+        text, is_closed = self._take_inside(section)
+        parts += self._calls.feed(text)
+        if is_closed:
+            parts += self._calls.finish(section.close)
+            self._inside, self._drops_space = None, not self._calls.has_failed
+        return is_closed
+
+    def _step_reasoning(self, parts: list[Part], section: Section) -> bool:
+        if self._drops_space:
+            self._buffer = self._buffer.lstrip()
+        text, is_closed = self._take_inside(section)
+        if text:
+            parts.append((section.kind, text))
+            self._drops_space = False
+        if is_closed:
+            self._inside, self._drops_space = None, True
+        return is_closed
+
+    def _take_inside(self, section: Section) -> tuple[str, bool]:
+        """Take the text of the open section that has arrived. Return it, and whether the section is closed."""
         position = self._buffer.find(section.close) if section.close else -1
-        if position < 0:
-            if section.kind == REASONING:
-                text = self._buffer.lstrip() if self._drops_space else self._buffer
-                ready = len(text) - _overlap(text, section.close)
-                if ready:
-                    parts.append((REASONING, text[:ready]))
-                    self._drops_space = False
-                self._buffer = text[ready:]
-            return False
-        text, self._buffer = self._buffer[:position], self._buffer[position + len(section.close) :]
-        self._inside = None
-        if section.kind == CALLS:
-            self._add_calls(parts, section, text, section.close)
+        if is_closed := position >= 0:
+            length = len(section.close)
         else:
-            if text := (text.lstrip() if self._drops_space else text):
-                parts.append((section.kind, text))
-            self._drops_space = True
-        return True
+            position, length = len(self._buffer) - overlap(self._buffer, section.close), 0
+        text, self._buffer = self._buffer[:position], self._buffer[position + length :]
+        return text, is_closed
 
     def _next_open(self) -> tuple[int, Section] | None:
         """The position of the first opening tag in the buffer, and its section."""
@@ -173,23 +157,6 @@ class SectionParser(Parser):
             parts.append((CONTENT, text))
             self._drops_space = False
 
-    def _add_calls(self, parts: list[Part], section: Section, text: str, close: str) -> None:
-        try:
-            calls = self._read_calls(text)
-        except (ValueError, RecursionError):
-            calls = []
-        if calls:
-            parts.append((CALLS, calls))
-            self._drops_space = True
-        else:
-            self._drops_space = False
-            self._add_content(parts, section.open + text + close)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `tag`, and not all of it."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-
 
 class AnswerFormat:
     """A format. `name` selects it on the command line.
@@ -202,10 +169,10 @@ class AnswerFormat:
     def __init__(self, reasoning: Sequence[Section] = ()):
         self.reasoning = tuple(reasoning)
 
-    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
         """Return the parser of an answer.
 
-        - `functions`: the names of the functions that the model may call.
+        - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
         - `prompt`: the text of the prompt, which may have opened a section.
         """
         sections = [*self.reasoning, *(self.call_sections() if functions else ())]
@@ -213,7 +180,11 @@ class AnswerFormat:
         bare = self.bare_calls(functions) if functions else None
         if not sections and bare is None:
             return Parser()
-        return SectionParser(sections, self.read_calls, bare, inside)
+
+        def call_reader(section: Section) -> CallReader:
+            return CallReader(functions, partial(self.read_calls, section=section), section.open)
+
+        return SectionParser(sections, call_reader, bare, inside)
 
     def call_sections(self) -> Sequence[Section]:
         """Return the sections with tool calls."""
@@ -223,12 +194,12 @@ class AnswerFormat:
         """Return the texts of which special tokens may be a part. Other special tokens have no text."""
         return [tag for section in (*self.reasoning, *self.call_sections()) for tag in (section.open, section.close)]
 
-    def bare_calls(self, functions: Sequence[str]) -> Callable[[str], bool | None] | None:
+    def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None] | None:
         """Return `is_bare` of `SectionParser`, or None if calls always have a tag."""
         return None
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        """Return the calls in the text of a section. Raises ValueError if it has another form."""
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
+        """Read the calls in a section, as `CallReader` explains. Raises ValueError if its text has another form."""
         raise NotImplementedError
 
     def call_template(self, name: str) -> tuple[str, str]:

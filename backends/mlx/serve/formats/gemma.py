@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import python_calls
-from .base import CALLS, AnswerFormat, Section, ToolCall
+from . import json_calls, python_calls
+from .base import CALLS, AnswerFormat, Section
+from .reader import NAME, CallReader, Reading, json_or_text, json_text
 
 INSTRUCTIONS = """\
 You can call functions. Their signatures are here, one JSON object per line:
@@ -37,13 +38,13 @@ class Gemma(AnswerFormat):
     def markers(self) -> Sequence[str]:
         return [*super().markers(), *QUOTES]
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        text = text.strip()
-        if text.startswith("call:"):
-            return [_Reader(text).call()]
-        if text.startswith("{"):
-            return [ToolCall.from_json(json.loads(text))]
-        return python_calls.read(text)
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
+        if (yield from reader.take("call:")):
+            yield from _read_tagged(reader)
+        elif (yield from reader.peek()) == "{":
+            yield from json_calls.read(reader)
+        else:
+            yield from python_calls.read_several(reader)
 
     def call_template(self, name: str) -> tuple[str, str]:
         # A forced call is JSON, so that its arguments can follow a schema.
@@ -53,11 +54,14 @@ class Gemma(AnswerFormat):
         return INSTRUCTIONS.format(tools="\n".join(json.dumps(dict(f), ensure_ascii=False) for f in functions))
 
     def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        written = (
-            f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
-            for call in calls
-        )
-        return f"```tool_code\n[{', '.join(written)}]\n```"
+        return f"```tool_code\n[{', '.join(map(_written, calls))}]\n```"
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    if not isinstance(arguments, Mapping):  # what the model wrote is no JSON object
+        return f"{call['name']}({arguments})"
+    return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 class GemmaTags(Gemma):
@@ -69,79 +73,78 @@ class GemmaTags(Gemma):
 QUOTES = ("<escape>", '<|"|>')  # around strings, in FunctionGemma and in Gemma 4
 
 
-class _Reader:
-    """Reads `call:name{key:value,…}`: JSON without quotes around keys, and with a tag as quote of strings."""
 
-    def __init__(self, text: str):
-        self._text, self._position = text, 0
 
-    def call(self) -> ToolCall:
-        self._expect("call:")
-        name = self._match(r"[\w.-]+")
-        return ToolCall.of(name, self._object())
+# call:name{key:value,…}: JSON without quotes around keys, and with a tag as quote of strings ---------------------------
 
-    def _object(self) -> dict[str, Any]:
-        self._expect("{")
-        result: dict[str, Any] = {}
-        while not self._take("}"):
-            key = self._quoted() if self._at_quote() else self._match(r"[^:{}\[\],]+").strip()
-            self._expect(":")
-            result[key] = self._value()
-            if not self._take(","):
-                self._expect("}")
-                break
-        return result
+_KEY = re.compile(r"[^:{}\[\],]*")
+_WORD = re.compile(r"[^,}\]]*")
 
-    def _array(self) -> list[Any]:
-        self._expect("[")
-        result: list[Any] = []
-        while not self._take("]"):
-            result.append(self._value())
-            if not self._take(","):
-                self._expect("]")
-                break
-        return result
 
-    def _value(self) -> Any:
-        self._match(r"\s*")
-        if self._at_quote():
-            return self._quoted()
-        if self._text.startswith("{", self._position):
-            return self._object()
-        if self._text.startswith("[", self._position):
-            return self._array()
-        word = self._match(r"[^,}\]]+").strip()
-        try:
-            return json.loads(word)
-        except ValueError:
-            return word
+def _read_tagged(reader: CallReader) -> Reading[None]:
+    """Read a call after `call:`."""
+    reader.begin((yield from reader.run(NAME)))
+    yield from _members(reader)
+    reader.end()
 
-    def _at_quote(self) -> bool:
-        return self._text.startswith(QUOTES, self._position)
 
-    def _quoted(self) -> str:
-        quote = next(quote for quote in QUOTES if self._text.startswith(quote, self._position))
-        end = self._text.find(quote, self._position + len(quote))
-        if end < 0:
-            raise ValueError("a string has no end")
-        text = self._text[self._position + len(quote) : end]
-        self._position = end + len(quote)
-        return text
+def _members(reader: CallReader) -> Reading[None]:
+    """Read an object, and write it without its closing brace."""
+    yield from reader.expect("{")
+    reader.write("{")
+    before = ""
+    while not (yield from reader.take("}")):
+        reader.write(before)
+        if not (yield from _string(reader)):
+            reader.write(json_text(_not_empty((yield from reader.run(_KEY)))))
+        yield from reader.expect(":")
+        reader.write(": ")
+        yield from _value(reader)
+        before = ", "
+        if not (yield from reader.take(",")):
+            yield from reader.expect("}")
+            break
 
-    def _match(self, pattern: str) -> str:
-        found = re.compile(pattern).match(self._text, self._position)
-        if not found:
-            raise ValueError(f"got {self._text[self._position :][:20]!r}, expected {pattern}")
-        self._position = found.end()
-        return found[0]
 
-    def _take(self, text: str) -> bool:
-        self._match(r"\s*")
-        if not self._text.startswith(text, self._position):
-            return False
-        self._position += len(text)
-        return True
+def _items(reader: CallReader) -> Reading[None]:
+    """Read an array after its bracket."""
+    reader.write("[")
+    before = ""
+    while not (yield from reader.take("]")):
+        reader.write(before)
+        yield from _value(reader)
+        before = ", "
+        if not (yield from reader.take(",")):
+            yield from reader.expect("]")
+            break
+    reader.write("]")
 
-    def _expect(self, text: str) -> None:
-        if not self._take(text):
-            raise ValueError(f"got {self._text[self._position :][:20]!r}, expected {text!r}")
+
+def _value(reader: CallReader) -> Reading[None]:
+    if (yield from _string(reader)):
+        return
+    if (yield from reader.peek()) == "{":
+        yield from _members(reader)
+        reader.write("}")
+    elif (yield from reader.take("[")):
+        yield from _items(reader)
+    else:
+        reader.write(json_or_text(_not_empty((yield from reader.run(_WORD)))))
+        reader.send()
+
+
+def _string(reader: CallReader) -> Reading[bool]:
+    """Read a string, if there is one. It goes out as it comes."""
+    for quote in QUOTES:
+        if (yield from reader.take(quote)):
+            reader.write('"')
+            yield from reader.send_string_until((quote,))
+            reader.write('"')
+            return True
+    return False
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("got no text, expected a key or a value")
+    return text.strip()

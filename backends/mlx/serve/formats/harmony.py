@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from .base import CALLS, CONTENT, REASONING, Parser, Part, ToolCall, _overlap
+from . import json_calls
+from .base import CALLS, REASONING, Parser, Section
 from .hermes import Hermes
+from .reader import CONTENT, CallReader, Part, Reading, overlap
 
 HEADERS = ("<|start|>", "<|channel|>")
 MESSAGE = "<|message|>"
@@ -22,11 +26,11 @@ class Harmony(Hermes):
     def markers(self) -> Sequence[str]:
         return TAGS
 
-    def parser(self, functions: Sequence[str], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
         # The prompt may end within a header, or within a message.
-        return HarmonyParser(prompt[start:] if (start := prompt.rfind("<|start|>")) >= 0 else "")
+        return HarmonyParser(functions, prompt[start:] if (start := prompt.rfind("<|start|>")) >= 0 else "")
 
-    def read_calls(self, text: str) -> list[ToolCall]:
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
         raise NotImplementedError  # HarmonyParser does it
 
     def call_template(self, name: str) -> tuple[str, str]:
@@ -34,12 +38,19 @@ class Harmony(Hermes):
         return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", ""
 
 
+def _read_call(reader: CallReader, name: str) -> Reading[None]:
+    """Read the body of a message to a function: its arguments."""
+    yield from json_calls.read_arguments(reader, name)
+    reader.end()
+
+
 class HarmonyParser(Parser):
     """Reads messages: a header up to <|message|>, and a body up to the next header or an end."""
 
-    def __init__(self, opened: str = ""):
-        self._buffer, self._header = "", ""
-        self._in_header, self._body = False, ""
+    def __init__(self, functions: Mapping[str, Any], opened: str = ""):
+        self._functions = functions
+        self._buffer, self._header, self._in_header = "", "", False
+        self._call: CallReader | None = None  # of the message, if it has a recipient
         self.feed(opened)
 
     @property
@@ -61,7 +72,7 @@ class HarmonyParser(Parser):
             self._take(parts, self._buffer[:position])
             self._buffer = self._buffer[position + len(tag) :]
             self._tag(parts, tag)
-        held = max(_overlap(self._buffer, tag) for tag in TAGS)
+        held = max(overlap(self._buffer, tag) for tag in TAGS)
         ready = len(self._buffer) - held
         self._take(parts, self._buffer[:ready])
         self._buffer = self._buffer[ready:]
@@ -80,6 +91,9 @@ class HarmonyParser(Parser):
 
     def _tag(self, parts: list[Part], tag: str) -> None:
         if tag == MESSAGE:
+            recipient, _ = self._address()
+            if self._in_header and recipient is not None:
+                self._call = CallReader(self._functions, partial(_read_call, name=recipient))
             self._in_header = False
         elif tag in HEADERS:
             if not self._in_header:
@@ -97,20 +111,15 @@ class HarmonyParser(Parser):
             return
         if self._in_header:
             self._header += text
-        elif self.kind == CALLS:
-            self._body += text
+        elif self._call is not None:
+            parts += self._call.feed(text)
         elif parts and parts[-1][0] == self.kind:
             parts[-1] = (self.kind, parts[-1][1] + text)
         else:
             parts.append((self.kind, text))
 
     def _finish(self, parts: list[Part]) -> None:
-        """End the message. Arguments that are no JSON object become content."""
-        recipient, _ = self._address()
-        body, self._body = self._body, ""
-        if recipient is None or self._in_header or not body:
-            return
-        try:
-            parts.append((CALLS, [ToolCall.of(recipient, body)]))
-        except (ValueError, RecursionError):
-            parts.append((CONTENT, body))
+        """End the message."""
+        if self._call is not None:
+            parts += self._call.finish("")
+            self._call = None

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .base import CALLS, AnswerFormat, Section, ToolCall
+from . import json_calls
+from .base import CALLS, AnswerFormat, Section
+from .reader import CallReader, Reading, json_or_text, json_text, overlap
 
 INSTRUCTIONS = """\
 You can call functions. Their signatures are here, one JSON object per line:
@@ -28,12 +30,13 @@ class Hermes(AnswerFormat):
     def call_sections(self) -> Sequence[Section]:
         return (Section("<tool_call>", "</tool_call>", CALLS),)
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        text = text.strip()
-        if text.startswith("<function="):
-            return [_read_xml(text)]
-        value = json.loads(text)
-        return [ToolCall.from_json(call) for call in (value if isinstance(value, list) else [value])]
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
+        if not (yield from reader.take("<function=")):
+            yield from json_calls.read_several(reader)
+            return
+        yield from _read_xml(reader)
+        while (yield from reader.take("<function=")):
+            yield from _read_xml(reader)
 
     def call_template(self, name: str) -> tuple[str, str]:
         return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"
@@ -43,17 +46,59 @@ class Hermes(AnswerFormat):
         return INSTRUCTIONS.format(tools=tools)
 
 
-def _read_xml(text: str) -> ToolCall:
-    """`<function=name><parameter=key>value</parameter>…</function>`; a value that is JSON has its type."""
-    found = re.fullmatch(r"<function=([^>\s]+)>(.*?)(?:</function>)?", text, re.DOTALL)
-    if not found:
-        raise ValueError("expected <function=name>…</function>")
-    pairs = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", found[2], re.DOTALL)
-    return ToolCall.of(found[1], {key: _xml_value(value) for key, value in pairs})
+# The XML of Qwen3-Coder: <function=name><parameter=key>value</parameter>…</function>, after <function= ---------------
+
+VALUE_END = "</parameter>"
+_NUMBER_BEGINNING = re.compile(r"-?\d*\.?\d*([eE][+-]?\d*)?")
 
 
-def _xml_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _read_xml(reader: CallReader) -> Reading[None]:
+    reader.begin(_xml_name((yield from reader.until(">"))))
+    before = "{"
+    while not (yield from reader.take("</function>")):
+        if reader.is_closed and not (yield from reader.peek()):
+            break  # models leave </function> out
+        yield from reader.expect("<parameter=")
+        key = _xml_name((yield from reader.until(">")))
+        reader.write(f"{before}{json_text(key)}: ")
+        before = ", "
+        yield from _xml_value(reader, reader.is_text(key))
+    reader.write("" if before == ", " else "{")
+    reader.end()
+
+
+def _xml_name(text: str) -> str:
+    if not text or re.search(r"\s", text):
+        raise ValueError(f"got the name {text!r}, expected one without space")
+    return text
+
+
+def _xml_value(reader: CallReader, is_text: bool) -> Reading[None]:
+    """Read a value and its closing tag. A value that is JSON has its type, unless the schema says that it `is_text`.
+
+    Text goes out as it comes.
+    """
+    while not reader.ahead:
+        yield from reader.more(VALUE_END)
+    if reader.next_char == "\n":
+        reader.position += 1
+    while not is_text and (length := reader.ahead.find(VALUE_END)) < 0:
+        is_text = not _may_be_json(reader.ahead[: len(reader.ahead) - overlap(reader.ahead, VALUE_END)])
+        if not is_text:
+            yield from reader.more(VALUE_END)
+    if is_text:
+        reader.write('"')
+        yield from reader.send_string_until(("\n" + VALUE_END, VALUE_END))
+        reader.write('"')
+    else:
+        reader.write(json_or_text(reader.ahead[:length].removesuffix("\n")))
+        reader.position += length + len(VALUE_END)
+    reader.send()
+
+
+def _may_be_json(beginning: str) -> bool:
+    """Whether a text with this beginning may be JSON."""
+    text = beginning.strip()
+    if not text or text[0] in '"[{' or _NUMBER_BEGINNING.fullmatch(text):
+        return True
+    return any(word.startswith(text) for word in ("true", "false", "null"))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from . import python_calls
-from .base import CALLS, Section, ToolCall
+from . import json_calls, python_calls
+from .base import CALLS, Section
 from .hermes import Hermes
+from .reader import NAME, CallReader, Reading
 
-PYTHON_TAG = "<|python_tag|>"
+PYTHON_TAG, FUNCTION_TAG = "<|python_tag|>", "<function="
+_SEPARATORS = re.compile(r"[\s;,]*")
 
 
 class Llama(Hermes):
@@ -19,9 +21,9 @@ class Llama(Hermes):
     around_calls = ("", "; ", "")
 
     def call_sections(self) -> Sequence[Section]:
-        return Section(PYTHON_TAG, "", CALLS), Section("<function=", "</function>", CALLS)
+        return Section(PYTHON_TAG, "", CALLS), Section(FUNCTION_TAG, "</function>", CALLS)
 
-    def bare_calls(self, functions: Sequence[str]) -> Callable[[str], bool | None]:
+    def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None]:
         names = "|".join(map(re.escape, functions))
         # Long enough to see the first name. The rest of the answer is then held back until its end.
         python = re.compile(rf"\s*\[\s*(?:{names})\s*\(")
@@ -40,18 +42,18 @@ class Llama(Hermes):
 
         return is_bare
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        text = text.strip()
-        if found := re.match(r"([\w.-]+)>(.*)", text, re.DOTALL):  # after <function=
-            return [ToolCall.of(found[1], json.loads(found[2]))]
-        if not text.startswith("{"):
-            return python_calls.read(text)
-        calls, decoder, position = [], json.JSONDecoder(), 0
-        while position < len(text):
-            value, position = decoder.raw_decode(text, position)
-            calls.append(ToolCall.from_json(value))
-            position = re.compile(r"[\s;,]*").match(text, position).end()
-        return calls
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
+        if section.open == FUNCTION_TAG:
+            name = yield from reader.run(NAME)
+            yield from reader.expect(">")
+            yield from json_calls.read_arguments(reader, name)
+            reader.end()
+        elif (yield from reader.peek()) != "{":
+            yield from python_calls.read_several(reader)
+        else:
+            while (yield from reader.peek()) == "{":
+                yield from json_calls.read(reader)
+                yield from reader.run(_SEPARATORS)
 
     def call_template(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"

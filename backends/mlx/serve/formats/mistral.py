@@ -6,10 +6,13 @@ import json
 import re
 from collections.abc import Sequence
 
-from .base import CALLS, Section, ToolCall
+from . import json_calls
+from .base import CALLS, Section
 from .hermes import Hermes
+from .reader import NAME, CallReader, Reading
 
 TAG = "[TOOL_CALLS]"
+_ID = re.compile(r"\w*")
 
 
 class Mistral(Hermes):
@@ -24,15 +27,14 @@ class Mistral(Hermes):
     def markers(self) -> Sequence[str]:
         return [*super().markers(), "[ARGS]", "[CALL_ID]"]
 
-    def read_calls(self, text: str) -> list[ToolCall]:
-        text = text.strip()
-        if text.startswith("["):
-            values, _ = json.JSONDecoder().raw_decode(text)
-            return [ToolCall.from_json(value) for value in values]
-        if text.startswith("{"):
-            value, _ = json.JSONDecoder().raw_decode(text)
-            return [ToolCall.from_json(value)]
-        return [_read_named(call) for call in text.split(TAG) if call.strip()]
+    def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
+        while (following := (yield from reader.peek())):
+            if (yield from reader.take(TAG)):
+                continue
+            if following in "[{":
+                yield from json_calls.read_several(reader)
+            else:
+                yield from _read_named(reader)
 
     def call_template(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
@@ -48,8 +50,10 @@ class MistralNamed(Mistral):
         return f"{TAG}{name}[ARGS]", ""
 
 
-def _read_named(text: str) -> ToolCall:
-    found = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(\{.*\})\s*", text, re.DOTALL)
-    if not found:
-        raise ValueError("expected name[ARGS]{…}")
-    return ToolCall.of(found[1], json.loads(found[2]))
+def _read_named(reader: CallReader) -> Reading[None]:
+    name = yield from reader.run(NAME)
+    if (yield from reader.take("[CALL_ID]")):
+        yield from reader.run(_ID)
+    yield from reader.take("[ARGS]")
+    yield from json_calls.read_arguments(reader, name)
+    reader.end()

@@ -3,32 +3,116 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from .base import ToolCall
+from .reader import NAME, CallReader, Reading, json_text
 
-
-def read(text: str) -> list[ToolCall]:
-    """Return the calls in `text`. Raises ValueError if it has anything but calls with literal keyword arguments."""
-    try:
-        body = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"expected calls: {error}") from error
-    nodes = body.elts if isinstance(body, (ast.List, ast.Tuple)) else [body]
-    return [_call(node) for node in nodes]
+_CLOSING = {"[": "]", "(": ")"}
+_LINE = re.compile(r"[^\n]*")
+_NO_MARK = re.compile(r"""[^"'\[\](){},#]*""")
+_NO_QUOTE = re.compile(r"""[^"'\\]*""")
 
 
-def _call(node: ast.AST) -> ToolCall:
+def read_several(reader: CallReader) -> Reading[None]:
+    """Read a call, or a list or tuple of calls."""
+    bracket = yield from _peek(reader)
+    closing = _CLOSING.get(bracket, "")
+    if closing:
+        yield from reader.expect(bracket)
+    while True:
+        yield from _peek(reader)
+        yield from _read(reader)
+        if (yield from _peek(reader)) != ",":
+            break
+        yield from reader.expect(",")
+        if (yield from _peek(reader)) in (closing, ""):  # a comma after the last call
+            break
+    yield from reader.expect(closing)
+    yield from _peek(reader)
+
+
+def _peek(reader: CallReader) -> Reading[str]:
+    """Skip space and comments. Return the next character, or "" at the end."""
+    while (yield from reader.peek()) == "#":
+        yield from reader.run(_LINE)
+    return reader.next_char
+
+
+def _read(reader: CallReader) -> Reading[None]:
+    name = yield from reader.run(NAME)
+    yield from reader.expect("(")
     # print(call()) occurs in the examples of Gemma.
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
-        and len(node.args) == 1
-    ):
-        node = node.args[0]
-    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError("expected a call with keyword arguments")
-    name = ast.unparse(node.func)
+    if name == "print" and (yield from _is_call_next(reader)):
+        yield from _read(reader)
+        yield from reader.expect(")")
+        return
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"got {name}, expected the name of a function")
-    return ToolCall.of(name, {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords})
+    reader.begin(name)
+    before = "{"
+    while (yield from _peek(reader)) != ")":
+        reader.write(before + _member((yield from _argument(reader))))
+        reader.send()
+        before = ", "
+        if reader.next_char == ",":
+            yield from reader.expect(",")
+    yield from reader.expect(")")
+    reader.write("" if before == ", " else "{")
+    reader.end()
+
+
+def _is_call_next(reader: CallReader) -> Reading[bool]:
+    yield from _peek(reader)
+    begin = reader.position
+    name = yield from reader.run(NAME)
+    following = yield from reader.peek()
+    reader.position = begin
+    return bool(name) and following == "("
+
+
+def _argument(reader: CallReader) -> Reading[str]:
+    """Take the text of an argument, up to the comma or bracket after it."""
+    begin, depth = reader.position, 0
+    while True:
+        yield from reader.run(_NO_MARK)
+        mark = reader.next_char
+        if mark in ('"', "'"):
+            yield from _string(reader)
+        elif mark == "#":
+            yield from reader.run(_LINE)
+        elif not mark:
+            raise ValueError(f"got {reader.since(begin)!r}, expected the end of an argument")
+        elif depth == 0 and mark in ",)":
+            return reader.since(begin)
+        else:
+            depth += (mark in "[({") - (mark in "])}")
+            reader.position += 1
+
+
+def _string(reader: CallReader) -> Reading[None]:
+    """Take a string literal."""
+    quote = reader.next_char * 3
+    if not (yield from reader.take(quote)):
+        quote = quote[0]
+        reader.position += 1
+    while not (yield from reader.take(quote)):
+        yield from reader.run(_NO_QUOTE)
+        if reader.next_char == "\\":
+            reader.position += 1
+        elif (yield from reader.take(quote)):
+            return
+        if not reader.next_char:
+            yield from reader.more("the end of a string")
+        reader.position += 1
+
+
+def _member(argument: str) -> str:
+    """Return the member of a JSON object for `key=value`. Raises ValueError if the value is no literal."""
+    try:
+        call = ast.parse(f"f({argument})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or len(call.keywords) != 1 or call.keywords[0].arg is None:
+            raise ValueError(f"got {argument!r}, expected an argument with a name")
+        (keyword,) = call.keywords
+        return f"{json_text(keyword.arg)}: {json_text(ast.literal_eval(keyword.value))}"
+    except (SyntaxError, TypeError, MemoryError) as error:
+        raise ValueError(f"expected an argument with a literal: {error}") from error

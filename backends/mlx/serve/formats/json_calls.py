@@ -1,0 +1,74 @@
+"""Calls in JSON: `{"name": "get_weather", "arguments": {"city": "Oslo"}}`, and arguments in JSON."""
+
+from __future__ import annotations
+
+import json
+
+from .reader import CallReader, Reading
+
+ARGUMENT_KEYS = {"arguments", "parameters"}
+
+
+def read_several(reader: CallReader) -> Reading[None]:
+    """Read a call, or a list of calls."""
+    if not (yield from reader.take("[")):
+        yield from read(reader)
+        return
+    yield from read(reader)
+    while (yield from reader.take(",")):
+        yield from read(reader)
+    yield from reader.expect("]")
+
+
+def read(reader: CallReader) -> Reading[None]:
+    """Read a call. All of it may also be in a member `function`. Members of other names have no meaning."""
+    yield from _members(reader)
+    reader.end()
+
+
+def _members(reader: CallReader) -> Reading[None]:
+    given: dict[str, str] = {}  # the JSON text of members
+    yield from reader.expect("{")
+    if not (yield from reader.take("}")):
+        yield from _member(reader, given)
+        while (yield from reader.take(",")):
+            yield from _member(reader, given)
+        yield from reader.expect("}")
+    if not reader.has_begun:
+        reader.begin(json.loads(given.get("name", "null")))
+        _write_arguments(reader, given.get("arguments", given.get("parameters", "{}")))
+
+
+def _member(reader: CallReader, given: dict[str, str]) -> Reading[None]:
+    key = json.loads((yield from reader.json_value()))
+    if not isinstance(key, str):
+        raise ValueError(f"got the key {key!r}, expected a string")
+    yield from reader.expect(":")
+    if key == "function" and (yield from reader.peek()) == "{":
+        yield from _members(reader)
+    elif key in ARGUMENT_KEYS and (reader.has_begun or "name" in given and not ARGUMENT_KEYS & given.keys()):
+        yield from read_arguments(reader, json.loads(given.get("name", "null")))
+    else:
+        given[key] = yield from reader.json_value()
+        if key == "name" and reader.has_begun:
+            raise ValueError("got the name of the function twice")
+
+
+def read_arguments(reader: CallReader, name: object) -> Reading[None]:
+    """Begin the call of `name`, and read its arguments: a JSON object, or a string with one. Does not end the call."""
+    reader.begin(name)
+    if (yield from reader.follows("{", '"}')):
+        yield from reader.json_value(sends=True)
+    else:
+        _write_arguments(reader, (yield from reader.json_value()))
+
+
+def _write_arguments(reader: CallReader, text: str) -> None:
+    arguments = json.loads(text)
+    if isinstance(arguments, str):
+        text = arguments.strip() or "{}"
+        arguments = json.loads(text)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"got {type(arguments).__name__} as arguments, expected an object")
+    text.encode()  # a lone surrogate is a ValueError
+    reader.write(text[:-1])
