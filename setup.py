@@ -22,7 +22,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "executorch_mlx"
 SOURCES = "backends/mlx"
-MACOS_TAG = "macosx_14_0_arm64"  # as CMakeLists.txt builds
+MACOS_TAG = "macosx_14_0_arm64"  # the deployment target and the architecture in CMakeLists.txt
 
 
 def cmake(*arguments: object) -> None:
@@ -49,7 +49,8 @@ class BuildNative(build_ext):
         import ninja
 
         in_place = self.editable_mode or self.inplace
-        # pip may build a wheel in an isolated environment, against other wheels than those of build/.
+        # A wheel gets a build folder of its own: pip may build it in an isolated environment, with other versions of
+        # the dependencies than those that build/ was configured with.
         build = ROOT / "build" if in_place else Path(self.build_temp).resolve() / "cmake"
         cmake(
             *([] if in_place else ["--fresh"]),

@@ -3,7 +3,7 @@
     pip install torchcrepe matplotlib
     python examples/pitch.py [RECORDING.wav] [--plot pitch.png] [--model tiny|full]
 
-The network takes windows of 1,024 samples at 16 kHz and returns the probabilities of 360 pitches for each of them.
+The network takes windows of 1,024 samples at 16 kHz. For each window, it returns the probabilities of 360 pitches.
 Without a recording, the sound is a tone that glides from 110 to 440 Hz with vibrato. The plot shows the probabilities
 and the pitch.
 """
@@ -21,7 +21,8 @@ import torchcrepe
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 
-RATE, HOP = torchcrepe.SAMPLE_RATE, 160
+RATE = torchcrepe.SAMPLE_RATE
+HOP = 160  # samples from the begin of a window to the begin of the next
 
 
 def glide(seconds: float = 3.0) -> torch.Tensor:

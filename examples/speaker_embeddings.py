@@ -22,22 +22,23 @@ from resemblyzer import VoiceEncoder, preprocess_wav, wav_to_mel_spectrogram
 from scipy.signal import lfilter
 
 RATE = 16000
-VOICES = {"low": (95, 0.9), "middle": (160, 1.0), "high": (240, 1.15)}  # pitch in Hz, factor of the formants
+VOICES = {"low": (95, 0.9), "middle": (160, 1.0), "high": (240, 1.15)}  # pitch in Hz, factor for the formants
 VOWELS = {"a": (730, 1090, 2440), "i": (270, 2290, 3010)}  # formants in Hz
 
 
-def synthesize(pitch: float, factor: float, formants: tuple[float, ...], seconds: float) -> np.ndarray:
-    """Returns a vowel: pulses of a slightly varying pitch, filtered by resonances."""
+def synthesize(pitch: float, formant_factor: float, formants: tuple[float, ...], seconds: float) -> np.ndarray:
+    """Returns a vowel: pulses of a slightly varying pitch, filtered by resonances at the formants."""
     t = np.arange(int(seconds * RATE)) / RATE
     phase = np.cumsum(pitch * (1 + 0.03 * np.sin(2 * np.pi * 3 * t))) / RATE
     sound = np.diff(np.floor(phase), prepend=0) + 0.003 * np.random.default_rng(0).standard_normal(len(t))
     for formant in formants:
-        pole = np.exp((-np.pi * 90 + 2j * np.pi * formant * factor) / RATE)
+        pole = np.exp((-np.pi * 90 + 2j * np.pi * formant * formant_factor) / RATE)
         sound = lfilter([1], [1, -2 * pole.real, abs(pole) ** 2], sound)
     return (0.1 * sound / np.abs(sound).max()).astype(np.float32)
 
 
 def recordings(paths: list[Path]) -> dict[str, np.ndarray]:
+    """Returns the samples of the recordings, or of synthetic vowels if there are no paths, by name."""
     if paths:
         return {p.stem: preprocess_wav(p) for p in paths}
     return {

@@ -117,7 +117,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[tor
 
 
 def windows(documents: list[torch.Tensor], length: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yield `[length]` int64 windows without end, from the concatenated documents, shuffled in each epoch."""
+    """Yield `[length]` int64 windows without end. In each epoch, the documents are shuffled and then concatenated."""
     while True:
         order = torch.randperm(len(documents), generator=generator).tolist()
         stream = torch.cat([documents[i] for i in order])
@@ -301,7 +301,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else it uses more threads than --threads
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise the tokenizer uses more threads than --threads
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)

@@ -10,7 +10,7 @@ from executorch_mlx.serialization import ir
 
 @contextmanager
 def _changed_fields(change: Callable[[Emitter, type[ir.Op], dict[str, Any]], None]):
-    """While open, `change(emitter, op, fields)` may change the fields of every instruction that is compiled."""
+    """In this context, the compiler calls `change(emitter, op, fields)` for every instruction, to modify `fields`."""
     emit = Emitter.emit
 
     def changing(self, op, **fields):
@@ -25,7 +25,7 @@ def _changed_fields(change: Callable[[Emitter, type[ir.Op], dict[str, Any]], Non
 
 
 def scaled_constant(name: str):
-    """While open, every program that is compiled has 1.01 times the constant `name`."""
+    """Returns a context in which the compiler multiplies the constant `name` of every program by 1.01."""
 
     def change(emitter, op, fields):
         for field, value in fields.items():
@@ -36,7 +36,7 @@ def scaled_constant(name: str):
 
 
 def changed_field(broken: type[ir.Op], field: str, new: Callable[[Any], Any]):
-    """While open, every instruction of type `broken` that is compiled has `new(value)` in place of a field's value."""
+    """Returns a context in which the compiler replaces `field` of every instruction `broken` by `new(its value)`."""
 
     def change(emitter, op, fields):
         if op is broken:

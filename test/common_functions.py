@@ -261,7 +261,7 @@ FUNCTIONS = {
     "F.conv_transpose2d": (lambda x: F.conv_transpose2d(x, torch.ones(2, 3, 3, 3), stride=2), (img,)),
     "F.bilinear": (lambda a, b: F.bilinear(a, b, torch.ones(5, 4, 4)), (x34, pos)),
     "F.linear": (lambda x: F.linear(x, torch.ones(5, 4)), (x34,)),
-    # random: only the shapes are compared
+    # random: only the dtypes and shapes are compared
     "rand": (lambda x: torch.rand(3, 4) + 0 * x, (x34,)),
     "rand_like": (lambda x: torch.rand_like(x), (x34,)),
     "randn": (lambda x: torch.randn(3, 4) + 0 * x, (x34,)),
@@ -290,7 +290,7 @@ class Call(torch.nn.Module):
 
 
 def problem(function, inputs, extensions: bool, compares_values: bool) -> str | None:
-    """Returns why `function` is not delegated whole or is wrong, or None."""
+    """Returns the reason if `function` is not delegated whole, fails or gives wrong results. Returns None otherwise."""
     model = Call(function).eval()
     partitioner = MLXPartitioner(allow_extensions=extensions)
     try:

@@ -8,7 +8,8 @@ import torch
 from executorch_mlx import load_delegate
 from faster_export import remember_composites
 
-# Before a test imports executorch.runtime, which has another MLXBackend on macOS, or mlx, which would use its own BLAS.
+# The delegate must be loaded before a test imports executorch.runtime, which has another MLXBackend on macOS, and
+# before a test imports mlx, which would otherwise use its own BLAS.
 DELEGATE = load_delegate()
 remember_composites()
 
@@ -21,7 +22,10 @@ def seeded_torch():
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible():
-    """Gives SIGINT its handler, for programs that tests start and interrupt: a background shell ignores the signal."""
+    """Sets Python's handler for SIGINT if the signal is ignored, as it is in a background job of a shell.
+
+    Otherwise, the programs that tests start and interrupt would ignore the signal too.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,7 +48,7 @@ def chat_program(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def mask_program(tmp_path_factory) -> Path:
-    """The path of a program that only draws tokens, among the allowed ones."""
+    """The path of a program that returns only tokens and takes a logit bias and allowed tokens."""
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 

@@ -1,4 +1,4 @@
-"""Loads and runs programs repeatedly, and prints the threads and megabytes that remain.
+"""Loads and runs programs repeatedly, and prints how many threads and megabytes they leave behind.
 
     python test/leaks.py --count 2000
 

@@ -9,7 +9,7 @@ from executorch_mlx.batch import AnswerFile
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 
-COUNT = 60
+REQUEST_COUNT = 60
 
 
 def line(custom_id="a", url="/v1/completions", method="POST", model="batch", **body):
@@ -28,13 +28,13 @@ def answers_in(path) -> list[dict]:
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory):
     path = tmp_path_factory.mktemp("requests") / "requests.jsonl"
-    killed.write_requests(path, COUNT, "batch")
+    killed.write_requests(path, REQUEST_COUNT, "batch")
     return path
 
 
 @pytest.fixture(scope="module")
 def texts(batch_program, requests):
-    """The texts that `LLM` gives, one request at a time."""
+    """The texts of the answers by custom_id. `LLM` generates them, one request at a time."""
     with LLM.load(batch_program) as llm:
 
         def answer(body):
@@ -48,14 +48,14 @@ def texts(batch_program, requests):
 def test_killed_batch_resumes_without_repeating_or_losing_a_line(batch_program, requests, texts, tmp_path):
     output = tmp_path / "answers.jsonl"
     command = [*killed.COMMAND, batch_program, requests, "-o", output, "--name", "batch"]
-    points = killed.run_and_kill(command, output, COUNT, kills=3, seed=1)
-    assert 0 < points[0] < points[1] < points[2] < COUNT
+    points = killed.run_and_kill(command, output, REQUEST_COUNT, kills=3, seed=1)
+    assert 0 < points[0] < points[1] < points[2] < REQUEST_COUNT
     assert killed.texts_in(output) == texts
 
 
 def test_answers_have_the_format_of_openai(batch_program, tmp_path, capfd):
     requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
-    requests.write_text(f"{line('one')}\n\n{line('two')}\n")  # the blank line is no request
+    requests.write_text(f"{line('one')}\n\n{line('two')}\n")  # the blank line is not a request
     assert batch(batch_program, requests, output) == 0
     assert "2 of 2 requests answered in this run, 0 with an error" in capfd.readouterr().err
     one, two = sorted(answers_in(output), key=lambda answer: answer["custom_id"])
@@ -75,6 +75,8 @@ def test_answers_have_the_format_of_openai(batch_program, tmp_path, capfd):
     assert output.read_bytes().startswith(before)
 
 
+# (line, expected result). The result is None for a valid request, a string for the code of an error in the line, and an
+# integer for the HTTP status of an endpoint's error.
 LINES = [
     (line("valid"), None),
     ("{", "invalid_json"),
@@ -102,7 +104,7 @@ LINES = [
 ]
 
 
-def test_each_wrong_line_has_an_error_and_harms_no_other(batch_program, tmp_path):
+def test_each_invalid_line_has_an_error_and_all_others_are_answered(batch_program, tmp_path):
     requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     encoded = [text if isinstance(text, bytes) else text.encode() for text, _ in LINES]
     requests.write_bytes(b"\n".join(encoded))  # without a newline at the end
@@ -131,7 +133,7 @@ def test_overlong_line_is_an_error(tmp_path, monkeypatch):
     assert codes == [("fits", None), (None, "line_too_long"), (None, "line_too_long"), ("last", None)]
 
 
-def test_torn_line_is_dropped_wherever_it_ends(tmp_path):
+def test_incomplete_last_line_is_dropped_wherever_it_ends(tmp_path):
     path, whole = tmp_path / "answers.jsonl", []
     with AnswerFile(path) as file:
         for number in range(1, 4):
@@ -180,14 +182,14 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, capfd):
         ("none.jsonl", "a.jsonl", [], "No such file"),
     ],
 )
-def test_options_that_do_not_fit_are_errors(input, output, options, message, tmp_path, capfd):
+def test_invalid_files_and_options_are_errors(input, output, options, message, tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / input, tmp_path / output, *options) == 1
     assert message in capfd.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_ray_is_needed_only_for_its_option(tmp_path, capfd):
+def test_option_ray_is_an_error_if_ray_is_not_installed(tmp_path, capfd):
     (tmp_path / "r.jsonl").write_text(line())
     assert batch(tmp_path / "no.pte", tmp_path / "r.jsonl", tmp_path / "a.jsonl", "--ray") == 1
     assert "batch needs ray: pip install 'executorch-mlx[ray]'" in capfd.readouterr().err

@@ -16,7 +16,7 @@ ERROR = "prompt: got 1201 tokens, expected 1 to 1024"
 
 @pytest.fixture(scope="module")
 def texts(batch_program):
-    """The answers to PROMPTS as completions. The prompt that is too long has none."""
+    """The text of the completion of each prompt, or None for the prompt that is too long."""
     with LLM.load(batch_program) as llm:
         answers = llm.generate_batch(PROMPTS, max_new_tokens=5)
         return [None if answer.error else answer.text for answer in answers]
@@ -71,13 +71,13 @@ def test_parquet_in_and_out(batch_program, parquet_table, texts, tmp_path):
     assert after["said_error"].to_pylist() == [None, None, None, ERROR, None]
 
 
-def test_formats_mix_and_tables_resume(batch_program, csv_table, parquet_table, texts, tmp_path):
+def test_formats_can_be_mixed_and_a_killed_batch_resumes(batch_program, csv_table, parquet_table, texts, tmp_path):
     output = tmp_path / "answers.parquet"
     assert batch(batch_program, csv_table, tmp_path / "all.jsonl") == 0
     lines = (tmp_path / "all.jsonl").read_bytes().splitlines(keepends=True)
     ids = [json.loads(line)["custom_id"] for line in lines]
     assert sorted(ids) == [f"row-{number}" for number in range(1, 6)]
-    # What a batch leaves that was killed after four answers, while it wrote the fifth.
+    # The file that a batch leaves if it is killed while it writes the fifth answer.
     (tmp_path / "answers.parquet.jsonl").write_bytes(b"".join(lines[:4]) + lines[4][:-5])
     assert batch(batch_program, csv_table, output) == 0
     table = pyarrow.parquet.read_table(output)
@@ -120,7 +120,7 @@ def test_chats_and_token_ids(batch_program, tmp_path):
     assert answers("bytes") == ([None, None], ["bytes: got bytes, expected text or a list"] * 2)
 
 
-def test_files_that_are_no_tables_are_errors(batch_program, tmp_path, capfd):
+def test_invalid_tables_are_errors(batch_program, tmp_path, capfd):
     for name, content, message in [
         ("a.csv", "", "expected a first line with different names"),
         ("a.csv", "prompt,prompt\n", "expected a first line with different names"),

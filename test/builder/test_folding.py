@@ -22,7 +22,7 @@ class Norm(torch.nn.Module):
 
 
 class OldValue(torch.nn.Module):
-    """Reads a view of a buffer after it has written the buffer."""
+    """Returns the old value of a buffer through views that are computed after the buffer is overwritten."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def causal_window(x):
     return torch.where(mask, x, 0.5)
 
 
-# Name → (function, input, expected instructions).
+# Programs of which instructions are folded away: name → (function, input, expected instructions).
 FOLDED = {
     "casts through a wider type": (lambda x: x.to(f32).to(bf16), floats(3, dtype=f16), ["AsTypeNode"]),
     "cast and cast back": (lambda x: x.to(f32).to(f16).exp(), floats(3, dtype=f16), ["ExpNode"]),
@@ -54,7 +54,8 @@ FOLDED = {
     "mask": (causal_window, floats(2, 4, 4), ["WhereNode"]),
     "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
 }
-KEPT = {
+# Programs of which no instruction may be folded away.
+NOT_FOLDED = {
     "narrowing cast": (lambda x: x.to(f16).to(f32), floats(3, dtype=f32), ["AsTypeNode"] * 2),
     "cast that loses precision": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),
     "large integers through float32": (lambda x: x.to(f32).to(i64), ints(3), ["AsTypeNode"] * 2),
@@ -63,7 +64,7 @@ KEPT = {
         ["TransposeNode", "ExpNode", "TransposeNode"],
     ),
     "summand of zero, which changes -0.0": (lambda x: x + 0.0, floats(3), ["AddNode"]),
-    "factor of one of another shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
+    "factor of one that changes the shape": (lambda x: x * torch.ones(2, 1), floats(3), ["FullNode", "MultiplyNode"]),
     "large constant": (lambda x: x + torch.arange(40000) * 2, ints(40000), ["ARangeNode", "MultiplyNode", "AddNode"]),
 }
 
@@ -82,9 +83,9 @@ def test_folded(delegate, name):
     assert instructions(name, fn, inputs) == expected
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", NOT_FOLDED)
 def test_not_folded(delegate, name):
-    fn, inputs, expected = KEPT[name]
+    fn, inputs, expected = NOT_FOLDED[name]
     assert instructions(name, fn, inputs) == expected
 
 
@@ -97,7 +98,7 @@ def test_view_of_a_buffer_keeps_the_old_value(delegate):
 
 @pytest.mark.parametrize("wide, narrow", list(itertools.product(DTYPES, DTYPES)), ids=str)
 def test_can_represent(wide, narrow):
-    """True if the extreme values of `narrow` survive a cast to `wide` and back."""
+    """`can_represent` is true if the extreme values of `narrow` survive a cast to `wide` and back."""
     if narrow.is_floating_point:
         limits = torch.finfo(narrow)
         values = torch.tensor([limits.max, limits.min, limits.tiny, 1 + limits.eps, -0.0], dtype=narrow)

@@ -17,7 +17,10 @@ from executorch_mlx.serialization import ir
 
 
 class RandomProgram:
-    """A random program, with the attributes of a ProgramBuilder: instructions, ifs, scans and in-place updates."""
+    """A random program of elementwise instructions, splits, branches, scans and in-place updates.
+
+    It has the attributes of a ProgramBuilder that `assemble` reads.
+    """
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -88,7 +91,7 @@ class RandomProgram:
 class Interpreter:
     """Runs a program symbolically: the value of a slot is a hash of the expression that computes it.
 
-    `branch_seed` decides which branches are taken. `results` are the outputs and the buffer.
+    `branch_seed` determines which branches are taken. `results` has the values of the outputs and of the buffer.
     """
 
     def __init__(self, graph: ir.MLXGraph, branch_seed: int):
@@ -119,7 +122,7 @@ class Interpreter:
                 self.slots[slot.idx] = hash(values)
         elif isinstance(op, ir.SplitNode):
             for i, slot in enumerate(op.outs):
-                self.slots[slot.idx] = hash((i, get(op.x)))  # writes one result before it reads for the next
+                self.slots[slot.idx] = hash((i, get(op.x)))  # each result is written before `x` is read for the next
         elif isinstance(op, ir.IdCopyNode):
             self.slots[op.out.idx] = get(op.x)
         elif isinstance(op, ir.SliceUpdateNode):
@@ -137,7 +140,7 @@ def test_random_programs_keep_their_results(seed):
         assert Interpreter(plain, branch_seed).results == Interpreter(shared, branch_seed).results
 
 
-def test_slots_are_as_many_as_live_at_once():
+def test_number_of_slots_is_the_largest_number_of_live_temporaries():
     for seed in range(50):
         program = RandomProgram(seed)
         lives = lifetimes(program)

@@ -12,7 +12,10 @@ from executorch_mlx.cli.main import main
 
 
 def doctor(*arguments, **environment) -> tuple[int, list[str]]:
-    """Exit code and lines. Runs in its own process, because a process registers a delegate only once."""
+    """Returns the exit code of the command and the lines that it prints.
+
+    The command runs in a process of its own, because a process can register a delegate only once.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "executorch_mlx.cli.main", "doctor", *map(str, arguments)],
         capture_output=True, text=True, env=os.environ | environment, timeout=300,

@@ -1,4 +1,4 @@
-"""The console script `mlx_llm_runner`: finds the C++ executable and replaces itself by it."""
+"""The console script `mlx_llm_runner`: it finds the C++ executable and replaces its own process with it."""
 
 import os
 import shutil

@@ -1,8 +1,9 @@
-"""Answers prompts with a model, and prints the tokens as JSON. A script that test_tensor_parallel starts.
+"""Answers prompts with a model, and prints the tokens as JSON. test_tensor_parallel starts this script.
 
     python group_answers.py MODEL.pte [NUMBER_OF_PROCESSES [kill | wait]]
 
-`kill` ends process 1 after a few tokens, `wait` prints the ids of the processes and generates until it is killed.
+With `kill` or `wait`, the script prints the ids of the other processes of the group instead, and generates without end.
+With `kill`, it ends process 1 after a few tokens. With `wait`, it generates until it is killed.
 """
 
 import json
@@ -15,9 +16,10 @@ PROMPT = [2 + (7 * i + i * i) % 120 for i in range(40)]
 
 
 def answers(llm):
-    """The tokens of 64 greedy steps, and of 24 steps with a seed, side by side if the program has two rows.
+    """Returns the tokens of two requests: 64 greedy steps, and 24 sampled steps with a seed.
 
-    The prompts begin alike, so that the cache of one row is copied to the other.
+    The requests run at the same time if the program has two rows. The prompts have a common beginning, so that the
+    cache of one row is copied to the other.
     """
     requests = [
         llm.generate(PROMPT, max_new_tokens=64, ignore_eos=True),

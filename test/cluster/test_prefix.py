@@ -9,16 +9,17 @@ def chat(*texts) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": text} for text in texts]}).encode()
 
 
-def common(left: list, right: list) -> int:
+def common_length(left: list, right: list) -> int:
+    """Returns the length of the longest common prefix."""
     return next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))
 
 
 def test_prompts_have_as_many_digests_in_common_as_blocks():
     one, two = prefix_blocks(chat("a" * 1000, "b" * 500)), prefix_blocks(chat("a" * 1000, "c" * 500))
-    assert 900 // BLOCK <= common(one, two) <= 1100 // BLOCK < len(one)
-    assert one[-1] != two[-1]  # also those of equal blocks after the difference
+    assert 900 // BLOCK <= common_length(one, two) <= 1100 // BLOCK < len(one)
+    assert one[-1] != two[-1]  # equal blocks, but a digest includes the blocks before
     continued = prefix_blocks(chat("a" * 1000, "b" * 500, "d" * 500))
-    assert common(one, continued) >= len(one) - 1
+    assert common_length(one, continued) >= len(one) - 1
     assert prefix_blocks(json.dumps({"temperature": 1, "prompt": list(range(500))}).encode()) == prefix_blocks(
         json.dumps({"prompt": list(range(500)), "seed": 3}).encode()
     )
@@ -40,7 +41,7 @@ def test_request_goes_to_the_replica_with_the_longest_prefix_unless_it_is_busy()
     assert table.rank(long, {1: 0, 2: 0}, 2) == [2, 1]
 
 
-def test_replica_holds_its_last_prompts_and_a_continued_one_counts_once():
+def test_table_keeps_the_last_prompts_and_a_continued_prompt_counts_once():
     table = PrefixTable(capacity=2)
     for prompt in ("aaaa", "bbbb", "bbbbcc"):  # the third continues the second
         table.add(1, list(prompt))

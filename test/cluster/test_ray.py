@@ -27,17 +27,18 @@ from ray.cluster_utils import Cluster  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parents[1] / "batch"))
 import killed  # noqa: E402
 
-SMALL = {"object_store_memory": 80 * 2**20}
-COUNT = 240
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the engines of the tests, for the workers
+SMALL_NODE = {"object_store_memory": 80 * 2**20}
+REQUEST_COUNT = 240
+# Workers cannot import this module. Its classes, such as `Fragile`, are sent to them by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    head = {"num_cpus": 0, "include_dashboard": False, **SMALL}
+    head = {"num_cpus": 0, "include_dashboard": False, **SMALL_NODE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(3):
-        cluster.add_node(num_cpus=1, **SMALL)
+        cluster.add_node(num_cpus=1, **SMALL_NODE)
     cluster.wait_for_nodes()
     yield cluster
     ray.shutdown()
@@ -45,7 +46,7 @@ def cluster():
 
 
 def engine_processes(node) -> list[int]:
-    """The processes of engines on a node of the cluster."""
+    """Returns the ids of the engine processes on a node of the cluster."""
     raylet = node.all_processes["raylet"][0].process.pid
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -67,23 +68,23 @@ def wait_until(condition, process=None, seconds=120):
 
 def test_batch_survives_the_loss_of_a_worker_and_of_a_machine(cluster, batch_program, tmp_path):
     requests, alone, output = (tmp_path / f"{name}.jsonl" for name in ("requests", "alone", "answers"))
-    killed.write_requests(requests, COUNT, "batch")
+    killed.write_requests(requests, REQUEST_COUNT, "batch")
     assert main(["batch", str(batch_program), str(requests), "-o", str(alone), "--name", "batch"]) == 0
     nodes = list(cluster.worker_nodes)
     command = [*killed.COMMAND, batch_program, requests, "-o", output, "--name", "batch", "--ray", cluster.address]
     process = subprocess.Popen(command)
-    wait_until(lambda: killed.lines_in(output) > COUNT // 6, process)
+    wait_until(lambda: killed.lines_in(output) > REQUEST_COUNT // 6, process)
     wait_until(lambda: engine_processes(nodes[0]), process)
     os.kill(engine_processes(nodes[0])[0], signal.SIGKILL)
-    wait_until(lambda: killed.lines_in(output) > COUNT // 3, process)
+    wait_until(lambda: killed.lines_in(output) > REQUEST_COUNT // 3, process)
     cluster.remove_node(nodes[1], allow_graceful=False)
     assert process.wait(timeout=300) == 0
-    cluster.add_node(num_cpus=1, **SMALL)
+    cluster.add_node(num_cpus=1, **SMALL_NODE)
     assert killed.texts_in(output) == killed.texts_in(alone)
 
 
 class Fragile(Engine):
-    """An engine that some requests kill."""
+    """An engine whose process ends when it gets a request with the word poison."""
 
     async def answer(self, url, body):
         if b"poison" in body:
@@ -137,7 +138,7 @@ def url(cluster, batch_program):
     sizes = {"rows": 2, "min_replicas": 2, "max_replicas": 3, "autoscaling": autoscaling}
     serve.run(serve_app(batch_program, name="small", api_key="secret", **sizes))
     address = f"http://127.0.0.1:{port}"
-    wait_until(lambda: httpx.get(f"{address}/health").status_code == 200)  # the proxy learns of the route later
+    wait_until(lambda: httpx.get(f"{address}/health").status_code == 200)  # the proxy learns of the route with a delay
     yield address
     serve.shutdown()
 

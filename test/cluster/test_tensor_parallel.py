@@ -19,7 +19,7 @@ import group_answers
 
 SCRIPT = Path(group_answers.__file__)
 RUNNER = Path(__file__).parents[2] / "build" / "mlx_llm_runner"
-SECONDS = 600  # far more than a test takes
+TIMEOUT = 600  # in seconds: far more than a test takes
 
 
 def export(path, parts, quantize, batch):
@@ -33,7 +33,10 @@ def export(path, parts, quantize, batch):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """The whole model, and the model in two parts, float32, with two rows."""
+    """A folder with whole.pte and with the two parts of model.pte, and the exported parts.
+
+    Both programs are float32 and have two rows.
+    """
     folder = tmp_path_factory.mktemp("pair")
     export(folder / "whole.pte", 1, "none", 2)
     exported = export(folder / "model.pte", 2, "none", 2)
@@ -42,7 +45,7 @@ def pair(tmp_path_factory):
 
 def run(path, *arguments):
     return subprocess.run(
-        [sys.executable, SCRIPT, path, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS
+        [sys.executable, SCRIPT, path, *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT
     )
 
 
@@ -81,7 +84,8 @@ def test_a_part_outside_of_its_group_is_refused(pair):
         LLM.load(folder / "model.pte", hosts=["localhost"] * 3)
     with pytest.raises(ValueError, match="whole.pte is a model in one part"):
         LLM.load(folder / "whole.pte", hosts=["localhost"] * 2)
-    alone = subprocess.run([RUNNER, part, "--ids", "--prompt-ids", "2"], capture_output=True, text=True, timeout=SECONDS)
+    command = [RUNNER, part, "--ids", "--prompt-ids", "2"]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert alone.returncode == 2
     assert "part 1 of a model for 2 processes, but this process is alone" in alone.stderr
 
@@ -115,11 +119,12 @@ def test_the_others_end_when_process_0_is_killed(pair):
         [sys.executable, SCRIPT, pair[0] / "model.pte", "2", "wait"], stdout=subprocess.PIPE, text=True
     )
     (other,) = json.loads(process.stdout.readline())
-    # The pidfd becomes readable when the process ends. It is not a child of this process.
+    # The other process is not a child of this process, so that `wait` is impossible. Its pidfd becomes readable when it
+    # ends.
     handle = os.pidfd_open(other)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert select.select([handle], [], [], SECONDS)[0]
+    assert select.select([handle], [], [], TIMEOUT)[0]
     os.close(handle)
     process.stdout.close()
 
@@ -136,7 +141,7 @@ def test_processes_that_a_launcher_has_started(pair):
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     processes = [start(rank) for rank in (0, 1)]
-    (output, errors), (nothing, other_errors) = (process.communicate(timeout=SECONDS) for process in processes)
+    (output, errors), (nothing, other_errors) = (process.communicate(timeout=TIMEOUT) for process in processes)
     assert [process.returncode for process in processes] == [0, 0], errors + other_errors
     with LLM.load(folder / "whole.pte") as llm:
         expected = llm.generate([9, 8, 7], max_new_tokens=20, ignore_eos=True).result().tokens

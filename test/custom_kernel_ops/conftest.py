@@ -1,4 +1,7 @@
-"""`draw` runs mlx::sample in eager torch, in a portable program, or as SampleNode. `reference` is the specification of the operator."""
+"""The fixture `draw` runs mlx::sample in eager torch, in a portable program, or as one instruction, SampleNode.
+
+The fixture `reference` is the specification of the operator.
+"""
 
 import functools
 
@@ -7,7 +10,7 @@ import torch
 from sampling_programs import DTYPES, Sample, load
 
 NOISE_KEY = 0x1E3779B97F4A7C15
-LARGEST = torch.finfo(torch.float32).max
+LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
 def _draw(how, logits, temperature=1.0, top_p=1.0, **parameters):
@@ -19,14 +22,15 @@ def _draw(how, logits, temperature=1.0, top_p=1.0, **parameters):
     return run([logits, *parameters.values()])
 
 
-@pytest.fixture(params=["eager", "runtime", "node"])
+@pytest.fixture(params=["eager", "portable", "node"])
 def draw(request):
     return functools.partial(_draw, request.param)
 
 
 @pytest.fixture
-def draw_both():
-    return {how: functools.partial(_draw, how) for how in ("eager", "runtime", "node")}
+def draws():
+    """The three functions of the fixture `draw`, by name."""
+    return {how: functools.partial(_draw, how) for how in ("eager", "portable", "node")}
 
 
 def random_bits(batch, count, seed):
@@ -34,9 +38,9 @@ def random_bits(batch, count, seed):
 
 
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
-    """The tokens that all filters keep, bool `[B, V]`, computed in float64 from the definition of the filters."""
-    x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf).double()
-    p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST)) / temperature, -1)
+    """Returns which tokens all filters keep, bool `[B, V]`. The definition of the filters is computed in float64."""
+    x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST_FLOAT, -torch.inf).double()
+    p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST_FLOAT)) / temperature, -1)
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
     mass = p.gather(-1, order).cumsum(-1)
     keep = torch.ones_like(x, dtype=torch.bool)
@@ -60,10 +64,11 @@ def _kept():
 
 @pytest.fixture
 def reference():
-    """A function that computes the token by the definition of `mlx::sample`: an argmax over the kept tokens with noise."""
+    """A function that computes tokens by the definition of `mlx::sample`: the argmax of logits with noise over the
+    tokens that the filters keep."""
 
     def specification(logits, temperature=1.0, top_p=1.0, seed=0, top_k=None, min_p=None):
-        x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST, -torch.inf)
+        x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST_FLOAT, -torch.inf)
         if not temperature > 0:
             return x.argmax(-1)
         keep = kept(logits, temperature, top_p, top_k, min_p)
@@ -80,7 +85,7 @@ def reference():
             words = words.gather(1, rank)
         uniform = (words / 0xFFFFFFFF).clamp(max=1 - 2**-24)
         gumbel = -torch.log(-torch.log(uniform))
-        drop = x.amax(-1, keepdim=True).clamp(min=-LARGEST) - x
+        drop = x.amax(-1, keepdim=True).clamp(min=-LARGEST_FLOAT) - x
         score = gumbel - drop / torch.tensor(temperature, dtype=torch.float32)
         return torch.where(keep, score, -torch.inf).argmax(-1)
 

@@ -11,6 +11,8 @@ DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
 
 
 class Sample(torch.nn.Module):
+    """Calls mlx::sample with logits and the parameters `names`."""
+
     def __init__(self, names):
         super().__init__()
         self.names = names
@@ -30,7 +32,10 @@ def lower(model, arguments, allow_extensions=False, **options):
 
 @functools.cache
 def load(shape, dtype, names, allow_extensions=False):
-    """A function that runs mlx::sample in the runtime. With `allow_extensions`, it is one node, SampleNode."""
+    """Returns a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters.
+
+    With `allow_extensions`, the program has one instruction, SampleNode.
+    """
     from executorch_mlx import Runtime
 
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)

@@ -13,11 +13,11 @@ from sampling_programs import lower
 VOCABULARY = 500
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-DRAW = {"temperature": 0.9, "top_p": 0.95, "seed": 0, "top_k": 40}
+DRAW_PARAMETERS = {"temperature": 0.9, "top_p": 0.95, "seed": 0, "top_k": 40}
 
 
 class Adjusted(torch.nn.Module):
-    """The adjusted logits, and a token drawn from them."""
+    """Returns the adjusted logits, and the tokens drawn from them."""
 
     def __init__(self, names):
         super().__init__()
@@ -25,7 +25,7 @@ class Adjusted(torch.nn.Module):
 
     def forward(self, logits, *values):
         parameters = dict(zip(self.names, values, strict=True))
-        draw = {name: parameters.pop(name) for name in DRAW}
+        draw = {name: parameters.pop(name) for name in DRAW_PARAMETERS}
         adjusted = adjust_logits(logits, **parameters)
         return adjusted, sample_logits(adjusted, **draw)
 
@@ -41,7 +41,7 @@ def _load(names, kinds):
 
 
 def _run(how, logits, **given):
-    given = {n: torch.as_tensor(v) for n, v in (DRAW | given).items()}
+    given = {n: torch.as_tensor(v) for n, v in (DRAW_PARAMETERS | given).items()}
     values = [logits, *given.values()]
     if how == "eager":
         return Adjusted(tuple(given))(*values)
@@ -136,7 +136,7 @@ def test_off_values_change_nothing(run):
         logits[1, :8] = -torch.inf
         adjusted, tokens = run(logits, **given, seed=seed)
         torch.testing.assert_close(adjusted, logits, rtol=0, atol=0, equal_nan=True)
-        assert tokens.equal(sample_logits(logits, **DRAW | {"seed": seed}))
+        assert tokens.equal(sample_logits(logits, **DRAW_PARAMETERS | {"seed": seed}))
 
 
 def test_repetition_penalty_equals_transformers():
@@ -165,7 +165,7 @@ def test_infinite_penalty_excludes_only_tokens_in_the_history(run):
         assert not adjusted.isnan().any()
 
 
-def test_history_without_valid_counts_fully():
+def test_history_without_valid_mask_counts_fully():
     logits, given = case(6)
     penalties = {name: given[name] for name in PENALTIES}
     everything = torch.ones_like(given["history_valid"])
@@ -175,13 +175,13 @@ def test_history_without_valid_counts_fully():
 
 
 def packed(allowed):
-    """The 32-bit integers of a mask that is given as bool `[B, V]`."""
+    """Returns the mask of `allowed`, bool `[B, V]`, as int32 `[B, ceil(V / 32)]` with a bit for each token."""
     batch, vocabulary = allowed.shape
     bits = torch.nn.functional.pad(allowed, (0, -vocabulary % 32)).reshape(batch, -1, 32)
     return (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)
 
 
-# With a large vocabulary, sampling searches for candidates, most of which may be masked.
+# With a large vocabulary, sampling first selects candidates. The mask may exclude most of them.
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 32000])
 @pytest.mark.parametrize("count", [1, 2, 30, 70])
 def test_only_allowed_tokens_are_drawn(run, vocabulary, count):
@@ -194,7 +194,7 @@ def test_only_allowed_tokens_are_drawn(run, vocabulary, count):
         draw = {"seed": seed, "top_k": (40, 0)[seed % 2], "top_p": (1.0, 0.9, 0.99)[seed % 3]}
         adjusted, token = run(logits, **given, **draw)
         assert allowed[0, token]
-        assert token.equal(sample_logits(adjusted.masked_fill(~allowed, -torch.inf), **DRAW | draw))
+        assert token.equal(sample_logits(adjusted.masked_fill(~allowed, -torch.inf), **DRAW_PARAMETERS | draw))
 
 
 def test_sequence_without_allowed_tokens_gives_token_0(run):

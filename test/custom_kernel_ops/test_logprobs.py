@@ -7,12 +7,12 @@ import torch
 from executorch_mlx.custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from sampling_programs import lower
 
-COUNT = 5
+TOP_COUNT = 5
 
 
 class Both(torch.nn.Module):
     def forward(self, logits, tokens, enabled):
-        return token_logprobs(logits, tokens, enabled), *top_logprobs(logits, enabled, COUNT)
+        return token_logprobs(logits, tokens, enabled), *top_logprobs(logits, enabled, TOP_COUNT)
 
 
 @functools.cache
@@ -38,14 +38,14 @@ def run(request):
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 70, 1000, 50257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equal_log_softmax(run, vocabulary, dtype):
+def test_results_equal_log_softmax_and_sort(run, vocabulary, dtype):
     logits = (torch.randn(3, vocabulary) * 4).to(dtype)
     tokens = torch.randint(vocabulary, (3,))
     expected = logits.double().log_softmax(-1).float()
     chosen, top, values = run(logits, tokens.tolist(), 1)
     torch.testing.assert_close(chosen, expected.gather(1, tokens[:, None])[:, 0], atol=2e-6, rtol=1e-6)
     # Equal logits are in ascending order of the token.
-    order = torch.sort(-logits.float(), dim=-1, stable=True).indices[:, :COUNT]
+    order = torch.sort(-logits.float(), dim=-1, stable=True).indices[:, :TOP_COUNT]
     assert top.equal(order)
     torch.testing.assert_close(values, expected.gather(1, order), atol=2e-6, rtol=1e-6)
 
@@ -59,7 +59,7 @@ def test_ties_give_the_lowest_tokens(run):
     assert top.tolist() == [[0, 1, 2, 3, 4], [2, 5, 8, 11, 14], [999, 900, 901, 902, 903]]
 
 
-def test_rows_that_are_off_are_zero(run):
+def test_results_of_rows_that_are_off_are_zero(run):
     logits = torch.randn(3, 70)
     on, off = run(logits, [1, 2, 3], [1, 1, 1]), run(logits, [1, 2, 3], 0)
     assert all(x.eq(0).all() for x in off)

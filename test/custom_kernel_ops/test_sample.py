@@ -1,4 +1,4 @@
-"""mlx::sample against its specification, token for token, with inputs that need every version of the algorithm."""
+"""mlx::sample against its specification, token for token. The inputs cover every variant of the algorithm."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SETTINGS = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
 }
-# Smaller than a block, small enough for a sort, primes and other sizes that no block divides, usual sizes.
+# Sizes that are smaller than a block, small enough for a sort, not divisible by a block, and usual in models.
 VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
 
 
@@ -50,7 +50,7 @@ def test_half_precision_logits_are_computed_in_float32(draw, reference, dtype, n
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "all"])
-def test_a_thousand_seeds(draw, reference, name):
+def test_fifty_seeds_equal_the_specification_and_a_thousand_vary(draw, reference, name):
     logits = logits_of("text", 1, 32000)
     tokens = [int(draw(logits, seed=seed, **SETTINGS[name])) for seed in range(1000)]
     expected = [int(reference(logits, seed=seed, **SETTINGS[name])) for seed in range(50)]
@@ -58,24 +58,24 @@ def test_a_thousand_seeds(draw, reference, name):
     assert len(set(tokens)) > 3
 
 
-def test_runtime_equals_eager_for_a_thousand_seeds(draw_both):
+def test_programs_equal_eager_for_a_thousand_seeds(draws):
     """Eager torch, the portable program and SampleNode draw the same tokens, with other parameters for each seed."""
-    eager, runtime, node = draw_both["eager"], draw_both["runtime"], draw_both["node"]
+    eager, portable, node = draws["eager"], draws["portable"], draws["node"]
     logits = logits_of("text", 1, 32000)
     names = list(SETTINGS)
     for seed in range(1000):
         parameters = {"top_k": 0, "min_p": 0.0} | SETTINGS[names[seed % len(names)]]
-        token = runtime(logits, seed=seed, **parameters)
+        token = portable(logits, seed=seed, **parameters)
         assert eager(logits, seed=seed, **parameters).equal(token), seed
         assert node(logits, seed=seed, **parameters).equal(token), seed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_node_equals_eager_with_many_ties(draw_both, dtype):
+def test_node_equals_eager_with_many_ties(draws, dtype):
     for seed in range(60):
         logits = logits_of(("text", "flat")[seed % 2], 2, 20000, seed).to(dtype)
         parameters = {"top_k": 0, "min_p": 0.0} | SETTINGS[list(SETTINGS)[seed % len(SETTINGS)]]
-        tokens = [draw_both[how](logits, seed=seed, **parameters) for how in ("eager", "node")]
+        tokens = [draws[how](logits, seed=seed, **parameters) for how in ("eager", "node")]
         assert tokens[0].equal(tokens[1]), seed
 
 
@@ -116,7 +116,7 @@ def test_extreme_temperatures(draw, temperature):
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [1000, 32000])
-def test_nan_never_wins(draw, reference, name, vocabulary):
+def test_nan_is_never_drawn(draw, reference, name, vocabulary):
     logits = logits_of("text", 2, vocabulary)
     for tokens in ([0], [vocabulary - 1], [0, 17, 500], list(range(0, vocabulary, 2))):
         with_nan = logits.clone()

@@ -19,7 +19,7 @@ FILTERS = [
 
 
 def logits_of(vocabulary):
-    """24 likely tokens anywhere in the vocabulary; all others have almost no weight."""
+    """Returns logits of 24 likely tokens at random places in the vocabulary. All others have almost no weight."""
     g = torch.Generator().manual_seed(vocabulary)
     logits = torch.full((vocabulary,), -25.0)
     tokens = torch.randperm(vocabulary, generator=g)[:24]
@@ -42,7 +42,7 @@ def test_frequencies(draw, kept, vocabulary, batch, calls, filters):
     p = torch.where(keep, torch.softmax(logits.double() / parameters["temperature"], -1), 0)
     expected = batch * calls * p / p.sum()
     counts = torch.bincount(drawn, minlength=vocabulary).double()
-    # The chi-squared test needs about 5 expected draws per bin: rarer tokens share one.
+    # The chi-squared test needs about 5 expected draws per bin. All rarer tokens share one bin.
     common = expected >= 5
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
     expected = torch.cat([expected[common], expected[~common].sum()[None]])

@@ -15,7 +15,7 @@ def scalar(value, dtype=torch.float32):
 
 
 class Decoder(torch.nn.Module):
-    """Returns logits in one of the forms that a model may return them."""
+    """A model that returns its logits in the given form. The forms "text" and "flat" are invalid."""
 
     def __init__(self, form="tensor", vocabulary=300):
         super().__init__()

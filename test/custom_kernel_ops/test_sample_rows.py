@@ -1,4 +1,4 @@
-"""Sampling with parameters for each sequence: a sequence draws what it draws alone."""
+"""Sampling with parameters by row: each row draws the token that it draws in a batch of its own."""
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from sampling_programs import DTYPES, Sample, lower
 from sampling_logits import logits_of
 
 NAMES = ("temperature", "top_p", "seed", "top_k", "min_p")
-# One row each: greedy, without filters, top-p, top-k, min-p, everything, filters that are off, NaN (greedy).
+# The parameters of eight rows: greedy, without filters, top-p, top-k, min-p, all filters, filters at off values, and a
+# temperature of NaN, which is greedy.
 VALUES = {
     "temperature": [0.0, 0.8, 1.0, 1.3, 0.7, 1.0, 2.0, torch.nan],
     "top_p": [0.5, 1.0, 0.9, 1.0, 1.0, 0.95, 1.0, 0.9],
@@ -24,11 +25,13 @@ KINDS = ("text", "flat", "ties")
 
 
 def parameters(advance=0):
+    """Returns the parameters of all rows, with `advance` added to the seeds."""
     values = {n: torch.tensor(VALUES[n], dtype=DTYPES[n]) for n in NAMES}
     return values | {"seed": values["seed"] + advance}
 
 
 def alone(logits, values):
+    """Returns the token of each row, drawn in a batch of its own."""
     return torch.cat([
         sample(logits[i : i + 1], **{n: v[i] if v.dim() else v for n, v in values.items()}) for i in range(len(logits))
     ])  # fmt: skip
@@ -41,7 +44,7 @@ def vocabulary(request):
 
 @pytest.fixture(scope="module", params=["portable", "node"])
 def program(vocabulary, request):
-    """A program for any number of sequences, with all parameters by row."""
+    """A function that runs a program for 1 to ROWS rows, with all parameters by row."""
     batch = torch.export.Dim("batch", min=1, max=ROWS)
     shapes = {"logits": {0: batch}, "values": ({0: batch},) * len(NAMES)}
     values = tuple(parameters().values())
@@ -85,8 +88,8 @@ def test_one_parameter_for_all_rows(vocabulary, shared):
     assert sample(logits, **values).equal(alone(logits, values))
 
 
-def test_parameters_of_one_element_draw_for_the_batch():
-    """As before there were parameters by row: sequence b uses the words [b, v] of one seed."""
+def test_parameters_of_one_element_apply_to_all_rows():
+    """The rows share one seed. For token v, row b uses the word [b, v] of the random bits."""
     logits = logits_of("text", ROWS, 300)
     ones = [torch.full(shape, 1.0) for shape in ((), (1,))]
     one, many = (sample(logits, x, x, torch.full(x.shape, 3)) for x in ones)
@@ -109,6 +112,7 @@ def test_wrong_number_of_rows_raises(name):
 
 
 def adjustments():
+    """Returns the arguments of penalize_logits and those of bias_logits, for ROWS rows."""
     g = torch.Generator().manual_seed(1)
     history = torch.randint(-2, 60, (ROWS, 12), generator=g)
     return dict(
@@ -122,7 +126,7 @@ class Adjust(torch.nn.Module):
         return bias_logits(penalize_logits(logits, *penalties), *bias)
 
 
-def test_adjustments_by_row_equal_those_of_one_sequence():
+def test_each_row_is_adjusted_as_in_a_batch_of_its_own():
     logits, (penalties, bias) = logits_of("text", ROWS, 50), adjustments()
     together = Adjust()(logits, penalties.values(), bias.values())
     for i in range(ROWS):

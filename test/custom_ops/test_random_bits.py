@@ -24,7 +24,10 @@ def bits(shape, seed=None, width=4):
 
 @pytest.fixture(scope="module")
 def libmlx_bits(tmp_path_factory):
-    """A function from (seed, width, count) requests to random bits of libmlx, which a small C++ program draws."""
+    """A function that takes a list of (seed, width, count) and returns the bytes that libmlx draws for them, in order.
+
+    A small C++ program calls libmlx. The width is in bytes.
+    """
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "this test needs a C++20 compiler"
     home = Path(next(iter(mx.__path__ if hasattr(mx, "__path__") else [mx.__file__])))

@@ -1,7 +1,8 @@
-"""Runs the Python blocks of README and docs/, and the commands of the guide, and compares their output with the page.
+"""Runs the Python blocks of the pages and the commands of the guide, and compares the output with that on the page.
 
-They run in a folder with the files that the blocks use: those that the guide's commands export from the demo model
-(`demo.pte`, `both.pte`), `chat.pte` (a small model with a chat template), `answer.etdp` (a profile) and `examples/`.
+The guide is docs/language-models.md. Blocks and commands run in a folder with the files that the blocks use: the
+programs that the guide's commands export from the demo model (`demo.pte`, `both.pte`), `chat.pte` (a small model with a
+chat template), `answer.etdp` (a profile) and `examples/`.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from markdown_pages import PAGES, ROOT, blocks
 
 # The blocks of CONTRIBUTING are not run: they are lines to insert into existing files.
 BLOCKS = [b for page in PAGES if page.name != "CONTRIBUTING.md" for b in blocks(page) if b.language == "python"]
-# The commands of the guide whose output it prints.
+# The guide shows the output of two of its commands, EXPORT and RUN.
 COMMANDS = [b for b in blocks(ROOT / "docs" / "language-models.md") if b.language == "sh"]
 EXPORT, RUN = (b for b in COMMANDS if b.output is not None)
 OTHER_EXPORTS = [b for b in COMMANDS if b.code.startswith("executorch-mlx export examples/") and b != EXPORT]
@@ -26,8 +27,9 @@ MODEL = ROOT / "examples" / "demo_model"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, chat_program, delegate) -> Path:
-    """One folder for all of the test processes."""
-    import executorch.devtools  # noqa: F401  (keeps the stdout of its import, which must outlive a test)
+    """The folder with the files. All processes of a parallel test run share it."""
+    # This module keeps the `sys.stdout` of the time of its import, which therefore must not be that of a test.
+    import executorch.devtools  # noqa: F401
 
     base = tmp_path_factory.getbasetemp()
     parent = base.parent if base.name.startswith("popen-") else base
@@ -59,7 +61,7 @@ def fill(folder: Path, chat_program: Path) -> Path:
 
 @pytest.fixture
 def registry():
-    """Removes the handlers and patterns again that a block has registered."""
+    """After the test, removes the handlers and patterns that the block has registered."""
     from executorch_mlx import ops  # noqa: F401  (fills the registry)
     from executorch_mlx.builder.registry import REGISTRY
 
@@ -72,7 +74,7 @@ def registry():
 
 @pytest.fixture
 def server(request, folder):
-    """The address of a server of demo.pte, for a block that connects to one."""
+    """The host and port of a server of demo.pte, or None if the block does not connect to a server."""
     if "127.0.0.1:8000" not in request.node.callspec.params["block"].code:
         yield None
         return
@@ -108,11 +110,11 @@ def run_command(line: str) -> None:
 
 def test_export_prints_what_the_guide_says(folder):
     printed = (folder / "export.txt").read_text()
-    assert without_differences(printed).rstrip("\n") == without_differences(EXPORT.output).rstrip("\n")
+    assert hide_differences(printed).rstrip("\n") == hide_differences(EXPORT.output).rstrip("\n")
 
 
-def without_differences(text: str) -> str:
-    """`text` without the differences from eager torch, which depend on the processor."""
+def hide_differences(text: str) -> str:
+    """Returns `text` with `?` in place of the differences from eager torch, which depend on the processor."""
     return re.sub(r"\d\.\de-\d\d", "?", text)
 
 
@@ -127,13 +129,13 @@ def test_readme_has_the_commands_of_the_guide():
     assert EXPORT.code in readme and RUN.code.partition(" --max-new-tokens")[0] in readme and RUN.output in readme
 
 
-def test_the_examples_have_blocks():
+def test_main_pages_have_python_blocks():
     pages = {block.page.name for block in BLOCKS}
     assert pages >= {"README.md", "write-an-operator.md", "write-a-composite.md", "write-a-pattern.md"}
 
 
 def test_quoted_lines_are_in_the_files():
-    """The four lines of write-an-operator.md stand in the files that it names."""
+    """The four steps of write-an-operator.md quote lines that the named files contain."""
     page = (ROOT / "docs" / "write-an-operator.md").read_text(encoding="utf-8")
     steps = re.findall(r"^\d\. .*?`([\w/.]+/[\w/.]+)`.*?\n\n((?: {8}[^\n]*\n)+)\n", page, re.MULTILINE | re.DOTALL)
     assert len(steps) == 4

@@ -9,8 +9,8 @@ import sys
 import pytest
 from markdown_pages import ROOT
 
-PUBLIC = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
-PUBLIC += ("executorch_mlx.random", "executorch_mlx.speech", "executorch_mlx.speech.export")
+PUBLIC_MODULES = ("executorch_mlx", "executorch_mlx.llm", "executorch_mlx.llm.export", "executorch_mlx.serve")
+PUBLIC_MODULES += ("executorch_mlx.random", "executorch_mlx.speech", "executorch_mlx.speech.export")
 
 
 @pytest.mark.parametrize("script", ["docs/figures/architecture.py", "tools/docs/operators.py"])
@@ -20,12 +20,12 @@ def test_generated_file_is_current(script):
 
 
 def documented() -> list[str]:
-    """Names that the page generates from docstrings, and those of ExecuTorch, under headings."""
+    """Returns the names on docs/python-api.md: those with generated text (`::: name`), and those in headings."""
     return re.findall(r"^(?:::: |### `)([\w.]+)`?$", (ROOT / "docs" / "python-api.md").read_text(), re.MULTILINE)
 
 
 def resolve(name: str):
-    """The object of a dotted name."""
+    """Returns the object with a dotted name."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -38,7 +38,7 @@ def resolve(name: str):
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
 def test_every_public_name_is_documented(module):
     known = [resolve(name) for name in documented()]
     public = importlib.import_module(module)

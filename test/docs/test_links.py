@@ -25,6 +25,6 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_pages_have_links():
-    """The pattern for links finds some, also with anchors."""
+    """The regular expression for links finds links, some of them with anchors."""
     found = [link for page in PAGES for link in links(page)]
     assert len(found) > 50 and any("#" in link for link in found)

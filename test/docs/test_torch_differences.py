@@ -1,4 +1,4 @@
-"""The rows of docs/torch-differences.md: what this runtime returns where torch differs on purpose."""
+"""The rows of docs/torch-differences.md: the results of this runtime that differ from torch on purpose."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_available_values_are_checked(delegate, function, inputs):
         (lambda x, i, v: x.index_put([i], v), (torch.zeros(2), tensor(1, 1), tensor(5.0, 6.0)), tensor(0.0, 6.0)),
     ],
 )
-def test_results_that_torch_gives_differently(delegate, function, inputs, expected):
+def test_results_that_differ_from_torch(delegate, function, inputs, expected):
     torch.testing.assert_close(run(function, *inputs), expected)
 
 

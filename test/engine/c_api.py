@@ -1,4 +1,7 @@
-"""The objects of the C API, through the declarations of `llm/binding.py`. Errors keep their status and their message."""
+"""Classes for the objects of the C API, which call it through the declarations of `llm/binding.py`.
+
+An error of the C API raises ApiError with the status and the message.
+"""
 
 import ctypes as c
 import functools
@@ -48,19 +51,19 @@ class Model:
 
 
 class Engine:
-    """`Engine(path)` loads the model too. Use it with `with`."""
+    """A context manager. The argument is a Model, or the path of a model that the engine loads and frees."""
 
     def __init__(self, model: object, **options):
-        self.own = None if isinstance(model, Model) else Model(model)
+        self.loaded_model = None if isinstance(model, Model) else Model(model)
         self.handle = c.c_void_p()
-        model = self.own or model
+        model = self.loaded_model or model
         call("engine_create", model.handle, c.byref(EngineOptions(**options)), c.byref(self.handle))
 
     def submit(self, prompt: Sequence[int], on_event: Callable | None = None, **options) -> "Request":
         return Request(self, prompt, on_event, options)
 
     def generate(self, prompt: Sequence[int], **options) -> list[int]:
-        """The tokens of the answer."""
+        """Returns the tokens of the answer."""
         with self.submit(prompt, **options) as request:
             request.wait()
             return request.tokens
@@ -88,8 +91,8 @@ class Engine:
 
     def free(self) -> None:
         library().engine_free(self.handle)
-        if self.own:
-            self.own.free()
+        if self.loaded_model:
+            self.loaded_model.free()
 
     def __enter__(self):
         return self
@@ -99,7 +102,11 @@ class Engine:
 
 
 class Request:
-    """`events` holds (token, text, finish, stop_index) of each event, `logprobs` what it has besides."""
+    """A request that collects its events.
+
+    For each event, `events` holds (token, text, finish, stop_index), and `logprobs` holds the log probability of the
+    token and a dict with those of the most likely tokens.
+    """
 
     def __init__(self, engine: Engine, prompt: Sequence[int], on_event: Callable | None, options: dict):
         self.events, self.logprobs, self.on_event = [], [], on_event
@@ -175,7 +182,7 @@ class Request:
 
 
 def _fill_mask(allowed: Callable, _, answer, length, mask, words) -> bool:
-    """`allowed(answer)` returns the ids that may be drawn, or None to end the request."""
+    """Writes a mask of the ids that `allowed(answer)` returns. Returns False, which ends the request, if it is None."""
     ids = allowed([answer[i] for i in range(length)])
     if ids is None:
         return False

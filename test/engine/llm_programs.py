@@ -117,7 +117,7 @@ def digits_of_parameters(self, tokens, input_pos, *, temperature, top_p, top_k, 
 
 
 def summed(self, tokens, input_pos, **_):
-    """The sum of (position + 1) * token over the context, modulo 256. A cache keeps the tokens of the context."""
+    """A rule: returns the sum of (position + 1) * token over the context, modulo 256. A cache keeps the tokens."""
     length = tokens.shape[1]
     positions = torch.arange(length) + input_pos
     self.cache.index_copy_(0, positions, tokens[0])
@@ -151,7 +151,7 @@ class _RowMethod(torch.nn.Module):
 
 
 def export_rows(path: Path, rows: int, *, max_seq_len: int = 8, max_context_len: int = 10**12, **metadata) -> Path:
-    """Export a program without a cache, with the methods prefill, decode and verify."""
+    """Export a program with the methods prefill, decode and verify, for `rows` rows and without a cache."""
     sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
     programs = {}
     for name, form in (("prefill", "chunk"), ("decode", "decode"), ("verify", "verify")):

@@ -1,4 +1,4 @@
-"""The command line of mlx_llm_runner: an invalid one gives exit status 2 and one line with the reason."""
+"""The command line of mlx_llm_runner. If it is invalid, the exit status is 2 and stderr has the reason."""
 
 import llm_programs as programs
 import pytest

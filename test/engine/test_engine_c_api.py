@@ -41,7 +41,8 @@ class Gate:
         self.request.free()
 
 
-def status_of(function, *arguments, **options) -> tuple[int, str]:
+def error_of(function, *arguments, **options) -> tuple[int, str]:
+    """Returns the status and the message of the error that the function raises."""
     with pytest.raises(api.ApiError) as error:
         function(*arguments, **options)
     return error.value.status, str(error.value)
@@ -70,7 +71,7 @@ def test_stop_id_is_an_event_but_not_part_of_the_answer(engine):
         assert request.info.stop_id == 100 and request.info.generated_tokens == 3
 
 
-def test_stop_string_is_named(engine):
+def test_last_event_has_the_index_of_the_stop_string(engine):
     with engine.submit(b"a", stop=["zz", "de"]) as request:
         request.wait()
         assert request.text == b"bc" and request.events[-1][2:] == (api.STOP, 1)
@@ -134,7 +135,7 @@ def test_requests_begin_by_priority_then_in_order(tmp_path, program):
 
 
 def test_running_answers_go_on_while_a_prompt_is_read(engine):
-    """Chunks of a prompt alternate with steps: the answer gets a token for each chunk of 8."""
+    """Chunks of a prompt alternate with steps: the running answer gets a token for each chunk of 8 prompt tokens."""
     counts = []
     with engine.submit(PROMPT, lambda r: counts.append(1), max_new_tokens=10**9) as runner:
         while len(counts) < 3:
@@ -204,7 +205,7 @@ def test_full_queue_is_busy(path):
     with api.Engine(path, queue_limit=2) as engine:
         gate = Gate(engine)
         requests = [engine.submit(PROMPT, max_new_tokens=1) for _ in range(3 + 2)]  # 3 free rows, 2 waiting
-        status, message = status_of(engine.submit, PROMPT)
+        status, message = error_of(engine.submit, PROMPT)
         assert status == api.BUSY and message == "the queue is full: 2 requests are waiting"
         assert engine.stats().waiting == 5
         gate.open()
@@ -237,12 +238,12 @@ def test_full_queue_is_busy(path):
 )
 def test_invalid_request_is_refused(engine, options, message):
     prompt = options.pop("prompt", PROMPT)
-    assert status_of(engine.submit, prompt, **options) == (api.INVALID_ARGUMENT, message)
+    assert error_of(engine.submit, prompt, **options) == (api.INVALID_ARGUMENT, message)
 
 
 def test_failing_step_ends_its_requests_only(tmp_path):
-    """Token 255 is followed by 256, which is outside the vocabulary. The error comes when both requests share a step."""
-    path = programs.export_rows(tmp_path / "small.pte", 4, get_vocab_size=200, token_offsets=c_int64_offsets(200))
+    """Token 199 is followed by 200, which is outside the vocabulary of 200 tokens."""
+    path = programs.export_rows(tmp_path / "small.pte", 4, get_vocab_size=200, token_offsets=token_offsets_of(200))
     with api.Engine(path) as engine:
         with engine.submit([190]) as failing:
             assert failing.wait() and failing.finish == api.ERROR
@@ -253,22 +254,23 @@ def test_failing_step_ends_its_requests_only(tmp_path):
         assert engine.stats().failed == 1
 
 
-def c_int64_offsets(count: int):
+def token_offsets_of(count: int):
+    """Returns the offsets of `count` tokens in 256 bytes. Each token has one byte, and the last has the rest."""
     import torch
 
     return torch.cat([torch.arange(count), torch.tensor([256])])
 
 
 def test_missing_files_and_values(path, tmp_path):
-    assert status_of(api.Model, tmp_path / "none.pte")[0] == api.NOT_FOUND
+    assert error_of(api.Model, tmp_path / "none.pte")[0] == api.NOT_FOUND
     (tmp_path / "bad.pte").write_bytes(b"x" * 100)
-    assert status_of(api.Model, tmp_path / "bad.pte")[0] == api.INVALID_PROGRAM
-    assert status_of(api.Model, path, device=b"tpu") == (
+    assert error_of(api.Model, tmp_path / "bad.pte")[0] == api.INVALID_PROGRAM
+    assert error_of(api.Model, path, device=b"tpu") == (
         api.INVALID_ARGUMENT, "device: got 'tpu', expected cpu or gpu"
     )  # fmt: skip
     model = api.Model(path)
-    assert status_of(model.get_int, "nothing") == (api.NOT_FOUND, "name: the program has no integer nothing")
-    assert status_of(model.get_data, "get_vocab_size")[0] == api.NOT_FOUND
+    assert error_of(model.get_int, "nothing") == (api.NOT_FOUND, "name: the program has no integer nothing")
+    assert error_of(model.get_data, "get_vocab_size")[0] == api.NOT_FOUND
     model.free()
 
 
@@ -288,7 +290,7 @@ def test_null_pointers_are_errors(engine):
 def test_model_has_one_engine_at_a_time(path):
     model = api.Model(path)
     with api.Engine(model):
-        assert status_of(api.Engine, model) == (api.INVALID_ARGUMENT, "model: it has an engine already")
+        assert error_of(api.Engine, model) == (api.INVALID_ARGUMENT, "model: it has an engine already")
     api.Engine(model).free()
     model.free()
 
@@ -316,7 +318,7 @@ def test_token_bytes_can_be_added(program):
             request.wait()
             assert request.text == b"fghijk"  # the tokens from 12 on have no text
         arguments = (model.handle, b"", api.array(c.c_int64, [0]), c.c_size_t(0))
-        assert status_of(api.call, "model_set_token_bytes", *arguments)[0] == api.INVALID_ARGUMENT
+        assert error_of(api.call, "model_set_token_bytes", *arguments)[0] == api.INVALID_ARGUMENT
     model.free()
 
 
@@ -324,7 +326,7 @@ def test_token_bytes_can_be_added(program):
 
 
 def test_older_structs_are_read_to_their_end_only(engine):
-    """A program that was built with a header without the later fields."""
+    """The size of a struct tells that the caller was built with an older header, which lacks the later fields."""
     options = api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, temperature=float("nan"))
     options.size = api.RequestOptions.temperature.offset
     handle = c.c_void_p()
@@ -360,7 +362,7 @@ def test_newer_structs_are_accepted(engine):
 def test_struct_without_a_size_is_refused(engine, size):
     options = api.RequestOptions()
     options.size = size
-    assert status_of(api.call, "engine_submit", engine.handle, c.byref(options), c.byref(c.c_void_p())) == (
+    assert error_of(api.call, "engine_submit", engine.handle, c.byref(options), c.byref(c.c_void_p())) == (
         api.INVALID_ARGUMENT, f"options: got size {size}, expected that of the struct"
     )  # fmt: skip
 
@@ -369,13 +371,14 @@ def test_struct_without_a_size_is_refused(engine, size):
 
 
 def test_drafts_change_nothing(engine):
-    """The answer runs from 0 to 255 and again, so that from the second round on all drafts are right: 7 of 8 tokens."""
+    """The answer counts to 255, and then from 0 again. From the second round on, 7 of 8 tokens are accepted drafts."""
     plain = engine.generate([0], max_new_tokens=600, draft=0)
     with engine.submit([0], max_new_tokens=600, draft=7) as request:
         request.wait()
         assert request.tokens == plain == [(i + 1) % 256 for i in range(600)]
         info = request.info
-        assert info.accepted_tokens == pytest.approx((600 - 258) * 7 / 8, abs=10) and info.drafted_tokens >= info.accepted_tokens
+        assert info.accepted_tokens == pytest.approx((600 - 258) * 7 / 8, abs=10)
+        assert info.drafted_tokens >= info.accepted_tokens
     drawn = engine.generate([0] * 5, max_new_tokens=300, temperature=1, seed=1, draft=0)
     assert engine.generate([0] * 5, max_new_tokens=300, temperature=1, seed=1, draft=4) == drawn
 
@@ -394,7 +397,7 @@ def test_answers_end_within_a_draft(engine, end):
 
 def test_a_thousand_requests_from_16_threads(tmp_path):
     """A third is cancelled, some fail, the others are complete. Nothing is left behind."""
-    path = programs.export_rows(tmp_path / "rows.pte", 4, get_vocab_size=200, token_offsets=c_int64_offsets(200))
+    path = programs.export_rows(tmp_path / "rows.pte", 4, get_vocab_size=200, token_offsets=token_offsets_of(200))
     numbers, wrong = itertools.count(), []
     with api.Engine(path) as engine:
         threads_before = threading.active_count()

@@ -28,14 +28,14 @@ def test_tokens_match_python(run, demo, options):
     from executorch_mlx.llm import LLM
 
     python = LLM.load(demo)
-    # Both default to greedy decoding, which ignores the seed.
+    # The default of the runner and of Python is greedy decoding, which ignores the seed.
     expected = python.generate(PROMPT, max_new_tokens=60, **options).result().tokens
     arguments = _arguments(demo, options, "--max-new-tokens", "60")
     assert run(*arguments, "--ids").ids == expected
     assert run(*arguments).text == python.text(expected)
 
 
-def test_text_depends_on_the_seed_only(run, demo):
+def test_text_is_the_same_for_equal_seeds_only(run, demo):
     first = run(*_arguments(demo, OPTIONS))
     assert first.text == run(*_arguments(demo, OPTIONS)).text
     assert first.text != run(*_arguments(demo, OPTIONS | {"seed": 1})).text

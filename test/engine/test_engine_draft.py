@@ -8,13 +8,14 @@ import torch
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory):
-    """Three rows. The token after t is t + 1, plus the lowest bits of the seed if the temperature is positive."""
+    """A program with three rows. The token after t is t + 1, plus the lowest 3 bits of the seed if the temperature is
+    positive."""
     return programs.export_rows(tmp_path_factory.mktemp("draft") / "counting.pte", 3)
 
 
 @pytest.fixture(scope="module")
 def drafted(counting):
-    """Engine of `counting`, with itself as the draft model."""
+    """An engine that runs `counting` with `counting` as its draft model."""
     model = api.Model(counting, draft=str(counting).encode())
     with api.Engine(model) as engine:
         yield engine
@@ -27,8 +28,8 @@ def answer(engine, **options):
         return request.tokens, request.info
 
 
-def test_noise_is_that_of_the_answer(counting, drafted):
-    """Every guess is right, also of a random token: the first token, then 5 calls for 8 tokens each."""
+def test_draft_model_draws_with_the_seeds_of_the_answer(counting, drafted):
+    """Every guess is therefore right, also at a temperature. The first call gives 1 token, and 5 calls give 8 each."""
     for options in ({}, {"temperature": 1, "seed": 77}, {"temperature": 1, "seed": 2**63 - 4}):
         with api.Engine(counting) as plain:
             expected = plain.generate([3, 9], max_new_tokens=41, draft=0, **options)
@@ -37,8 +38,7 @@ def test_noise_is_that_of_the_answer(counting, drafted):
         assert (info.drafted_tokens, info.accepted_tokens, info.calls) == (35, 35, 6)
 
 
-def test_side_by_side(counting, drafted):
-    """More requests than the draft model has rows."""
+def test_more_requests_than_rows_of_the_draft_model(counting, drafted):
     with api.Engine(counting) as plain:
         expected = [plain.generate([i], max_new_tokens=60, temperature=i % 2, seed=i, draft=0) for i in range(8)]
     requests = [

@@ -59,11 +59,11 @@ def test_prompt_may_fill_the_context(run, program):
 
 @pytest.fixture
 def summed(program):
-    """A program whose next token depends on all tokens of the context: see `_summed`."""
+    """A program whose next token depends on all tokens of the context. `_next_token` computes the same token."""
     return program("summed", programs.summed, state=programs.summed_state(32), max_seq_len=8, max_context_len=32)
 
 
-def _summed(context: list[int]) -> int:
+def _next_token(context: list[int]) -> int:
     return sum((i + 1) * token for i, token in enumerate(context)) % 256
 
 
@@ -76,7 +76,7 @@ def test_long_prompt_is_processed_in_chunks(run, summed, length):
     )
     expected = []
     for _ in range(4):
-        expected.append(_summed(context))
+        expected.append(_next_token(context))
         context.append(expected[-1])
     assert done.ids == expected
 

@@ -29,7 +29,7 @@ def test_step_beyond_the_limit_is_an_error(run, chat_program):
 
 
 @pytest.mark.parametrize("size", ["", "0", "-1", "much", "1.5", "2 GiBs", "GiB", "1e9", "0.1B", "9999999TiB", "nan"])
-def test_nonsense_is_a_usage_error(run, size):
+def test_invalid_size_is_a_usage_error(run, size):
     done = run("M", f"--memory-limit={size}")
     assert done.code == 2
     message = f"--memory-limit: got '{size}', expected a size such as 2GiB, 512MiB or 1000000 (bytes)"

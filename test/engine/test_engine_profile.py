@@ -1,4 +1,4 @@
-"""Profiles of the two runners, read by ExecuTorch's Inspector."""
+"""Profiles of mlx_llm_runner and op_test_runner, read by ExecuTorch's Inspector."""
 
 import subprocess
 

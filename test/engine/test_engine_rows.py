@@ -1,4 +1,7 @@
-"""The token law on a small model: what runs beside a request, chunks, reuse and speculation do not change its tokens."""
+"""The token law on a small model.
+
+Other requests, chunk sizes, prompt reuse and speculation do not change the tokens of a request.
+"""
 
 import random
 import struct
@@ -15,8 +18,8 @@ SETTINGS = [
     {"temperature": 0.7, "seed": -5, "allowed_tokens": lambda answer: range(len(answer) % 3, 1536, 3)},
     {"presence_penalty": 1.5, "frequency_penalty": 0.5},
 ]
-SOURCE = random.Random(5)
-PROMPTS = [[SOURCE.randrange(2, 1500) for _ in range(length)] for length in (1, 3, 16, 17, 40, 100, 33, 5)]
+RANDOM = random.Random(5)
+PROMPTS = [[RANDOM.randrange(2, 1500) for _ in range(length)] for length in (1, 3, 16, 17, 40, 100, 33, 5)]
 REQUESTS = [(prompt, SETTINGS[i % len(SETTINGS)]) for i, prompt in enumerate(PROMPTS + PROMPTS[::-1])]
 
 
@@ -30,6 +33,7 @@ def export(tmp_path_factory, name: str, **options):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
+    """A program with ROWS rows."""
     return export(tmp_path_factory, "engine_rows", batch=ROWS)
 
 
@@ -40,7 +44,7 @@ def one_row(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory):
-    """Two rows with ring buffers of 24 positions and a chunk."""
+    """A program with two rows and a sliding window of 24 positions. Its ring buffers have room for a chunk too."""
     return export(tmp_path_factory, "engine_windowed", batch=2, sliding_window=24)
 
 
@@ -50,7 +54,7 @@ def options_of(settings: dict, **more) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(path):
-    """The answers to REQUESTS, one after the other, without speculation and reuse."""
+    """The answers to REQUESTS, generated one after the other, without speculation and prompt reuse."""
     with api.Engine(path, reuse_prompts=False) as engine:
         return [engine.generate(prompt, **options_of(settings, draft=0)) for prompt, settings in REQUESTS]
 
@@ -90,7 +94,7 @@ def test_host_draws_what_the_head_draws(tmp_path_factory, alone):
         requests = [engine.submit(prompt, **options_of(settings)) for prompt, settings in REQUESTS]
         for request, expected, (_, settings) in zip(requests, alone, REQUESTS, strict=True):
             assert request.wait(), request.error
-            # Without a head, the penalties count all tokens, so that those answers differ.
+            # Without a head, the penalties count all tokens, and not only the last HISTORY. Those answers may differ.
             if not any(name.endswith("penalty") for name in settings):
                 assert request.tokens == expected
             request.free()
@@ -98,11 +102,11 @@ def test_host_draws_what_the_head_draws(tmp_path_factory, alone):
 
 # -- prompt reuse ----------------------------------------------------------------------
 
-LONG = [SOURCE.randrange(2, 1500) for _ in range(200)]
+LONG = [RANDOM.randrange(2, 1500) for _ in range(200)]
 
 
 def answer(engine, prompt, **options) -> tuple[list[int], int]:
-    """The answer, and how many tokens of the prompt were reused."""
+    """Returns the answer, and the number of prompt tokens that were reused."""
     with engine.submit(prompt, **options_of({"temperature": 0.8, "seed": 1}, **options)) as request:
         assert request.wait() and request.finish != api.ERROR, request.error
         return request.tokens, request.info.reused_tokens
@@ -110,7 +114,7 @@ def answer(engine, prompt, **options) -> tuple[list[int], int]:
 
 @pytest.fixture(scope="module")
 def cold(path):
-    """`cold(prompt)`: the answer without reuse."""
+    """`cold(prompt)` returns the answer without prompt reuse."""
 
     def run(prompt):
         with api.Engine(path, reuse_prompts=False) as engine:
@@ -144,7 +148,7 @@ def test_rows_in_use_are_copied(path, cold):
         assert engine.stats().reused_tokens == 1000
 
 
-def test_long_row_is_not_lost_for_a_short_beginning(path):
+def test_short_prompt_does_not_replace_the_long_row_that_it_begins(path):
     with api.Engine(path) as engine:
         first, _ = answer(engine, LONG)
         _, reused = answer(engine, LONG[:50])  # copied to another row
@@ -152,8 +156,8 @@ def test_long_row_is_not_lost_for_a_short_beginning(path):
         assert answer(engine, LONG) == (first, 199)
 
 
-def test_least_recently_used_row_goes_first(path):
-    others = [[SOURCE.randrange(2, 1500) for _ in range(30)] for _ in range(ROWS)]
+def test_least_recently_used_row_is_replaced_first(path):
+    others = [[RANDOM.randrange(2, 1500) for _ in range(30)] for _ in range(ROWS)]
     with api.Engine(path) as engine:
         for prompt in (LONG, *others[:3]):
             answer(engine, prompt)
@@ -166,7 +170,7 @@ def test_ring_buffers_rewind_as_far_as_they_can(windowed):
     with api.Engine(windowed, reuse_prompts=False) as engine:
         expected = [answer(engine, prompt)[0] for prompt in (LONG, LONG[:150], [*LONG, 7])]
     with api.Engine(windowed) as engine:
-        rewind = engine.own.get_int("get_max_rewind")
+        rewind = engine.loaded_model.get_int("get_max_rewind")
         assert 0 < rewind < 50
         assert answer(engine, LONG) == (expected[0], 0)
         assert answer(engine, LONG[:150]) == (expected[1], 0)
@@ -213,6 +217,7 @@ def test_draft_model_changes_nothing(path, one_row, windowed, alone, guesses):
 
 @pytest.fixture(scope="module")
 def saved(path, tmp_path_factory):
+    """The file of the saved prefix LONG."""
     file = tmp_path_factory.mktemp("prefix") / "long.cache"
     with api.Engine(path) as engine:
         engine.save_prefix(LONG, file)
@@ -371,7 +376,7 @@ def test_failing_mask_ends_its_request_only(path, alone):
 
 
 def test_mask_sees_possible_answers_only(path):
-    """With drafts, the callback is called for answers that the masks before allow."""
+    """With draft tokens too, the callback gets only answers whose tokens the earlier masks allow."""
     seen = []
 
     def allowed(answer):

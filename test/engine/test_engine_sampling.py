@@ -1,11 +1,12 @@
-"""Every sampling parameter, in the head and on the host: the same tokens."""
+"""The sampling head and the host draw the same tokens, with every sampling parameter."""
 
 import llm_programs as programs
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# The noise of filtered draws has three parts, by rank: this vocabulary uses all of them.
+# With filters, the noise of a token comes from one of three parts, depending on the token's rank. This vocabulary is
+# large enough to need all three.
 VOCABULARY = 3000
 PROMPT = [5, 900, 17, 2999, 4]
 
@@ -34,7 +35,7 @@ def exported(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full(exported):
-    """The head takes all parameters."""
+    """A program whose head takes all parameters."""
     from executorch_mlx.llm.export import HeadConfig
 
     return exported("full", outputs="both", head=HeadConfig(penalties=16, logit_bias=3, allowed_tokens=True))
@@ -42,7 +43,7 @@ def full(exported):
 
 @pytest.fixture(scope="module")
 def bare(exported):
-    """The head does not take top_k and others. The host draws for requests with these parameters."""
+    """A program whose head does not take top_k and other parameters. The host draws for requests that set them."""
     from executorch_mlx.llm.export import HeadConfig
 
     return exported("bare", outputs="both", head=HeadConfig(penalties=16, top_k=False, min_p=False))
@@ -72,7 +73,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_host_draws_the_tokens_of_the_head(run, full, bare, settings):
-    """One prompt fits into a chunk. The other needs two, and exceeds the history of the penalties."""
+    """One prompt fits into a chunk, and the other needs two. With the answer, both exceed the penalties' history."""
     settings = {"top_k": VOCABULARY} | settings  # has no effect, but the host has to draw
     for prompt in (PROMPT, PROMPT * 2):
         arguments = [*prompt_flags(prompt), "--ids", "--max-new-tokens=20", *flags(settings)]

@@ -1,11 +1,11 @@
-"""Stop strings, and the JSON lines."""
+"""Stop strings, and the lines that --json prints."""
 
 import llm_programs as programs
 import pytest
 
 
 def play(run, tmp_path, script: bytes, *arguments):
-    """Run a program that draws the bytes of `script`, and then a zero."""
+    """Run a program that draws the bytes of `script`. The answer has at most one token for each byte."""
     path = programs.export(tmp_path / "script.pte", **programs.scripted(script + b"\0"))
     return run(path, "--prompt-ids", "0", "--max-new-tokens", len(script), *arguments)
 

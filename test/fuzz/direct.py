@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from .programs import DYNAMIC, EXTENTS, LARGEST_EXTENT, Program
 from .route import CaptureRefused, NotDelegated
 
-# Programs are traced for extents from this one on. A program may refuse a smaller extent, for example because the size
+# The smallest extent for which programs are traced. A program may refuse a smaller extent, for example because the size
 # of a slice depends on whether the extent is 1.
 _SMALLEST_EXTENT = 2
 
@@ -105,7 +105,7 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
         arguments = [torch.empty([extent if d == DYNAMIC else d for d in i.shape], dtype=i.dtype) for i in program.inputs]
         arguments += [torch.empty(c.shape, dtype=c.dtype) for c in program.constant_values()]
         try:
-            # Before dispatch: otherwise, torch decomposes operators such as attention by itself.
+            # pre_dispatch: after dispatch, operators such as attention would already be decomposed by torch.
             traced = make_fx(program.function(), decomposition_table=_decompositions(), pre_dispatch=True)(*arguments)
             if any(_writes(node) for node in traced.graph.nodes):  # some decompositions modify tensors in place
                 traced = make_fx(functionalize(traced, remove="mutations"))(*arguments)
@@ -138,10 +138,10 @@ def _has_whole_range(environment: ShapeEnv) -> bool:
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns the decompositions that a trace applies, as torch.export does.
+    """Returns the decompositions that a trace applies. torch.export applies the same.
 
-    These are torch's decompositions and those that torch applies by itself without a trace before dispatch, except those
-    of operators for which the delegate has a handler.
+    They are torch's default decompositions, and those of the CompositeImplicitAutograd operators, which torch otherwise
+    applies at dispatch. Operators for which the delegate has a handler are left out.
     """
     table = dict(default_decompositions().items())
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):

@@ -1,4 +1,4 @@
-"""Graphs that match a fusion, or almost do.
+"""Programs that match a fusion, or almost do.
 
 Each strategy generates programs that contain the subgraph of one fusion, with random changes: another axis,
 another order of operands, a missing `keepdim`, another constant, a second user of a value, a broadcast along
@@ -19,8 +19,8 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 DTYPES = (F32, F32, F16, BF16)
 
 
-class _Source:
-    """A program that is being written, with random choices. `draw` is the function that Hypothesis passes."""
+class _Writer:
+    """Writes a program, with random choices. `draw` is the function that Hypothesis passes to a strategy."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -34,6 +34,7 @@ class _Source:
         return self.draw(st.sampled_from([usual] * max(3, 2 * len(others)) + list(others)))
 
     def either(self, *options):
+        """Returns one of `options`, which are equally likely."""
         return self.draw(st.sampled_from(options))
 
     def input(self, name: str, *shape, dtype=F32, low=-4, high=5) -> str:
@@ -47,7 +48,7 @@ class _Source:
     def let(self, name: str, expression: str) -> str:
         """Adds the statement `name = expression` and returns `name`.
 
-        In one of twenty cases, the value also becomes an output of the program, a user outside the pattern.
+        In one of twenty cases, the value also becomes an output of the program, which is a user outside the pattern.
         """
         self.statements.append(Statement(name, expression))
         if self.draw(st.integers(0, 19)) == 0:
@@ -69,7 +70,7 @@ def _type(dtype: torch.dtype) -> str:
 @st.composite
 def rms_norms(draw) -> Program:
     """x * rsqrt(mean(x², -1) + eps), then a weight."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype, width = s.either(*DTYPES), s.pick(4, 1)
     length = s.either(4, DYNAMIC)
     shape = s.either((length, width), (2, length, width), (4, 4, width), (width,), (1, length, 1, width))
@@ -102,7 +103,7 @@ def rms_norms(draw) -> Program:
 @st.composite
 def layer_norms(draw) -> Program:
     """(x - mean) / sqrt(variance + eps), then a weight and a bias."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(4, DYNAMIC)
     shape = s.either((length, 4), (2, length, 4), (4, 4), (4, 4, 4))
     s.input("x", *shape, dtype=dtype)
@@ -137,7 +138,7 @@ def layer_norms(draw) -> Program:
 @st.composite
 def gelus(draw) -> Program:
     """x/2 · (1 + tanh(√(2/π)(x + 0.044715x³))) and x/2 · (1 + erf(x/√2))."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype = s.either(*DTYPES)
     shape = s.either((2, 4), (DYNAMIC, 4), (4,))
     s.input("x", *shape, dtype=dtype)
@@ -166,7 +167,7 @@ def gelus(draw) -> Program:
 @st.composite
 def ropes(draw) -> Program:
     """x * cos + rotate_half(x) * sin, whole or partial, in several layouts of heads and sequence."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype = s.either(*DTYPES)
     length, half = s.either(4, DYNAMIC, DYNAMIC, 1), s.pick(2, 1, 4)
     batch, heads = s.either(1, 2), s.either(2, 4, 1)
@@ -192,7 +193,7 @@ def ropes(draw) -> Program:
     scaling = s.pick("", " * 1.0", " * 0.5")
     s.let("cos", f"angles.cos(){scaling}")
     s.let("sin", s.pick(f"angles.sin(){scaling}", "angles.cos()", "(-angles).sin()"))
-    # Bring the sequence axis of cos and sin [S, D] to where x has it.
+    # Unsqueeze cos and sin [S, D], so that their axes S and D line up with those of x.
     trailing = layout.index("d") - layout.index("s") - 1
     for name in ("cos", "sin"):
         view = f"{name}" + "".join([".unsqueeze(1)"] * trailing) + "".join([".unsqueeze(0)"] * layout.index("s"))
@@ -222,7 +223,7 @@ def ropes(draw) -> Program:
 @st.composite
 def attentions(draw) -> Program:
     """Grouped-query attention with repeated keys and values, and masks of many shapes."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(4, DYNAMIC)
     groups, times, width = s.either(1, 2), s.either(1, 2, 3), 4
     keys = s.pick(length, 3)
@@ -255,7 +256,7 @@ def attentions(draw) -> Program:
 @st.composite
 def linears(draw) -> Program:
     """A matrix product between two views, as export writes a linear layer over a tensor of rank 3."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     s.input("x", 2, length, 4, dtype=dtype)
     s.input("w", 4, 4, dtype=dtype)
@@ -270,7 +271,7 @@ def linears(draw) -> Program:
 @st.composite
 def quantized(draw) -> Program:
     """A product or a lookup with a dequantized constant."""
-    s = _Source(draw)
+    s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     rows, columns = s.pick(8, 6), s.pick(64, 32, 128, 48)
     block = s.pick((1, 32), (1, columns), (1, 64), (2, 32), (rows, columns), (1, 16))
@@ -303,8 +304,8 @@ def quantized(draw) -> Program:
 
 @st.composite
 def int8_products(draw) -> Program:
-    """x @ q.t() with a constant int8 matrix in the place of floats, scaled afterwards."""
-    s = _Source(draw)
+    """x @ q.t(), then a multiplication by scales. `q` is a constant int8 matrix that is cast to the dtype of x."""
+    s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     rows, columns = 8, s.pick(64, 32, 48)
     s.constant("q", f"(torch.arange({rows * columns}) * 37 % 256 - 128).reshape({rows}, {columns}).to(torch.{s.pick('int8', 'int32')})")

@@ -25,7 +25,7 @@ Shape = tuple["int | str", ...]
 class Input:
     """A tensor argument. An extent that is the string "n" is dynamic.
 
-    `low` and `high` bound integers; floats are multiples of 1/8 in [-4, 4].
+    Integers are in [low, high), or in [max(low, 0), high) for uint8. Floats are multiples of 1/8 in [-4, 4].
     """
 
     name: str

@@ -193,7 +193,7 @@ def reduce(g: Graph):
     axes, axis = g.axes(x), g.axis(x)
     if name in ("prod", "any", "all", "argmax", "argmin"):
         return f"torch.{name}({x.name}, {axis}, keepdim={keep})"
-    if name == "median":  # torch reads memory outside an expanded tensor
+    if name == "median":  # of an expanded tensor, torch would read memory outside the tensor
         return f"torch.median({x.name}.contiguous(), {axis}, keepdim={keep})[0]"
     if name in ("max", "min"):
         return f"torch.{name}({x.name}, {axis}, keepdim={keep})[{g.integer(0, 1)}]"
@@ -391,7 +391,7 @@ def three_operands(g: Graph):
         f"torch.lerp({a.name}, {b.name}, {c.name})", f"torch.clamp({a.name}, {b.name}, {c.name})",
         f"torch.where({a.name} > {b.name}, {c.name}, {k})", f"torch.baddbmm({a.name}, {b.name}, {c.name}, beta=0.5, alpha=2)",
         f"torch.addmm({a.name}, {b.name}, {c.name}, beta=0.5)",
-        # Not the sign of a value of the graph: that of NaN and of zero is not specified.
+        # The sign comes from 1 or -1, not from a value of the graph: the sign of NaN and of zero is not specified.
         f"torch.copysign({a.name}, torch.where({b.name} > 0, 1.0, -1.0))", f"torch.isclose({a.name}, {b.name})",
     ])
 
@@ -438,7 +438,7 @@ _SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (DYNAMIC, 4), (2, DYNAMIC), (2, DYNAMI
 
 @st.composite
 def programs(draw) -> Program:
-    """A random graph with at least one statement."""
+    """A strategy for random graphs with at least one statement."""
     g = Graph(draw)
     for _ in range(g.integer(1, 3)):
         dtype = g.choice([*FLOATS, *INTEGERS, torch.bool, torch.uint8])

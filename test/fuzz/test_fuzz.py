@@ -17,7 +17,7 @@ BATCH = 20
 
 
 def short(examples: int):
-    """Settings of a run that is the same each time."""
+    """Returns the settings of a deterministic run with a number of examples. Here, an example is a list of programs."""
     return settings(max_examples=examples, deadline=None, database=None, derandomize=True,
                     phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 
@@ -97,7 +97,7 @@ def test_broken_fusion_is_found(delegate, family):
     """A fusion with a slightly wrong constant gives wrong answers for some programs of its family."""
     failures = []
 
-    @short(8 if family == "rope" else 2)  # few of its programs match the fusion
+    @short(8 if family == "rope" else 2)  # few rope programs match the fusion
     @given(st.lists(FAMILIES[family], min_size=BATCH, max_size=BATCH))
     def generated(batch):
         check(batch, report=failures.append, route=DirectRoute)

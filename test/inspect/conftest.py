@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def net(folder) -> Path:
-    """Two methods. The batch of `forward` is dynamic, from 0 to 16."""
+    """A file with two methods. The batch of `forward` is dynamic, from 0 to 16."""
     torch.manual_seed(0)
     batch = torch.export.Dim("batch", max=16)
     methods = {

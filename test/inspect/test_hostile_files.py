@@ -1,6 +1,6 @@
-"""The command `inspect` ends soon with one line on files that are small and describe something enormous.
+"""The command `inspect` ends soon if a small file describes something enormous. It refuses most of these files.
 
-Without a limit, each of these files would take hours or all memory.
+Without limits, each of these files would take hours or all memory.
 """
 
 import json
@@ -25,7 +25,8 @@ def inspect(capsys, tmp_path):
 
 
 def nested(depth: int) -> Graph:
-    """Each chain has a branch that runs the next chain in both cases: 2^depth runs of the last one."""
+    """Returns a program of nested branches. Both branches of a chain are the next chain: the last one runs 2^depth
+    times."""
     g = Graph()
     inner = g.chain(ir.NoopNode())
     for _ in range(depth - 1):

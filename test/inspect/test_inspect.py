@@ -63,7 +63,8 @@ def test_temporaries_have_types(report):
 def test_peak_uses_largest_batch(report):
     temporaries = by_method(report)["forward"]["temporaries"]
     assert temporaries["of_unknown_size"] == 0
-    # Two float32[16, 4] at a time, an operand and its result, and float32[4], the new value of `steps`.
+    # At most three temporaries are live at a time: an operand and its result, both float32[16, 4], and the new value of
+    # `steps`, float32[4].
     assert temporaries["peak_bytes"] == 2 * 16 * 4 * 4 + 4 * 4
 
 
@@ -129,7 +130,7 @@ def test_svg_needs_graphviz(inspect, net):
 
 
 def error_of(inspect, path) -> str:
-    """The one line that `inspect` prints on failure."""
+    """Returns the one line that `inspect` prints on failure."""
     code, out, err = inspect(path)
     assert code == 1 and out == "" and err.count("\n") == 1
     return err

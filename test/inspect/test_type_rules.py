@@ -57,7 +57,7 @@ def test_node_without_a_rule_has_an_unknown_type():
 
 
 def program(*ops: ir.Op) -> ir.MLXGraph:
-    """Two inputs and an output of type float32[2, 3], and temporaries from slot 3 on."""
+    """Returns a program with two inputs and an output of type float32[2, 3], and with temporaries from slot 3 on."""
     meta = ir.TensorMeta(shape=[ir.ShapeDim(value=2), ir.ShapeDim(value=3)], scalar_type=FLOAT32)
     return ir.MLXGraph(
         num_input_tensors=2,

@@ -59,14 +59,14 @@ def private_copy(folder: Path) -> Path:
 
 
 def export_all(folder: Path, every: int) -> None:
-    """Export to one folder for each configuration. Runs in the process that imports the private copy."""
-    # The package's __init__ imports torchtune for modules that no op test uses. Replace it.
+    """Export each configuration to a folder of its own. Runs in the process that imports the private copy."""
+    # The __init__ of extension.llm.modules imports torchtune, which no op test needs. An empty package replaces it.
     import executorch.extension.llm as llm
 
     modules = types.ModuleType(f"{llm.__name__}.modules")
     modules.__path__ = [str(Path(llm.__path__[0]) / "modules")]
     sys.modules[modules.__name__] = modules
-    from executorch.backends.mlx.test import test_ops  # noqa: F401  (registers them)
+    from executorch.backends.mlx.test import test_ops  # noqa: F401  (registers the tests)
     from executorch.backends.mlx.test.test_utils import get_all_test_configs
 
     tests = get_all_test_configs()[::every]

@@ -39,7 +39,7 @@ def lits(*xs: int) -> list[ir.IntOrVid]:
 
 
 def value_of(vid: ir.Vid) -> ir.IntOrVid:
-    """The field of an instruction that takes its integer from a value slot."""
+    """An operand that reads an integer from the value slot `vid`."""
     return ir.IntOrVid(vid=vid, is_vid=True)
 
 
@@ -274,7 +274,7 @@ def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
 
 
 def load(pte: bytes):
-    """The program of ExecuTorch's runtime."""
+    """Loads a .pte with ExecuTorch's runtime, and returns the program."""
     return Runtime.get().load_program(pte)
 
 

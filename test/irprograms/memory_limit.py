@@ -1,15 +1,18 @@
-"""For tests of the memory limit: constants, and a program with large temporaries."""
+"""Constants and a program with large temporaries, for tests of the memory limit."""
 
 from .graph import Graph, ir
 
-FAILED = "0x:?21$"  # ExecuTorch's Error::MemoryAllocationFailed, in a RuntimeError
+FAILED = "0x:?21$"  # matches the message of a RuntimeError with ExecuTorch's Error::MemoryAllocationFailed
 MEGABYTE = 1 << 20
 SLACK = 64 << 10
-"""MLX may give an array a cached block that is up to two pages larger."""
+"""The bytes by which MLX's memory may exceed the sum of the arrays: an array may get a cached block that is larger."""
 
 
 def products(size: int, count: int = 1) -> Graph:
-    """The row sums of sin(x @ x.T) @ x for x [n, 64], `count` times in a row. Each takes n² floats twice."""
+    """Returns a program that computes s = sin(s @ s.T) @ x `count` times, starting with s = x, and sums the rows of s.
+
+    The input x is [n, 64]. Each computation needs two temporaries of n² floats.
+    """
     g = Graph()
     x, total = g.input(((1, size), 64)), g.output(((1, size),))
     scaled, product = g.new_temp(), g.new_temp()

@@ -1,4 +1,4 @@
-"""Load options, set as defaults of the process."""
+"""Sets the defaults of load options for this process."""
 
 import ctypes
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ DEFAULTS = {"device": "", "metal_kernels": "false", "kv_windows": "", "max_instr
 
 
 def set_option(key: str, value: str) -> int:
-    """Returns 0, or the number of an ExecuTorch Error."""
+    """Sets the default of an option. Returns 0, or the number of an ExecuTorch Error."""
     call = ctypes.CDLL(load_delegate()).executorch_mlx_set_option
     call.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     return call(key.encode(), value.encode())

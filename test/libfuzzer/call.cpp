@@ -30,10 +30,11 @@ using executorch::aten::TensorImpl;
 using et::Error;
 
 constexpr int64_t kMaxElements = 1 << 12;  // of a tensor that is made up
-constexpr int kDefaultSize = 4;            // of a dynamic dimension
+constexpr int kDefaultSize = 4;            // of a dynamic dimension without an upper bound
 constexpr size_t kMaxRank = 16;
 
-// Values that are valid operands of most nodes: small numbers, and sometimes extreme ones.
+// Generates random values that are valid operands of most nodes: small numbers, and sometimes extreme ones. The same
+// payload always gives the same values.
 class Values {
  public:
   explicit Values(std::string_view payload)
@@ -75,6 +76,7 @@ class Values {
   std::mt19937 random_;
 };
 
+// What a TensorImpl needs to know about a tensor: sizes, dim order, strides and dtype.
 struct MadeUp {
   std::vector<TensorImpl::SizesType> sizes;
   std::vector<TensorImpl::DimOrderType> order;
@@ -86,13 +88,13 @@ struct MadeUp {
 
 // The metadata of a slot, or null for a temporary: the runtime does not verify the metadata of those.
 const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
-  const uint64_t temps = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
+  const uint64_t first_temp = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors();
   const auto* metas = graph.tensor_meta();
-  return metas != nullptr && slot < temps && slot < metas->size() ? metas->Get(slot) : nullptr;
+  return metas != nullptr && slot < first_temp && slot < metas->size() ? metas->Get(slot) : nullptr;
 }
 
-// Returns null if the tensor is too large or has a dtype that ExecuTorch rejects.
+// Makes up a tensor with the given metadata. Returns null if it is too large or if MLX lacks its dtype.
 std::unique_ptr<MadeUp> make_up(const fb::TensorMeta& meta) {
   auto made = std::make_unique<MadeUp>();
   made->type = static_cast<ScalarType>(meta.scalar_type());
@@ -122,7 +124,8 @@ std::unique_ptr<MadeUp> make_up(const fb::TensorMeta& meta) {
   return made;
 }
 
-// The named data that a payload asks for. Each value is an allocation of its own, so that ASan sees its ends.
+// The named data that a payload asks for, filled with random values. Each tensor is an allocation of its own, so that
+// ASan detects an access beyond its end.
 class Data final : public et::NamedDataMap {
  public:
   Data(const fb::MLXGraph& graph, Values& values) : values_(values) {

@@ -1,4 +1,4 @@
-"""The cases of all nodes that one case can test."""
+"""The cases of all IR nodes that a `NodeCase` can test."""
 
 from . import elementwise, index, nn, reduce, shape
 

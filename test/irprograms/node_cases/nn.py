@@ -1,6 +1,6 @@
 """Linear algebra, convolution, norm, attention and quantization.
 
-torch computes the expected results in float32. In the quantized cases, `mx.dequantize` prepares the weights.
+torch computes the expected results in float32. In the quantized cases, its weights come from `mx.dequantize`.
 """
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from ..node_case import NodeCase, random
 
 
 def in_float32(op):
-    """Casts the inputs of `op` to float32, and its result back to the dtype of the first input."""
+    """Returns a function that calls `op` with the inputs in float32. Its result has the dtype of the first input."""
 
     def apply(**inputs):
         dtype = next(iter(inputs.values())).dtype
@@ -52,7 +52,7 @@ LINALG = [
 
 
 def channels_last(op, **kw):
-    """Calls a convolution of torch, which is channels-first, with the channels of x and w last."""
+    """Returns a function that calls `op`, a convolution of torch, for x and w with the channels in the last axis."""
 
     def apply(x, w):
         return op(x.movedim(-1, 1), w.movedim(-1, 1), **kw).movedim(1, -1)
@@ -61,7 +61,10 @@ def channels_last(op, **kw):
 
 
 def transposed_conv(op, groups=1, **kw):
-    """Moves x to channels-first, and w from [out, ..., in / groups] to torch's [in, out / groups, ...]."""
+    """Returns a function that calls `op`, a transposed convolution of torch, for x and w with the channels last.
+
+    It permutes w from [out, ..., in / groups] to torch's [in, out / groups, ...].
+    """
 
     def apply(x, w):
         parts = [p.movedim(-1, 0) for p in w.chunk(groups, 0)]
@@ -191,7 +194,7 @@ NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
 
 
 def quantized_cases(fields):
-    """A matrix product and a dequantization, with the fields `group_size`, `bits` and `mode` of the nodes."""
+    """Yields a matrix product and a dequantization. `fields` are `group_size`, `bits` and `mode` of the nodes."""
     x = random(3, 64)
     note = f"{fields['mode']}{fields['bits']}"
     parts = quantized(**fields)

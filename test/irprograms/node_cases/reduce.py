@@ -26,6 +26,8 @@ def reduce(node, op, x=X, **kwargs):
 
 
 def one_by_one(op):
+    """Returns a reduction over several axes that applies `op` to one axis at a time."""
+
     def apply(x, dims, keepdims):
         for d in sorted((d % x.ndim for d in dims), reverse=True):
             x = op(x, d, keepdims)
@@ -69,7 +71,7 @@ REDUCE = [
     NodeCase(ir.MedianNode, {"x": torch.tensor(3.0)}, lambda x: x, note="0-d"),
 ]
 
-ARGS = [
+ARG_REDUCTIONS = [
     *(
         NodeCase(
             node,
@@ -97,4 +99,4 @@ SORTED = [
     ),
 ]
 
-CASES = REDUCE + ARGS + SORTED
+CASES = REDUCE + ARG_REDUCTIONS + SORTED
