@@ -1,4 +1,7 @@
-"""A small model with large KV caches, and the memory that a call adds. It shows if the call copies a cache."""
+"""A small model with large KV caches, and the memory that a call adds.
+
+The added memory shows whether the call copies a cache.
+"""
 
 from collections.abc import Callable
 

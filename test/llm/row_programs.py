@@ -45,7 +45,7 @@ class RowProgram:
         return [given[name].reshape(off.shape) for name, off in values.items()]
 
     def prefill(self, tokens: Sequence[int], position: int, row: int = 0, name: str | None = None, **parameters):
-        """The outputs of a call of `prefill`, or of `forward` if there is one row. `allowed_tokens` has the shape [W]."""
+        """The outputs of a `prefill` call, or of `forward` if there is one row. `allowed_tokens` has the shape [W]."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         name = name or ("prefill" if self.rows > 1 else "forward")
         return self.call(name, [*inputs, *self._parameters(1, parameters)])
