@@ -1,4 +1,5 @@
-// Runs payloads through the backend as ExecuTorch does, with inputs and constants made up from what they declare.
+// Runs payloads through the backend as ExecuTorch does. The inputs and constants have the types that a payload
+// declares.
 #pragma once
 
 #include <cstddef>

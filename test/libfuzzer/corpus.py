@@ -114,7 +114,7 @@ def files() -> dict[str, bytes]:
 
 
 def write_llm(path: Path) -> None:
-    """A program for the LLM runner: it returns the last token that it got."""
+    """Write a program for the LLM runner. It returns the last token of its input."""
     bytes_of = [bytes([i]) for i in range(8)]
     llm_programs.export(
         path, lambda self, tokens, input_pos, **_: tokens[:, -1], vocabulary=bytes_of, vocab_size=8, optional=()

@@ -13,7 +13,7 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   namespace et = executorch::runtime;
   et::runtime_init();
-  // Most payloads are refused with a message, which would be the larger part of the time.
+  // Most payloads are refused with a log message. Printing these messages would take most of the time.
   const auto quiet = [](et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char*, size_t) {};
   et::register_pal(et::PalImpl::create(quiet, __FILE__));
   executorch_mlx_register();

@@ -26,10 +26,11 @@ namespace {
 namespace et = executorch::runtime;
 using executorch::extension::BufferDataLoader;
 
-constexpr size_t kMaxMemory = 1 << 20;  // of a method
+constexpr size_t kMaxMemory = 1 << 20;  // bytes of a method
 constexpr size_t kMaxMethods = 32;
 
-// Thrown where ExecuTorch ends the process: its checks of its own part of the file are not what this target tests.
+// Thrown where ExecuTorch would end the process. This target does not test ExecuTorch's checks of its own part of the
+// file.
 struct Aborted {};
 
 [[noreturn]] void on_abort() {
@@ -38,7 +39,7 @@ struct Aborted {};
 
 void quiet(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char*, size_t) {}
 
-// The memory that a method plans for its tensors, or nothing if that is too much.
+// Returns the memory that a method plans for its tensors, or an empty list if it is more than kMaxMemory.
 std::vector<std::vector<uint8_t>> planned_memory(const et::MethodMeta& meta) {
   std::vector<std::vector<uint8_t>> buffers;
   size_t total = 0;
@@ -57,7 +58,7 @@ bool has_only_delegates(const et::MethodMeta& meta) {
   return meta.num_backends() > 0 && meta.num_instructions() == meta.num_backends();
 }
 
-// Loads a method and, if the delegate runs all of it, calls it twice.
+// Loads a method and, if the delegate runs all of it, calls it twice. Returns false if the method is too large to load.
 bool run_method(const et::Program& program, const char* name) {
   const auto meta = program.method_meta(name);
   if (!meta.ok()) {
@@ -85,7 +86,7 @@ bool run_method(const et::Program& program, const char* name) {
   return true;
 }
 
-// Returns whether the methods are few and small enough to load them.
+// Loads the program and runs its methods. Returns whether the methods are few and small enough to load all of them.
 bool run_program(const uint8_t* data, size_t size) {
   BufferDataLoader loader(data, size);
   const auto program = et::Program::load(&loader, et::Program::Verification::InternalConsistency);

@@ -1,4 +1,7 @@
-"""A small model with large KV caches, and the memory that a call needs: a call that copies a cache shows."""
+"""A small model with large KV caches, and the memory that a call adds.
+
+The added memory shows whether the call copies a cache.
+"""
 
 from collections.abc import Callable
 
@@ -7,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def two_layers(capacity: int) -> LlamaForCausalLM:
-    """A model with four cache buffers, each of `capacity * 2 * 64` float32 for a row."""
+    """Return a model with four cache buffers. Each buffer has `capacity * 2 * 64` float32 numbers for each row."""
     config = LlamaConfig(
         hidden_size=128,
         intermediate_size=128,
@@ -22,7 +25,7 @@ def two_layers(capacity: int) -> LlamaForCausalLM:
 
 
 def memory_growth(call: Callable[[], object]) -> tuple[int, int]:
-    """By how many bytes the peak and the active memory of MLX exceed the active memory before the call."""
+    """Return by how many bytes MLX's peak and final active memory exceed its active memory before the call."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     call()

@@ -1,9 +1,9 @@
-"""Computes with mlx-lm what the tests compare with. Runs in a process of its own, which never loads the delegate.
+"""Computes the expected logits and tokens with mlx-lm. Runs in a process of its own, which never loads the delegate.
 
     python mlx_lm_side.py PROMPT STEPS FOLDER=MODE,BITS,GROUP …
 
-Each FOLDER is converted in float32 to FOLDER/mlx, run from there, and answered with
-FOLDER/answer.safetensors: `logits` [S, V] of the prompt, `tokens` [STEPS] greedy.
+Converts the checkpoint in each FOLDER to FOLDER/mlx, in float32, and runs the converted model. Writes
+FOLDER/answer.safetensors with `logits` [S, V] of the prompt and the greedy `tokens` [STEPS].
 """
 
 import json
@@ -25,10 +25,10 @@ def main() -> None:
     for job in jobs:
         folder, form = job.split("=")
         mode, bits, group = form.split(",")
-        made = Path(folder) / "mlx"
-        convert(folder, str(made), quantize=True, q_mode=mode, q_bits=int(bits), q_group_size=int(group),
+        converted = Path(folder) / "mlx"
+        convert(folder, str(converted), quantize=True, q_mode=mode, q_bits=int(bits), q_group_size=int(group),
                 dtype="float32")
-        model, _ = utils.load_model(made)
+        model, _ = utils.load_model(converted)
         answer = {"logits": model(prompt[None])[0]}
         if steps:
             tokens = [token for token, _ in generate_step(prompt, model, max_tokens=steps)]

@@ -25,11 +25,11 @@ MODELS = {
 }
 
 
-def make(name: str, folder: Path, *, is_right: bool = False) -> Path:
-    """Write a random checkpoint to `folder`. With `is_right`, all guesses of the head are right.
+def make(name: str, folder: Path, *, guesses_right: bool = False) -> Path:
+    """Write a random checkpoint to `folder`, and return `folder`. If `guesses_right`, the head guesses right.
 
-    A model whose layers add nothing predicts from the last token alone, and a head that passes on the embedding of its
-    token predicts the same.
+    In that case, the layers of the model add nothing: the model predicts from its last token alone. The head passes on
+    the embedding of the same token. It therefore makes the same prediction.
     """
     torch.manual_seed(3)
     kind, config, sizes = MODELS[name]
@@ -43,7 +43,7 @@ def make(name: str, folder: Path, *, is_right: bool = False) -> Path:
     tensors[f"{head}eh_proj.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) / 8
     tensors[f"{head}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{head}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    if is_right:
+    if guesses_right:
         for key in tensors:
             if "o_proj" in key or "down_proj" in key:
                 tensors[key] = torch.zeros_like(tensors[key])

@@ -45,7 +45,7 @@ class RowProgram:
         return [given[name].reshape(off.shape) for name, off in values.items()]
 
     def prefill(self, tokens: Sequence[int], position: int, row: int = 0, name: str | None = None, **parameters):
-        """The outputs of one call of `prefill`, or of `forward` if there is one row. `allowed_tokens` is [W]."""
+        """The outputs of a `prefill` call, or of `forward` if there is one row. `allowed_tokens` has the shape [W]."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         name = name or ("prefill" if self.rows > 1 else "forward")
         return self.call(name, [*inputs, *self._parameters(1, parameters)])
@@ -60,21 +60,21 @@ class RowProgram:
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         return self.call(name, inputs)[0][0, 0]
 
-    def decode(self, slots: Sequence[tuple], **parameters):
-        """The outputs of one call of `decode`. A slot is (token, position, row).
+    def decode(self, items: Sequence[tuple], **parameters):
+        """The outputs of one call of `decode`. An item is (token, position, row).
 
-        A parameter is a list with a value for each slot. If there are fewer slots than rows, the others repeat the first
-        one.
+        A parameter is a list with a value for each item. If there are fewer items than rows, the call repeats the first
+        item. The outputs of the repetitions are dropped.
         """
-        count = len(slots)
+        count = len(items)
         picked = [i if i < count else 0 for i in range(self.rows)]
-        tokens, positions, rows = (torch.tensor([slots[i][field] for i in picked]) for field in range(3))
+        tokens, positions, rows = (torch.tensor([items[i][field] for i in picked]) for field in range(3))
         given = {name: torch.stack([torch.as_tensor(v[i]) for i in picked]) for name, v in parameters.items()}
         outputs = self.call("decode", [tokens[:, None], positions, rows, *self._parameters(self.rows, given, True)])
         return [output[:count] for output in outputs]
 
     def verify(self, tokens: Sequence[int], position: int, row: int = 0, targets=None, **parameters):
-        """The outputs of one call of `verify`. `allowed_tokens` is [S, W]."""
+        """The outputs of one call of `verify`. `allowed_tokens` has the shape [S, W]."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         inputs += self._parameters(len(tokens), parameters)
         if self.head.logprobs:

@@ -24,7 +24,7 @@ FORMS = {"bfloat16": {"dtype": torch.bfloat16}, "int4": {"quantize": "int4"}}
 
 
 def outcome(name: str, form: str | None, folder: Path) -> str:
-    """Return "ok", or how the program of a family differs."""
+    """Return "ok", or a description of the error or of the difference."""
     model, path = random_model(name), folder / f"{name}.pte"
     options = dict(chunk=CHUNK, head=HeadConfig.minimal(), max_context_len=2 * STEPS)
     try:

@@ -25,7 +25,7 @@ HANDLES = {"executorch_mlx_model", "executorch_mlx_engine", "executorch_mlx_requ
 
 
 def python_type(declared: str):
-    """The ctypes type of a C type: of `const int64_t*`, `POINTER(c_int64)`."""
+    """Return the ctypes type of a C type. For example, return `POINTER(c_int64)` for `const int64_t*`."""
     words = declared.replace("*", " * ").split()
     base, *stars = [word for word in words if word != "const"]
     assert set(stars) <= {"*"}, declared
@@ -41,7 +41,7 @@ def python_type(declared: str):
 
 
 def split(declaration: str) -> tuple[str, str]:
-    """Type and name: of `const int64_t* prompt`, `("const int64_t*", "prompt")`."""
+    """Return the type and the name: `("const int64_t*", "prompt")` for `const int64_t* prompt`."""
     found = re.fullmatch(r"\s*(.*?[\s*])(\w+)\s*", declaration, re.DOTALL)
     return found[1], found[2]
 
@@ -119,7 +119,7 @@ def test_constants_are_those_of_the_header():
         (binding.FAILED, "a step failed", RuntimeError),
     ],
 )
-def test_errors(status, message, kind):
+def test_a_status_becomes_an_exception(status, message, kind):
     error = binding.error_of(status, message)
     assert type(error) is kind and str(error) == message
     assert kind is not SettingError or error.name == "top_k"

@@ -1,4 +1,4 @@
-"""Chat templates give the text that transformers gives, and cannot do more than that."""
+"""Chat templates give the text that transformers gives. A template that uses unsafe attributes is refused."""
 
 import datetime
 
@@ -88,7 +88,7 @@ OPTIONS = {"hint": "now", "thinking": True}
 
 
 def both(template: str):
-    """The tokenizer of the demo model with `template`, as transformers has it and as this project has it."""
+    """Return the tokenizer of the demo model, loaded by transformers and by this project, both with `template`."""
     theirs = AutoTokenizer.from_pretrained(small_llm.DEMO)
     theirs.chat_template = template
     ours = Tokenizer.from_folder(small_llm.DEMO)

@@ -1,4 +1,4 @@
-"""An export checks its file: right ones are written, broken ones leave no file."""
+"""`save` checks the exported program: a right program is written, a wrong one leaves no file."""
 
 import copy
 import re
@@ -11,19 +11,21 @@ from executorch_mlx.cli.main import main
 from executorch_mlx.llm.export import HeadConfig, VerificationError, export_llm
 
 pytestmark = pytest.mark.usefixtures("delegate")
-LONG = 5  # two chunks and three decode steps
-SHORT = 2 + 4  # two chunks, and a call of `verify` with four tokens
-ROWS = 3 + 3 * 3 + 4  # three chunks in two rows, three calls of `decode` with three rows, and a call of `verify`
+# The number of tokens that the check compares in each of its runs.
+LONG_RUN = 5  # two chunks and three decode steps
+SHORT_RUN = 2 + 4  # two chunks, and a call of `verify` with four tokens
+# With three rows: three chunks in two rows, three calls of `decode` with three rows, and a call of `verify`.
+SHORT_RUN_OF_ROWS = 3 + 3 * 3 + 4
 
 # Name → arguments of export_llm, number of tokens that the check compares
 OPTIONS = {
-    "tokens": (dict(head=HeadConfig(penalties=8, logit_bias=2, allowed_tokens=True, logprobs=2)), LONG + SHORT),
-    "both": (dict(outputs="both", allow_extensions=True), LONG + SHORT),
-    "logits": (dict(outputs="logits"), LONG),
-    "no speculation": (dict(speculation=False), LONG + 2),
-    "rows and window": (dict(batch=3, sliding_window=8), LONG + ROWS),
-    "rows and logits": (dict(batch=3, outputs="logits"), LONG + ROWS - 4),
-    "int4 and bfloat16": (dict(quantize="int4", group_size=32, dtype=torch.bfloat16), LONG + SHORT),
+    "tokens": (dict(head=HeadConfig(penalties=8, logit_bias=2, allowed_tokens=True, logprobs=2)), LONG_RUN + SHORT_RUN),
+    "both": (dict(outputs="both", allow_extensions=True), LONG_RUN + SHORT_RUN),
+    "logits": (dict(outputs="logits"), LONG_RUN),
+    "no speculation": (dict(speculation=False), LONG_RUN + 2),
+    "rows and window": (dict(batch=3, sliding_window=8), LONG_RUN + SHORT_RUN_OF_ROWS),
+    "rows and logits": (dict(batch=3, outputs="logits"), LONG_RUN + SHORT_RUN_OF_ROWS - 4),
+    "int4 and bfloat16": (dict(quantize="int4", group_size=32, dtype=torch.bfloat16), LONG_RUN + SHORT_RUN),
 }
 
 

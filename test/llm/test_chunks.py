@@ -15,7 +15,7 @@ SPLITS = {"1": [1], "3": [3], "16": [16], "64": [64], "mixed": [33, 1, 7, 40, 2,
 
 
 def logits_by_position(method, prompt, lengths):
-    """The logits after each chunk, by the position of its last token. The chunks have these lengths, in turn."""
+    """The logits after each chunk, by the position of its last token. The chunk lengths are `lengths`, repeated."""
     logits, at, i = {}, 0, 0
     while at < len(prompt):
         tokens = prompt[at : at + lengths[i % len(lengths)]]

@@ -90,7 +90,7 @@ def test_lowered_model_equals_eager(delegate, name, bits):
     length = torch.export.Dim("length", min=1, max=16)
     exported = torch.export.export(model, (TOKENS,), dynamic_shapes=({1: length},))
     partitioner = MLXPartitioner()
-    # The verifier would make the sequence length static.
+    # ExecuTorch's IR verifier would make the sequence length static.
     config = EdgeCompileConfig(_check_ir_validity=False)
     lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
     assert not partitioner.explain().refused, partitioner.explain()

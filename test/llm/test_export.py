@@ -47,7 +47,7 @@ def llm(path):
 
 @pytest.fixture(scope="module")
 def step(path):
-    """Calls the program: `step(tokens, position)` returns the token that it draws."""
+    """A function: `step(tokens, position)` calls the program and returns the drawn token."""
     return stepper(path, HeadConfig())
 
 

@@ -1,4 +1,4 @@
-"""Each supported model family: exports, runs and gives the greedy tokens of transformers."""
+"""Each supported model family is exported and run. Its greedy tokens equal those of transformers."""
 
 import fcntl
 import hashlib
@@ -59,7 +59,7 @@ FAMILIES = {
                   dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
 }
 PROMPT_LENGTH, STEPS = 30, 64
-# Changes of SMALL that give a model every kernel of a matrix product, with lengths that are no multiples of a vector.
+# Changes of SMALL. A model of these sizes uses every matrix-product kernel. The sizes are not multiples of 16.
 WIDE = dict(hidden_size=328, intermediate_size=424)
 CHUNK, CONTEXT = 64, 128
 

@@ -238,7 +238,7 @@ def test_chat_reuses_the_cache(llm):
 
 
 def allow_text(llm: LLM, text: str):
-    """Allow only the token `text`."""
+    """Return a callback for `allowed_tokens` that allows only the token `text`."""
     (token,) = llm.encode(text, special=False)
     return lambda answer: allow_only(llm.program.vocab_size, [token])
 

@@ -1,4 +1,4 @@
-"""`Generation` with `async for`, several at once, and its end when nothing refers to it any more."""
+"""`Generation` with `async for`, many at once, and cancelled when nothing refers to it any more."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ def llm(chat_program) -> LLM:
     return LLM.load(chat_program)
 
 
-def until(condition) -> None:
+def wait_until(condition) -> None:
     """Wait until `condition()` is true."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -28,8 +28,8 @@ def until(condition) -> None:
         time.sleep(0.01)
 
 
-def idle(llm: LLM) -> None:
-    until(lambda: (llm.stats.running, llm.stats.waiting) == (0, 0))
+def wait_until_idle(llm: LLM) -> None:
+    wait_until(lambda: (llm.stats.running, llm.stats.waiting) == (0, 0))
 
 
 def test_async_for_gives_the_tokens_of_for(llm):
@@ -53,7 +53,7 @@ def test_many_answers_in_one_event_loop(llm):
     assert asyncio.run(all_of_them()) == expected
 
 
-def test_event_loop_runs_meanwhile(llm):
+def test_event_loop_runs_while_the_model_computes(llm):
     """The GIL is free while the model runs."""
 
     async def main():
@@ -90,7 +90,7 @@ def test_cancelled_task_ends_its_answer(llm):
 
     asyncio.run(main())
     gc.collect()
-    idle(llm)
+    wait_until_idle(llm)
     assert llm.stats.generated_tokens < 10 * small_llm.CONTEXT
 
 
@@ -109,7 +109,7 @@ def test_error_in_async_for(llm):
     asyncio.run(main())
 
 
-def test_exception_of_a_mask_concerns_one_answer(llm):
+def test_exception_of_a_callback_ends_only_its_answer(llm):
     def fail(answer):
         raise OSError("disk")
 
@@ -123,7 +123,7 @@ def test_exception_of_a_mask_concerns_one_answer(llm):
 
 def test_answer_starts_before_the_first_iteration(llm):
     generation = llm.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
-    until(lambda: generation.metrics.generated_tokens == 4)
+    wait_until(lambda: generation.metrics.generated_tokens == 4)
     assert generation.tokens == [] and generation.finish is None
     assert len(generation.result().tokens) == 4
 
@@ -134,7 +134,7 @@ def test_dropped_answer_is_cancelled(llm):
     next(generation)
     del generation
     gc.collect()
-    until(lambda: llm.stats.requests == before + 1)
+    wait_until(lambda: llm.stats.requests == before + 1)
     assert llm.stats.running == 0
 
 
@@ -158,7 +158,7 @@ def test_full_queue(chat_program):
     gate = threading.Event()
     with LLM.load(chat_program, queue_limit=2) as llm:
         held = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=2)
-        until(lambda: llm.stats.running == 1)
+        wait_until(lambda: llm.stats.running == 1)
         waiting = [llm.generate(prompt, max_new_tokens=2) for prompt in PROMPTS[:2]]
         with pytest.raises(BusyError, match="2"):
             llm.generate(PROMPTS[0])
@@ -174,7 +174,7 @@ def test_priority(chat_program):
     gate, order = threading.Event(), []
     with LLM.load(chat_program) as llm:
         held = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=1)
-        until(lambda: llm.stats.running == 1)
+        wait_until(lambda: llm.stats.running == 1)
         answers = [
             llm.generate(
                 PROMPTS[0], priority=priority, max_new_tokens=1, allowed_tokens=lambda _, p=priority: order.append(p)
@@ -193,7 +193,7 @@ def test_stats(chat_program):
         llm.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True, draft=0).result()
         with pytest.raises(ZeroDivisionError):
             llm.generate(PROMPTS[0], allowed_tokens=lambda answer: 1 / 0).result()
-        idle(llm)
+        wait_until_idle(llm)
         stats = llm.stats
         assert (stats.requests, stats.failed, stats.generated_tokens) == (2, 1, 4)
         assert stats.prompt_tokens >= 3 and stats.busy_seconds > 0 and stats.steps >= 3
@@ -232,7 +232,7 @@ def test_many_requests_leave_nothing_behind(chat_program):
         threads = threading.active_count()
         answers = asyncio.run(main(llm))
         gc.collect()
-        idle(llm)
+        wait_until_idle(llm)
         assert threading.active_count() == threads and _requests == {}
     for number, answer in enumerate(answers):
         if number % 3 == 0:

@@ -1,4 +1,4 @@
-"""`LLM.generate_batch` and `LLM.classify`, side by side and one prompt after the other."""
+"""`LLM.generate_batch`, with programs of one row and of several rows, and `LLM.classify`."""
 
 import pytest
 import small_llm
@@ -82,7 +82,7 @@ def test_sampling_of_a_batch(batched, single):
     alone = single.generate([5, 6], seed=3, **options).result().tokens
     results = single.generate_batch([[5, 6], [5, 6]], seed=3, **options)
     assert [result.tokens for result in results] == [alone, alone] and len(alone) == 10
-    # Without a seed, each answer has its own.
+    # Without the argument `seed`, each answer has a seed of its own.
     results = batched.generate_batch([[5, 6], [5, 6], [5, 6]], **options)
     assert len({tuple(result.tokens) for result in results}) == 3
 

@@ -1,4 +1,4 @@
-"""Sampling parameters: the head and the host draw the same tokens; unsupported ones are errors."""
+"""Sampling parameters: the head and the host draw the same tokens. Unsupported parameters are errors."""
 
 import pytest
 import small_llm
@@ -7,7 +7,7 @@ from executorch_mlx.llm import LLM, SettingError
 from executorch_mlx.llm.scoring import allow_only
 
 PROMPT = [7, 300, 12, 300, 45]
-COUNT = 27  # with the prompt, as many tokens as the head keeps for the penalties; the host keeps all
+COUNT = 27  # prompt and answer fill the history of the head, which limits the penalties; the host keeps all tokens
 
 SETTINGS = {
     "greedy": {},

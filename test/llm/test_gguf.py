@@ -42,7 +42,7 @@ TOKENS = torch.tensor([[5, 17, 100, 3, 77, 9, 150, 12, 60, 33, 2, 8]])
 
 
 def write_gguf(path, architecture, type_, *, permute=True, **metadata):
-    """Write a random model as llama.cpp stores it. Return the model with the weights that the file then has."""
+    """Write a random model as llama.cpp stores it. Return the model with the weights of the file, dequantized."""
     model_class, config = MODELS[architecture]
     torch.manual_seed(0)
     model = model_class(config).eval()
@@ -81,14 +81,15 @@ def close(writer):
 
 
 def _write_tensor(writer, names, architecture, name, parameter, type_):
-    """Write one parameter, and round the parameter as the file does."""
+    """Write a parameter, and set it to the values that the file has after quantization."""
     values = parameter.data
     if parameter.dim() > 1 and "mlp.gate." not in name:
         quantized = gguf.quantize(values.numpy(), type_)
         parameter.data = torch.from_numpy(gguf.dequantize(quantized, type_)).clone()
         values = parameter.data
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-        # llama.cpp's order: row 2 i of a head is row i here, and row 2 i + 1 is row i + D / 2.
+        # llama.cpp orders the rows of a head of size D differently. Its row 2 i is row i in transformers, and its row
+        # 2 i + 1 is row i + D / 2.
         order = torch.arange(len(values)).view(-1, 2, 16).transpose(1, 2).flatten()
         values = values[order]
     if "gemma" in architecture and parameter.dim() == 1:
@@ -143,7 +144,7 @@ def test_blocks_of_32_are_exact(type_, tmp_path):
     assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.error == 0
 
 
-# The bytes of a block that are float16 scales, and the expected relative error.
+# The offsets of the float16 scales in the bytes of a block, and an upper bound of the relative error.
 K_QUANTS = {
     Type.Q2_K: ([80, 82], 0.06),
     Type.Q3_K: ([108], 0.08),
@@ -154,7 +155,7 @@ K_QUANTS = {
 
 
 @pytest.mark.parametrize("type_", K_QUANTS, ids=lambda t: t.name)
-def test_other_formats_report_their_error(type_, tmp_path):
+def test_k_quants_report_their_error(type_, tmp_path):
     offsets, limit = K_QUANTS[type_]
     random = np.random.default_rng(0)
     size = gguf.GGML_QUANT_SIZES[type_][1]
@@ -191,7 +192,7 @@ def test_linear_scaling_of_the_rotary_embedding(tmp_path):
         ("llama", {"rope.dimension_count": 8.0}, "rope.dimension_count 8"),
     ],
 )
-def test_what_is_not_supported_is_refused(architecture, metadata, message, tmp_path):
+def test_unsupported_rope_metadata_is_refused(architecture, metadata, message, tmp_path):
     write_gguf(tmp_path / "m.gguf", architecture, Type.F32, **metadata)
     with pytest.raises(ValueError, match=message):
         load_causal_lm(tmp_path / "m.gguf")

@@ -26,7 +26,7 @@ def mistral():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A program with 8 bits and two rows, and what `export_llm` returned for it."""
+    """The path of a program with 8-bit KV caches and two rows, and the result of its `export_llm`."""
     path = tmp_path_factory.mktemp("kv") / "model.pte"
     result = export_llm(llama(), kv_bits=8, allow_extensions=True, batch=2, chunk=32, outputs="both")
     result.save(path)

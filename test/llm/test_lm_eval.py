@@ -41,15 +41,15 @@ def test_multiple_choice(model, data):
         "doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}],
     }  # fmt: skip
     results, samples = evaluate(model, task)
-    likely = 0
+    correct = 0
     for document, sample in zip(DOCUMENTS, samples):
         prompt = model.llm.encode(document["question"]) if document["question"] else [small_llm.BOS]
         whole = [model.llm.encode(document["question"] + " " + choice) for choice in document["choices"]]
         scores = [model.llm.score(prompt, [ids[len(prompt) :]])[0] for ids in whole]
         found = [response[0] for response in sample["filtered_resps"]]
         assert found == pytest.approx([score.logprob for score in scores], abs=1e-4)
-        likely += max(range(3), key=lambda index: scores[index].logprob) == document["answer"]
-    assert results["acc,none"] == pytest.approx(likely / len(DOCUMENTS))
+        correct += max(range(3), key=lambda index: scores[index].logprob) == document["answer"]
+    assert results["acc,none"] == pytest.approx(correct / len(DOCUMENTS))
 
 
 def test_generation(model, data):

@@ -55,7 +55,7 @@ def test_the_program_is_that_of_executorch():
     assert lowered.to_executorch().buffer
 
 
-def test_a_node_without_delegate_goes_to_executorch():
+def test_an_undelegated_node_goes_to_executorch():
     lowered, report = lower({"forward": exported(Undelegated())}, {}, allow_extensions=False)
     assert [d.target for d in report.refused] == ["aten.grid_sampler_3d.default"]
     assert len(graphs(lowered)) == 2

@@ -24,7 +24,7 @@ def tokens(llm: LLM, prompt: list[int] = PROMPT, **options) -> list[int]:
 
 @pytest.mark.parametrize("name", ["chat_program", "logits_program"])
 def test_failed_step_leaves_the_model_usable(name, request):
-    """Prefill fails, or only a later step; then the limit is raised."""
+    """With a small limit, prefill fails. With a larger one, a later step fails, or none. Then the limit is removed."""
     path = request.getfixturevalue(name)
     llm, fresh = LLM.load(path), LLM.load(path)
     expected, other = tokens(fresh), tokens(fresh, [7, 8, 9])

@@ -21,7 +21,7 @@ PROGRAMS = {
     "gpt_neox": (NEOX, HeadConfig(), "tokens"),
     "llama, dynamic rope": (FAMILIES["llama, dynamic rope"], HeadConfig(), "tokens"),
 }
-REQUESTS = [  # prompts of different lengths, and parameters that every program has
+REQUESTS = [  # the length of the prompt, and parameters that every program has
     (23, dict(temperature=0.0)),
     (5, dict(temperature=0.9, seed=11, top_k=20)),
     (17, dict(temperature=1.2, seed=5, top_p=0.9)),
@@ -48,7 +48,7 @@ def program(request, tmp_path_factory):
 
 
 def requests_of(program):
-    """[(prompt, parameters)]. If the program takes penalties, bias or masks, the requests have them."""
+    """Return a list of (prompt, parameters). If the program takes penalties, bias or masks, the requests have them."""
     generator = torch.Generator().manual_seed(3)
     requests = []
     for number, (length, parameters) in enumerate(REQUESTS):
@@ -91,15 +91,18 @@ def advanced(parameters, step):
     return parameters | ({"seed": parameters["seed"] + step} if "seed" in parameters else {})
 
 
-def by_slot(program, parameters):
-    """The parameters of several slots as lists by name. A slot without a parameter gets the off value."""
+def by_item(program, parameters):
+    """Return the parameters of the items of a `decode` call: for each name, a list with a value for each item.
+
+    An item without a parameter gets the off value.
+    """
     off = program.head.inputs(1, VOCABULARY)
     names = set().union(*parameters)
     return {name: [p.get(name, off[name]) for p in parameters] for name in names}
 
 
 def test_decode_draws_what_each_request_draws_alone(program, alone):
-    """The requests join at the steps 0, 4 and 8. Slots without a request repeat one."""
+    """The requests join at the steps 0, 4 and 8. If there are fewer requests than rows, `decode` repeats an item."""
     requests, joins, row_of = requests_of(program), [0, 4, 8], [2, 0, 1]
     drawn = [[] for _ in requests]
     for now in range(STEPS + joins[-1]):
@@ -110,10 +113,10 @@ def test_decode_draws_what_each_request_draws_alone(program, alone):
         if not active:
             continue
         if now % 2:
-            active.reverse()  # the slot of a request does not matter
-        slots = [(drawn[i][-1], len(requests[i][0]) + len(drawn[i]) - 1, row_of[i]) for i in active]
-        given = by_slot(program, [advanced(requests[i][1], len(drawn[i])) for i in active])
-        tokens = program.decode(slots, **given)[0]
+            active.reverse()  # the order of the items does not matter
+        items = [(drawn[i][-1], len(requests[i][0]) + len(drawn[i]) - 1, row_of[i]) for i in active]
+        given = by_item(program, [advanced(requests[i][1], len(drawn[i])) for i in active])
+        tokens = program.decode(items, **given)[0]
         for i, token in zip(active, tokens.tolist()):
             drawn[i].append(token)
     assert drawn == alone
@@ -125,7 +128,8 @@ def test_verify_draws_what_decoding_draws(program, alone):
         position, count, step = len(prompt), 1, 0
         while count < STEPS:
             length = (5, 1, 3)[step % 3]
-            # The third draft token is wrong: the tokens before it still agree.
+            # draft[0] is the last drawn token, and draft[3] the third draft token. If draft[3] is wrong, the tokens
+            # drawn before it still agree.
             draft = expected[count - 1 : count - 1 + length]
             length = len(draft)
             if length > 3:
@@ -141,7 +145,7 @@ def test_verify_draws_what_decoding_draws(program, alone):
 
 
 def test_verify_equals_one_chunk(program):
-    """The last token of `verify` is the token of `prefill` for the same chunk."""
+    """The last token that `verify` draws is the token that `prefill` draws after the same chunk."""
     for row, (prompt, parameters) in enumerate(requests_of(program)):
         prompt = prompt[:CHUNK]
         given = dict(parameters)
@@ -174,21 +178,22 @@ def test_logprobs_equal_log_softmax(full):
     torch.testing.assert_close(logprob, expected[-1, token], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(values[0], expected[-1].topk(4).values, atol=1e-4, rtol=1e-4)
     assert top[0].tolist() == expected[-1].topk(4).indices.tolist()
-    # `verify` returns those of the targets, or of the drawn tokens, which are those that the other methods return.
-    drawn, targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], logprobs=1)
+    # With logprobs=1, `verify` returns the log probabilities of the targets. With logprobs=2, it returns those of the
+    # drawn tokens, which equal those that the other methods return.
+    drawn, of_targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], logprobs=1)
     torch.testing.assert_close(
-        targets[0], expected.gather(1, torch.tensor([[*tokens[1:], 9]]).T)[:, 0], atol=1e-4, rtol=1e-4
+        of_targets[0], expected.gather(1, torch.tensor([[*tokens[1:], 9]]).T)[:, 0], atol=1e-4, rtol=1e-4
     )
     assert all(x.eq(0).all() for x in of_drawn)
     parameters |= dict(seed=3 - len(tokens) + 1, logprobs=2)
-    drawn, targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], **parameters)
-    assert drawn[0, -1] == token and targets.eq(0).all()
+    drawn, of_targets, *of_drawn = full.verify(tokens, 0, 1, targets=[*tokens[1:], 9], **parameters)
+    assert drawn[0, -1] == token and of_targets.eq(0).all()
     assert all(got[0, -1].equal(x[0]) for got, x in zip(of_drawn, (logprob, top, values), strict=True))
     parameters |= dict(seed=3, logprobs=1)
-    # In decode, only the slots whose input is 1 get log probabilities.
+    # In decode, only the items whose input `logprobs` is 1 get log probabilities.
     full.prefill(tokens, 0, 2)
-    slots = [(tokens[-1], len(tokens) - 1, row) for row in (1, 2)]
-    outputs = full.decode(slots, **by_slot(full, [parameters, parameters | {"logprobs": 0}]))
+    items = [(tokens[-1], len(tokens) - 1, row) for row in (1, 2)]
+    outputs = full.decode(items, **by_item(full, [parameters, parameters | {"logprobs": 0}]))
     assert outputs[0].tolist() == [token.item()] * 2
     torch.testing.assert_close(outputs[1], torch.tensor([logprob.item(), 0.0]), atol=1e-5, rtol=1e-5)
     assert outputs[2][0].equal(top[0]) and outputs[2][1].eq(0).all() and outputs[3][1].eq(0).all()
@@ -216,7 +221,7 @@ def test_penalties_count_the_window_of_the_row(full):
         tokens.append(token)
 
 
-def test_masks_and_biases_are_by_slot(full):
+def test_each_item_has_its_own_mask_and_bias(full):
     masks = torch.full((2, WORDS), -1)
     masks[0] = 0
     masks[0, 1] = 1 << 5

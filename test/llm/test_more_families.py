@@ -1,6 +1,6 @@
-"""Families whose caches or attention differ from those in test_families.py: the greedy tokens of `transformers`.
+"""Families whose caches or attention differ from those in test_families.py. Their greedy tokens equal transformers'.
 
-One family of each kind is exported. The others of that kind run over the caches of a program in eager torch.
+One family of each kind is exported. The others run in eager torch, in the module that an export would lower.
 """
 
 import copy
@@ -63,7 +63,7 @@ IN_EAGER_TORCH = {
 
 
 def tokens_of(decoder, prompt):
-    """The greedy tokens: the prompt in chunks in row 1, then steps of both rows, in which row 0 idles."""
+    """Return the greedy tokens of row 1: a prompt in chunks, then decode steps, in which row 0 gets a fixed token."""
     row, tokens, position = torch.tensor([1]), [], 0
     for chunk in prompt.split(decoder.chunk, 1):
         logits = decoder(chunk, torch.tensor([position]), row)

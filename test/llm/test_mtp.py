@@ -1,4 +1,4 @@
-"""Multi-token prediction: the head of a checkpoint guesses tokens, as in transformers, and answers stay the same."""
+"""Multi-token prediction: the head guesses the tokens that it guesses in transformers, and answers stay the same."""
 
 import mtp_checkpoints
 import pytest
@@ -17,7 +17,7 @@ SETTINGS = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.5, "seed": 6,
 
 @pytest.fixture(scope="module")
 def random_head(tmp_path_factory):
-    """A checkpoint with latent attention whose head has random weights, and its program with one row."""
+    """A folder: a checkpoint with latent attention and a random head, and its program with one row."""
     folder = mtp_checkpoints.make("deepseek_v3", tmp_path_factory.mktemp("deepseek_v3"))
     head = HeadConfig(penalties=16)
     export_llm(folder, max_context_len=CONTEXT, chunk=8, head=head, verify=False).save(folder / "model.pte")
@@ -26,8 +26,8 @@ def random_head(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def right_head(tmp_path_factory):
-    """An int4 program with two rows whose head guesses right."""
-    folder = mtp_checkpoints.make("glm4_moe", tmp_path_factory.mktemp("glm4_moe"), is_right=True)
+    """The path of an int4 program with two rows. All guesses of its head are right."""
+    folder = mtp_checkpoints.make("glm4_moe", tmp_path_factory.mktemp("glm4_moe"), guesses_right=True)
     exported = export_llm(folder, max_context_len=CONTEXT, quantize="int4", batch=2, head=HeadConfig(logprobs=1))
     assert exported.report.refused == () and exported.unquantized == ()
     exported.save(folder / "model.pte")
@@ -52,7 +52,7 @@ def test_guesses_are_those_of_transformers(random_head):
 
 
 def answers(path, draft: int, **load) -> tuple[list, int, int]:
-    """Answers to prompts that share a beginning, with the counts of drafted and accepted tokens."""
+    """Return answers to prompts that share a beginning, and the numbers of drafted and of accepted tokens."""
     with LLM.load(path, **load) as llm:
         prompts = [PROMPT, PROMPT[:9] + [3, 4], [7], PROMPT + [8]]
         started = [
@@ -83,7 +83,7 @@ def test_right_guesses_are_accepted(right_head):
     assert (kept.tokens, kept.logprobs) == (plain.tokens, plain.logprobs) and kept.metrics.accepted_tokens > 10
 
 
-def test_checkpoints_without_a_whole_head(random_head, tmp_path):
+def test_checkpoints_with_an_incomplete_head_and_without_a_head(random_head, tmp_path):
     tensors = load_file(random_head / "model.safetensors")
     for file in random_head.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -46,7 +46,7 @@ def dequantized(model):
     return {f"{n}.weight": m.dequantized() for n, m in model.named_modules() if hasattr(m, "dequantized")}
 
 
-MLX = """
+QUANTIZE_WITH_MLX = """
 import json, sys, mlx.core as mx
 w = mx.random.normal((16, 256), key=mx.random.key(0))
 w[0] = 0
@@ -64,7 +64,7 @@ def test_packed_weights_equal_those_of_mlx(tmp_path):
 
     path = tmp_path / "mlx.safetensors"
     formats = [(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
-    subprocess.run([sys.executable, "-c", MLX, path, json.dumps(formats)], check=True)
+    subprocess.run([sys.executable, "-c", QUANTIZE_WITH_MLX, path, json.dumps(formats)], check=True)
     expected = load_file(path)
     for bits, group in formats:
         packed, *rest = quantize(expected["w"], bits, group)

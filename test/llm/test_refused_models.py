@@ -47,7 +47,7 @@ class SquaredAttention(GPTJAttention):
 
 
 class ForgetfulAttention(GPTJAttention):
-    """Halves what attention returns in each call after the first."""
+    """Divides the result of the n-th call by n."""
 
     def _attn(self, query, key, value, attention_mask=None):
         out, weights = super()._attn(query, key, value, attention_mask)
@@ -110,7 +110,8 @@ def break_the_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
-FOLDERS = {
+# A function that damages the folder of a checkpoint → the error message.
+DAMAGES = {
     remove_a_weight: "missing tensors for LlamaForCausalLM: model.layers.0.mlp.up_proj.weight",
     change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
     truncate: "Error while deserializing header",
@@ -121,11 +122,11 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("damage", FOLDERS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda function: function.__name__)
 def test_a_broken_checkpoint_is_refused(folder, damage, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     damage(folder)
-    with pytest.raises(ValueError, match=FOLDERS[damage]):
+    with pytest.raises(ValueError, match=DAMAGES[damage]):
         export_llm(folder)
 
 

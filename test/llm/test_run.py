@@ -27,7 +27,7 @@ def run(*arguments, stdin: str = "") -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def run_in_process(capfd, monkeypatch):
-    """Runs the command in this process, where torch is imported already. This is faster than a process of its own."""
+    """A function that runs the command in this process, which has imported torch already. It is faster than `run`."""
 
     def run(*arguments, stdin: str = ""):
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -105,21 +105,22 @@ def test_chat_on_a_terminal(chat_program):
     os.close(terminal)
     seen = b""
 
-    def until(text: bytes) -> None:
+    def read_until(text: bytes) -> None:
         nonlocal seen
         while text not in seen:
             seen += os.read(controller, 4096)
         seen = seen.partition(text)[2]
 
-    until(b"> ")
-    # Ctrl-C without an answer prints a new prompt. Just after a prompt Python may miss a signal, hence the repetition.
+    read_until(b"> ")
+    # If no answer is running, Ctrl-C prints a new prompt. Just after a prompt, Python may miss a signal, so it is sent
+    # until the prompt appears.
     process.send_signal(signal.SIGINT)
     while not select.select([controller], [], [], 1)[0]:
         process.send_signal(signal.SIGINT)
-    until(b"> ")
+    read_until(b"> ")
     os.write(controller, b"Return\n")
-    until(b"[length; prompt: ")
-    until(b"> ")
+    read_until(b"[length; prompt: ")
+    read_until(b"> ")
     os.write(controller, b"\x04")
     assert process.wait(timeout=60) == 0
     os.close(controller)
@@ -127,7 +128,7 @@ def test_chat_on_a_terminal(chat_program):
 
 def test_ctrl_c_keeps_the_text_printed_so_far(chat_program, llm):
     command = [*COMMAND, "run", chat_program, "--prompt", PROMPT]
-    # The answer would fill the context.
+    # Without Ctrl-C, the answer would fill the context.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = os.read(process.stdout.fileno(), 1)
     process.send_signal(signal.SIGINT)
@@ -147,7 +148,7 @@ def test_closed_pipe_ends_the_answer(chat_program):
     assert process.stderr.read() == b"" and process.wait(timeout=60) == 1
 
 
-def test_profile_has_every_instruction(run_in_process, chat_program, tmp_path):
+def test_profile_has_an_event_for_each_instruction(run_in_process, chat_program, tmp_path):
     command = ["run", chat_program, "--prompt", PROMPT, "--max-new-tokens", 3, "--profile"]
     done = run_in_process(*command, tmp_path / "run.etdp")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Quantization by error: `rounding`, `tuning`, `sensitivity`, and their use by `export_llm`."""
+"""Quantization that minimizes an error: `scale_search`, `tuning`, `sensitivity`, and their use by `export_llm`."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def squared_error(w, operands, format, importance=1.0):
 
 
 @pytest.mark.parametrize("group_size, limit", [(32, 0.85), (64, 0.9), (128, 0.9)])
-def test_the_error_is_smaller_than_that_of_the_range(group_size, limit):
+def test_fitted_scales_have_a_smaller_error_than_scales_from_the_range(group_size, limit):
     w, format = normal(64, 256), Format(4, group_size)
     error = squared_error(w, fit(w, 4, group_size), format)
     assert error < limit * squared_error(w, quantize(w, 4, group_size), format)
@@ -190,7 +190,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
         export_llm(small_model(), **arguments)
 
 
-def test_rounded_keeps_the_leading_dimensions():
+def test_quantized_keeps_the_leading_dimensions():
     w = normal(3, 8, 64)
     q, scales, biases = quantized(w, Format(4, 32), torch.float16)
     assert q.shape == (3, 8, 8) and scales.shape == biases.shape == (3, 8, 2) and scales.dtype == torch.float16

@@ -15,7 +15,7 @@ def llm(request) -> LLM:
 
 
 def expected_logprobs(prompt: list[int], tokens: list[int]) -> torch.Tensor:
-    """The log probabilities `[len(tokens), V]` that transformers gives after the prompt and each of the tokens."""
+    """Return the log probabilities `[len(tokens), V]` in transformers. Row i is after the prompt and `tokens[:i]`."""
     with torch.no_grad():
         logits = small_llm.model()(torch.tensor([[*prompt, *tokens]])).logits[0]
     return logits[len(prompt) - 1 : -1].log_softmax(-1)

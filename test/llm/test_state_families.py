@@ -1,7 +1,7 @@
 """Model families whose layers keep a state: greedy tokens equal those of transformers.
 
-All families run in eager torch, through the module that is exported. Two of them, which together use most of the
-mechanism, are exported and run in the engine. `state_programs.py` exports all of them.
+All families run in eager torch, in the module that an export lowers. Two families are exported and run in the engine:
+together, they use most of the code for states. `state_programs.py` exports all families.
 """
 
 import copy
@@ -101,7 +101,7 @@ def greedy(model, prompt, steps):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_equals_transformers(name):
-    """A prompt in two chunks and decode steps, in a row of three, while another row decodes too."""
+    """The last of three rows gets a prompt in two chunks and decode steps. The first row decodes another sequence."""
     model, steps = random_model(name), 20
     prompt, other = prompt_of(1), prompt_of(2)
     expected = greedy(model, prompt, steps)
@@ -109,7 +109,7 @@ def test_greedy_equals_transformers(name):
     decoder = CachedDecoder(model, rows=3, max_context_len=64, chunk=CHUNK).eval()
     last, first = torch.tensor([2]), torch.tensor([0])
     with torch.no_grad():
-        decoder(other[:, :CHUNK], torch.tensor([0]), last)  # what the row held before must not matter
+        decoder(other[:, :CHUNK], torch.tensor([0]), last)  # the earlier state of the row must not matter
         decoder(prompt[:, :CHUNK], torch.tensor([0]), last)
         decoder(other[:, :5], torch.tensor([0]), first)
         answer = [int(decoder(prompt[:, CHUNK:], torch.tensor([CHUNK]), last)[0, -1].argmax())]
@@ -125,7 +125,7 @@ def test_greedy_equals_transformers(name):
 
 @pytest.mark.parametrize("name", ["qwen3_5", "zamba2", "kimi_linear"])
 def test_check_in_bfloat16_allows_rounding(name):
-    """Rounding changes the logits of these models by a third of their size and more."""
+    """In bfloat16, rounding changes the logits of these models by at least a third of their size."""
     model = random_model(name).to(torch.bfloat16)
     reference = Reference.of(model, 64)
     use_gathered_experts(model)
@@ -162,19 +162,19 @@ def test_an_exported_model(exported, tmp_path):
     assert [answer.tokens for answer in answers] == expected
     assert len(set(expected[0])) > 5
 
-    # A row continues where it ended: the last token of an answer is not in it.
+    # A row continues at its end. The row lacks only the last token of the answer.
     part = llm.generate(prompts[0], max_new_tokens=10).result()
     longer = prompts[0] + part.tokens
     answer = llm.generate(longer, max_new_tokens=STEPS - 10).result()
     assert answer.tokens == expected[0][10:]
     assert answer.metrics.cached_tokens == len(longer) - 1
 
-    # It cannot go back, so that a prompt with another ending starts again.
+    # A row with a state cannot be rewound. A prompt with another ending is computed from its start.
     answer = llm.generate(prompts[0][:20] + prompts[1][20:], max_new_tokens=STEPS).result()
     assert answer.metrics.cached_tokens == 0
     assert answer.tokens == greedy(model, torch.tensor([prompts[0][:20] + prompts[1][20:]]), STEPS)
 
-    # A prefix file has the state at its end.
+    # The file of a prefix has the state after the last token of the prefix.
     llm.save_prefix(prompts[1][:18], tmp_path / "prefix")
     llm = LLM.load(path)
     assert llm.load_prefix(tmp_path / "prefix") == 18

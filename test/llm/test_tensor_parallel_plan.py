@@ -1,4 +1,4 @@
-"""Which weights of a model are split, found from its graph; the parts together give the logits of the whole model."""
+"""The plan, made from a model's graph, splits the weights. The parts together give the logits of the whole model."""
 
 import os
 
@@ -34,7 +34,7 @@ def parts_of(methods, found):
 
 
 def check_parts(methods, found):
-    """Runs two calls, of which the second needs the caches of the first."""
+    """Compare all parts with the whole model in two calls. The second call reads the caches of the first."""
     whole, modules = methods["forward"].module(), [part.module() for part in parts_of(methods, found)]
     generator = torch.Generator().manual_seed(1)
     for start, length in ((0, 7), (7, 3)):
@@ -46,8 +46,8 @@ def check_parts(methods, found):
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4 * expected.std().item())
 
 
-def names(found):
-    """The last two parts of the names of the weights that are split, with the axis."""
+def split_axes(found):
+    """Return the axis of each weight that is split, by the last two components of its name."""
     return {".".join(name.split(".")[-2:]): split.axis for name, split in found.tensors.items()}
 
 
@@ -64,7 +64,7 @@ def test_four_parts_of_a_quantized_model_with_two_key_heads():
     methods = exported("llama", heads=4, key_heads=2, quantize="int4")
     found = plan(methods, 4, VOCABULARY)
     check_parts(methods, found)
-    split = names(found)
+    split = split_axes(found)
     assert [split[f"{n}_proj.weight"] for n in ("q", "k", "v", "o", "gate", "up", "down")] == [0, 0, 0, 1, 0, 0, 1]
     assert split["lm_head.weight"] == split["embed_tokens.weight"] == 0
     (keys,) = [s for name, s in found.tensors.items() if name.endswith("key_cache_0")]

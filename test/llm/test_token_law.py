@@ -1,4 +1,4 @@
-"""A short form of test/token_law.py: tokens do not depend on the requests beside, the chunks, the cache or drafts."""
+"""A short run of test/token_law.py: tokens do not depend on other requests, chunks, the cache or draft tokens."""
 
 import token_law
 

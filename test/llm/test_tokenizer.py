@@ -28,7 +28,7 @@ def byte_level() -> Backend:
 
 
 def sentencepiece() -> Backend:
-    """BPE over pieces with byte fallback, as Llama 2 and Gemma have it."""
+    """BPE over pieces with byte fallback, as in Llama 2 and Gemma."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     letters = sorted(set("".join(CORPUS)) - set(" 日本語")) + ["\u2581"]
     vocab = {token: id for id, token in enumerate(["<unk>", "<s>", "</s>", *bytes_, *letters, "\u2581t", "th", "\u2581th"])}

@@ -1,4 +1,4 @@
-"""Small versions of popular models: each is one delegate and gives the results of eager torch."""
+"""Small versions of popular models: each is lowered to one delegate, and its results equal those of eager torch."""
 
 import functools
 

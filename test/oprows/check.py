@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Failure(AssertionError):
-    """Raised if an op row fails: something was not delegated, or a result is wrong."""
+    """Raised if an op row fails. For example, a node was not delegated, or a result is wrong."""
 
 
 def pytest_function(rows: Sequence[OpRow]):

@@ -94,7 +94,7 @@ def bools(*shape: int | Dyn) -> Input:
 def spread(*shape: int, dtype=None) -> Input:
     """Distinct whole numbers in random order, for operators that need values without ties.
 
-    Up to 128 elements, the values are distinct in every dtype.
+    With up to 128 elements, the values are distinct in every dtype.
     """
 
     def fill(shape, dtype, generator):

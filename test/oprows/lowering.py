@@ -77,8 +77,8 @@ def _lower(module: torch.nn.Module, row: OpRow):
     with torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=row.dynamic_shapes())
     partitioner = MLXPartitioner(allow_extensions=row.allow_extensions)
-    # The composite of a `traced` op row takes a list of tensors. The verifier mistakes the first tensor for the list,
-    # and makes the first dimension of that tensor static.
+    # The composite of a `traced` op row takes a list of tensors. ExecuTorch's verifier of the edge dialect mistakes the
+    # first tensor for the list, and makes the first dimension of that tensor static.
     edge_verified = row.edge_verified and not row.traced
     config = EdgeCompileConfig(_check_ir_validity=edge_verified)
     manager = to_edge_transform_and_lower(
@@ -88,7 +88,7 @@ def _lower(module: torch.nn.Module, row: OpRow):
 
 
 def host_calls(manager) -> list[str]:
-    """Returns the names of the operators that are not delegated, one for each call."""
+    """Returns the names of the operators that are not delegated: a name for each call of an operator."""
     targets = [
         getattr(n.target, "__name__", str(n.target))
         for n in manager.exported_program().graph.nodes
@@ -118,7 +118,7 @@ def _check_delegation(row: OpRow, manager, partitioner: MLXPartitioner) -> None:
 
 @contextmanager
 def lowered_targets() -> Iterator[set[str]]:
-    """A context manager. Yields a set, to which the target of each handler is added that is called in the context."""
+    """A context manager. Yields a set. When a handler is called in the context, its target is added to the set."""
     called: set[str] = set()
     original = dict(REGISTRY.handlers)
 

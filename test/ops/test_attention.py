@@ -18,8 +18,8 @@ def attention(variant, fn, *inputs, **options):
                **{"loose": LOOSE, "nodes": SDPA, **options})
 
 
-def without_keys(mask):
-    """Mask every key of the first query. torch returns zeros for it."""
+def first_query_masked(mask):
+    """Return `mask` with every key of the first query masked. torch returns zeros for such a query."""
     return mask & (torch.arange(mask.shape[-2]) != 0)[:, None]
 
 
@@ -32,9 +32,9 @@ ROWS = [
     attention("/causal", lambda q, k, v: sdpa(q, k, v, is_causal=True), Q, K, floats(2, 4, 5, 8)),
     attention("/causal, more keys", lambda q, k, v: sdpa(q, k, v, is_causal=True), Q, LONG, LONG),
     attention("/causal, more queries", lambda q, k, v: sdpa(q, k, v, is_causal=True), LONG, Q, Q),
-    attention("/bool mask", lambda q, k, v, m: sdpa(q, k, v, without_keys(m)), Q, LONG, LONG, bools(2, 1, 5, 7)),
+    attention("/bool mask", lambda q, k, v, m: sdpa(q, k, v, first_query_masked(m)), Q, LONG, LONG, bools(2, 1, 5, 7)),
     attention("/bool mask for each key", sdpa, Q, LONG, LONG, bools(2, 4, 1, 7), dtypes=F32_ONLY),
-    attention("/-inf mask", lambda q, k, v, m: sdpa(q, k, v, additive(without_keys(m), q.dtype)), Q, LONG, LONG,
+    attention("/-inf mask", lambda q, k, v, m: sdpa(q, k, v, additive(first_query_masked(m), q.dtype)), Q, LONG, LONG,
               bools(5, 7)),
     attention("/additive mask", sdpa, Q, LONG, LONG, floats(5, 7)),
     attention("/scale", lambda q, k, v: sdpa(q, k, v, scale=0.3), Q, K, floats(2, 4, 5, 8), dtypes=F32_ONLY),

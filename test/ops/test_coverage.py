@@ -7,8 +7,8 @@ from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from oprows.lowering import target_name
 
-# Operators that torch replaces before they reach the registry, in export and in tracing. They have a handler for
-# programs made by other means. And assertions, which compute nothing.
+# The registered targets without an op row, and the reason. Torch replaces many of them in export and in tracing: their
+# handlers serve programs that are made by other means. Assertions compute nothing. Other tests run the rest.
 WITHOUT_OP_ROW = {
     "aten.chunk.default": "becomes split.Tensor",
     "aten.contiguous.default": "disappears",
@@ -38,7 +38,7 @@ WITHOUT_OP_ROW = {
     **{f"operator.{n}": "part of an assertion" for n in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
 }
 
-NODES_OF_GROUPS = {"AllGatherNode", "AllSumNode"}  # test/cluster runs them
+NODES_WITHOUT_OP_ROW = {"AllGatherNode", "AllSumNode"}  # they need a group of processes; test/cluster runs them
 
 
 def op_rows():
@@ -53,7 +53,7 @@ def test_every_target_has_an_op_row():
 
 def test_every_extension_has_an_op_row_that_names_it():
     extensions = {op.NAME for op in ir.OPS.values() if op.OP_TYPE >= ir.FIRST_EXTENSION}
-    assert extensions - {node for r in op_rows() for node in r.nodes} == NODES_OF_GROUPS
+    assert extensions - {node for r in op_rows() for node in r.nodes} == NODES_WITHOUT_OP_ROW
 
 
 def test_targets_without_op_row_are_registered_and_have_none():

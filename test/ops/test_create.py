@@ -9,9 +9,9 @@ INF = float("inf")
 aten = torch.ops.aten
 
 
-def beside(*made):
-    """The created tensors and x + 1, because a program needs an input."""
-    return lambda x: (*[m(x) for m in made], x + 1)
+def beside(*creators):
+    """Return a function of x. It returns the tensors of `creators`, and x + 1, because a program needs an input."""
+    return lambda x: (*[create(x) for create in creators], x + 1)
 
 
 ROWS = [

@@ -60,9 +60,9 @@ def stateful(name, step, *inputs, **buffers):
     return row(name, Stateful(step, **buffers), *inputs, dtypes=F32_ONLY, calls=4)
 
 
-# A buffer that the delegate does not own starts at zero in ExecuTorch, unless to_executorch runs
-# InitializedMutableBufferPass. This concerns a buffer whose new value is an input or an output of the program:
-# in the op rows below such a buffer starts at zero.
+# If the new value of a buffer is an input or an output of the program, the delegate does not own the buffer.
+# ExecuTorch then sets the buffer to zero at the start, unless to_executorch runs InitializedMutableBufferPass. In the
+# op rows below, such a buffer therefore starts at zero.
 
 
 def counter(m):

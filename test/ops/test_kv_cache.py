@@ -10,9 +10,10 @@ SDPA = ("SdpaNode",)
 
 
 class CachedAttention(torch.nn.Module):
-    """Writes keys and values from position `start` on, then attends. With `rows`, takes the rows as well.
+    """Writes keys and values from position `start` on, then attends.
 
-    `sinks` and `slopes` are a list with a number for each query head.
+    If `rows` is more than 1, the input `row` has the row of each token, or one row for all of them. `sinks` and
+    `slopes` are lists with a number for each query head.
     """
 
     def __init__(self, kv_heads, capacity=16, rows=1, value_size=8, sinks=None, slopes=None, **options):
@@ -40,7 +41,7 @@ def cached(variant, module, *inputs, **options):
 
 
 def qkv(length, query=4, kv=2, value_size=8):
-    """Query, key and value for `length` positions."""
+    """Return query, key and value for `length` positions."""
     return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, value_size)
 
 
@@ -50,8 +51,8 @@ BLOCKS = {**RING, "blocks": True}
 SINKS = {"sinks": [0.5, -1.0, 2.0, 0.0]}
 SLOPES = {"slopes": [0.5, 0.25, 0.125, 0.0625]}
 ROW = ints(1, low=0, high=3)
-# A position and a row for each of four tokens. Rows repeat.
-EACH, ROWS_OF_EACH = ints(4, low=0, high=16), ints(4, low=0, high=3)
+# The position and the row of each of four tokens. Several tokens may have the same row.
+TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
     cached("", CachedAttention(4), *qkv(3, kv=4), ints(low=0, high=13), calls=3),
@@ -61,21 +62,22 @@ ROWS = [
     cached("/ring, one", CachedAttention(2, **RING), *qkv(1), ints(low=0, high=100), calls=4),
     cached("/row", CachedAttention(2, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
     cached("/row, ring", CachedAttention(2, rows=3, **RING), *qkv(M), ints(1, low=0, high=100), ROW, calls=4),
-    cached("/rows", CachedAttention(2, rows=3), *qkv(4), EACH, ROWS_OF_EACH, calls=4),
-    cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), EACH, ROWS_OF_EACH, calls=4, nodes=()),
+    cached("/rows", CachedAttention(2, rows=3), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4),
+    cached("/rows, softcap", CachedAttention(2, rows=3, **CAP), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4,
+           nodes=()),
     cached("/rows, ring, softcap", CachedAttention(2, rows=3, **RING, **CAP), *qkv(4),
-           ints(4, low=0, high=100), ROWS_OF_EACH, calls=4, nodes=()),
+           ints(4, low=0, high=100), TOKEN_ROWS, calls=4, nodes=()),
     cached("/values of another size", CachedAttention(2, value_size=5), *qkv(N, value_size=5), ints(low=0, high=9)),
     cached("/blocks", CachedAttention(2, **BLOCKS), *qkv(M), ints(low=0, high=100), calls=4),
-    cached("/rows, blocks", CachedAttention(2, rows=3, **BLOCKS), *qkv(4), ints(4, low=0, high=100), ROWS_OF_EACH,
+    cached("/rows, blocks", CachedAttention(2, rows=3, **BLOCKS), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS,
            calls=4),
     cached("/slopes", CachedAttention(2, **SLOPES), *qkv(N), ints(low=0, high=9)),
     cached("/rows, ring, slopes", CachedAttention(2, rows=3, **RING, **SLOPES), *qkv(4), ints(4, low=0, high=100),
-           ROWS_OF_EACH, calls=4),
+           TOKEN_ROWS, calls=4),
     cached("/sinks", CachedAttention(2, **SINKS), *qkv(N), ints(low=0, high=9), nodes=()),
     cached("/ring, sinks", CachedAttention(2, **RING, **SINKS), *qkv(M), ints(low=0, high=100), calls=4, nodes=()),
     cached("/rows, sinks, slopes, softcap", CachedAttention(2, rows=3, value_size=5, **SINKS, **SLOPES, **CAP),
-           *qkv(4, value_size=5), EACH, ROWS_OF_EACH, calls=4, nodes=()),
+           *qkv(4, value_size=5), TOKEN_POSITIONS, TOKEN_ROWS, calls=4, nodes=()),
     row("mlx::read_state", lambda buffer: torch.ops.mlx.read_state(buffer) * 2, floats(3, 4), dtypes=(f32,)),
 ]
 

@@ -16,7 +16,7 @@ def decayed_sum(init, xs):
 
 
 def fibonacci(a, b, xs):
-    """The two tensors of the carry swap in each step."""
+    """Each step moves the second tensor of the carry to the first place."""
     return scan(lambda c, x: ((c[1] + 0, c[0] + c[1]), c[0] * x), (a, b), xs)
 
 
@@ -56,7 +56,7 @@ class Newton(torch.nn.Module):
 
 
 def swapped(a, b):
-    """The tensors of the carry swap in each step. The results of the loop are used afterwards."""
+    """Each step moves the second tensor of the carry to the first place. The results of the loop are then used."""
     a, b, n = while_loop(
         lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0))
     )

@@ -14,7 +14,7 @@ ROWS = [
     row("nanmedian", cases=[(floats(3, 4),), (edges(),), (ints(5),), (data([NAN, NAN]),)], edge_verified=False),
     row("nanmedian.dim", lambda x: [tuple(x.nanmedian(1)), tuple(x.nanmedian(-2, keepdim=True))], cases=[
         (floats(3, 4),), (data([[NAN, 1.0, 2.0], [NAN, NAN, NAN]]),), (floats(2, Dyn("n", 3)),)], edge_verified=False),
-    # torch does not say which index of the value it returns.
+    # If a value occurs several times, torch does not define which of its indices `mode` returns.
     row("mode", lambda x: [x.mode(1).values, x.mode(0, keepdim=True).values], cases=[
         (ints(5, 9, low=0, high=4),), (data([[2.0, 1.0, 2.0, 1.0, 0.0]]),)], edge_verified=False),
     row("mode/index", lambda x: x.gather(1, x.mode(1, keepdim=True).indices), ints(4, 9, low=0, high=3), edge_verified=False),

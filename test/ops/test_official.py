@@ -44,7 +44,7 @@ class Cache(torch.nn.Module):
 
 
 def attend_over_own_cache(q, k, v):
-    """Attention with an empty cache: the history is what this call appends."""
+    """Attention over a cache that is empty before the call. It then holds only what this call appends."""
     key = "test_official"
     REGISTRY.install(key, ContiguousReferenceCache(CacheConfig(n_layers=1, n_kv_heads=2, head_dim=8, capacity=16)))
     with REGISTRY.active(key):
@@ -53,7 +53,10 @@ def attend_over_own_cache(q, k, v):
 
 
 class Experts(torch.nn.Module):
-    """gather_qmm with int8 weights, or uint8 pairs of int4 (`packed`), and optional zero points or biases."""
+    """gather_qmm with int8 weights or, if `packed`, with pairs of int4 weights in uint8.
+
+    `zero_points` is None, torch.int8 for zero points, or torch.float32 for biases in their place.
+    """
 
     def __init__(self, packed=False, zero_points=None, bits=4):
         super().__init__()
@@ -80,7 +83,7 @@ class Experts(torch.nn.Module):
 
 
 def mixture(cutoff):
-    """Gather the inputs of each expert, multiply them by a number for each expert, scatter them back."""
+    """Return a function that gathers the inputs of each expert, multiplies them by a number, and scatters them back."""
 
     def function(x, experts):
         inputs, chosen, flag, inverse = mlx.moe_gather_inputs(x, experts, 2, cutoff)

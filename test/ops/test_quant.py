@@ -22,11 +22,11 @@ from torchao.quantization.quant_primitives import MappingType
 dequantize_affine = torch.ops.torchao.dequantize_affine.default
 
 
-def groups(q, scale, zero_point):
+def dequantize_groups(q, scale, zero_point):
     return dequantize_affine(q, [1, 4], scale, zero_point, torch.int8, -8, 7)
 
 
-def blocks(q, scale):
+def dequantize_blocks(q, scale):
     return dequantize_affine(q, [2, 8], scale, None, torch.int8, output_dtype=f16)
 
 
@@ -57,7 +57,7 @@ def random_bytes(*shape, low=0, high=256, seed=0):
 
 
 def microscaled(mode, *shape):
-    """Random operands of a mode whose scales are bytes: no NaN, scales near 1."""
+    """Return random operands of a mode whose scales are bytes. There is no NaN, and the scales are near 1."""
     bits, group = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}[mode]
     codes = random_bytes(*shape[:-1], shape[-1] * bits // 8)
     if mode == "mxfp8":
@@ -67,18 +67,18 @@ def microscaled(mode, *shape):
     return codes.view(torch.uint32), scales, dict(bits=bits, group_size=group, mode=mode)
 
 
-def modes(name, layer, *inputs):
-    """An op row for each mode whose scales are bytes."""
+def mode_rows(name, layer, *inputs):
+    """Yield an op row for each mode whose scales are bytes."""
     for mode in ("mxfp4", "nvfp4", "mxfp8"):
         *operands, packing = microscaled(mode, *((4, 6, 64) if layer is MLXExperts else (6, 64)))
         yield row(f"mlx::{name}/{mode}", layer(*operands, **packing), *inputs, dtypes=(f32,), loose=3)
 
 
-# The first op rows quantize values that are not constants. Their dequantization is lowered to arithmetic.
+# The operands of the first op rows are not constants. Their quantization and dequantization are lowered to arithmetic.
 ROWS = [
-    row("torchao::dequantize_affine", groups,
+    row("torchao::dequantize_affine", dequantize_groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
-    row("torchao::dequantize_affine/blocks", blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
+    row("torchao::dequantize_affine/blocks", dequantize_blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
     *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)],
         edge_verified=False,
           dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
@@ -97,20 +97,21 @@ ROWS = [
         floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False, nodes=["Int8QuantizedMatmulNode"]),
     row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
         floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
-    *modes("quantized_matmul", MLXLinear, floats(3, 64)),
+    *mode_rows("quantized_matmul", MLXLinear, floats(3, 64)),
     row("mlx::quantized_embedding", MLXEmbedding(*packed(6, 64), **AFFINE),
         indices(2, 3, below=6), cases=[(indices(below=6),)]),
     row("mlx::quantized_embedding/scale", MLXEmbedding(*packed(6, 64), factor=8.5, **AFFINE),
         indices(Dyn("n", 3), below=6), dtypes=(f32,)),
-    *modes("quantized_embedding", MLXEmbedding, indices(3, below=6)),
+    *mode_rows("quantized_embedding", MLXEmbedding, indices(3, below=6)),
     row("mlx::gathered_quantized_matmul", MLXExperts(*packed(4, 6, 64), **AFFINE),
         floats(Dyn("n", 3), 1, 1, 64), indices(Dyn("n", 3), 2, below=4), loose=3, nodes=["GatherQmmNode"]),
-    *modes("gathered_quantized_matmul", MLXExperts, floats(3, 2, 64), indices(3, below=4)),
+    *mode_rows("gathered_quantized_matmul", MLXExperts, floats(3, 2, 64), indices(3, below=4)),
 ]
 
 test_op_row = pytest_function(ROWS)
 
-# Bounds of the error relative to the norm of the float32 result of the dequantized weight.
+# Upper bounds of the norm of the error, relative to the norm of the expected result. The expected result is computed in
+# float32 from the dequantized weight.
 ERROR_BOUNDS = {f32: 1e-5, f16: 1e-3, bf16: 5e-3}
 GRANULARITIES = {"32": PerGroup(32), "64": PerGroup(64), "128": PerGroup(128), "row": PerAxis(0)}
 MAPPINGS = {"symmetric": MappingType.SYMMETRIC, "zero_points": MappingType.ASYMMETRIC}
@@ -175,7 +176,7 @@ def test_embedding(delegate, width, granularity, mapping, dtype):
 
 
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
-def test_widths(delegate, width):
+def test_each_number_of_bits(delegate, width):
     config = IntxWeightOnlyConfig(width, PerGroup(32), MappingType.ASYMMETRIC)
     ops = check(torch.nn.Linear(96, 8, bias=False), config, f32, torch.randn(2, 96))
     assert names(ops) == ["QuantizedMatmulNode"]

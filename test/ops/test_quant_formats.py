@@ -42,8 +42,8 @@ class Quantized(torch.nn.Module):
         return self.layer(x)
 
 
-class Weight(Quantized):
-    """Uses the dequantized matrix other than in a product."""
+class AddedWeight(Quantized):
+    """Adds the dequantized weight to the input: the weight is no operand of a product."""
 
     def forward(self, x):
         return x + self.layer.weight.dequantize()
@@ -63,7 +63,7 @@ ROWS = [
     op_row
     for name, quantize in FORMATS.items()
     for op_row in (
-        row(f"torchao::{name}", Weight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
+        row(f"torchao::{name}", AddedWeight(torch.nn.Linear(64, 48), quantize, f32), floats(48, 64), dtypes=(f32,),
             edge_verified=False),
         *(row(f"torchao::{name}/linear {dtype}", linear(quantize, dtype), floats(2, 3, 64), dtypes=(dtype,), loose=5,
               loose_half=2, nodes=PRODUCT, edge_verified=False) for dtype in (f32, bf16)),

@@ -1,4 +1,4 @@
-"""Quantized KV caches: the fused nodes, and the arithmetic without extensions."""
+"""Quantized KV caches: the extensions that fuse attention over them, and the lowering without extensions."""
 
 import pytest
 import torch
@@ -9,14 +9,16 @@ N = Dyn("n", 3, also=(1, 7))
 M = Dyn("m", 3, also=(1, 5))
 SIZE, CAPACITY = 40, 16  # two groups of 32, of which the second has 24 zeros
 FUSED = ("QuantizeEntriesNode", "QuantizedSdpaNode")
-KEPT = EntryFormat(32, 8, False)
+UNROTATED = EntryFormat(32, 8, False)
 ROTATED = EntryFormat(32, 4, True)
-WIDE = EntryFormat(64, 8, True)
+GROUPS_OF_64 = EntryFormat(64, 8, True)
 
 
 class QuantizedAttention(torch.nn.Module):
-    """Writes keys and values from position `start` on, then attends. Without `value_size`, the values are the first 33
-    numbers of the keys."""
+    """Writes keys and values from position `start` on, then attends.
+
+    If `value_size` is None, the values are the first 33 numbers of the keys.
+    """
 
     def __init__(self, format, capacity=CAPACITY, rows=1, value_size=SIZE, dtype=f32, **options):
         super().__init__()
@@ -54,20 +56,21 @@ def qkv(length):
 
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
 ROW = ints(1, low=0, high=3)
-EACH, ROWS_OF_EACH = ints(4, low=0, high=16), ints(4, low=0, high=3)
+# The position and the row of each of four tokens.
+TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
-    fused("", QuantizedAttention(KEPT), *qkv(3), ints(low=0, high=13), calls=3),
+    fused("", QuantizedAttention(UNROTATED), *qkv(3), ints(low=0, high=13), calls=3),
     fused("/rotated, dynamic", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9)),
-    fused("/groups of 64", QuantizedAttention(WIDE), *qkv(N), ints(low=0, high=9)),
-    fused("/ring", QuantizedAttention(KEPT, **RING), *qkv(M), ints(low=0, high=100), calls=4),
-    fused("/rows", QuantizedAttention(ROTATED, rows=3), *qkv(4), EACH, ROWS_OF_EACH, calls=4),
-    fused("/row", QuantizedAttention(KEPT, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
+    fused("/groups of 64", QuantizedAttention(GROUPS_OF_64), *qkv(N), ints(low=0, high=9)),
+    fused("/ring", QuantizedAttention(UNROTATED, **RING), *qkv(M), ints(low=0, high=100), calls=4),
+    fused("/rows", QuantizedAttention(ROTATED, rows=3), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4),
+    fused("/row", QuantizedAttention(UNROTATED, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
     fused("/values in the keys", QuantizedAttention(ROTATED, value_size=None), *qkv(N), ints(low=0, high=9)),
-    fused("/softcap", QuantizedAttention(KEPT, softcap=2.0), *qkv(N), ints(low=0, high=9), nodes=FUSED[:1]),
-    plain("", QuantizedAttention(KEPT), *qkv(N), ints(low=0, high=9)),
+    fused("/softcap", QuantizedAttention(UNROTATED, softcap=2.0), *qkv(N), ints(low=0, high=9), nodes=FUSED[:1]),
+    plain("", QuantizedAttention(UNROTATED), *qkv(N), ints(low=0, high=9)),
     plain("/4 bits, rotated", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9)),
-    plain("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), ROWS_OF_EACH),
+    plain("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS),
     row("mlx::quantize_entries/scales",
         lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
         floats(1, 2, 3, SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False),
@@ -77,8 +80,8 @@ test_op_row = pytest_function(ROWS)
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16])
-@pytest.mark.parametrize("format", [KEPT, ROTATED, WIDE, EntryFormat(128, 4, False)])
-def test_numbers_are_within_half_a_step(format, dtype):
+@pytest.mark.parametrize("format", [UNROTATED, ROTATED, GROUPS_OF_64, EntryFormat(128, 4, False)])
+def test_the_error_is_bounded_by_the_step(format, dtype):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(1, 2, 5, width, generator=generator) for width in (200, 33))
     y[:, :, 2] = 3.0  # a constant group
@@ -89,7 +92,7 @@ def test_numbers_are_within_half_a_step(format, dtype):
         width = tensor.shape[-1]
         restored = dequantize(entries, scales, first, width, format, f32)
         step = scales[..., first : first + format.groups(width)].float().amax()
-        # A rotation spreads the error of a group over its numbers. A scale of half precision is off by a part of a step.
+        # A rotation spreads the error of a group over its numbers. In half precision, the scale is rounded too.
         slack = (format.group_size**0.5 if format.rotate else 1) * (1 if dtype == f32 else 3)
         assert (restored - tensor).abs().max() <= 0.51 * step * slack
         first += format.groups(width)

@@ -1,4 +1,4 @@
-"""The recurrences over tokens, beside loops written from their formulas, in eager torch and lowered."""
+"""Compares the recurrences over tokens, in eager torch and lowered, with loops written from their formulas."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def assert_close(results, expected):
 
 
 def varies(x, index, count, axis):
-    """Whether input `index` of `count` has a part for each token. The state and the rates have none."""
+    """Whether input number `index` of `count` inputs has an axis of tokens. The state and the rates have none."""
     return index < count - 1 and x.dim() > 2 and x.shape[axis] == 16
 
 

@@ -5,12 +5,12 @@ from oprows import Dyn, f32, floats, pytest_function, row
 from torch import nn
 
 SCAN = {"nodes": ["ScanNode"], "loose": 3, "loose_half": 4}
-F32_ONLY = {"dtypes": (f32,), **SCAN}
+SCAN_F32 = {"dtypes": (f32,), **SCAN}
 T = Dyn("t", 5, also=(1, 9))
 
 
 def with_state(layer):
-    """A module that takes the initial state: h for GRU and RNN, h and c for LSTM."""
+    """Return a module that takes the initial state as further inputs: h for GRU and RNN, h and c for LSTM."""
 
     class Layer(nn.Module):
         def __init__(self):
@@ -29,22 +29,22 @@ def lstm(*args, **kwargs):
 
 ROWS = [
     row("lstm.input", lstm(), floats(5, 2, 6), **SCAN),
-    row("lstm.input/dynamic", lstm(num_layers=2, batch_first=True), floats(2, T, 6), **F32_ONLY),
-    row("lstm.input/bidirectional", lstm(2, bidirectional=True), floats(T, 2, 6), **F32_ONLY),
+    row("lstm.input/dynamic", lstm(num_layers=2, batch_first=True), floats(2, T, 6), **SCAN_F32),
+    row("lstm.input/bidirectional", lstm(2, bidirectional=True), floats(T, 2, 6), **SCAN_F32),
     row("lstm.input/bidirectional, batch first", lstm(2, bidirectional=True, batch_first=True), floats(2, 3, 6),
-        **F32_ONLY),
-    row("lstm.input/no bias", lstm(bias=False), floats(5, 2, 6), **F32_ONLY),
-    row("lstm.input/projection", lstm(2, proj_size=3, bidirectional=True), floats(5, 2, 6), **F32_ONLY),
-    row("lstm.input/projection, no bias", lstm(proj_size=3, bias=False), floats(5, 2, 6), **F32_ONLY),
-    row("lstm.input/state", with_state(lstm(2)), floats(5, 3, 6), floats(2, 3, 4), floats(2, 3, 4), **F32_ONLY),
-    row("lstm.input/unbatched", with_state(lstm()), floats(5, 6), floats(1, 4), floats(1, 4), **F32_ONLY),
-    row("lstm.input/dropout", lstm(2, dropout=0.5), floats(5, 2, 6), **F32_ONLY),
+        **SCAN_F32),
+    row("lstm.input/no bias", lstm(bias=False), floats(5, 2, 6), **SCAN_F32),
+    row("lstm.input/projection", lstm(2, proj_size=3, bidirectional=True), floats(5, 2, 6), **SCAN_F32),
+    row("lstm.input/projection, no bias", lstm(proj_size=3, bias=False), floats(5, 2, 6), **SCAN_F32),
+    row("lstm.input/state", with_state(lstm(2)), floats(5, 3, 6), floats(2, 3, 4), floats(2, 3, 4), **SCAN_F32),
+    row("lstm.input/unbatched", with_state(lstm()), floats(5, 6), floats(1, 4), floats(1, 4), **SCAN_F32),
+    row("lstm.input/dropout", lstm(2, dropout=0.5), floats(5, 2, 6), **SCAN_F32),
     row("gru.input", nn.GRU(6, 4), floats(5, 2, 6), **SCAN),
-    row("gru.input/bidirectional", nn.GRU(6, 4, 2, bidirectional=True, batch_first=True), floats(2, T, 6), **F32_ONLY),
-    row("gru.input/no bias", nn.GRU(6, 4, bias=False), floats(5, 2, 6), **F32_ONLY),
-    row("gru.input/state", with_state(nn.GRU(6, 4, 2)), floats(5, 3, 6), floats(2, 3, 4), **F32_ONLY),
-    row("gru.input/unbatched", with_state(nn.GRU(6, 4)), floats(5, 6), floats(1, 4), **F32_ONLY),
-    row("rnn_tanh.input", nn.RNN(6, 4, 2, bidirectional=True), floats(T, 2, 6), **F32_ONLY),
+    row("gru.input/bidirectional", nn.GRU(6, 4, 2, bidirectional=True, batch_first=True), floats(2, T, 6), **SCAN_F32),
+    row("gru.input/no bias", nn.GRU(6, 4, bias=False), floats(5, 2, 6), **SCAN_F32),
+    row("gru.input/state", with_state(nn.GRU(6, 4, 2)), floats(5, 3, 6), floats(2, 3, 4), **SCAN_F32),
+    row("gru.input/unbatched", with_state(nn.GRU(6, 4)), floats(5, 6), floats(1, 4), **SCAN_F32),
+    row("rnn_tanh.input", nn.RNN(6, 4, 2, bidirectional=True), floats(T, 2, 6), **SCAN_F32),
     row("rnn_relu.input", with_state(nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), floats(2, 5, 6),
         floats(1, 2, 4), signed_zero=False, **SCAN),
     row("program/lstm cell", nn.LSTMCell(6, 4), floats(2, 6), dtypes=(f32,)),
@@ -56,7 +56,7 @@ test_op_row = pytest_function(ROWS)
 
 
 def test_torch_still_decomposes_a_layer():
-    """The replaced rule for shapes does not replace the decomposition."""
+    """`ops/recurrent.py` replaces torch's rule for the shapes of a layer. The layer's decomposition stays the same."""
     program = torch.export.export(nn.GRU(6, 4).eval(), (torch.zeros(5, 2, 6),))
     targets = {str(n.target) for n in program.run_decompositions().graph.nodes}
     assert "aten.gru.input" not in targets and "aten.addmm.default" in targets

@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 
 def full_of_size(size):
-    """Make an integer on the host visible: as the extent of a tensor."""
+    """Return a function whose result has the extent `size(n, m)`, an integer that the host computes."""
     return lambda x, y: torch.full([size(x.shape[0], y.shape[0])], 1.0) + x.sum()
 
 

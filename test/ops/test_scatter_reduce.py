@@ -15,7 +15,7 @@ NANS = data([1.0, float("nan"), 3.0, float("-inf")])
 
 
 def with_and_without_self(reduce):
-    """The results with include_self=True and with include_self=False."""
+    """Return a function that returns the results with include_self=True and with include_self=False."""
     return lambda x, dim, i, y: [x.scatter_reduce(dim, i, y, reduce, include_self=kept) for kept in (True, False)]
 
 

@@ -29,14 +29,14 @@ VIEWS = {
     "split_with_sizes": [(floats(5, 2), [1, 0, 4]), (floats(2, 4), [3, 1], -1), (floats(3), [3])],
     "unbind.int": [(floats(2, 3),), (floats(2, 3), -1)],
 }
-# The copying variant, where it has another name than the view.
-COPY = {
+# The copying variant that export puts in place of a view, if it is not named <view>_copy.
+RENAMED_COPIES = {
     "transpose.int": "permute_copy", "t": "permute_copy", "squeeze": "squeeze_copy.dims",
     "squeeze.dim": "squeeze_copy.dims", "split.Tensor": "split_with_sizes_copy",
     "split_with_sizes": "split_with_sizes_copy",
 }
 COPIES = [
-    row(f"{COPY.get(name) or copy}/{name}", getattr(getattr(aten, packet), kind or "default"),
+    row(f"{RENAMED_COPIES.get(name) or copy}/{name}", getattr(getattr(aten, packet), kind or "default"),
         cases=cases, dtypes=FLOATS if name == "view" else F32_ONLY)
     for name, cases in VIEWS.items()
     if name != "unbind.int"

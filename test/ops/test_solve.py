@@ -12,15 +12,17 @@ TINY = data([[1e-8, 1.0], [1.0, 1.0]])
 
 
 def regular(x):
-    """A matrix that is far from singular."""
+    """Add 3 to the diagonal, which makes a nearly singular matrix unlikely."""
     return x + 3 * torch.eye(x.shape[-1])
 
 
 def positive(x):
+    """Return a positive definite matrix."""
     return x @ x.mT + torch.eye(x.shape[-1])
 
 
 def of(function, matrix=regular):
+    """Return a function that calls `function` with `matrix(x)` in place of its first argument `x`."""
     return lambda x, *rest: function(matrix(x), *rest)
 
 
@@ -28,7 +30,8 @@ def unchanged(x):
     return x
 
 
-def signed(function):
+def sign_and_log(function):
+    """Return a function that returns the sign and the logarithm as a plain tuple."""
     return lambda x: tuple(function(x))
 
 
@@ -45,9 +48,9 @@ ROWS = [
     row("linalg_det", of(torch.linalg.det), cases=[(floats(4, 4),), (floats(N, 3, 3),)], **LINALG),
     row("det", of(torch.det, unchanged), cases=[
         (PERMUTED,), (TINY,), (data([[1.0, 2.0], [2.0, 4.0]]),), (floats(5, 5),)], **LINALG),
-    row("linalg_slogdet", of(signed(torch.linalg.slogdet), unchanged), cases=[
+    row("linalg_slogdet", of(sign_and_log(torch.linalg.slogdet), unchanged), cases=[
         (floats(2, 4, 4),), (PERMUTED,), (data([[0.0, 1.0], [0.0, 4.0]]),)], **LINALG),
-    row("slogdet", of(signed(torch.slogdet), unchanged), floats(6, 6), **LINALG),
+    row("slogdet", of(sign_and_log(torch.slogdet), unchanged), floats(6, 6), **LINALG),
     row("logdet", of(torch.logdet, unchanged), cases=[(floats(3, 3),), (floats(4, 3, 3),)], **LINALG),
     row("linalg_solve_triangular", lambda a, b: [
         torch.linalg.solve_triangular(regular(a), b, upper=upper, unitriangular=unit)

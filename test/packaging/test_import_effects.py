@@ -1,4 +1,4 @@
-"""What importing the package does to the process, in a process of its own; which messages of others it hides."""
+"""The effects of importing the package on a process, and the messages of other packages that it hides."""
 
 import logging
 import subprocess
@@ -17,8 +17,8 @@ def run(source: str) -> str:
     return done.stdout
 
 
-# The dependencies come first: they may change what they like.
-UNCHANGED = """
+# The dependencies are imported first, because they may change global state.
+PRINT_CHANGED_STATE = """
 import executorch.exir
 import executorch.extension.llm.cache.update_and_attend
 import executorch.runtime
@@ -47,10 +47,10 @@ print([name for name in before if before[name] != after[name]])
 
 
 def test_import_changes_no_global_state():
-    assert run(UNCHANGED) == "[]\n"
+    assert run(PRINT_CHANGED_STATE) == "[]\n"
 
 
-LOADED = """
+PRINT_LOADED_LIBRARIES = """
 import executorch_mlx, sys
 libraries = ("libexecutorch.", "libmlx.", "libmlx_delegate.")
 print([name for name in libraries if name in open("/proc/self/maps").read()], "executorch.runtime" in sys.modules)
@@ -59,7 +59,7 @@ print([name for name in libraries if name in open("/proc/self/maps").read()], "e
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc, from which the test reads the libraries")
 def test_import_loads_no_library():
-    assert run(LOADED) == "[] False\n"
+    assert run(PRINT_LOADED_LIBRARIES) == "[] False\n"
 
 
 def test_runtime_is_that_of_executorch_with_the_delegate():

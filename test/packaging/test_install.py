@@ -1,4 +1,4 @@
-"""The files of `cmake --install` find the wheels beside the package, and contain no path of this machine."""
+"""The files that `cmake --install` writes find the wheels beside the package, and contain no path of this machine."""
 
 import platform
 import shutil
