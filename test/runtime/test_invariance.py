@@ -171,7 +171,7 @@ def assert_quantized_parts_do_not_matter(multiply, bits, group_size, scale_type,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width, v_width", [(24, 10), (128, 128)])
 def test_attention(library, form, memory_order, dtype, width, v_width):
-    """Each call gets the keys up to its last query, as in a prefill in chunks. Each query sees the keys up to its own."""
+    """Each call gets the keys up to its last query, as in a prefill in chunks. A query sees no later keys."""
     generator = torch.Generator().manual_seed(0)
     q = random_tensor(generator, (1, 6, ROWS, width), memory_order).to(dtype)
     k, v = (random_tensor(generator, (1, 3, ROWS, w), memory_order).to(dtype) for w in (width, v_width))

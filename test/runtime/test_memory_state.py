@@ -16,7 +16,7 @@ from executorch_mlx import memory
 
 
 def accumulator(update: str, waits: bool) -> Graph:
-    """A program that adds x [8, 64] to a buffer twice and returns the buffer. 
+    """A program that adds x [8, 64] to a buffer twice and returns the buffer.
 
     It also adds an input [n, 1] to its transpose, which takes n² floats.
 
@@ -94,7 +94,7 @@ def test_call_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
 
 
 def attention(heads=2, width=8) -> Graph:
-    """A program with attention over a KV cache of the runtime. Its second computation of the scores needs much memory."""
+    """A program with attention over a KV cache of the runtime. It computes the scores again, which takes memory."""
     g = Graph()
     q, k, v = (g.input((1, heads, (1, 2048), width)) for _ in range(3))
     position = g.input(((1, 2048), 1), torch.int32)
@@ -186,7 +186,7 @@ assert model(*small)[0].eq(1).all()
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process, and has our CPU kernels")
 @pytest.mark.parametrize("calls, negations", [(1, 0), (150, 100)])
 def test_kernel_that_runs_out_of_memory_fails_only_its_call(calls, negations):
-    """With negations, the error surfaces while MLX starts later kernels. MLX then counts a task that never completes."""
+    """With negations, the error surfaces when MLX starts later kernels. MLX then counts a task that never completes."""
     command = [sys.executable, "-W", "ignore", "-c", f"CALLS, NEGATIONS = {calls}, {negations}\n{EXHAUST_MEMORY}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

@@ -273,7 +273,7 @@ def test_buffers_are_updated_in_place():
         ir.SliceNode(x=b, out=g.output((4, 64)), axis=lit(0), start=lit(0), stop=lit(4)),
     )
     model, update = g.load(), torch.ones(1, 64)
-    model(update)  # the first call keeps a backup, so it copies the buffer
+    model(update)  # the first call keeps a backup and therefore copies the buffer
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):

@@ -11,7 +11,7 @@ SCALE = DIM**-0.5
 
 
 def program(layers=(0,), dtype=torch.float32, kv_dtype=None, out_dtype=None, computed=False):
-    """A program that returns the attention of each layer for the same q, k and v. A layer scales k, v by `layer + 1`."""
+    """A program that returns the attention of each layer. All layers get the same q, and k and v times `layer + 1`."""
     kv_dtype = kv_dtype or dtype
     g = Graph()
     q, k = g.input((2, HEADS, (1, 200), DIM), dtype), g.input((2, KV_HEADS, (1, 200), DIM), kv_dtype)

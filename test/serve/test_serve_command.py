@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
 
 @pytest.mark.parametrize("grace, sent", [(0, signal.SIGINT), (60, signal.SIGINT), (60, signal.SIGTERM)])
-def test_a_signal_finishes_running_answers_within_the_time_for_it(chat_program, tmp_path, grace, sent):
+def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_program, tmp_path, grace, sent):
     with open(tmp_path / "log", "wb") as log:
         command = [*COMMAND, chat_program, "--port", "0", "--name", "mine", "--grace", str(grace)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
