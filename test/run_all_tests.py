@@ -3,7 +3,7 @@
     python test/run_all_tests.py [NAME] [--list] [--rebuild] [-j N] [--clean-after] [-v]
 
 NAME is an op row (`exp`, `sum.dim_IntList/dtype`), an operator (all its op rows) or a family (`elementwise`).
-Exits with 0 if all pass, 1 if one fails, 2 if the command line is invalid.
+Exits with 0 if all op rows pass, 1 if any fails, 2 if the command line is invalid.
 """
 
 from __future__ import annotations

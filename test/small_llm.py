@@ -53,7 +53,8 @@ def export(path: Path, **options) -> Path:
     """Export the model to `path` with the options of `export_llm`."""
     from executorch_mlx.llm.export import export_llm
 
-    # test_check.py has the check of finished programs. `verify`, the method, would take as long as the rest together.
+    # "verify" is the check of the finished program, which test_check.py tests. "speculation" adds the method `verify`,
+    # whose export takes as long as that of all other methods together.
     options = {"tokenizer": tokenizer(), "chunk": CHUNK, "verify": False, "speculation": False} | options
     export_llm(model(), **options).save(path)
     return path

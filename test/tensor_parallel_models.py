@@ -1,4 +1,4 @@
-"""Small random models of several families, for the tests of tensor parallelism. `heads` and `key_heads` can be chosen."""
+"""Small random models of several families, for the tests of tensor parallelism."""
 
 import torch
 
@@ -19,7 +19,7 @@ def model(family: str, heads: int = 4, key_heads: int = 2):
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**grouped)),
         # norms of queries and keys, tied embeddings
         "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**grouped, head_dim=32, tie_word_embeddings=True)),
-        # queries, keys and values in one product, and so gate and up
+        # one product for queries, keys and values, and one for gate and up
         "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**grouped)),
         # a norm over all queries, biases
         "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**grouped)),
@@ -56,5 +56,5 @@ def model(family: str, heads: int = 4, key_heads: int = 2):
     return made
 
 
-FAMILIES = ("qwen3", "phi3", "olmo2", "gpt_oss", "deepseek_v3")  # together they need all rules
+FAMILIES = ("qwen3", "phi3", "olmo2", "gpt_oss", "deepseek_v3")  # together they need all rules for splits
 MORE_FAMILIES = ("llama", "qwen2", "gpt2", "bloom", "qwen3_moe", "cohere")

@@ -35,7 +35,7 @@ def rotate_half(x):
 class Rotary(torch.nn.Module):
     """As in Hugging Face's Llama: queries and keys share cos and sin.
 
-    In half precision, eager torch rounds cos, sin and each product, the program only the results.
+    In half precision, eager torch rounds cos, sin and each product. The program rounds only the results.
     """
 
     def __init__(self, dim=8):
@@ -158,7 +158,7 @@ def test_rope_at_any_positions(delegate, length, dtype):
 
 
 def test_rope_at_any_positions_of_several_sequences_is_not_fused(delegate):
-    """The positions of all sequences are the same here, and `RopeNode` takes one offset for each sequence."""
+    """The fusion makes positions that are not consecutive the axis of the sequences, so x must hold one sequence."""
     case = row("program/rope, two sequences", RotaryAnywhere(), floats(2, 4, 3, 8), floats(2, 2, 3, 8),
                ints(1, 3, low=0, high=9), dtypes=[f32], loose=2)
     assert "RopeNode" not in check(case)

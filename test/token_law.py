@@ -1,13 +1,14 @@
 """Checks the token law: the tokens of a request depend on the model, the prompt, the parameters and the seed only.
 
-    python test/token_law.py                          # 10,000 tokens in each of 40 settings, about half an hour
+    python test/token_law.py                          # 10,000 tokens in each of 48 settings: more than half an hour
     python test/token_law.py --model wide --tokens 1000
     python test/token_law.py --tokens 2000 --format int4 --rows 1 4
 
-The same mixed requests are answered in several settings. In the first, every request has the engine for itself: one
-row, the largest chunk, no reuse of prompts and no speculation. In the others, requests with random arrival times share
-2, 4 or 8 rows, prompts are cut into smaller chunks, rows are warm, and n-grams or a draft model guess tokens, or not. The
-script prints how many tokens and log probabilities differ from those of the first setting, and exits with 1 if any does.
+The same mixed requests are answered in several settings. In the first setting, every request has the engine for itself:
+one row, the largest chunk, no reuse of prompts and no speculation. In the other settings, requests with random arrival
+times share 1, 2, 4 or 8 rows. Some of these settings cut prompts into smaller chunks, reuse the KV caches of earlier
+prompts, or let n-grams or a draft model guess tokens. For each setting, the script prints how many tokens differ from
+those of the first setting, in the token or in its log probability. It exits with 1 if any differs.
 
 The models have random weights. Their shapes are those of a language model, so that they run the same kernels: "small"
 takes little time, "wide" has the large matrix products, and "windowed" has ring buffers as KV caches. The draft model is
@@ -35,7 +36,7 @@ MODELS = {  # hidden_size, intermediate_size, layers, heads, key heads, head siz
     "wide": (768, 2048, 4, 12, 4, 64, 0),
     "windowed": (128, 384, 2, 4, 2, 32, 48),
 }
-KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias", "logprobs")
+REQUEST_KINDS = ("greedy", "filters", "min_p", "unfiltered", "penalties", "mask", "repeat", "bias", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class Setting:
 
     rows: int
     in_flight: int
-    chunk: int = 0
-    warm: bool = False
-    draft: int = 0
-    model: bool = False  # whether a draft model guesses tokens
+    chunk: int = 0  # 0: the largest
+    warm: bool = False  # whether prompts reuse KV caches of earlier prompts
+    draft: int = 0  # number of draft tokens; 0: none, -1: the engine chooses
+    has_draft_model: bool = False  # whether a draft model guesses tokens instead of n-grams
 
     def __str__(self) -> str:
-        cache, drafts = "warm" if self.warm else "cold", "model" if self.model else "n-grams"
+        cache, drafts = "warm" if self.warm else "cold", "model" if self.has_draft_model else "n-grams"
         drafts = f"{drafts} {self.draft if self.draft > 0 else ''}".strip() if self.draft else "none"
         return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or 512}, {cache}, drafts: {drafts}"
 
@@ -73,8 +74,8 @@ def settings(rows: Sequence[int]) -> Iterator[Setting]:
         yield Setting(count, 2 * count, chunk=64, warm=True)
         yield Setting(count, 2 * count, chunk=16, warm=True, draft=-1)
         yield Setting(count, count, chunk=16, draft=4)
-        yield Setting(count, 2 * count, chunk=64, warm=True, draft=3, model=True)
-        yield Setting(count, count, warm=True, draft=-1, model=True)
+        yield Setting(count, 2 * count, chunk=64, warm=True, draft=3, has_draft_model=True)
+        yield Setting(count, count, warm=True, draft=-1, has_draft_model=True)
 
 
 # Requests -----------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def make_requests(tokens: int, seed: int) -> list[Request]:
         if requests and draw.random() < 1 / 3:
             shared = draw.choice(requests).prompt
             prompt = shared[: draw.randint(1, len(shared))] + prompt[: 1 + length // 4]
-        prompt, kind, count = prompt[:750], KINDS[len(requests) % len(KINDS)], draw.randint(10, 120)
+        prompt, kind, count = prompt[:750], REQUEST_KINDS[len(requests) % len(REQUEST_KINDS)], draw.randint(10, 120)
         if kind == "repeat":
             prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(8, 20))] * 3
         requests.append(Request(prompt, _options(draw, kind, count, prompt)))
@@ -128,7 +129,10 @@ def _mask_of(key: int) -> Callable[[Sequence[int]], Any]:
 
 
 def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
-    """Return a function `allowed_tokens` that allows the next token of a prompt that repeats itself, and `other`."""
+    """Return a function `allowed_tokens` that makes the answer repeat the prompt.
+
+    At every eighth token of the answer, it also allows `other`.
+    """
     from executorch_mlx.llm.scoring import allow_only
 
     def allowed(answer: Sequence[int]) -> Any:
@@ -166,12 +170,12 @@ def export(path: Path, model: str, rows: int, form: str) -> None:
 
 @dataclass
 class Answers:
-    """The answers in the order of the requests, lists of (id, log probability, likely tokens), and engine counts."""
+    """The answers to all requests, in the order of the requests, and counts of the engine."""
 
-    tokens: list[list[tuple]]
+    tokens: list[list[tuple]]  # (id, log probability, most likely tokens) for each token of each answer
     seconds: float
-    reused: int = 0
-    accepted: int = 0
+    reused: int = 0  # prompt tokens that were in a KV cache
+    accepted: int = 0  # draft tokens that were accepted
 
 
 @dataclass
@@ -213,7 +217,7 @@ def answer(path: Path, draft: Path | None, setting: Setting, requests: Sequence[
 
 
 def differences(a: Sequence[Sequence[tuple]], b: Sequence[Sequence[tuple]]) -> int:
-    """Return the number of tokens that differ, or whose log probabilities do."""
+    """Return the number of tokens that differ in the token or in its log probabilities."""
     return sum(x != y for one, other in zip(a, b, strict=True) for x, y in zip_longest(one, other))
 
 
@@ -227,7 +231,7 @@ def check(folder: Path, model: str, form: str, rows: Sequence[int], tokens: int,
     for index, setting in enumerate(settings(rows)):
         path = program(folder, model, form, setting.rows)
         other_form = FORMATS[1 - FORMATS.index(form)]
-        draft = program(folder, model, other_form, max(rows)) if setting.model else None
+        draft = program(folder, model, other_form, max(rows)) if setting.has_draft_model else None
         other = answer(path, draft, setting, requests, seed + index + 1)
         different = differences(alone.tokens, other.tokens)
         print(

@@ -84,9 +84,9 @@ install_package() {
   # The C++ build is the next step: it needs the wheels, and its output should be visible.
   EXECUTORCH_MLX_SKIP_CMAKE=1 pip install -qq --no-build-isolation -e ".[${MLX:-cpu},dev]" ||
     die "pip could not install the requirements of pyproject.toml: see above"
-  # For test/serve/test_serve_clients.py. In a step of its own: together with the rest, pip's resolver finds no solution.
+  # For test/serve/test_serve_clients.py. In a separate command: pip cannot resolve all packages at once.
   pip install -qq "langchain-openai>=1" "pydantic-ai-slim[openai]>=2" || die "pip could not install API clients: see above"
-  # For examples/json_by_schema.py. Without its requirements: triton is used by its CUDA kernels only.
+  # For examples/json_by_schema.py. --no-deps, because xgrammar needs triton for its CUDA kernels only.
   pip install -qq --no-deps "xgrammar==0.2.8" || die "pip could not install xgrammar: see above"
 }
 
@@ -168,7 +168,7 @@ get_speech() {
 
 # -- macOS wheel ----------------------------------------------------------------------------------
 
-# The linker for macOS in LLVM; tools/macos/build_wheel.py says what it does without.
+# Installs ld64.lld, LLVM's linker for macOS. Without it, tools/macos/build_wheel.py builds no wheel.
 get_linker() {
   if [ "$(uname -s)" != Linux ] || "$python" tools/macos/build_wheel.py --has-linker; then return; fi
   if ! command -v apt-get >/dev/null || ! as_root true; then return; fi

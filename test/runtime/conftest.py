@@ -17,7 +17,10 @@ def library(request, delegate) -> ctypes.CDLL:
 
 @pytest.fixture
 def limit(delegate) -> Iterator[Callable[[int], int]]:
-    """`limit(extra)` sets the memory limit to `extra` bytes more than are active, resets the peak, returns the limit."""
+    """A function: `limit(extra)` sets the memory limit to the active memory plus `extra` bytes, and returns the limit.
+
+    It also resets the peak of the active memory.
+    """
     from executorch_mlx import memory
 
     def set_limit(extra: int) -> int:

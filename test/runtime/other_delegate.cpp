@@ -1,5 +1,6 @@
-// A delegate with the name of ours, for test_import_order.py. As ExecuTorch's own MLX delegate does on macOS, it
-// registers when its library is loaded and ignores the result. A call fills its last argument, the output, with 42.
+// A delegate with the same name as ours, for test_import_order.py. Like ExecuTorch's own MLX delegate on macOS, it
+// registers itself when its library is loaded, and ignores whether that succeeds. A call fills its last argument, the
+// output, with 42.
 #include <executorch/runtime/backend/interface.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Runs the text of the GPU sampler on the CPU, with several threads in a group.
+// Runs the source code of the GPU sampler on the CPU, with several threads in a group.
 //
 // Reads requests from stdin and writes the tokens of each, int64 [rows], to stdout. A request is a Header, the logits,
 // and five parameters of `rows` elements each: temperature, top_p, min_p (float32), seed, top_k (int64).
@@ -18,9 +18,9 @@ struct Header {
   int32_t type;  // 0: float32, 1: float16, 2: bfloat16
   int32_t rows;
   int32_t vocabulary;
-  int32_t per_row;
-  int32_t threads;
-  int32_t shared_keys;
+  int32_t per_row;  // bits such as kTemperaturePerRow: the parameters of which each row uses its own element
+  int32_t threads;      // of a group
+  int32_t shared_keys;  // number of keys that fit in the shared memory of a group
 };
 
 struct BFloat16 {
@@ -50,7 +50,7 @@ class Barrier final : public executorch_mlx::gpu::GroupBarrier {
   std::barrier<> barrier_;
 };
 
-// Calls run(thread) on the threads of a group.
+// Starts a group of `threads` threads. Each of them calls run() with its index.
 template <typename Run>
 void run_group(uint32_t threads, const Run& run) {
   Barrier barrier(threads);

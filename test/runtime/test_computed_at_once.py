@@ -14,8 +14,10 @@ def rows(start, stop):
 
 
 def updated_buffer() -> Graph:
-    """Writes x [2, 4] to rows 1 and 2 of a buffer [6, 4] and twice x to rows 2 and 3, then takes element `index` of a
-    vector with three elements. Returns the buffer."""
+    """A program that writes x [2, 4] to rows 1 and 2 of a buffer [6, 4], and 2 * x to rows 2 and 3.
+
+    It then takes element `index` of a vector with three elements. It returns the buffer and the element.
+    """
     g = Graph()
     x, index, out = g.input((2, 4)), g.input((), INT64), g.output((6, 4))
     buffer, double, taken = g.buffer((6, 4)), g.new_temp(), g.output(())
@@ -82,14 +84,17 @@ def test_buffer_moves_within_itself():
 
 @st.composite
 def chains_of_views(draw):
-    """A shape, and functions of views: each takes the program, the slot and the torch tensor, and returns both results."""
+    """A shape, and a list of arguments for `apply`: the name of an operation, and a generator for its parameters."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     steps = draw(st.lists(st.sampled_from(["reshape", "transpose", "slice", "take", "expand", "squeeze", "add"]), max_size=6))
     return shape, [(step, draw(st.randoms(use_true_random=False))) for step in steps]
 
 
 def apply(g: Graph, step: str, random, x, value: torch.Tensor):
-    """Emits one instruction. Returns its slot, and what torch computes."""
+    """Emits an instruction that applies `step` to the slot `x`. Returns the slot of the result, and `step` of `value`.
+
+    If the shape does not permit the step, the instruction is an addition.
+    """
     y = g.new_temp()
     if step == "reshape":
         sizes = list(value.shape)
@@ -110,9 +115,9 @@ def apply(g: Graph, step: str, random, x, value: torch.Tensor):
         return y, value.permute(perm)
     if step == "slice" and value.ndim:
         axis = random.randrange(value.ndim)
-        start, pace = random.randrange(value.shape[axis]), random.randint(1, 2)
-        g.emit(ir.SliceNode(x=x, axis=lit(axis), start=lit(start), stop=lit(value.shape[axis]), step=pace, out=y))
-        return y, value.movedim(axis, 0)[start::pace].movedim(0, axis)
+        start, stride = random.randrange(value.shape[axis]), random.randint(1, 2)
+        g.emit(ir.SliceNode(x=x, axis=lit(axis), start=lit(start), stop=lit(value.shape[axis]), step=stride, out=y))
+        return y, value.movedim(axis, 0)[start::stride].movedim(0, axis)
     if step == "take" and value.ndim > 1:
         axis = random.randrange(value.ndim)
         index = random.randrange(value.shape[axis])

@@ -33,7 +33,7 @@ HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16
 
 
 def encode(x: np.ndarray, dtype: int) -> np.ndarray:
-    """float32 values in the memory layout of `dtype`."""
+    """Returns float32 values converted to `dtype`: float16 and bfloat16 as uint16. bfloat16 is truncated."""
     if dtype == FLOAT32:
         return x
     return x.astype(np.float16).view(np.uint16) if dtype == FLOAT16 else (x.view(np.uint32) >> 16).astype(np.uint16)
@@ -66,7 +66,7 @@ def test_half_matmul(library, dtype, column_major, m, n, k):
 @HALF_TYPES
 @pytest.mark.parametrize("m, n, k", [(1, 203, 1024), (3, 17, 5), (4, 31, 66), (70, 60, 1026)])
 def test_half_matmul_of_half_operands(library, dtype, m, n, k):
-    """bfloat16 with an even k uses pairs, if the processor has an instruction for them."""
+    """If k is even, bfloat16 elements are multiplied in pairs on processors that have an instruction for it."""
     rng = np.random.default_rng(3)
     x, w = (encode(rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (n, k)))
     results = []
@@ -82,7 +82,7 @@ def test_half_matmul_of_half_operands(library, dtype, m, n, k):
 
 @HALF_TYPES
 def test_half_results_are_rounded_to_nearest_even(library, dtype):
-    """The norm of a row of ones is its weight: here float32 values at, near and between those of the half type."""
+    """The RMS norm of a row of ones is the weight: here, float32 values at, near and between half-precision values."""
     exact = decode(np.arange(1 << 16, dtype=np.uint16), dtype)
     bits = exact[np.isfinite(exact)].view(np.uint32)
     offsets = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFF, 0x1000, 0x1001], np.uint32)
@@ -190,8 +190,8 @@ def random_tensor(generator, shape, memory_order):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_operands_of_the_other_kernels(library, dtype):
-    """silu, rms_norm and rope compute in float32 and round the result."""
+def test_half_operands_of_silu_rms_norm_and_rope(library, dtype):
+    """The kernels compute in float32 and round the result."""
     x = torch.randn(3, 1030, generator=torch.Generator().manual_seed(0)).to(dtype)
     y, z, kind, floats = torch.empty_like(x), torch.empty(x.shape), TYPES.index(dtype), x.float()
     library.executorch_mlx_silu(address(x), kind, address(y), ctypes.c_int64(x.numel()))
@@ -282,7 +282,7 @@ def test_attention(library, queries, keys, memory_order, make_mask):
 
 
 def reference_attention(q, k, v, arguments):
-    """Attention in float64 for two heads of q to each head of k and v, with the scale 0.5."""
+    """Returns attention in float64 with the scale 0.5. Two heads of q share each head of k and v."""
     queries, keys = q.shape[2], k.shape[2]
     scores = q.double() @ k.double().repeat_interleave(2, 1).transpose(-1, -2) * 0.5
     mask = arguments.get("mask")

@@ -1,4 +1,4 @@
-"""Every node of the official delegate has a test here. Extensions have op rows in test/ops."""
+"""Every IR node of ExecuTorch's own MLX delegate has a test in this folder. Extensions have op rows in test/ops."""
 
 import pytest
 from irprograms import Graph, ir, lits

@@ -91,7 +91,7 @@ def test_loader_loads_every_library_of_the_wheels_that_the_delegate_links(delega
     assert linked == {"libmlx_blas", *(library for _, library in loader._LINKED)}
 
 
-def test_docs_and_examples_import_runtime_from_here():
+def test_docs_and_examples_import_runtime_from_executorch_mlx():
     """If a file imported `executorch.runtime` first, that would register the other delegate."""
     without_our_delegate = ROOT / "benchmarks" / "llm" / "xnnpack.py"
     files = [ROOT / "README.md", *(file for name in USER_SOURCES for file in (ROOT / name).rglob("*.[mp][dy]"))]

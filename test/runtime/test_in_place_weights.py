@@ -9,11 +9,11 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 
 MEGABYTE = 1 << 20
-VOCABULARY, WIDTH = 16 * 1024, 1024  # 64 MB
+VOCABULARY, WIDTH = 16 * 1024, 1024  # 64 MiB
 
 
 class SumOfEmbeddings(torch.nn.Module):
-    """A large table, and a larger buffer: the first call keeps a backup of a small one."""
+    """A large table and a larger buffer. The first call keeps no backup of a buffer that exceeds 64 MiB."""
 
     def __init__(self):
         super().__init__()

@@ -27,7 +27,7 @@ class Matrix:
         )
 
     def multiply(self, library, x, x_type=FLOAT32):
-        """x [m, k] @ w.T by the kernel."""
+        """Returns x [m, k] @ w.T, computed by the kernel."""
         y = np.empty((len(x), len(self.w)), x.dtype)
         arrays = (a.ctypes.data for a in (x, self.w, self.scales, self.biases))
         sizes = (self.bits, self.group_size, len(x), len(self.w), self.k)
@@ -37,7 +37,7 @@ class Matrix:
         return y
 
     def expected(self, x):
-        """The same by the definition. A longdouble holds a product of float32 exactly."""
+        """Returns x @ w.T as simd/int8.h defines it. A longdouble holds the product of two float32 numbers exactly."""
         groups = x.reshape(len(x), -1, self.group_size)
         largest = np.abs(groups).max(-1)
         integers = np.rint(groups * (np.float32(127) / largest)[..., None]).astype(np.int64)
@@ -89,8 +89,8 @@ def test_activations_are_rounded_as_in_torch(library):
 
 
 @pytest.mark.parametrize("m", [1, 7])
-def test_special_groups(library, m):
-    """Infinity and NaN spread to the results of their row. Tiny values count as zeros."""
+def test_groups_with_infinity_nan_or_tiny_values(library, m):
+    """Infinity and NaN spread to the results of their row. A group of tiny values counts as zeros."""
     matrix = Matrix(20, 512)
     x = activations(m, matrix.k)
     for value in (np.inf, -np.inf, np.nan):
@@ -107,7 +107,7 @@ def test_special_groups(library, m):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_node(bits):
+def test_int8_quantized_matmul_node(bits):
     """A matrix of 2 bits has no kernel: the node rounds the activations, and MLX multiplies."""
     matrix, x = Matrix(20, 128, bits), torch.from_numpy(activations(3, 128))
     g = Graph()

@@ -27,11 +27,12 @@ from test_cpu_kernels import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
 ROWS = 150
-PARTS = [[1], [2], [3, 1, 7], [8], [16, 5], [33], [64], [150]]  # rows of one call after the other, in turn
+PARTS = [[1], [2], [3, 1, 7], [8], [16, 5], [33], [64], [150]]  # numbers of rows of successive calls, repeated
 SHAPES = [(1024, 203), (1, 9), (37, 17), (300, 1), (513, 130), (64, 50), (1030, 49)]  # k, n
 
 
 def in_parts(lengths, total=ROWS):
+    """Yields slices of the numbers 0 to `total - 1`. Their lengths follow `lengths`, repeated."""
     first, i = 0, 0
     while first < total:
         last = min(total, first + lengths[i % len(lengths)])
@@ -40,7 +41,10 @@ def in_parts(lengths, total=ROWS):
 
 
 def assert_parts_do_not_matter(compute, total=ROWS):
-    """`compute(rows)` returns the rows of a slice as a torch tensor or numpy array with rows in the first axis."""
+    """Compares the bits of the rows that `compute` returns for each division into `PARTS`.
+
+    `compute(rows)` takes a slice and returns its rows, in the first axis of a torch tensor or numpy array.
+    """
     results = []
     for lengths in PARTS:
         parts = [np.asarray(compute(rows)) for rows in in_parts(lengths, total)]
@@ -136,7 +140,8 @@ def test_quantized_matmul(library, bits, group_size, scale_type):
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_int8_matmul(library, bits, group_size, scale_type):
-    for groups in (8, 9):  # 8 groups are whole vectors, which few rows multiply with a kernel of their own
+    # With 8 groups, the rows of the matrix are whole vectors. Calls with few rows then use a kernel of their own.
+    for groups in (8, 9):
         assert_quantized_parts_do_not_matter(library.executorch_mlx_int8_matmul, bits, group_size, scale_type, groups)
 
 
@@ -166,7 +171,7 @@ def assert_quantized_parts_do_not_matter(multiply, bits, group_size, scale_type,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width, v_width", [(24, 10), (128, 128)])
 def test_attention(library, form, memory_order, dtype, width, v_width):
-    """Each call sees the keys up to its last query, as in a prefill in chunks. The other keys are masked."""
+    """Each call gets the keys up to its last query, as in a prefill in chunks. A query sees no later keys."""
     generator = torch.Generator().manual_seed(0)
     q = random_tensor(generator, (1, 6, ROWS, width), memory_order).to(dtype)
     k, v = (random_tensor(generator, (1, 3, ROWS, w), memory_order).to(dtype) for w in (width, v_width))

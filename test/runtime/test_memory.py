@@ -69,7 +69,7 @@ def test_wired_limit_has_no_effect_without_an_apple_gpu():
 def test_setting_the_limit_returns_the_previous_one_and_restores_that_of_mlx(limit):
     import mlx.core as mx
 
-    of_mlx = mx.set_memory_limit(1 << 40)
+    mlx_limit = mx.set_memory_limit(1 << 40)
     try:
         assert memory.get_memory_limit() is None
         assert memory.set_memory_limit(5 * MEGABYTE) is None
@@ -78,7 +78,7 @@ def test_setting_the_limit_returns_the_previous_one_and_restores_that_of_mlx(lim
         assert memory.set_memory_limit(None) == 6 * MEGABYTE
         assert mx.set_memory_limit(1 << 40) == 1 << 40
     finally:
-        mx.set_memory_limit(of_mlx)
+        mx.set_memory_limit(mlx_limit)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_init_chain_keeps_the_limit(limit, capfd):
 # -- calls -------------------------------------------------------------------------
 
 
-def test_large_step_fails_and_small_ones_work_before_and_after(limit, capfd):
+def test_large_call_fails_and_small_calls_work_before_and_after(limit, capfd):
     model = products(2048).load()
     small, large = torch.randn(16, 64) / 8, torch.randn(2048, 64) / 8
     expected = model(small)[0].clone(), model(large)[0].clone()
@@ -175,8 +175,8 @@ def test_large_step_fails_and_small_ones_work_before_and_after(limit, capfd):
 
 
 @pytest.mark.parametrize("megabytes", [200, 100, 50, 35, 20])
-def test_step_that_fits_only_if_it_frees_results_stays_within_the_limit(limit, megabytes):
-    """Its intermediate results take 160 MB together, but at most 33 MB have to exist at the same time."""
+def test_call_that_fits_only_if_it_frees_results_stays_within_the_limit(limit, megabytes):
+    """The intermediate results take 160 MB together, but at most 33 MB have to exist at the same time."""
     model, x = products(2048, 5).load(), torch.randn(2048, 64) / 8
     expected = model(x)[0].clone()
     total = limit(megabytes * MEGABYTE)
@@ -229,14 +229,14 @@ def test_models_give_the_same_results_under_any_limit_that_admits_them(limit, mo
             admitted.append(True)
             assert torch.equal(result, expected)
         assert memory.get_peak_memory() <= total + 4 * SLACK, kilobytes
-    assert admitted == sorted(admitted, reverse=True)  # the limits fall: once one refuses the call, so do all lower ones
+    assert admitted == sorted(admitted, reverse=True)  # if a limit refuses the call, so do all lower limits
     assert admitted[0] and admitted[3] and not admitted[-1]
 
 
 def test_while_loop_keeps_the_limit(limit):
     """Without a limit, MLX computes iterations in the background. With one, the loop waits for each of them."""
     g = Graph()
-    n, x, total = g.input((), torch.int64), g.new_temp(), g.new_temp()
+    n, x, mean = g.input((), torch.int64), g.new_temp(), g.new_temp()
     one, bound = g.constant(torch.tensor(1)), g.constant(torch.tensor(0))
     left, is_left = g.new_temp(), g.new_temp()
     g.emit(
@@ -248,14 +248,14 @@ def test_while_loop_keeps_the_limit(limit):
     body = g.chain(ir.AddNode(a=x, b=x, out=x), ir.SubtractNode(a=left, b=one, out=left))
     g.emit(
         ir.WhileNode(cond=value_of(cond), cond_chain_idx=condition, body_chain_idx=body, carry=[x, left]),
-        ir.MeanNode(x=x, out=total, axes=[]),
-        ir.IdCopyNode(x=total, out=g.output(())),
+        ir.MeanNode(x=x, out=mean, axes=[]),
+        ir.IdCopyNode(x=mean, out=g.output(())),
     )
     model = g.load()
     assert model(torch.tensor(20))[0].item() == 2**20
-    total_bytes = limit(9 * MEGABYTE)
+    total = limit(9 * MEGABYTE)
     assert model(torch.tensor(20))[0].item() == 2**20
-    assert memory.get_peak_memory() <= total_bytes + SLACK
+    assert memory.get_peak_memory() <= total + SLACK
     limit(7 * MEGABYTE)
     with pytest.raises(RuntimeError, match=FAILED):
         model(torch.tensor(20))

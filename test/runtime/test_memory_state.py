@@ -1,4 +1,4 @@
-"""The memory limit: what it does to mutable buffers, threads that share it, and a system without free memory."""
+"""The memory limit and mutable buffers, threads under one limit, and kernels that run out of memory."""
 
 import os
 import subprocess
@@ -16,7 +16,9 @@ from executorch_mlx import memory
 
 
 def accumulator(update: str, waits: bool) -> Graph:
-    """A program that adds x [8, 64] to a buffer twice, returns the buffer, and computes n² floats as well.
+    """A program that adds x [8, 64] to a buffer twice and returns the buffer.
+
+    It also adds an input [n, 1] to its transpose, which takes n² floats.
 
     `update` is "row", to add only row 2 of x, or "all". With `waits`, the host reads a value that depends on the first
     update before the second update.
@@ -30,12 +32,12 @@ def accumulator(update: str, waits: bool) -> Graph:
         if update == "all":
             g.emit(ir.AddNode(a=buffer, b=x, out=buffer))
             return
-        ends = {"axis": lit(0), "start": lit(2), "stop": lit(3)}
+        bounds = {"axis": lit(0), "start": lit(2), "stop": lit(3)}
         g.emit(
-            ir.SliceNode(x=buffer, out=row, **ends),
-            ir.SliceNode(x=x, out=t, **ends),
+            ir.SliceNode(x=buffer, out=row, **bounds),
+            ir.SliceNode(x=x, out=t, **bounds),
             ir.AddNode(a=row, b=t, out=row),
-            ir.SliceUpdateNode(dst=buffer, update=row, out=buffer, **ends),
+            ir.SliceUpdateNode(dst=buffer, update=row, out=buffer, **bounds),
         )
 
     add_x()
@@ -55,8 +57,8 @@ def accumulator(update: str, waits: bool) -> Graph:
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("update", ["row", "all"])
-def test_failed_step_leaves_buffers_as_they_were(limit, update, waits, capfd):
-    """The step fails at its n² floats. With `waits`, the first update of the buffer has been computed by then."""
+def test_failed_call_leaves_buffers_as_they_were(limit, update, waits, capfd):
+    """The call fails at its n² floats. With `waits`, the first update of the buffer has been computed by then."""
     model = accumulator(update, waits).load()
     x, small, large = torch.ones(8, 64), torch.ones(4, 1), torch.ones(2048, 1)
     expected = torch.zeros(8, 64)
@@ -73,12 +75,12 @@ def test_failed_step_leaves_buffers_as_they_were(limit, update, waits, capfd):
         assert torch.equal(model(x, small)[0], expected), step
 
 
-def test_step_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
-    """The step replaces two rows of a buffer. In between, the host reads a value. The buffer is never copied."""
+def test_call_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
+    """The call replaces two rows of a buffer. In between, the host reads a value. The buffer is never copied."""
     g = Graph()
     x, buffer, row, largest = g.input((1, 1024)), g.buffer((8192, 1024)), g.new_temp(), g.new_temp()  # 32 MB
-    ends = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
-    g.emit(ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **ends), ir.SliceNode(x=buffer, out=row, **ends))
+    bounds = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
+    g.emit(ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **bounds), ir.SliceNode(x=buffer, out=row, **bounds))
     g.emit(ir.MaxNode(x=row, out=largest, axes=[]))
     g.item(largest)
     g.emit(ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, axis=lit(0), start=lit(9), stop=lit(10)))
@@ -92,7 +94,7 @@ def test_step_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
 
 
 def attention(heads=2, width=8) -> Graph:
-    """Attention with a KV cache of the runtime. The scores are computed a second time, which takes memory."""
+    """A program with attention over a KV cache of the runtime. It computes the scores again, which takes memory."""
     g = Graph()
     q, k, v = (g.input((1, heads, (1, 2048), width)) for _ in range(3))
     position = g.input(((1, 2048), 1), torch.int32)
@@ -106,7 +108,7 @@ def attention(heads=2, width=8) -> Graph:
     return g
 
 
-def test_failed_step_leaves_kv_caches_as_they_were(limit):
+def test_failed_call_leaves_kv_caches_as_they_were(limit):
     def inputs(start, tokens):
         position = torch.arange(start, start + tokens, dtype=torch.int32).reshape(-1, 1)
         return [*(torch.randn(1, 2, tokens, 8) for _ in range(3)), position]
@@ -125,11 +127,11 @@ def test_failed_step_leaves_kv_caches_as_they_were(limit):
         start += tokens
 
 
-# -- threads, and no free memory ---------------------------------------------------
+# -- threads, and kernels that run out of memory -----------------------------------
 
 
 def test_threads_together_keep_the_limit(limit):
-    """A step takes 32 MB. Two steps at the same time would exceed the limit."""
+    """A call takes 32 MB. Two calls at the same time would exceed the limit."""
     models = [products(2048).load() for _ in range(3)]
     x = torch.randn(2048, 64) / 8
     expected = models[0](x)[0].clone()
@@ -149,7 +151,7 @@ def test_threads_together_keep_the_limit(limit):
     assert memory.get_peak_memory() <= total + SLACK
 
 
-EXHAUSTION = """
+EXHAUST_MEMORY = """
 import resource, sys
 import torch
 from irprograms import Graph, ir
@@ -159,7 +161,7 @@ g = Graph()
 q, k, v = (g.input((1, 1, size, 1)) for size in (16, (1, KEYS), (1, KEYS)))
 x = g.new_temp()
 g.emit(ir.SdpaNode(q=q, k=k, v=v, out=x, scale=1.0))
-for _ in range(CHAIN):
+for _ in range(NEGATIONS):
     g.emit(ir.NegNode(x=x, out=(x := g.new_temp())))
 g.emit(ir.AbsNode(x=x, out=g.output((1, 1, 16, 1))))
 model = g.load()
@@ -182,10 +184,10 @@ assert model(*small)[0].eq(1).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process, and has our CPU kernels")
-@pytest.mark.parametrize("calls, chain", [(1, 0), (150, 100)])
-def test_kernel_without_memory_fails_the_call_only(calls, chain):
-    """With the chain, the error surfaces while MLX starts later kernels. MLX then counts a task that never completes."""
-    command = [sys.executable, "-W", "ignore", "-c", f"CALLS, CHAIN = {calls}, {chain}\n{EXHAUSTION}"]
+@pytest.mark.parametrize("calls, negations", [(1, 0), (150, 100)])
+def test_kernel_that_runs_out_of_memory_fails_only_its_call(calls, negations):
+    """With negations, the error surfaces when MLX starts later kernels. MLX then counts a task that never completes."""
+    command = [sys.executable, "-W", "ignore", "-c", f"CALLS, NEGATIONS = {calls}, {negations}\n{EXHAUST_MEMORY}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

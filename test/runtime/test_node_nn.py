@@ -13,7 +13,7 @@ def test_node_matches_torch(case, dtype):
 
 
 def rotated(x, offset, dims=4, base=10000.0, scale=1.0):
-    """RoPE of x [B, H, S, D] at the positions from `offset` on, with pairs `dims / 2` apart."""
+    """Returns x [B, H, S, D], rotated at the positions from `offset` on. Elements `dims / 2` apart are a pair."""
     half = dims // 2
     position = (torch.arange(x.shape[-2]) + offset) * scale
     angle = position[:, None] * base ** (-torch.arange(half) / half)
@@ -57,7 +57,7 @@ def test_rope_matches_torch(variant, dtype):
     ],
 )
 def test_empty_operands_give_zeros(node, shapes, fields, expected):
-    """MLX divides by the number of channels of a convolution, of the heads of the keys, and so on."""
+    """MLX itself divides by such sizes, for instance by the number of channels of a convolution or of key heads."""
     g = Graph()
     inputs = {name: g.input(shape) for name, shape in shapes.items()}
     g.emit(node(**inputs, out=g.output(expected), **fields))

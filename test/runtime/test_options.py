@@ -49,7 +49,7 @@ def test_a_gpu_that_mlx_does_not_support_is_named(delegate, capfd):
 
 
 def loop(iterations: int) -> Graph:
-    """Runs two instructions in each iteration."""
+    """A program with a loop that runs two instructions in each iteration."""
     g = Graph()
     x, part = g.input((iterations, 8)), g.new_temp()
     body = g.chain(ir.AddNode(a=part, b=part, out=part), ir.ExpNode(x=part, out=part))
@@ -58,7 +58,7 @@ def loop(iterations: int) -> Graph:
 
 
 def product(width: int) -> Graph:
-    """About width^2 multiplications for 1 result, width elements of each operand."""
+    """A program that multiplies [1, width] by [width, width], which takes width² multiplications."""
     g = Graph()
     x = g.input((1, width))
     g.emit(ir.AddmmNode(mat1=x, mat2=g.constant(torch.zeros(width, width)), out=g.output((1, width))))
@@ -66,6 +66,7 @@ def product(width: int) -> Graph:
 
 
 def buffers() -> Graph:
+    """A program with 1200 elements in mutable buffers."""
     g = Graph()
     g.buffer((600,))
     g.buffer((600,))
@@ -73,23 +74,23 @@ def buffers() -> Graph:
 
 
 @pytest.mark.parametrize(
-    "limit, graph, fits, message",
+    "limit, make_graph, fits, message",
     [
         (("max_instructions", "21"), loop, 10, "more than 21 instructions in one call"),
         (("max_operations", "5000"), loop, 10, "more than 5000 operations in one call"),
         (("max_operations", "5000"), product, 30, "more than 5000 operations in one call"),
     ],
 )
-def test_limits_end_a_call(delegate, limit, graph, fits, message, capfd):
-    width = 8 if graph is loop else fits
+def test_limits_end_a_call(delegate, limit, make_graph, fits, message, capfd):
+    width = 8 if make_graph is loop else fits
     with option(*limit):
-        graph(fits).run(torch.zeros(fits, width) if graph is loop else torch.zeros(1, fits))
+        make_graph(fits).run(torch.zeros(fits, width) if make_graph is loop else torch.zeros(1, fits))
         with pytest.raises(RuntimeError):
-            graph(100).run(torch.zeros(100, 8) if graph is loop else torch.zeros(1, 100))
+            make_graph(100).run(torch.zeros(100, 8) if make_graph is loop else torch.zeros(1, 100))
     assert message in capfd.readouterr().err
 
 
-def test_operations_limit_the_buffers(delegate, capfd):
+def test_max_operations_limits_the_elements_of_buffers(delegate, capfd):
     with option("max_operations", "1200"):
         buffers().load()
     with option("max_operations", "1199"), pytest.raises(RuntimeError):

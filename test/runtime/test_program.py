@@ -1,4 +1,4 @@
-"""Create, scalar, random and control nodes, and mutable buffers."""
+"""Nodes that create tensors, compute with integers, draw random bits or control the flow, and mutable buffers."""
 
 import pytest
 import torch
@@ -14,25 +14,25 @@ I32, I64 = torch.int32, torch.int64
 
 
 @pytest.mark.parametrize("start, stop, step", [(0, 5, 1), (7, -3, -3), (2, 2, 1), (-4, 9, 4)])
-@pytest.mark.parametrize("dtype, tag", [(I32, None), (I64, 4), (torch.float32, 6)])
-def test_arange_matches_torch(start, stop, step, dtype, tag):
+@pytest.mark.parametrize("dtype, scalar_type", [(I32, None), (I64, 4), (torch.float32, 6)])
+def test_arange_matches_torch(start, stop, step, dtype, scalar_type):
     expected = torch.arange(start, stop, step, dtype=dtype)
     g = Graph()
     g.emit(
         ir.ARangeNode(
             out=g.output(expected.shape, dtype),
-            start=lit(start), stop=lit(stop), step=lit(step), scalar_type=tag,
+            start=lit(start), stop=lit(stop), step=lit(step), scalar_type=scalar_type,
         )
     )  # fmt: skip
     assert torch.equal(g.run()[0], expected)
 
 
-@pytest.mark.parametrize("dtype, tag", [(I64, 4), (torch.float32, 6), (torch.bool, 11), (torch.uint8, 0)])
-def test_full_and_full_like_match_torch(dtype, tag):
+@pytest.mark.parametrize("dtype, scalar_type", [(I64, 4), (torch.float32, 6), (torch.bool, 11), (torch.uint8, 0)])
+def test_full_and_full_like_match_torch(dtype, scalar_type):
     g = Graph()
     x, like = g.input((2,), dtype), g.new_temp()
     g.emit(
-        ir.FullNode(out=g.output((2, 3), dtype), shape=lits(2, 3), v=number(7.0), scalar_type=tag),
+        ir.FullNode(out=g.output((2, 3), dtype), shape=lits(2, 3), v=number(7.0), scalar_type=scalar_type),
         ir.FullLikeNode(x=x, out=like, v=number(1.0)),
         ir.IdCopyNode(x=like, out=g.output((2,), dtype)),
     )
@@ -57,7 +57,7 @@ def test_tri_tril_and_triu_match_torch():
 
 # -- scalar ----------------------------------------------------------------------
 
-INTEGERS = [
+INTEGER_OPERATIONS = [
     (ir.AddIntNode, lambda a, b: a + b),
     (ir.SubtractIntNode, lambda a, b: a - b),
     (ir.MultiplyIntNode, lambda a, b: a * b),
@@ -66,7 +66,7 @@ INTEGERS = [
 ]
 
 
-@pytest.mark.parametrize("node, op", INTEGERS)
+@pytest.mark.parametrize("node, op", INTEGER_OPERATIONS)
 def test_integer_arithmetic_matches_python(node, op):
     pairs = [(7, 2), (-7, 2), (7, -2), (-7, -2), (2**40, 3)]
     g = Graph()
@@ -273,7 +273,7 @@ def test_buffers_are_updated_in_place():
         ir.SliceNode(x=b, out=g.output((4, 64)), axis=lit(0), start=lit(0), stop=lit(4)),
     )
     model, update = g.load(), torch.ones(1, 64)
-    model(update)  # the first call keeps a backup, and copies
+    model(update)  # the first call keeps a backup and therefore copies the buffer
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):

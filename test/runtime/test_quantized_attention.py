@@ -64,7 +64,7 @@ def attend(library, q, entries, scales, format, value_size, causal=False, mask=N
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)
 def test_quantized_entries_equal_torch(library, format, dtype):
     generator = torch.Generator().manual_seed(1)
-    # With noise, a number is halfway between two steps only in rare cases, which this seed has not.
+    # A random number is rarely halfway between two quantized values, where rounding may differ.
     xs = [torch.randn(1, 9, 3, width, generator=generator).to(dtype).transpose(1, 2) for width in (70, 33)]
     expected, expected_scales = quantize(xs, format, dtype)
     entries, scales = torch.full_like(expected, 255), torch.full_like(expected_scales, torch.nan)
@@ -84,6 +84,7 @@ def test_quantized_entries_equal_torch(library, format, dtype):
 
 
 def cache_of(generator, format, keys, dtype=torch.float32, width=72, value_size=48):
+    """Returns the entries and scales of random keys and values, and the dequantized keys and values in float64."""
     k, v = (torch.randn(1, 2, keys, size, generator=generator) for size in (width, value_size))
     entries, scales = quantize([k, v], format, dtype)
     k = dequantize(entries, scales, 0, width, format, torch.float64)
@@ -93,7 +94,7 @@ def cache_of(generator, format, keys, dtype=torch.float32, width=72, value_size=
 MASKS = {
     "none": lambda generator, queries, keys: {},
     "causal": lambda generator, queries, keys: {"causal": True},
-    # Only the last quarter of the keys, so that whole parts are hidden.
+    # Only the last quarter of the keys is visible. The kernel takes the keys in parts, and some are entirely masked.
     "bool": lambda generator, queries, keys: {"mask": torch.arange(keys).expand(queries, keys) >= keys - max(1, keys // 4)},
     "float": lambda generator, queries, keys: {"mask": torch.randn(6, queries, keys, generator=generator)},
 }
@@ -118,8 +119,8 @@ def test_attention(library, queries, keys, make_mask):
 
 
 @pytest.mark.parametrize("dtype, format", zip([*TYPES, torch.float32], FORMATS), ids=IDS)
-def test_a_query_has_the_same_bits_alone(library, dtype, format):
-    """In one call, in calls of one query, and in calls of several queries over the keys up to the last of them."""
+def test_a_query_has_the_same_bits_in_every_call(library, dtype, format):
+    """One call with all queries agrees with calls of fewer queries, which get the keys up to their last query."""
     total, generator = 300, torch.Generator().manual_seed(2)
     entries, scales, *_ = cache_of(generator, format, total, dtype)
     q = torch.randn(1, 4, total, 72, generator=generator).to(dtype)

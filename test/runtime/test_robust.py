@@ -33,7 +33,7 @@ def test_unloaded_programs_leave_no_threads_or_memory():
 
 
 def program_with_input(**changes):
-    """A program whose metadata differs from the .pte, in which the input is float32 [1..8, 4]."""
+    """A program whose payload declares its input with `changes`. The .pte declares it as float32 [1..8, 4]."""
     g = Graph()
     x = g.input(((1, 8), 4))
     g.emit(ir.ExpNode(x=x, out=g.output(((1, 8), 4))))

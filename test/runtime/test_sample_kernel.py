@@ -1,4 +1,4 @@
-"""The text of the GPU sampler, compiled as C++ and run on the CPU, against mlx::sample in eager torch."""
+"""The source code of the GPU sampler, compiled as C++ and run on the CPU, against mlx::sample in eager torch."""
 
 import itertools
 import shutil
@@ -28,7 +28,10 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def draw(tmp_path_factory):
-    """A function that runs requests (logits, parameters, shared) with the kernels' text."""
+    """A function that draws the tokens of requests with the source code of the GPU kernels.
+
+    A request is (logits, parameters, is_shared). With `is_shared`, all rows use the first element of each parameter.
+    """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
@@ -40,8 +43,8 @@ def draw(tmp_path_factory):
 
     def run(requests, threads=4, shared_keys=64):
         stream = b""
-        for logits, parameters, shared in requests:
-            header = [TYPES[logits.dtype], *logits.shape, 0 if shared else 31, threads, shared_keys]
+        for logits, parameters, is_shared in requests:
+            header = [TYPES[logits.dtype], *logits.shape, 0 if is_shared else 31, threads, shared_keys]
             stream += torch.tensor(header, dtype=torch.int32).numpy().tobytes()
             stream += logits.contiguous().view(torch.uint8).numpy().tobytes()
             for name in ("temperature", "top_p", "min_p", "seed", "top_k"):
@@ -90,6 +93,6 @@ def test_kernel_with_special_logits(draw):
 
 
 @pytest.mark.parametrize("threads, shared_keys", [(1, 0), (2, 4096)])
-def test_the_size_of_the_group_does_not_matter(draw, threads, shared_keys):
+def test_the_threads_and_the_shared_memory_of_a_group_do_not_matter(draw, threads, shared_keys):
     requests = [(logits_of("flat", 1, 3000, i), parameters_of(s, i), True) for i, s in enumerate(SETTINGS)]
     check(draw, requests, threads=threads, shared_keys=shared_keys)

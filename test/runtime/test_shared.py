@@ -152,7 +152,7 @@ def test_shared_buffers_are_updated_in_place():
             ir.SliceNode(x=b, out=g.output((1, 64)), axis=lit(0), start=lit(2), stop=lit(3)),
         )
     both, update = Methods(pte(graphs)), torch.ones(1, 64)
-    both.forward(update), both.sample(update)  # the first calls keep a backup, and copy
+    both.forward(update), both.sample(update)  # the first calls keep a backup and therefore copy the buffer
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_a_failed_call_does_not_change_shared_buffers(capfd):
 
 
 def counter_with_float64(negated=False):
-    """A counter that fails in the evaluation if its second input is true: MLX's CPU kernels lack this product."""
+    """A counter whose evaluation fails if its second input is true: MLX's CPU kernels have no float64 GatherMM."""
     g = counter(negated=negated)
     flag, chosen, y = g.input((1,), torch.bool), g.new_value(), g.new_temp()
     wide = g.constant(torch.ones(1, 2, 2, dtype=torch.float64))

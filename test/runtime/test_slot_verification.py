@@ -1,4 +1,4 @@
-"""The runtime verifies every slot of every node: its id, and that constants and inputs are not written."""
+"""The runtime verifies every tensor slot of every node: its id, and that constants and inputs are not written."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def legal_value(graph: Graph, type_: str):
 
 
 def expect_refusal(graph: Graph, op: type[ir.Op], field: ir.Field, slot: ir.Tid) -> None:
-    """Load a program with one `op` that has `slot` in `field`: expect the runtime to refuse it."""
+    """Load a program with one `op` that has `slot` in `field`, and expect an error."""
     fields = {f.name: legal_value(graph, f.type) for f in op.FIELDS if f.required}
     fields[field.name] = [slot] if field.type == "[Tid]" else slot
     graph.emit(op(**fields))

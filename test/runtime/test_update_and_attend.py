@@ -11,7 +11,7 @@ SCALE = DIM**-0.5
 
 
 def program(layers=(0,), dtype=torch.float32, kv_dtype=None, out_dtype=None, computed=False):
-    """Returns the output of each layer for the same q, k and v. A layer multiplies k and v by `layer + 1`."""
+    """A program that returns the attention of each layer. All layers get the same q, and k and v times `layer + 1`."""
     kv_dtype = kv_dtype or dtype
     g = Graph()
     q, k = g.input((2, HEADS, (1, 200), DIM), dtype), g.input((2, KV_HEADS, (1, 200), DIM), kv_dtype)
@@ -164,8 +164,8 @@ def test_decode_updates_the_cache_in_place(delegate):
 
 # -- ring buffers ----------------------------------------------------------------
 
-# Single tokens past the window, chunks across its end and longer than it, the last position again, a restart,
-# a first chunk longer than the window.
+# (start, tokens): single tokens, a chunk, a chunk longer than all windows, the last position again, a restart, and a
+# first chunk longer than all windows.
 RING_CALLS = [(0, 3), *((i, 1) for i in range(3, 19)), (19, 5), (24, 150), (174, 1), (174, 1), (174, 2), (176, 1)]
 RING_CALLS += [(0, 2), (2, 1), (2, 3), (0, 130), (130, 1), (131, 9), (140, 1)]
 
@@ -181,8 +181,8 @@ def test_ring_buffer_matches_windowed_attention(delegate, window):
         torch.testing.assert_close(model(*call)[0], reference(*call), rtol=1e-5, atol=1e-5)
 
 
-def test_ring_buffers_and_linear_caches(delegate):
-    """kv_windows repeats: with two windows, layer 7 uses the second."""
+def test_ring_buffers_beside_caches_of_all_positions(delegate):
+    """The list kv_windows repeats: of two windows, layer 7 uses the second. The window 0 keeps all positions."""
     torch.manual_seed(6)
     with option("kv_windows", "6,0"):
         model = program(layers=(0, 1, 7)).load()
@@ -195,12 +195,12 @@ def test_ring_buffers_and_linear_caches(delegate):
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5 * (layer + 1))
 
 
-def test_ring_buffer_goes_back_by_one_position(delegate, capfd):
+def test_full_ring_buffer_rewinds_by_one_position_only(delegate, capfd):
     torch.manual_seed(7)
     with option("kv_windows", "8"):
         model = program().load()
     reference = Reference(8)
-    for start, tokens in ((0, 8), (5, 1), (2, 3), (5, 6)):  # not wrapped around yet: to any position
+    for start, tokens in ((0, 8), (5, 1), (2, 3), (5, 6)):  # before the ring buffer wraps around, to any position
         call = call_inputs(start, tokens)
         torch.testing.assert_close(model(*call)[0], reference(*call))
     message = error_of(model, capfd, call_inputs(9, 1))

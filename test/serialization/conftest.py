@@ -29,8 +29,10 @@ def _flatc(*args: object) -> None:
 
 @pytest.fixture(scope="session")
 def to_json(tmp_path_factory):
-    """(schema, FlatBuffer) -> the JSON that flatc reads. It has every scalar; an absent
-    optional scalar is null."""
+    """A function (schema, FlatBuffer) that returns the JSON to which flatc converts the FlatBuffer.
+
+    The JSON has every scalar. An absent optional scalar is null.
+    """
 
     def to_json(schema: Path, program: bytes) -> dict:
         folder = tmp_path_factory.mktemp("json")
@@ -44,7 +46,7 @@ def to_json(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def from_json(tmp_path_factory):
-    """(schema, JSON) -> the FlatBuffer that flatc writes."""
+    """A function (schema, JSON) that returns the FlatBuffer to which flatc converts the JSON."""
 
     def from_json(schema: Path, content: dict) -> bytes:
         folder = tmp_path_factory.mktemp("binary")

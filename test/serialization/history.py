@@ -2,8 +2,8 @@
 
     python test/serialization/history.py
 
-writes the wire format of schema.fbs to history.json. It fails if an existing program
-would read differently.
+writes the wire format of schema.fbs to history.json, the record. The script fails and writes
+nothing if existing programs would have another meaning with schema.fbs.
 """
 
 import json
@@ -65,7 +65,7 @@ def violations(old: dict, schema: generate.Schema) -> list[str]:
     shared = Counter(table for _, table in schema.ops.values())
     for op, (_, table) in schema.ops.items():
         if shared[table] > 1 and op in old["ops"] and len(new["ops"][op]) > len(old["ops"][op]):
-            found.append(f"{op}: {table} is shared by {shared[table]} ops, so it is frozen")
+            found.append(f"{op}: table {table} is frozen, because {shared[table]} ops share it")
     return sorted(found) + _tag_violations(old["ops"], new["ops"])
 
 

@@ -1,4 +1,4 @@
-"""The schema only appends to the recorded wire format, and agrees with the official one."""
+"""The schema only appends to the recorded wire format, and agrees with that of ExecuTorch's own MLX delegate."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def test_schema_only_appends_to_record(record, source):
 
 
 def test_record_is_up_to_date(source):
-    """The commit that adds an op also records it."""
+    """The commit that adds an op also updates the record."""
     recorded, current = history.RECORD.read_text(), history.dump(history.wire(generate.parse(source)))
     assert recorded == current, "run python test/serialization/history.py"
 
@@ -66,9 +66,9 @@ EDITS = [
         "shared table extended",
         "  keepdims: bool = false;\n  ddof: int32 = 0;",
         "  keepdims: bool = false;\n  ddof: int32 = 0; more: int32;",
-        "StdNode: VarianceNode is shared by 2 ops, so it is frozen",
+        "StdNode: table VarianceNode is frozen, because 2 ops share it",
     ),
-    ("struct extended", "struct Vid { idx: uint32; }", "struct Vid { idx: uint64; }", "slot id"),
+    ("struct field widened", "struct Vid { idx: uint32; }", "struct Vid { idx: uint64; }", "slot id"),
     ("program field appended", "tensor_meta: [", "more: string; tensor_meta: [", "MLXGraph: 14: "),
     ("program table renamed", "ShapeDim", "Dim", "tables: ShapeDim is gone"),
     ("root changed", "root_type MLXGraph", "root_type NamedSlot", "root: was MLXGraph"),
@@ -86,7 +86,7 @@ EDITS = [
     ("op inserted", "  TruncNode:", "  My: UnaryNode,\n  TruncNode:", "TruncNode: 0: was 135, is"),
     ("op renumbered", "FlipParams,", "FlipParams = 140,", "FlipNode: 0: was 136, is 140"),
     ("tag taken", "TruncNode: UnaryNode", "TruncNode: UnaryNode = 136", "TruncNode: 0: was 135"),
-    ("op retyped", "TruncNode: UnaryNode", "TruncNode: AxisNode", "TruncNode: AxisNode is shared"),
+    ("op retyped", "TruncNode: UnaryNode", "TruncNode: AxisNode", "TruncNode: table AxisNode is frozen"),
     ("tag reused", END, "My: UnaryNode = 7" + END, "My: tag 7 is not"),
     ("tag twice", END, "My: UnaryNode = 7" + END, "tag 7 is given to 2 ops"),
     ("tag too large", END, "My: UnaryNode = 256" + END, "My: tag 256 is not"),

@@ -238,7 +238,7 @@ def test_corrupted_payloads_raise_only_value_error():
 
 
 def golden() -> ir.MLXGraph:
-    """The program in golden_1.bin. Both are fixed: a new version adds its own pair."""
+    """Returns the program in golden_1.bin. Neither changes: a new version of the format adds a function and a file."""
     chain = ir.InstructionChain(
         instructions=[
             ir.Instruction(op=op)

@@ -1,7 +1,7 @@
 """pack.py and read.py agree with flatc on every op with random legal values.
 
-flatc reads what pack.py writes, with this schema and with the official one. read.py
-reads what flatc writes with the official schema.
+flatc reads what pack.py writes, with this schema and with the official schema, that of ExecuTorch's own MLX delegate.
+read.py reads what flatc writes with the official schema.
 """
 
 import random
@@ -70,8 +70,8 @@ def as_json(value):
     }
 
 
-class Programs(NamedTuple):
-    """One graph of all official ops, and the JSON that flatc reads with both schemas."""
+class PackedGraph(NamedTuple):
+    """A graph with all official ops, its FlatBuffer, and the JSON to which flatc converts it with each schema."""
 
     graph: ir.MLXGraph
     program: bytes
@@ -84,14 +84,14 @@ EXTENSIONS = [op for op in ir.OPS.values() if op.OP_TYPE >= ir.FIRST_EXTENSION]
 
 
 @pytest.fixture(scope="module")
-def programs(schema, official_schema, to_json) -> Programs:
-    """Chain `i` has the instances of op `i`."""
+def packed(schema, official_schema, to_json) -> PackedGraph:
+    """Chain `i` of the graph has the instances of `OFFICIAL_OPS[i]`."""
     rng = Random(20)
     fills = (0.0, 1.0, *[0.5] * (INSTANCES - 2))
     chains = [chain_of(*(rng.table(op, fill) for fill in fills)) for op in OFFICIAL_OPS]
     graph = rng.table(ir.MLXGraph, 1.0, instruction_chains=chains)
     program = pack(graph)
-    return Programs(graph, program, to_json(schema, program), to_json(official_schema, program))
+    return PackedGraph(graph, program, to_json(schema, program), to_json(official_schema, program))
 
 
 def chain_of(*ops: ir.Op) -> ir.InstructionChain:
@@ -99,27 +99,27 @@ def chain_of(*ops: ir.Op) -> ir.InstructionChain:
 
 
 @pytest.mark.parametrize("op", OFFICIAL_OPS, ids=lambda op: op.NAME)
-def test_op(op, programs):
+def test_op(op, packed):
     i = OFFICIAL_OPS.index(op)
-    packed = programs.graph.instruction_chains[i]
-    assert [type(instruction.op) for instruction in packed.instructions] == [op] * INSTANCES
-    assert programs.ours["instruction_chains"][i] == as_json(packed)
-    assert programs.official["instruction_chains"][i] == as_json(packed)
+    chain = packed.graph.instruction_chains[i]
+    assert [type(instruction.op) for instruction in chain.instructions] == [op] * INSTANCES
+    assert packed.ours["instruction_chains"][i] == as_json(chain)
+    assert packed.official["instruction_chains"][i] == as_json(chain)
 
 
-def test_graph(programs):
-    assert len(programs.graph.instruction_chains) == 136
-    assert programs.ours == as_json(programs.graph)
-    assert programs.official == as_json(programs.graph)
+def test_graph(packed):
+    assert len(packed.graph.instruction_chains) == 136
+    assert packed.ours == as_json(packed.graph)
+    assert packed.official == as_json(packed.graph)
 
 
-def test_read_reverses_pack(programs):
-    assert read(programs.program) == programs.graph
-    assert read_payload(pack_payload(programs.graph)) == programs.graph
+def test_read_reverses_pack(packed):
+    assert read(packed.program) == packed.graph
+    assert read_payload(pack_payload(packed.graph)) == packed.graph
 
 
-def test_read_reverses_flatc(programs, official_schema, from_json):
-    assert read(from_json(official_schema, programs.official)) == programs.graph
+def test_read_reverses_flatc(packed, official_schema, from_json):
+    assert read(from_json(official_schema, packed.official)) == packed.graph
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -28,7 +28,7 @@ class Served:
     app: FastAPI
     llm: LLM
     generations: list[Generation] = field(default_factory=list)  # the answers of all requests
-    delay: float = 0  # seconds before each token: answers then run long enough for what a test does meanwhile
+    delay: float = 0  # seconds by which each token is delayed, so that a test can act during an answer
 
 
 @contextmanager

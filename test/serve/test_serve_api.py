@@ -127,7 +127,7 @@ def allowed_tools(*names: str, mode: str = "auto") -> dict:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-LONG = {"role": "user", "content": "x " * small_llm.CONTEXT}
+TOO_LONG = {"role": "user", "content": "x " * small_llm.CONTEXT}
 HELLO = {"role": "user", "content": "x"}
 INVALID = [
     ({"n": 0}, "n", "greater than or equal to 1"),
@@ -163,7 +163,7 @@ INVALID = [
     ),
     ({"messages": [{"role": "assistant"}]}, "messages.0", "without content and tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "Field required"),
-    ({"messages": [LONG]}, "messages", f"tokens, expected 1 to {small_llm.CONTEXT}"),
+    ({"messages": [TOO_LONG]}, "messages", f"tokens, expected 1 to {small_llm.CONTEXT}"),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     ({"tools": [TOOL, TOOL]}, "tools", "got 'f' twice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not in tools"),
@@ -239,7 +239,7 @@ def test_invalid_json_returns_400(server):
 
 def test_prompt_that_is_too_long_has_the_openai_code(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, messages=[LONG])
+        chat(client, messages=[TOO_LONG])
     assert caught.value.code == "context_length_exceeded"
 
 

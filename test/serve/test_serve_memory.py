@@ -6,22 +6,22 @@ from served import NAME
 
 from executorch_mlx import memory
 
-LONG = list(range(100, 400))
+PROMPT = list(range(100, 400))
 
 
 @pytest.fixture
 def limited(server, client):
-    """A limit that admits no step. The test raises it."""
+    """A memory limit that admits no call of the model. The test removes the limit."""
     memory.set_memory_limit(memory.get_active_memory() + 100)
     yield
     memory.set_memory_limit(None)
 
 
 def complete(client, **options):
-    return client.completions.create(model=NAME, prompt=LONG, max_tokens=5, seed=1, **options)
+    return client.completions.create(model=NAME, prompt=PROMPT, max_tokens=5, seed=1, **options)
 
 
-def test_step_beyond_the_limit_returns_503_and_the_server_goes_on(client, limited):
+def test_request_beyond_the_limit_returns_503_and_the_server_goes_on(client, limited):
     for _ in range(2):
         with pytest.raises(openai.InternalServerError, match="memory limit: .* asked for .* the limit is") as caught:
             complete(client)

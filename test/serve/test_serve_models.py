@@ -45,7 +45,7 @@ def test_models_are_loaded_on_demand_within_the_budget(paths):
         assert texts[0] == texts[1] == texts[2] and [*models.loaded] == ["first"]
         error = complete(url, "third").json()["error"]
         assert error["message"] == "the model 'third' does not exist; this server has 'first', 'second'"
-        # A model that a request uses stays: the other has no room.
+        # A model is not unloaded while a request uses it, so the other model has no room.
         models._entries["first"].users += 1
         response = complete(url, "second")
         assert response.status_code == 503 and "does not fit into memory while others run" in response.text

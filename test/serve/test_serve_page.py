@@ -55,7 +55,7 @@ class Page:
         return [tuple(pair) for pair in self.js(pairs)]
 
     def said(self) -> list[tuple[str, str]]:
-        """The role and the text of each message of the chat, before it is rendered."""
+        """The role and the text of each message of the chat. The text is not rendered."""
         return [(message["role"], message["content"]) for message in self.js("messages")]
 
     def until(self, expression: str) -> None:
@@ -130,7 +130,7 @@ def test_stop_button_cancels_the_answer(page, server, monkeypatch):
     page.click("#clear")
 
 
-def test_error_is_shown_and_its_message_dropped(page):
+def test_error_is_shown_and_the_failed_message_leaves_the_chat(page):
     page.js("document.getElementById('max-tokens').value = 5")
     page.js("document.getElementById('text').value = 'x '.repeat(2000)")
     page.click("#send")
@@ -215,7 +215,7 @@ def test_phone_width_and_dark_mode(page):
 
 
 def test_screenshot(page, tmp_path):
-    """`SCREENSHOT=1 pytest` writes the one in the docs."""
+    """`SCREENSHOT=1 pytest` writes the picture in the docs."""
     page.click("#clear")
     answer = "Calls go through **`openai`**:\\n\\n```python\\nclient = openai.OpenAI(base_url=url)\\n```\\n\\n- streaming\\n- tools"
     page.js("addMessage('user', 'How do I call the server?')")

@@ -41,7 +41,7 @@ def until(condition) -> None:
         (r'"metadata": {"\ud800": ""}', "metadata", "a lone surrogate"),
     ],
 )
-def test_values_that_clients_cannot_mean_return_400(server, text, param, message):
+def test_values_that_cannot_be_represented_return_400(server, text, param, message):
     for path in ("completions", "chat/completions"):
         headers = {"Content-Type": "application/json"}
         response = httpx.post(f"{server.url}/v1/{path}", content=f'{{"model": "{NAME}", {text}}}', headers=headers)
@@ -92,10 +92,10 @@ def test_overlong_lines_and_bodies_are_refused(chat_program):
     with served.serve(chat_program, max_body_bytes=1000) as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         for text in (b"GET /" + b"x" * 200_000, b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000):
-            with socket.create_connection(address, timeout=30) as line:
+            with socket.create_connection(address, timeout=30) as connection:
                 try:
-                    line.sendall(text)
-                    answer = line.recv(100)
+                    connection.sendall(text)
+                    answer = connection.recv(100)
                 except OSError:  # the server has closed the connection
                     answer = b""
                 assert answer[:12] in (b"HTTP/1.1 400", b"")
@@ -110,10 +110,10 @@ def test_overlong_lines_and_bodies_are_refused(chat_program):
 def test_body_that_does_not_arrive_and_answer_that_takes_too_long(chat_program):
     with served.serve(chat_program, body_seconds=0.3, request_seconds=0.5) as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-        with socket.create_connection(address, timeout=30) as line:
-            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
-            line.sendall(b"Content-Length: 100\r\n\r\n{")
-            assert line.recv(100).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+            connection.sendall(b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
         server.delay = 0.05
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError, match="took too long") as caught:
@@ -130,13 +130,13 @@ def test_client_that_stops_reading_ends_its_answer_alone(chat_program):
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         body = {"model": NAME, "prompt": [[5]] * 30, "max_tokens": 900, "stream": True, "ignore_eos": True}
         body = json.dumps(body | {"logprobs": 20})
-        with socket.socket() as line:
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            line.connect(address)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.connect(address)
             head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: len(server.generations) == 30)
-            # This one waits behind the others, until they are dropped.
+            # This request waits until the others are dropped.
             other = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
             assert other.json()["usage"]["completion_tokens"] == 3
             dropped = server.generations[:30]

@@ -20,7 +20,7 @@ def ask(client, schema, **fields):
 
 
 def test_answers_follow_their_schema(client):
-    """Also within few tokens: the answer is brought to its end."""
+    """Answers end within max_tokens: the grammar brings an answer to its end before it gets too long."""
     answers = 20 if os.environ.get("LONG") else 1
     checked = 0
     for number, schema in enumerate(SCHEMAS):

@@ -1,4 +1,4 @@
-"""Tools, reasoning and several choices, with a model whose mask makes it write a given text."""
+"""Tools, reasoning and several choices. A token mask makes the model write a given text."""
 
 import json
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ CLOCK = {"name": "now", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": CLOCK}]
 MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
-# A template like those of Qwen: it knows tools and reasoning.
+# A template like those of Qwen: it supports tools and reasoning.
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content }}
@@ -79,6 +79,8 @@ def server(chat_program):
 
 @pytest.fixture
 def says(server):
+    """A function that sets the text that the model writes."""
+
     def say(text: str | None) -> None:
         server.text = text
 
@@ -213,7 +215,7 @@ def test_reasoning_is_split_off(client, says):
     message = answer.choices[0].message
     assert (message.reasoning_content, message.content) == ("It rains.\n", "Rain.")
     assert 3 < answer.usage.completion_tokens_details.reasoning_tokens < answer.usage.completion_tokens
-    says("It rains.</think>Rain.")  # the prompt opened it
+    says("It rains.</think>Rain.")  # the prompt ends with <think>
     message = chat(client, tools=[], extra_body={"chat_template_kwargs": {"think": True}}).choices[0].message
     assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
     deltas = [

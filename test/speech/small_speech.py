@@ -9,7 +9,7 @@ VOCABULARY = 1536
 EOS, START = 1, 3
 LANGUAGES = {"<|en|>": 1470, "<|de|>": 1471, "<|fr|>": 1472}
 TASKS = {"transcribe": 1473, "translate": 1474}
-NO_TIMESTAMPS = 1484  # the timestamps are the 51 tokens after it: 0.02 s each in a window of one second
+NO_TIMESTAMPS = 1484  # the next 51 tokens are the timestamps of a window of one second, 0.02 s apart
 IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": EOS, "decoder_start_token_id": START}
 
 

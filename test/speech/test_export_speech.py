@@ -12,7 +12,7 @@ from transformers import WhisperFeatureExtractor
 
 
 def test_the_export_command_recognises_a_checkpoint_and_quantizes_it(tmp_path, capsys):
-    """A monolingual model with other mel bins and another length, and fewer layers in the decoder."""
+    """A monolingual model with 24 mel bins, windows of 0.5 s, and fewer layers in the decoder than the encoder."""
     model = small_speech.whisper(multilingual=False, num_mel_bins=24, max_source_positions=25)
     model.save_pretrained(tmp_path / "model")
     small_speech.tokenizer().save_pretrained(tmp_path / "model")

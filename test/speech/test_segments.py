@@ -5,11 +5,14 @@ import torch
 from executorch_mlx.speech.segments import TimestampSplitter, quiet_cut
 from transformers import WhisperForConditionalGeneration
 
-BEGIN, WINDOW, STEP = 100, 50, 0.02  # the first timestamp; a window of 50 timestamps; seconds
+BEGIN, WINDOW, STEP = 100, 50, 0.02  # id of the first timestamp token; timestamps in a window; seconds per timestamp
 
 
 def ours(tokens):
-    """The segments (begin, end, first, last) of an answer that arrives token by token, and where the next window is."""
+    """Returns the segments of an answer that arrives token by token, and the begin of the next window.
+
+    A segment is (tokens, begin, end). Times are counted in timestamps from the begin of this window.
+    """
     splitter = TimestampSplitter(BEGIN)
     pieces = [piece for count in range(1, len(tokens) + 1) if (piece := splitter.take(tokens[:count]))]
     rest, seek = splitter.finish(tokens)
@@ -19,7 +22,7 @@ def ours(tokens):
 
 
 def theirs(tokens):
-    """The same by transformers, which adds the timestamp after the last segment to its tokens."""
+    """Returns the same by transformers, where the last segment includes the timestamp token that follows it."""
     segments, offset = WhisperForConditionalGeneration._retrieve_segment(
         seek_sequence=torch.tensor(tokens), seek_outputs=[{}], time_offset=torch.zeros(1, dtype=torch.float64),
         timestamp_begin=BEGIN, seek_num_frames=torch.tensor([2 * WINDOW]), time_precision=STEP,
@@ -33,7 +36,7 @@ def theirs(tokens):
 
 
 def answer(random, cut):
-    """A random answer that keeps Whisper's rules. `cut`: it ends anywhere."""
+    """Returns a random answer with timestamps as Whisper writes them. With `cut`, only its first tokens."""
     tokens, time = [], int(random.integers(0, 5))
     for _ in range(random.integers(1, 5)):
         end = time + int(random.integers(1, 12))
@@ -52,7 +55,7 @@ def test_segments_equal_those_of_transformers():
         assert [span[1:] for span in mine] == [span[1:] for span in expected], tokens
         assert all(a == b[: len(a)] for (a, _, _), (b, _, _) in zip(mine, expected)), tokens
         kinds.add((len(mine) > 1, seek == WINDOW))
-    assert len(kinds) == 4  # one and several segments, with and without a next window within this one
+    assert len(kinds) == 4  # one or several segments; the next window begins at the end of this one, or before
 
 
 def test_an_answer_without_tokens_has_no_segment():

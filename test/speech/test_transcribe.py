@@ -98,7 +98,7 @@ def test_moonshine_gives_the_tokens_of_transformers(moonshine):
 
 
 def test_moonshine_streaming_gives_the_tokens_of_transformers(streaming):
-    """The mask is that of the feature extractor, with which the encoder's windows apply."""
+    """The reference gets the mask of the feature extractor. Without a mask, its encoder would not apply the windows."""
     for count in (16_000, 8_030, 640):
         samples = noise(count, seed=count)
         whole, padded = count // 80 * 80, -(-count // 80) * 80

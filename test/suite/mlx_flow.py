@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-# First: Runtime registers the delegate, and the suite imports executorch.runtime.
+# This import comes first: it registers the delegate before the suite imports executorch.runtime.
 from executorch_mlx import MLXPartitioner, Runtime  # noqa: F401
 
 # isort: split
@@ -46,7 +46,7 @@ FLOWS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--flows", default=MLX, help=f"comma-separated: {', '.join(FLOWS)}")
+    parser.addoption("--flows", default=MLX, help=f"flows, comma-separated: {', '.join(FLOWS)}")
     parser.addoption("--results", type=Path, help="file for the results, one line of JSON per subtest")
 
 

@@ -28,14 +28,14 @@ OUTCOMES = ("fully delegated", "partly delegated", "not delegated", "not run", "
 
 
 def outcome(record: dict) -> str:
-    """Classify the record of a subtest.
+    """Returns the outcome of a subtest, one of `OUTCOMES`.
 
     The suite skips a subtest whose eager model fails, and one with an undelegated operator for which ExecuTorch has
     no kernel.
     """
     result = record["result"]
     if result == "SKIPPED":
-        # The suite never runs convolutions over three axes.
+        # Everything is delegated. The suite never runs some programs, such as convolutions over three axes.
         return "not run" if record["undelegated"] == {} else "skipped"
     if result == "SUCCESS_UNDELEGATED":
         return "not delegated"

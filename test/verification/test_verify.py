@@ -65,7 +65,7 @@ def quantized_linear():
     return module
 
 
-RIGHT = {
+CORRECT_PROGRAMS = {
     "convolutions": lambda: (Convolutions().eval(), (torch.randn(2, 3, 12, 12),)),
     "half precision": lambda: (Convolutions().eval().to(torch.bfloat16), (torch.randn(2, 3, 12, 12).bfloat16(),)),
     "attention": lambda: (Attention().eval(), (torch.randn(2, 5, 16),)),
@@ -73,8 +73,8 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
-def test_right_program_passes(make):
+@pytest.mark.parametrize("make", CORRECT_PROGRAMS.values(), ids=CORRECT_PROGRAMS)
+def test_correct_program_passes(make):
     module, inputs = make()
     report = verify(compiled(module, inputs), module, inputs)
     assert report.ok and report.departure is None, report

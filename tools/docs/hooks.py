@@ -1,6 +1,6 @@
 """MkDocs hooks: files outside docs/ become pages of the site.
 
-- `PAGES`: Markdown files elsewhere in the repository that have a place in the navigation.
+- The Markdown files of `PAGES`, which are elsewhere in the repository, have a place in the navigation.
 - A link to any other file of the repository leads to a page that shows the file.
 - `<!-- include: PATH -->` is replaced by the contents of the file PATH, as a code block.
 

@@ -116,7 +116,7 @@ def page() -> str:
             lines += ["", "Declined:", "", *(f"- {reason}" for reason in reasons)]
         lines.append("")
     lines += ["## Patterns", "", "Patterns lower several nodes together, to one instruction or a few:", ""]
-    lines += ["| pattern | |", "|---|---|"]
+    lines += ["| pattern | description |", "|---|---|"]
     for file in sorted((PACKAGE / "patterns").glob("[a-z]*.py")):
         lines.append(f"| `{file.stem}` | {summary(f'patterns/{file.stem}').replace('|', chr(92) + '|')} |")
     extensions = [op.NAME for op in ir.OPS.values() if op.OP_TYPE >= ir.FIRST_EXTENSION]
