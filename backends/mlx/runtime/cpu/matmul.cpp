@@ -1,6 +1,4 @@
 // Matrix products with weights in float32, in half precision, and quantized.
-#include <algorithm>
-
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
@@ -30,25 +28,24 @@ std::optional<mx::array> matmul(
   if (!in_rows && !in_columns) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs{contiguous(x, stream), b};
-  if (c) {
-    inputs.push_back(contiguous(*c, stream));
-  }
-  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    const int m = static_cast<int>(out.size() / n);
-    const float* bias = inputs.size() > 2 ? inputs[2].data<float>() : nullptr;
-    const int64_t bias_stride = bias != nullptr && inputs[2].size() == out.size() ? n : 0;
-    const int ldb = static_cast<int>(inputs[1].strides(in_rows ? 0 : 1));
-    return [=, x = inputs[0].data<float>(), b = inputs[1].data<float>(), y = out.data<float>()] {
-      for (int row = 0; bias != nullptr && row < m; ++row) {
-        std::copy_n(bias + row * bias_stride, n, y + int64_t{row} * n);
-      }
-      cblas_sgemm(
-          kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, m, n, k, alpha, x, k, b, ldb,
-          bias != nullptr ? beta : 0.0f, y, n);
-    };
-  };
-  return kernel_result("Matmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
+  const auto dense_x = contiguous(x, stream);
+  const auto addend = c && !row_stride(*c) ? contiguous(*c, stream) : c;
+  auto y = allocate_result(shape, mx::float32);
+  const ExecutorchMlxMatmul product{
+      .x = dense_x.data<float>(),
+      .b = b.data<float>(),
+      .b_row_stride = in_rows ? b.strides(0) : 1,
+      .b_column_stride = in_rows ? 1 : b.strides(1),
+      .c = addend ? addend->data<float>() : nullptr,
+      .c_stride = addend && addend->size() == y.size() ? *row_stride(*addend) : 0,
+      .m = static_cast<int>(y.size() / n),
+      .n = n,
+      .k = k,
+      .alpha = alpha,
+      .beta = beta,
+      .y = y.data<float>()};
+  executorch_mlx_matmul(&product);
+  return y;
 }
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {

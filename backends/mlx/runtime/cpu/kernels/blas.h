@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "elementwise_step.h"
 #include "float_type.h"
 
 #define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
@@ -52,6 +53,24 @@ EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
 
 // -- matrix products -----------------------------------------------------------------------------
+
+// y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. The rows of x and y are contiguous. b is a matrix in rows
+// (`b_column_stride` is 1) or in columns (`b_row_stride` is 1).
+struct ExecutorchMlxMatmul {
+  const float* x;
+  const float* b;
+  int64_t b_row_stride;
+  int64_t b_column_stride;
+  const float* c;    // null if there is none; beta is then not used
+  int64_t c_stride;  // the distance between the rows of c; 0 if c is a single row, which is added to all rows
+  int m;
+  int n;
+  int k;
+  float alpha;
+  float beta;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
 
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].
@@ -115,6 +134,10 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sigmoid(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_tanh(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
+
+// Computes the steps in order, for `rows` rows, in the calling thread. A step may read the results of earlier steps.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_elementwise_steps(
+    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows);
 
 // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.
 // weight [width] may be null.

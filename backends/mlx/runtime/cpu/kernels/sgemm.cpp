@@ -50,12 +50,15 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
   }
   const bool by_columns = p.n >= p.m;
   for_parts(int64_t{p.m} * p.n * p.k, by_columns ? p.n : p.m, [&](int first, int count) {
-    const float* x = by_columns ? p.x : p.x + first * p.ldx;
-    float* y = by_columns ? p.y + first : p.y + first * p.ldy;
+    const int row = by_columns ? 0 : first;
+    const int column = by_columns ? first : 0;
     for (int i = 0; i == 0 || i < p.k; i += kStepsPerPass) {
+      const bool is_last = i + kStepsPerPass >= p.k;
       kernels().multiply_columns(
-          x + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + (by_columns ? first : 0)), type, ldb,
-          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0, y, p.ldy);
+          p.x + row * p.ldx + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + column), type, ldb,
+          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0,
+          is_last && p.addend != nullptr ? p.addend + row * p.ld_addend + column : nullptr, p.ld_addend,
+          p.y + row * p.ldy + column, p.ldy);
     }
   });
 }
@@ -131,6 +134,23 @@ extern "C" void cblas_sgemm(
     b_copy.push_back(b[int64_t{i} * ldb]);
   }
   multiply_rows(p, ldb > 1 ? b_copy.data() : b, FloatType::float32, p.k);
+}
+
+extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {
+  using namespace executorch_mlx;
+  const bool in_rows = p->b_column_stride == 1;
+  if (in_rows && p->n > 1 && p->alpha == 1 && (p->c == nullptr || p->beta == 1)) {
+    const Operands operands{
+        .x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .addend = p->c,
+        .ld_addend = p->c_stride};
+    return multiply_columns(operands, p->b, FloatType::float32, p->b_row_stride);
+  }
+  for (int row = 0; p->c != nullptr && row < p->m; ++row) {
+    std::copy_n(p->c + row * p->c_stride, p->n, p->y + int64_t{row} * p->n);
+  }
+  cblas_sgemm(
+      kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p->m, p->n, p->k, p->alpha, p->x, p->k, p->b,
+      static_cast<int>(in_rows ? p->b_row_stride : p->b_column_stride), p->c != nullptr ? p->beta : 0.0f, p->y, p->n);
 }
 
 extern "C" uint64_t executorch_mlx_blas_calls() {
