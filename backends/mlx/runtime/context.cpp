@@ -19,8 +19,14 @@ void Context::run(uint32_t index) {
   size_t i = 0;
   ++depth_;
   try {
-    for (; i < chain.instructions.size(); ++i) {
-      run_instruction(index, i);
+    while (i < chain.instructions.size()) {
+      const uint32_t group = chain.instructions[i].group;
+      if (group != 0 && run_group(chain.groups[group - 1])) {
+        i = chain.groups[group - 1].last;
+      } else {
+        run_instruction(index, i);
+        ++i;
+      }
     }
     --depth_;
   } catch (const LocatedFailure&) {
@@ -47,11 +53,42 @@ void Context::run_instruction(uint32_t index, size_t i) {
   } else {
     instruction.function(instruction.node, *this);
   }
+  check_operations();
+  if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
+    evaluate_slots();
+  }
+}
+
+bool Context::run_group(const ElementwiseGroup& group) {
+  const auto instructions = static_cast<int64_t>(group.last - group.first);
+  if (!cpu::computes_at_once(stream) || profiler_ != nullptr || executed_ + instructions > limits_.instructions) {
+    return false;
+  }
+  std::vector<mx::array> inputs;
+  inputs.reserve(group.inputs.size());
+  for (const auto* tid : group.inputs) {
+    const auto& slot = state_.tensors[tid->idx()];
+    if (!slot) {
+      return false;
+    }
+    inputs.push_back(*slot);
+  }
+  const auto computed = cpu::elementwise_sequence(group.sequence, inputs, stream);
+  if (!computed) {
+    return false;
+  }
+  executed_ += instructions;
+  operations_ += computed->operations + group.list_elements;
+  for (const auto& [slot, index] : group.results) {
+    set(slot, computed->arrays[index]);
+  }
+  check_operations();
+  return true;
+}
+
+void Context::check_operations() const {
   if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
-  }
-  if (executed_ % kMaxUnevaluated == 0) [[unlikely]] {
-    evaluate_slots();
   }
 }
 
@@ -65,6 +102,7 @@ void Context::set_updated(
 }
 
 void Context::evaluate_slots() {
+  evaluated_at_ = executed_;
   std::vector<mx::array> arrays;
   for (const auto& slot : state_.tensors) {
     if (slot && !slot->is_available()) {

@@ -189,6 +189,9 @@ class Context {
 
  private:
   void run_instruction(uint32_t chain, size_t i);
+  // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
+  bool run_group(const ElementwiseGroup& group);
+  void check_operations() const;
   void evaluate_slots();
 
   const Program& program_;
@@ -198,6 +201,7 @@ class Context {
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far
+  int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
 };
 

@@ -24,6 +24,11 @@ std::optional<mx::array> multiply(const mx::array&, const mx::array&, mx::Stream
   return std::nullopt;
 }
 
+std::optional<ElementwiseResults> elementwise_sequence(
+    const ElementwiseSequence&, const std::vector<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> concatenate(const std::vector<mx::array>&, int, mx::Stream) {
   return std::nullopt;
 }
