@@ -1,8 +1,11 @@
 #include "context.h"
 
+#include <set>
+
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
 #include "profile.h"
+#include "tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -11,6 +14,9 @@ namespace {
 // The largest number of instructions without an evaluation, which bounds the memory of the graph that is not evaluated
 // yet. Only loops run so many instructions.
 constexpr int64_t kMaxUnevaluated = 1 << 16;
+
+// From this number of iterations on, packing a matrix takes less time than it saves.
+constexpr int kManyIterations = 32;
 
 } // namespace
 
@@ -90,6 +96,53 @@ void Context::check_operations() const {
   if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
   }
+}
+
+std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
+  std::vector<uint32_t> matrices;
+  std::set<uint32_t> written;
+  for (const auto* slots : {n.sliced(), n.outputs(), n.carry()}) {
+    for (const auto* slot : *slots) {
+      written.insert(slot->idx());
+    }
+  }
+  for (const auto* instruction : *program_.chains[n.body_chain_idx()].source->instructions()) {
+    if (is_control(*instruction)) {
+      return {};
+    }
+    if (const auto* product = instruction->op_as_AddmmNode()) {
+      matrices.push_back(product->mat2()->idx());
+    }
+    for_each_tensor_slot(*instruction, [&](const fb::Tid& tid, Access access) {
+      if (access != Access::read) {
+        written.insert(tid.idx());
+      }
+    });
+  }
+  std::erase_if(matrices, [&](uint32_t slot) { return written.contains(slot); });
+  return matrices;
+}
+
+Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
+  const bool packs = iterations >= kManyIterations && cpu::computes_at_once(stream);
+  auto matrices = packs ? shared_matrices(n) : std::vector<uint32_t>{};
+  for (const uint32_t slot : matrices) {
+    loop_matrices_[slot] = {};
+  }
+  return Loop(*this, std::move(matrices));
+}
+
+const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
+  const auto found = loop_matrices_.find(matrix->idx());
+  if (found == loop_matrices_.end()) {
+    return nullptr;
+  }
+  auto& [packed_rows, packed] = found->second;
+  if (packed_rows != rows) {
+    packed_rows = rows;
+    packed = cpu::pack_matrix(in(matrix), rows, stream);
+  }
+  return packed ? &*packed : nullptr;
 }
 
 void Context::set_updated(

@@ -15,11 +15,6 @@ namespace {
 
 using Step = cpu::ElementwiseSequence::Step;
 
-bool is_control(const fb::Instruction& instruction) {
-  const auto op = instruction.op_type();
-  return op == fb::OpNode::IfNode || op == fb::OpNode::WhileNode || op == fb::OpNode::ScanNode;
-}
-
 std::optional<Elementwise> unary_operation(fb::OpNode op) {
   switch (op) {
     case fb::OpNode::SigmoidNode:

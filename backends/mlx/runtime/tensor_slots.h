@@ -6,6 +6,12 @@
 
 namespace executorch_mlx {
 
+// Whether an instruction runs other chains.
+inline bool is_control(const fb::Instruction& instruction) {
+  const auto op = instruction.op_type();
+  return op == fb::OpNode::IfNode || op == fb::OpNode::WhileNode || op == fb::OpNode::ScanNode;
+}
+
 enum class Access { read, write, read_and_write };
 
 // Calls visit(tid, access) with each tensor slot in the fields of a verified instruction. The slots that the chains of a

@@ -5,9 +5,21 @@
 
 namespace executorch_mlx::cpu {
 
+namespace {
+
+// With more rows, the kernel itself copies columns to contiguous memory.
+constexpr int64_t kMaxPackedRows = 16;
+
+// Whether the rows of the matrix b have no gaps.
+bool is_in_rows(const mx::array& b) {
+  return (b.strides(1) == 1 || b.shape(1) == 1) && b.strides(0) >= b.shape(1);
+}
+
+} // namespace
+
 std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
-    mx::Stream stream) {
+    mx::Stream stream, const mx::array* packed) {
   const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
       b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
   if (!fits) {
@@ -23,7 +35,7 @@ std::optional<mx::array> matmul(
   if (c && (c->dtype() != mx::float32 || !c->is_available() || !(c->shape() == shape || is_row()))) {
     return std::nullopt;
   }
-  const bool in_rows = (b.strides(1) == 1 || n == 1) && b.strides(0) >= n;
+  const bool in_rows = is_in_rows(b);
   const bool in_columns = (b.strides(0) == 1 || k == 1) && b.strides(1) >= k;
   if (!in_rows && !in_columns) {
     return std::nullopt;
@@ -36,6 +48,7 @@ std::optional<mx::array> matmul(
       .b = b.data<float>(),
       .b_row_stride = in_rows ? b.strides(0) : 1,
       .b_column_stride = in_rows ? 1 : b.strides(1),
+      .packed_b = packed != nullptr ? packed->data<float>() : nullptr,
       .c = addend ? addend->data<float>() : nullptr,
       .c_stride = addend && addend->size() == y.size() ? *row_stride(*addend) : 0,
       .m = static_cast<int>(y.size() / n),
@@ -46,6 +59,18 @@ std::optional<mx::array> matmul(
       .y = y.data<float>()};
   executorch_mlx_matmul(&product);
   return y;
+}
+
+std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream) {
+  const bool fits = computes_at_once(stream) && b.dtype() == mx::float32 && b.ndim() == 2 && b.size() > 0 &&
+      b.shape(1) > 1 && b.is_available() && is_in_rows(b) && rows > 0 && rows <= kMaxPackedRows;
+  if (!fits) {
+    return std::nullopt;
+  }
+  auto packed = allocate_result(b.shape(), mx::float32);
+  executorch_mlx_pack_columns(
+      b.data<float>(), b.strides(0), b.shape(0), b.shape(1), static_cast<int>(rows), packed.data<float>());
+  return packed;
 }
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {

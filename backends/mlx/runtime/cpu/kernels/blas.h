@@ -61,6 +61,7 @@ struct ExecutorchMlxMatmul {
   const float* b;
   int64_t b_row_stride;
   int64_t b_column_stride;
+  const float* packed_b;  // b from executorch_mlx_pack_columns() for m rows, or null; alpha and beta are then 1
   const float* c;    // null if there is none; beta is then not used
   int64_t c_stride;  // the distance between the rows of c; 0 if c is a single row, which is added to all rows
   int m;
@@ -71,6 +72,11 @@ struct ExecutorchMlxMatmul {
   float* y;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
+
+// Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep their
+// bits. Writes k * n numbers.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
+    const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].

@@ -87,4 +87,10 @@ void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
 
+// The same for a float32 matrix that pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the same bits.
+void multiply_packed_columns(const Operands& p, const float* packed);
+
+// Packs a row-major matrix b [k, n]: writes panels of as many columns as the kernel computes together for `rows` rows of x.
+void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed);
+
 } // namespace executorch_mlx

@@ -114,6 +114,10 @@ void multiply_columns_of(
   }
 }
 
+int column_panel_width(int rows) {
+  return column_vectors(rows < kColumnTileRows ? rows : kColumnTileRows) * kLanes;
+}
+
 void multiply_columns(
     const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {

@@ -28,6 +28,7 @@ extern const Kernels kernels = {
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,
     .multiply_columns = multiply_columns,
+    .column_panel_width = column_panel_width,
     .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,

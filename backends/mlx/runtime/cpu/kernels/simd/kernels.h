@@ -76,6 +76,8 @@ struct Kernels {
   void (*multiply_columns)(
       const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
       bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
+  // The number of columns that multiply_columns computes together for this number of rows of x.
+  int (*column_panel_width)(int rows);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
