@@ -42,6 +42,11 @@ void column_tile(
       acc[r][v] = load_vector(y + r * ldy + v * kLanes);
     }
   }
+  for (int r = 0; addend != nullptr && r < M; ++r) {
+    for (int v = 0; v < V; ++v) {
+      __builtin_prefetch(addend + r * lda + v * kLanes);
+    }
+  }
   for (int i = 0; i < k; ++i) {
     Floats weights[V];
     for (int v = 0; v < V; ++v) {
