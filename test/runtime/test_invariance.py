@@ -80,6 +80,8 @@ def address_of(x):
 @pytest.mark.parametrize("k, n", SHAPES)
 def test_matmul(library, k, n, is_packed, addend):
     """A packed matrix gives the bits of the matrix itself."""
+    if is_packed and n == 1:
+        pytest.skip("a matrix of one column is not packed")
     rng = np.random.default_rng(0)
     x, b, c = (rng.standard_normal(s, np.float32) for s in ((ROWS, k), (k, n), (ROWS if addend == "rows" else 1, n)))
 
