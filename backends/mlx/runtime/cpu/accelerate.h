@@ -119,7 +119,7 @@ struct ElementwiseResults {
   uint64_t operations;            // elements that the steps have read, and elements of other results
 };
 
-// Computes a sequence at once, without an array for each step. The inputs are available and float32. nullopt if an array
+// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy or not float32, if an array
 // has more than 16384 elements, because threads then share the work of each operation, or if the shapes differ in more
 // than the last axis.
 std::optional<ElementwiseResults> elementwise_sequence(

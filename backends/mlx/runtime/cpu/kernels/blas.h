@@ -54,8 +54,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(voi
 
 // -- matrix products -----------------------------------------------------------------------------
 
-// y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. The rows of x and y are contiguous. b is a matrix in rows
-// (`b_column_stride` is 1) or in columns (`b_row_stride` is 1).
+// y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. x and y are contiguous. b is row-major (`b_column_stride` is 1) or
+// column-major (`b_row_stride` is 1).
 struct ExecutorchMlxMatmul {
   const float* x;
   const float* b;
