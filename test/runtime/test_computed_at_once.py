@@ -147,3 +147,154 @@ def test_chains_of_views(case):
         slot, expected = apply(g, step, random, slot, expected)
     g.emit(ir.IdCopyNode(x=slot, out=g.output(tuple(expected.shape))))
     assert torch.equal(g.run(value)[0], expected)
+
+
+# -- groups of elementwise instructions ----------------------------------------------
+
+
+def columns(x, start, stop, out):
+    return ir.SliceNode(x=x, axis=lit(-1), start=lit(start), stop=lit(stop), out=out)
+
+
+BINARY = {"Add": torch.add, "Subtract": torch.sub, "Multiply": torch.mul, "Maximum": torch.maximum}
+UNARY = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Silu": torch.nn.functional.silu}
+
+
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@given(st.data())
+def test_elementwise_groups(data):
+    """Random instructions over few slots, so that slots are read, overwritten and read again, inside groups and after."""
+    shape = data.draw(st.sampled_from([(6,), (1, 6), (5, 6), (2, 3, 6), (3000, 6)]))
+    generator = torch.Generator().manual_seed(0)
+    g = Graph()
+    inputs = [torch.randn(shape, generator=generator) for _ in range(2)]
+    row, number = torch.randn(6, generator=generator), torch.tensor(0.5)
+    slots = [g.input(shape), g.input(shape), g.constant(row), g.constant(number), *(g.new_temp() for _ in range(4))]
+    values = dict(enumerate([*inputs, row, number]))
+    for _ in range(data.draw(st.integers(2, 12))):
+        out = data.draw(st.integers(4, 7))
+        a = data.draw(st.sampled_from([i for i in values if i not in (2, 3)]))
+        op = data.draw(st.sampled_from([*BINARY, *UNARY, "Copy", "Columns", "Split", "Exp"]))
+        if op in BINARY:
+            same = [i for i, v in values.items() if v.ndim == 0 or v.shape[-1] == values[a].shape[-1]]
+            b = data.draw(st.sampled_from(same))
+            g.emit(getattr(ir, f"{op}Node")(a=slots[a], b=slots[b], out=slots[out]))
+            values[out] = BINARY[op](values[a], values[b])
+        elif op in UNARY:
+            g.emit(getattr(ir, f"{op}Node")(x=slots[a], out=slots[out]))
+            values[out] = UNARY[op](values[a])
+        elif op == "Copy":
+            g.emit(ir.IdCopyNode(x=slots[a], out=slots[out]))
+            values[out] = values[a]
+        elif op == "Columns" and out != a:
+            start = data.draw(st.integers(0, values[a].shape[-1] - 1))
+            g.emit(columns(slots[a], start, 100, slots[out]))
+            values[out] = values[a][..., start:]
+        elif op == "Split" and values[a].shape[-1] > 4 and a not in (4, 5):
+            g.emit(ir.SplitNode(x=slots[a], sizes=lits(3), axis=-1, outs=[slots[4], slots[5]]))
+            values[4], values[5] = values[a].split(3, -1)
+        else:  # no group contains it
+            g.emit(ir.NegNode(x=slots[a], out=slots[out]))
+            values[out] = -values[a]
+    results = [i for i in values if i > 3]
+    for i in results:
+        g.emit(ir.IdCopyNode(x=slots[i], out=g.output(tuple(values[i].shape))))
+    for result, i in zip(g.run(*inputs), results, strict=True):
+        torch.testing.assert_close(result, values[i], rtol=1e-5, atol=1e-5)
+
+
+def test_group_keeps_what_the_next_iteration_reads():
+    """The temporary `last` is no carry: the body reads what it has written in the iteration before."""
+    g = Graph()
+    x, out = g.input((40, 2, 3)), g.output((40, 2, 3))
+    part, last, double, y = (g.new_temp() for _ in range(4))
+    body = g.chain(
+        ir.NegNode(x=last, out=y),
+        ir.MultiplyNode(a=part, b=part, out=double),
+        ir.AddNode(a=double, b=part, out=last),
+    )
+    g.emit(
+        ir.MultiplyNode(a=x, b=x, out=double),
+        columns(double, 0, 3, last),
+        ir.TakeNode(x=last, index=ir.IntOrVidOrTid(literal=0, kind=0), out=last, axis=0),
+        ir.ScanNode(originals=[x], sliced=[part], outputs=[y], carry=[], body_chain_idx=body, scan_axis=0),
+        ir.IdCopyNode(x=y, out=out),
+    )
+    data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(0))
+    expected = -torch.cat([data[:1] ** 2, (data**2 + data)[:-1]])
+    torch.testing.assert_close(g.run(data)[0], expected)
+
+
+def test_group_keeps_what_another_chain_reads():
+    """A branch overwrites `t` with a group, and the main chain, which also wrote it, reads it afterwards."""
+    g = Graph()
+    x, flag, out, t = g.input((2, 3)), g.input((1,), torch.bool), g.output((2, 3)), g.new_temp()
+    chosen = g.item(flag)
+    then = g.chain(ir.MultiplyNode(a=x, b=x, out=t), ir.AddNode(a=t, b=x, out=t))
+    other = g.chain()
+    g.emit(
+        ir.AddNode(a=x, b=x, out=t),
+        ir.TanhNode(x=t, out=t),
+        ir.IfNode(cond=ir.IntOrVid(vid=chosen, is_vid=True), then_chain_idx=then, else_chain_idx=other),
+        ir.NegNode(x=t, out=out),
+    )
+    model, data = g.load(), torch.tensor([[0.5, 1.0, -2.0], [0.0, 3.0, 0.25]])
+    torch.testing.assert_close(model(data, torch.tensor([True]))[0], -(data * data + data))
+    torch.testing.assert_close(model(data, torch.tensor([False]))[0], -(2 * data).tanh())
+
+
+@pytest.mark.parametrize("columns_of_x", [5, 7])
+def test_split_that_does_not_fit_is_an_error_in_a_group(columns_of_x, capfd):
+    g = Graph()
+    x, out = g.input((2, columns_of_x)), g.output((2, 3))
+    y, first, second = (g.new_temp() for _ in range(3))
+    g.emit(
+        ir.TanhNode(x=x, out=y),
+        ir.SplitNode(x=y, sizes=lits(2 if columns_of_x == 5 else 3), axis=-1, outs=[first, second]),
+        ir.AddNode(a=first, b=first, out=out),
+    )
+    with pytest.raises(RuntimeError):
+        g.run(torch.ones(2, columns_of_x))
+    assert "instruction 1 (SplitNode)" in capfd.readouterr().err
+
+
+# -- products in loops ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_products_in_long_and_short_loops_give_the_same_bits(rows):
+    """In long loops, the matrix is packed."""
+
+    def loop(length):
+        g = Graph()
+        x, state, out = g.input((length, rows, 50)), g.input((rows, 50)), g.output((rows, 50))
+        matrix = g.constant(torch.randn(50, 50, generator=torch.Generator().manual_seed(1)) / 7)
+        part, carry = g.new_temp(), g.new_temp()
+        body = g.chain(ir.AddmmNode(mat1=carry, mat2=matrix, bias=part, out=carry))
+        g.emit(
+            ir.IdCopyNode(x=state, out=carry),
+            ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[carry], body_chain_idx=body, scan_axis=0),
+            ir.IdCopyNode(x=carry, out=out),
+        )
+        return g.load()
+
+    x = torch.randn(64, rows, 50, generator=torch.Generator().manual_seed(0))
+    short, expected = loop(8), torch.zeros(rows, 50)
+    for i in range(0, 64, 8):
+        (expected,) = short(x[i : i + 8], expected)
+    assert torch.equal(loop(64)(x, torch.zeros(rows, 50))[0], expected)
+
+
+def test_matrix_that_the_loop_changes_is_not_packed():
+    """The matrix is the carry: its powers."""
+    g = Graph()
+    x, out = g.input((40, 4)), g.output((4, 4))
+    start = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()).Q
+    part, carry = g.new_temp(), g.new_temp()
+    body = g.chain(ir.AddmmNode(mat1=(matrix := g.constant(start.float())), mat2=carry, out=carry))
+    g.emit(
+        ir.IdCopyNode(x=matrix, out=carry),
+        ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[carry], body_chain_idx=body, scan_axis=0),
+        ir.IdCopyNode(x=carry, out=out),
+    )
+    torch.testing.assert_close(g.run(torch.zeros(40, 4))[0], torch.linalg.matrix_power(start, 41).float(), rtol=0, atol=1e-5)

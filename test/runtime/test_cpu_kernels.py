@@ -27,6 +27,15 @@ class HalfMatmul(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Matmul(ctypes.Structure):
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("b", ctypes.c_void_p), ("b_row_stride", ctypes.c_int64),
+        ("b_column_stride", ctypes.c_int64), ("packed_b", ctypes.c_void_p), ("c", ctypes.c_void_p),
+        ("c_stride", ctypes.c_int64), *((name, ctypes.c_int) for name in ("m", "n", "k")), ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float), ("y", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 HALF_TYPES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
@@ -148,6 +157,31 @@ def test_silu_of_special_values(library):
     library.executorch_mlx_silu(address(x), FLOAT32, address(y), ctypes.c_int64(len(x)))
     torch.testing.assert_close(y, torch.nn.functional.silu(x), equal_nan=True)
     assert y[4].signbit()
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        ("operation", ctypes.c_uint8), ("a", ctypes.c_void_p), ("a_stride", ctypes.c_int64), ("b", ctypes.c_void_p),
+        ("b_stride", ctypes.c_int64), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+STEPS = [torch.add, torch.sub, torch.mul, torch.maximum, torch.sigmoid, torch.nn.functional.silu, torch.tanh, torch.clone]
+
+
+@pytest.mark.parametrize("operation", range(len(STEPS)))
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 17), (2, 128), (1, 40)])
+def test_elementwise_step(library, rows, width, operation):
+    """Of rows with gaps, of rows without, and of one row for all."""
+    generator = torch.Generator().manual_seed(rows * width)
+    a, b = (torch.randn(rows, width + 3, generator=generator) * 2 for _ in range(2))
+    a[0, 0], b[-1, 0] = torch.nan, torch.nan
+    for x, z in ((a, b), (a[:, :width].clone(), b[:, :width].clone()), (a, b[:1].expand(rows, -1))):
+        y = torch.empty(rows, width)
+        step = Step(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
+        library.executorch_mlx_elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows))
+        operands = [x[:, :width], z[:, :width]] if operation < 4 else [x[:, :width]]
+        torch.testing.assert_close(y, STEPS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])

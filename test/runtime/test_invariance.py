@@ -15,6 +15,7 @@ from test_cpu_kernels import (
     FLOAT16,
     FLOAT32,
     HalfMatmul,
+    Matmul,
     QuantizedMatmul,
     Rope,
     address,
@@ -76,6 +77,34 @@ def test_sgemm(library, k, n, trans_b, alpha, beta):
 
 def address_of(x):
     return ctypes.c_void_p(x.ctypes.data)
+
+
+@pytest.mark.parametrize("addend", ["rows", "row", None])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("k, n", SHAPES)
+def test_matmul(library, k, n, is_packed, addend):
+    """A packed matrix gives the bits of the matrix itself."""
+    if is_packed and n == 1:
+        pytest.skip("a matrix of one column is not packed")
+    rng = np.random.default_rng(0)
+    x, b, c = (rng.standard_normal(s, np.float32) for s in ((ROWS, k), (k, n), (ROWS if addend == "rows" else 1, n)))
+
+    def compute(rows, is_packed=is_packed):
+        m, y = rows.stop - rows.start, np.empty((rows.stop - rows.start, n), np.float32)
+        packed = np.empty_like(b)
+        library.executorch_mlx_pack_columns(address_of(b), ctypes.c_int64(n), k, n, m, address_of(packed))
+        matmul = Matmul(
+            x[rows].ctypes.data, b.ctypes.data, n, 1, packed.ctypes.data if is_packed else None,
+            None if addend is None else c[rows].ctypes.data if addend == "rows" else c.ctypes.data,
+            n if addend == "rows" else 0, m, n, k, 1, 1, y.ctypes.data)  # fmt: skip
+        library.executorch_mlx_matmul(ctypes.byref(matmul))
+        return y
+
+    assert_parts_do_not_matter(compute)
+    every = slice(0, ROWS)
+    np.testing.assert_array_equal(compute(every).view(np.int32), compute(every, False).view(np.int32))
+    expected = x @ b.astype(np.float64) + (0 if addend is None else c)
+    np.testing.assert_allclose(compute(every), expected, rtol=0, atol=3e-6 * (np.abs(x) @ np.abs(b)).max())
 
 
 def test_sgemm_with_one_row_or_column_ignores_the_transposes(library):

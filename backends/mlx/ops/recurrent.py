@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..builder.registry import REGISTRY, Unsupported
-from ..builder.slots import TensorSlot
+from ..builder.slots import Space, TensorSlot
 from ..serialization import ir
 
 aten = torch.ops.aten
@@ -115,6 +115,13 @@ def _columns(P, x, start, stop):
 
 
 def _transposed(P, matrix):
+    """Returns `matrix` transposed. A float32 constant is stored transposed, because the CPU kernels multiply the few rows
+    of a time step fastest by a matrix in rows. Those for half precision expect the matrix in columns.
+    """
+    if matrix.space == Space.CONSTANT and matrix.dtype == torch.float32:
+        return P.constant(
+            f"{matrix.name}_transposed", lambda: matrix.data().T.contiguous(), matrix.shape[::-1], matrix.dtype
+        )
     out = P.emit(ir.TransposeNode, x=matrix, perm=[1, 0])
     out.shape = matrix.shape[::-1]
     return out

@@ -1,8 +1,11 @@
 #include "context.h"
 
+#include <set>
+
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
 #include "profile.h"
+#include "tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -12,6 +15,9 @@ namespace {
 // yet. Only loops run so many instructions.
 constexpr int64_t kMaxUnevaluated = 1 << 16;
 
+// From this number of iterations on, packing a matrix takes less time than it saves.
+constexpr int kManyIterations = 32;
+
 } // namespace
 
 void Context::run(uint32_t index) {
@@ -19,8 +25,14 @@ void Context::run(uint32_t index) {
   size_t i = 0;
   ++depth_;
   try {
-    for (; i < chain.instructions.size(); ++i) {
-      run_instruction(index, i);
+    while (i < chain.instructions.size()) {
+      const uint32_t group = chain.instructions[i].group;
+      if (group != 0 && run_group(chain.groups[group - 1])) {
+        i = chain.groups[group - 1].last;
+      } else {
+        run_instruction(index, i);
+        ++i;
+      }
     }
     --depth_;
   } catch (const LocatedFailure&) {
@@ -47,12 +59,90 @@ void Context::run_instruction(uint32_t index, size_t i) {
   } else {
     instruction.function(instruction.node, *this);
   }
+  check_operations();
+  if (executed_ - evaluated_at_ >= kMaxUnevaluated) [[unlikely]] {
+    evaluate_slots();
+  }
+}
+
+bool Context::run_group(const ElementwiseGroup& group) {
+  const auto instructions = static_cast<int64_t>(group.last - group.first);
+  if (!cpu::computes_at_once(stream) || profiler_ != nullptr || executed_ + instructions > limits_.instructions) {
+    return false;
+  }
+  std::vector<mx::array> inputs;
+  inputs.reserve(group.inputs.size());
+  for (const auto* tid : group.inputs) {
+    const auto& slot = state_.tensors[tid->idx()];
+    if (!slot) {
+      return false;
+    }
+    inputs.push_back(*slot);
+  }
+  const auto computed = cpu::elementwise_sequence(group.sequence, inputs, stream);
+  if (!computed) {
+    return false;
+  }
+  executed_ += instructions;
+  operations_ += computed->operations + group.list_elements;
+  for (const auto& [slot, index] : group.results) {
+    set(slot, computed->arrays[index]);
+  }
+  check_operations();
+  return true;
+}
+
+void Context::check_operations() const {
   if (operations_ > static_cast<uint64_t>(limits_.operations)) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.operations, " operations in one call");
   }
-  if (executed_ % kMaxUnevaluated == 0) [[unlikely]] {
-    evaluate_slots();
+}
+
+std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
+  std::vector<uint32_t> matrices;
+  std::set<uint32_t> written;
+  for (const auto* slots : {n.sliced(), n.outputs(), n.carry()}) {
+    for (const auto* slot : *slots) {
+      written.insert(slot->idx());
+    }
   }
+  for (const auto* instruction : *program_.chains[n.body_chain_idx()].source->instructions()) {
+    if (is_control(*instruction)) {
+      return {};
+    }
+    if (const auto* product = instruction->op_as_AddmmNode()) {
+      matrices.push_back(product->mat2()->idx());
+    }
+    for_each_tensor_slot(*instruction, [&](const fb::Tid& tid, Access access) {
+      if (access != Access::read) {
+        written.insert(tid.idx());
+      }
+    });
+  }
+  std::erase_if(matrices, [&](uint32_t slot) { return written.contains(slot); });
+  return matrices;
+}
+
+Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
+  const bool packs = iterations >= kManyIterations && cpu::computes_at_once(stream);
+  auto matrices = packs ? shared_matrices(n) : std::vector<uint32_t>{};
+  for (const uint32_t slot : matrices) {
+    loop_matrices_[slot] = {};
+  }
+  return Loop(*this, std::move(matrices));
+}
+
+const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
+  const auto found = loop_matrices_.find(matrix->idx());
+  if (found == loop_matrices_.end()) {
+    return nullptr;
+  }
+  auto& [packed_rows, packed] = found->second;
+  if (packed_rows != rows) {
+    packed_rows = rows;
+    packed = cpu::pack_matrix(in(matrix), rows, stream);
+  }
+  return packed ? &*packed : nullptr;
 }
 
 void Context::set_updated(
@@ -65,6 +155,7 @@ void Context::set_updated(
 }
 
 void Context::evaluate_slots() {
+  evaluated_at_ = executed_;
   std::vector<mx::array> arrays;
   for (const auto& slot : state_.tensors) {
     if (slot && !slot->is_available()) {

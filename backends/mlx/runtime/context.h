@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "checks.h"
 #include "cpu/accelerate.h"
@@ -164,6 +166,14 @@ class Context {
 
   // -- execution -------------------------------------------------------------
 
+  // Tells the context that a loop begins, and that it ends when the result is destroyed. In a loop with many iterations, the
+  // matrices that all iterations multiply by are packed at their first use.
+  class Loop;
+  Loop loop(const fb::ScanParams& n, int iterations);
+
+  // The matrix in a slot, packed for products with this number of rows, or null. Only in a loop.
+  const mx::array* packed(const fb::Tid* matrix, int64_t rows);
+
   // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
   void run(uint32_t chain);
 
@@ -189,16 +199,44 @@ class Context {
 
  private:
   void run_instruction(uint32_t chain, size_t i);
+  // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
+  bool run_group(const ElementwiseGroup& group);
+  void check_operations() const;
   void evaluate_slots();
+
+  // A matrix that the iterations of a loop share. `packed` is empty if the matrix cannot be packed.
+  struct LoopMatrix {
+    int64_t rows = 0;  // of the product for which `packed` is made; 0: none yet
+    std::optional<mx::array> packed;
+  };
+  std::vector<uint32_t> shared_matrices(const fb::ScanParams& n) const;
 
   const Program& program_;
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
+  std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
   int64_t executed_ = 0;  // the number of instructions that have run so far
+  int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
+};
+
+class Context::Loop {
+ public:
+  Loop(Context& context, std::vector<uint32_t> matrices) : context_(context), matrices_(std::move(matrices)) {}
+  ~Loop() {
+    for (const uint32_t slot : matrices_) {
+      context_.loop_matrices_.erase(slot);
+    }
+  }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+ private:
+  Context& context_;
+  std::vector<uint32_t> matrices_;
 };
 
 } // namespace executorch_mlx

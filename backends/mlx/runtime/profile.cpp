@@ -3,9 +3,9 @@
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/platform.h>
 
-#include "../serialization/output_fields.h"
 #include "context.h"
 #include "dispatch_table.h"
+#include "tensor_slots.h"
 
 namespace executorch_mlx {
 
@@ -16,21 +16,11 @@ namespace et = executorch::runtime;
 // The tensor slots that an instruction writes, without those that it both reads and writes.
 std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
   std::vector<uint32_t> slots;
-  const auto visit = [&](const Field& field) {
-    const bool is_result = is_output_field(field.name) && !is_inout_field(field.name);
-    if (field.value == nullptr || !field.is(fb::TidTypeTable) || !is_result) {
-      return;
+  for_each_tensor_slot(instruction, [&](const fb::Tid& tid, Access access) {
+    if (access == Access::write) {
+      slots.push_back(tid.idx());
     }
-    if (!field.repeated) {
-      slots.push_back(field.structure<fb::Tid>().idx());
-      return;
-    }
-    for (const auto* tid : field.vector<const fb::Tid*>()) {
-      slots.push_back(tid->idx());
-    }
-  };
-  for_each_field(
-      *static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()), visit);
+  });
   return slots;
 }
 

@@ -345,6 +345,7 @@ Program load_program(const void* data, size_t size, const char* missing_for_meta
   check_maps(program);
   check_tensor_meta(*program.graph, program.layout);
   ChainVerifier(program, missing_for_metal).run();
+  find_elementwise_groups(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

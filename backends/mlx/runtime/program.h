@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "elementwise_group.h"
 #include "error.h"
 #include "reflect.h"
 
@@ -47,11 +48,13 @@ struct DecodedInstruction {
   OpFunction function;
   const void* node;
   uint32_t list_elements;  // the total number of elements in the node's lists
+  uint32_t group = 0;      // the number of the group that begins here, counted from 1, or 0
 };
 
 struct Chain {
   std::vector<DecodedInstruction> instructions;
   const fb::InstructionChain* source;
+  std::vector<ElementwiseGroup> groups;
 };
 
 struct Program {

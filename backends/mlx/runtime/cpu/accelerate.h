@@ -12,6 +12,7 @@
 
 #include "../quantized_cache.h"
 #include "../sample_inputs.h"
+#include "kernels/elementwise_step.h"
 #include "kernels/float_type.h"
 
 namespace executorch_mlx {
@@ -25,9 +26,14 @@ bool computes_at_once(mx::Stream stream);
 
 // alpha * x [..., k] @ b [k, n] + beta * c -> [..., n] in float32, for available operands. b is row-major
 // or column-major. c has the shape of the result, or is one row of n elements; without it, the second term is missing.
+// `packed` is b packed for the rows of x, or null; then alpha is 1, and beta too if there is c.
 std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
-    mx::Stream stream);
+    mx::Stream stream, const mx::array* packed = nullptr);
+
+// Packs b, the matrix of many products with `rows` rows of x. The products get faster, and keep their bits. nullopt also if
+// they would not get faster.
+std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream);
 
 // x [..., k] @ b [k, n] -> [..., n]. x is float32, float16 or bfloat16; b is float16 or bfloat16 with any strides. Sums are
 // float32. The result has the given dtype, one of these three.
@@ -87,6 +93,37 @@ std::optional<mx::array> gather_quantized_matmul(
 std::optional<mx::array> add(const mx::array& a, const mx::array& b, mx::Stream stream);
 std::optional<mx::array> subtract(const mx::array& a, const mx::array& b, mx::Stream stream);
 std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::Stream stream);
+
+// Elementwise operations that follow each other. Each step has one result. Operands are numbered: the inputs of the
+// sequence have the numbers from kMaxSteps on, and a step has its own position.
+struct ElementwiseSequence {
+  static constexpr size_t kMaxSteps = 32;
+
+  // With Elementwise::copy, a step takes the elements [start, stop) of the last axis of `a`, which the program calls `axis`.
+  // As in Python, negative numbers count from the end. If `is_rest`, `stop` must not be before the end of the axis.
+  struct Step {
+    Elementwise operation;
+    uint32_t a = 0;
+    uint32_t b = 0;
+    int64_t axis = -1;
+    int64_t start = 0;
+    int64_t stop = 0;
+    bool is_rest = false;
+    bool is_result = false;  // whether the caller gets an array with the result
+  };
+  std::vector<Step> steps;
+};
+
+struct ElementwiseResults {
+  std::vector<mx::array> arrays;  // of the steps with is_result, in order
+  uint64_t operations;            // elements that the steps have read, and elements of other results
+};
+
+// Computes a sequence at once, without an array for each step. nullopt also if an input is lazy or not float32, if an array
+// has more than 16384 elements, because threads then share the work of each operation, or if the shapes differ in more
+// than the last axis.
+std::optional<ElementwiseResults> elementwise_sequence(
+    const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream);
 
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);

@@ -1,15 +1,25 @@
 // Matrix products with weights in float32, in half precision, and quantized.
-#include <algorithm>
-
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
 
 namespace executorch_mlx::cpu {
 
+namespace {
+
+// With more rows, the kernel itself copies columns to contiguous memory.
+constexpr int64_t kMaxPackedRows = 16;
+
+// Whether the rows of the matrix b have no gaps.
+bool is_in_rows(const mx::array& b) {
+  return (b.strides(1) == 1 || b.shape(1) == 1) && b.strides(0) >= b.shape(1);
+}
+
+} // namespace
+
 std::optional<mx::array> matmul(
     const mx::array& x, const mx::array& b, const std::optional<mx::array>& c, float alpha, float beta,
-    mx::Stream stream) {
+    mx::Stream stream, const mx::array* packed) {
   const bool fits = is_supported_operand(x, stream) && x.dtype() == mx::float32 && b.dtype() == mx::float32 &&
       b.ndim() == 2 && b.size() > 0 && b.shape(0) == x.shape(-1) && are_available({x, b});
   if (!fits) {
@@ -25,30 +35,42 @@ std::optional<mx::array> matmul(
   if (c && (c->dtype() != mx::float32 || !c->is_available() || !(c->shape() == shape || is_row()))) {
     return std::nullopt;
   }
-  const bool in_rows = (b.strides(1) == 1 || n == 1) && b.strides(0) >= n;
+  const bool in_rows = is_in_rows(b);
   const bool in_columns = (b.strides(0) == 1 || k == 1) && b.strides(1) >= k;
   if (!in_rows && !in_columns) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs{contiguous(x, stream), b};
-  if (c) {
-    inputs.push_back(contiguous(*c, stream));
+  const auto dense_x = contiguous(x, stream);
+  const auto addend = c && !row_stride(*c) ? contiguous(*c, stream) : c;
+  auto y = allocate_result(shape, mx::float32);
+  const ExecutorchMlxMatmul product{
+      .x = dense_x.data<float>(),
+      .b = b.data<float>(),
+      .b_row_stride = in_rows ? b.strides(0) : 1,
+      .b_column_stride = in_rows ? 1 : b.strides(1),
+      .packed_b = packed != nullptr ? packed->data<float>() : nullptr,
+      .c = addend ? addend->data<float>() : nullptr,
+      .c_stride = addend && addend->size() == y.size() ? *row_stride(*addend) : 0,
+      .m = static_cast<int>(y.size() / n),
+      .n = n,
+      .k = k,
+      .alpha = alpha,
+      .beta = beta,
+      .y = y.data<float>()};
+  executorch_mlx_matmul(&product);
+  return y;
+}
+
+std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Stream stream) {
+  const bool fits = computes_at_once(stream) && b.dtype() == mx::float32 && b.ndim() == 2 && b.size() > 0 &&
+      b.shape(1) > 1 && b.is_available() && is_in_rows(b) && rows > 0 && rows <= kMaxPackedRows;
+  if (!fits) {
+    return std::nullopt;
   }
-  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    const int m = static_cast<int>(out.size() / n);
-    const float* bias = inputs.size() > 2 ? inputs[2].data<float>() : nullptr;
-    const int64_t bias_stride = bias != nullptr && inputs[2].size() == out.size() ? n : 0;
-    const int ldb = static_cast<int>(inputs[1].strides(in_rows ? 0 : 1));
-    return [=, x = inputs[0].data<float>(), b = inputs[1].data<float>(), y = out.data<float>()] {
-      for (int row = 0; bias != nullptr && row < m; ++row) {
-        std::copy_n(bias + row * bias_stride, n, y + int64_t{row} * n);
-      }
-      cblas_sgemm(
-          kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, m, n, k, alpha, x, k, b, ldb,
-          bias != nullptr ? beta : 0.0f, y, n);
-    };
-  };
-  return kernel_result("Matmul", std::move(shape), mx::float32, std::move(inputs), stream, make_task);
+  auto packed = allocate_result(b.shape(), mx::float32);
+  executorch_mlx_pack_columns(
+      b.data<float>(), b.strides(0), b.shape(0), b.shape(1), static_cast<int>(rows), packed.data<float>());
+  return packed;
 }
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {

@@ -112,6 +112,28 @@ mx::array allocate_result(const mx::Shape& shape, mx::Dtype dtype) {
   return allocate(shape, dtype);
 }
 
+std::optional<int64_t> row_stride(const mx::array& x) {
+  const int last = static_cast<int>(x.ndim()) - 1;
+  if (x.shape(last) != 1 && x.strides(last) != 1) {
+    return std::nullopt;
+  }
+  int64_t innermost = x.shape(last);  // of the axes before the last one
+  int64_t expected = 0;               // the stride that the next axis must have; 0 before the first
+  for (int axis = last; axis-- > 0;) {
+    if (x.shape(axis) == 1) {
+      continue;
+    }
+    if (expected != 0 && x.strides(axis) != expected) {
+      return std::nullopt;
+    }
+    if (expected == 0) {
+      innermost = x.strides(axis);
+    }
+    expected = x.strides(axis) * x.shape(axis);
+  }
+  return innermost;
+}
+
 mx::array contiguous(const mx::array& x, mx::Stream stream) {
   if (!x.is_available()) {
     return mx::contiguous(x, /*allow_col_major=*/false, stream);

@@ -50,6 +50,10 @@ bool are_available(const std::vector<mx::array>& arrays);
 // memory limit and the allocation.
 mx::array allocate_result(const mx::Shape& shape, mx::Dtype dtype);
 
+// The distance between consecutive rows of x, the runs of its last axis, or nullopt if the distances differ or the elements
+// of a row have gaps. x is available, not empty and not a scalar.
+std::optional<int64_t> row_stride(const mx::array& x);
+
 // Returns x in contiguous memory: x itself if it is available and contiguous; if it is available, a copy; otherwise a lazy
 // copy.
 mx::array contiguous(const mx::array& x, mx::Stream stream);

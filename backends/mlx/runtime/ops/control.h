@@ -32,6 +32,7 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
   // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());
+  const auto loop = c.loop(n, iterations);
   for (int iteration = 0; iteration < iterations; ++iteration) {
     for (uint32_t i = 0; i < originals.size(); ++i) {
       c.set(n.sliced()->Get(i), views::take(originals[i], iteration, axis, c.stream));

@@ -43,6 +43,11 @@ inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, 
   return mx::add(y, n.beta() == 1.0f ? bias : mx::multiply(bias, scalar_like(n.beta(), y), c.stream), c.stream);
 }
 
+// The number of rows of x [..., columns].
+inline int64_t rows_of(const mx::array& x) {
+  return x.size() == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1);
+}
+
 inline void addmm(const fb::AddmmParams& n, Context& c) {
   c.make_available({n.mat1(), n.mat2()});
   const auto& a = c.in(n.mat1());
@@ -53,7 +58,9 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set_product(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream), a.shape(-1));
   }
-  if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream)) {
+  const bool is_plain = n.alpha() == 1.0f && (n.bias() == nullptr || n.beta() == 1.0f);
+  const auto* packed = is_plain ? c.packed(n.mat2(), rows_of(a)) : nullptr;
+  if (const auto y = cpu::matmul(a, b, c.optional(n.bias()), n.alpha(), n.beta(), c.stream, packed)) {
     return c.set_product(n.out(), *y, a.shape(-1));
   }
   if (n.bias() != nullptr) {

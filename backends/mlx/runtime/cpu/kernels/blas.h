@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "elementwise_step.h"
 #include "float_type.h"
 
 #define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
@@ -52,6 +53,30 @@ EXECUTORCH_MLX_BLAS_API int executorch_mlx_threads();
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_parallel(int count, void (*item)(void*, int), void* context);
 
 // -- matrix products -----------------------------------------------------------------------------
+
+// y [m, n] = alpha * x [m, k] @ b [k, n] + beta * c. x and y are contiguous. b is row-major (`b_column_stride` is 1) or
+// column-major (`b_row_stride` is 1).
+struct ExecutorchMlxMatmul {
+  const float* x;
+  const float* b;
+  int64_t b_row_stride;
+  int64_t b_column_stride;
+  const float* packed_b;  // b from executorch_mlx_pack_columns() for m rows, or null; alpha and beta are then 1
+  const float* c;    // null if there is none; beta is then not used
+  int64_t c_stride;  // the distance between the rows of c; 0 if c is a single row, which is added to all rows
+  int m;
+  int n;
+  int k;
+  float alpha;
+  float beta;
+  float* y;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
+
+// Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep their
+// bits. Writes k * n numbers.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
+    const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
 
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].
@@ -115,6 +140,10 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_sigmoid(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_tanh(
     const void* x, executorch_mlx::FloatType type, void* y, int64_t count);
+
+// Computes the steps in order, for `rows` rows, in the calling thread. A step may read the results of earlier steps.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_elementwise_steps(
+    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows);
 
 // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. x and y have elements of `type`.
 // weight [width] may be null.

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "conversion.h"
 
 namespace executorch_mlx {
@@ -32,9 +34,63 @@ void unary(
   });
 }
 
+using Binary = void (*)(const float*, const float*, float*, ptrdiff_t);
+using Unary = void (*)(const float*, float*, ptrdiff_t);
+
+Binary binary_kernel(Elementwise operation) {
+  switch (operation) {
+    case Elementwise::add:
+      return kernels().add;
+    case Elementwise::subtract:
+      return kernels().subtract;
+    case Elementwise::multiply:
+      return kernels().multiply;
+    default:
+      return kernels().maximum;
+  }
+}
+
+Unary unary_kernel(Elementwise operation) {
+  switch (operation) {
+    case Elementwise::sigmoid:
+      return kernels().sigmoid;
+    case Elementwise::silu:
+      return kernels().silu;
+    case Elementwise::tanh:
+      return kernels().tanh;
+    default:
+      return [](const float* x, float* y, ptrdiff_t count) { std::copy_n(x, count, y); };
+  }
+}
+
+void compute(const ElementwiseStep& step, int64_t rows) {
+  const auto [operation, a, b, y, width] = step;
+  const bool is_dense = a.stride == width && (!is_binary(operation) || b.stride == width);
+  const int64_t parts = is_dense ? 1 : rows;
+  const int64_t count = is_dense ? rows * width : width;
+  if (is_binary(operation)) {
+    const Binary kernel = binary_kernel(operation);
+    for (int64_t i = 0; i < parts; ++i) {
+      kernel(a.data + i * a.stride, b.data + i * b.stride, y + i * width, count);
+    }
+  } else {
+    const Unary kernel = unary_kernel(operation);
+    for (int64_t i = 0; i < parts; ++i) {
+      kernel(a.data + i * a.stride, y + i * width, count);
+    }
+  }
+}
+
 } // namespace
 
 } // namespace executorch_mlx
+
+extern "C" void executorch_mlx_elementwise_steps(
+    const executorch_mlx::ElementwiseStep* steps, int count, int64_t rows) {
+  for (int i = 0; i < count; ++i) {
+    executorch_mlx::compute(steps[i], rows);
+  }
+}
 
 extern "C" void executorch_mlx_add(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {

@@ -10,6 +10,8 @@
 namespace executorch_mlx {
 
 // x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows.
+// multiply_columns() also adds the rows of `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta
+// is 0.
 struct Operands {
   const float* x;
   int64_t ldx;
@@ -20,6 +22,8 @@ struct Operands {
   int k;
   float alpha = 1;
   float beta = 0;
+  const float* addend = nullptr;
+  int64_t ld_addend = 0;
 };
 
 // Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
@@ -80,7 +84,13 @@ void multiply_many_rows(const Operands& p, FloatType type, Convert&& convert) {
 // rows. x has float32 elements, or pairs if w has.
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw);
 
-// y = alpha * x @ b + beta * y for a row-major matrix b [k, n] of float32, float16 or bfloat16.
+// y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);
+
+// The same for a float32 matrix that pack_columns() has packed for p.m rows, with alpha 1 and beta 0. Gives the same bits.
+void multiply_packed_columns(const Operands& p, const float* packed);
+
+// Packs a row-major matrix b [k, n]: writes panels of as many columns as the kernel computes together for `rows` rows of x.
+void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed);
 
 } // namespace executorch_mlx

@@ -179,7 +179,7 @@ void attend_part(
     dequantize(a.cache, tile.kv_head, first + i, n, a.value_group, s.values / group_size, block.data());
     kernels().multiply_columns(
         &scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
-        static_cast<int>(s.values), static_cast<int>(n), i > 0, to.y.data(), s.values);
+        static_cast<int>(s.values), static_cast<int>(n), i > 0, nullptr, 0, to.y.data(), s.values);
   }
 }
 

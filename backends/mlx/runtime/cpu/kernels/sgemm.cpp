@@ -14,15 +14,16 @@ constexpr int64_t kMinParallelWork = 1 << 17;  // multiplications
 constexpr int kMinPartLength = 64;             // rows or columns
 constexpr int kStepsPerPass = 256;             // rows of b that stay in the cache while all rows of x use them
 
-// Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. A large product
-// gets more parts than there are threads, so that one delayed thread does not delay the product.
+// Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the last
+// consist of whole groups of `multiple` rows or columns. A large product gets more parts than there are threads, so that one
+// delayed thread does not delay the product.
 template <typename Run>
-void for_parts(int64_t work, int length, Run&& run) {
+void for_parts(int64_t work, int length, Run&& run, int multiple = 16) {
   const int threads = executorch_mlx_threads();
   const int most = threads == 1 || work < kMinParallelWork ? 1 : 4 * threads;
   const int parts = std::max(1, std::min(most, length / kMinPartLength));
   parallel(parts, [&](int i) {
-    const auto begin = [&](int part) { return static_cast<int>(int64_t{length} * part / parts / 16 * 16); };
+    const auto begin = [&](int part) { return static_cast<int>(int64_t{length} * part / parts / multiple * multiple); };
     const int first = begin(i);
     run(first, (i + 1 == parts ? length : begin(i + 1)) - first);
   });
@@ -49,15 +50,47 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
     return;
   }
   const bool by_columns = p.n >= p.m;
+  const auto addend_at = [&](int row, int column, int end) {
+    const bool is_last = end >= p.k;
+    return is_last && p.addend != nullptr ? p.addend + row * p.ld_addend + column : nullptr;
+  };
   for_parts(int64_t{p.m} * p.n * p.k, by_columns ? p.n : p.m, [&](int first, int count) {
-    const float* x = by_columns ? p.x : p.x + first * p.ldx;
-    float* y = by_columns ? p.y + first : p.y + first * p.ldy;
+    const int row = by_columns ? 0 : first;
+    const int column = by_columns ? first : 0;
     for (int i = 0; i == 0 || i < p.k; i += kStepsPerPass) {
       kernels().multiply_columns(
-          x + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + (by_columns ? first : 0)), type, ldb,
-          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0, y, p.ldy);
+          p.x + row * p.ldx + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + column), type, ldb,
+          by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0,
+          addend_at(row, column, i + kStepsPerPass), p.ld_addend, p.y + row * p.ldy + column, p.ldy);
     }
   });
+}
+
+void multiply_packed_columns(const Operands& p, const float* packed) {
+  const int width = kernels().column_panel_width(p.m);
+  const auto multiply_panel = [&](int column, int columns) {
+    kernels().multiply_columns(
+        p.x, p.ldx, p.m, packed + int64_t{column} * p.k, FloatType::float32, columns, columns, p.k, false,
+        p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.y + column, p.ldy);
+  };
+  for_parts(
+      int64_t{p.m} * p.n * p.k, p.n,
+      [&](int first, int count) {
+        for (int column = first; column < first + count; column += width) {
+          multiply_panel(column, std::min(width, first + count - column));
+        }
+      },
+      width);
+}
+
+void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* packed) {
+  const int width = kernels().column_panel_width(rows);
+  for (int column = 0; column < n; column += width) {
+    const int columns = std::min(width, n - column);
+    for (int i = 0; i < k; ++i, packed += columns) {
+      std::copy_n(b + i * ldb + column, columns, packed);
+    }
+  }
 }
 
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw) {
@@ -131,6 +164,31 @@ extern "C" void cblas_sgemm(
     b_copy.push_back(b[int64_t{i} * ldb]);
   }
   multiply_rows(p, ldb > 1 ? b_copy.data() : b, FloatType::float32, p.k);
+}
+
+extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {
+  using namespace executorch_mlx;
+  const bool in_rows = p->b_column_stride == 1;
+  const Operands operands{
+      .x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .addend = p->c,
+      .ld_addend = p->c_stride};
+  if (p->packed_b != nullptr) {
+    return multiply_packed_columns(operands, p->packed_b);
+  }
+  if (in_rows && p->n > 1 && p->alpha == 1 && (p->c == nullptr || p->beta == 1)) {
+    return multiply_columns(operands, p->b, FloatType::float32, p->b_row_stride);
+  }
+  for (int row = 0; p->c != nullptr && row < p->m; ++row) {
+    std::copy_n(p->c + row * p->c_stride, p->n, p->y + int64_t{row} * p->n);
+  }
+  cblas_sgemm(
+      kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p->m, p->n, p->k, p->alpha, p->x, p->k, p->b,
+      static_cast<int>(in_rows ? p->b_row_stride : p->b_column_stride), p->c != nullptr ? p->beta : 0.0f, p->y, p->n);
+}
+
+extern "C" void executorch_mlx_pack_columns(
+    const float* b, int64_t row_stride, int k, int n, int rows, float* packed) {
+  executorch_mlx::pack_columns(b, row_stride, k, n, rows, packed);
 }
 
 extern "C" uint64_t executorch_mlx_blas_calls() {

@@ -1,8 +1,8 @@
 // Products of x [m, k] with a row-major matrix [k, n]. Part of kernels.cpp.
 //
-// Each result adds the products in ascending order of k, each with a fused multiply-add if the instruction set has one.
-// It therefore depends only on one row of x and one column of the matrix, and further products with zeros do not change
-// it.
+// Each result adds the products in ascending order of k, each with a fused multiply-add if the instruction set has one,
+// and then the addend. It therefore depends only on one row of x, one column of the matrix and one addend, and further
+// products with zeros do not change it.
 #pragma once
 
 #include "vector.h"
@@ -23,11 +23,16 @@ constexpr int column_vectors(int rows) {
 }
 #endif
 
+// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory. The
+// copy stays in the first-level cache, and its rows do not compete for the same cache lines.
+constexpr int kManyColumnTiles = 4;
+constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
+
 // Computes M rows and V vectors of columns. If `columns` is less than kLanes, V is 1, and these columns are computed.
 template <FloatType Type, int M, int V>
 void column_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k, bool accumulate, float* y,
-    ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k, bool accumulate,
+    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto load_vector = [&](const float* from) {
     return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
   };
@@ -35,6 +40,11 @@ void column_tile(
   for (int r = 0; accumulate && r < M; ++r) {
     for (int v = 0; v < V; ++v) {
       acc[r][v] = load_vector(y + r * ldy + v * kLanes);
+    }
+  }
+  for (int r = 0; addend != nullptr && r < M; ++r) {
+    for (int v = 0; v < V; ++v) {
+      __builtin_prefetch(addend + r * lda + v * kLanes);
     }
   }
   for (int i = 0; i < k; ++i) {
@@ -52,42 +62,77 @@ void column_tile(
   }
   for (int r = 0; r < M; ++r) {
     for (int v = 0; v < V; ++v) {
+      if (addend != nullptr) {
+        acc[r][v] += load_vector(addend + r * lda + v * kLanes);
+      }
       float* to = y + r * ldy + v * kLanes;
       V > 1 || columns >= kLanes ? store(acc[r][v], to) : store_partial(acc[r][v], to, columns);
     }
   }
 }
 
+// Computes all columns of M rows.
+template <FloatType Type, int M>
+void column_tiles(
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k, bool accumulate,
+    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+  constexpr int V = column_vectors(M);
+  const auto addend_at = [&](int j) { return addend == nullptr ? nullptr : addend + j; };
+  int j = 0;
+  for (; j + V * kLanes <= n; j += V * kLanes) {
+    column_tile<Type, M, V>(x, ldx, b + j, ldb, V * kLanes, k, accumulate, addend_at(j), lda, y + j, ldy);
+  }
+  for (; j < n; j += kLanes) {
+    column_tile<Type, M, 1>(x, ldx, b + j, ldb, n - j, k, accumulate, addend_at(j), lda, y + j, ldy);
+  }
+}
+
+template <FloatType Type>
+void column_tiles_of_rows(
+    const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
+    bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
+    column_tiles<Type, decltype(rows)::value>(
+        x + first * ldx, ldx, b, ldb, n, k, accumulate, addend == nullptr ? nullptr : addend + first * lda, lda,
+        y + first * ldy, ldy);
+  });
+}
+
 template <FloatType Type>
 void multiply_columns_of(
-    const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate, float* y,
-    ptrdiff_t ldy) {
-  const auto* b = static_cast<const typename Elements<Type>::Element*>(matrix);
-  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
-    constexpr int M = decltype(rows)::value;
-    constexpr int V = column_vectors(M);
-    const float* xs = x + first * ldx;
-    float* ys = y + first * ldy;
-    int j = 0;
-    for (; j + V * kLanes <= n; j += V * kLanes) {
-      column_tile<Type, M, V>(xs, ldx, b + j, ldb, V * kLanes, k, accumulate, ys + j, ldy);
+    const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate,
+    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
+  typedef typename Elements<Type>::Element Element;
+  const auto* b = static_cast<const Element*>(matrix);
+  if (m < kManyColumnTiles * kColumnTileRows || k > kMaxCopiedDepth) {
+    return column_tiles_of_rows<Type>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
+  }
+  constexpr int width = column_vectors(kColumnTileRows) * kLanes;
+  alignas(64) Element copy[kMaxCopiedDepth * width];
+  for (int j = 0; j < n; j += width) {
+    const int columns = n - j < width ? n - j : width;
+    for (int i = 0; i < k; ++i) {
+      __builtin_memcpy(copy + i * width, b + i * ldb + j, columns * sizeof(Element));
     }
-    for (; j < n; j += kLanes) {
-      column_tile<Type, M, 1>(xs, ldx, b + j, ldb, n - j, k, accumulate, ys + j, ldy);
-    }
-  });
+    column_tiles_of_rows<Type>(
+        x, ldx, m, copy, width, columns, k, accumulate, addend == nullptr ? nullptr : addend + j, lda, y + j, ldy);
+  }
+}
+
+int column_panel_width(int rows) {
+  return column_vectors(rows < kColumnTileRows ? rows : kColumnTileRows) * kLanes;
 }
 
 void multiply_columns(
     const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k, bool accumulate,
-    float* y, ptrdiff_t ldy) {
+    const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   switch (type) {
     case FloatType::float16:
-      return multiply_columns_of<FloatType::float16>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+      return multiply_columns_of<FloatType::float16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
     case FloatType::bfloat16:
-      return multiply_columns_of<FloatType::bfloat16>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+      return multiply_columns_of<FloatType::bfloat16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
     default:
-      return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, y, ldy);
+      return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
   }
 }
 

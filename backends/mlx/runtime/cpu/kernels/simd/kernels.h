@@ -71,10 +71,13 @@ struct Kernels {
       FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
       ptrdiff_t ldy);
 
-  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`: float32, float16 or bfloat16.
+  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`: float32, float16 or bfloat16. Then adds
+  // `addend` [m, n], with the distance lda between rows, unless it is null.
   void (*multiply_columns)(
       const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
-      bool accumulate, float* y, ptrdiff_t ldy);
+      bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
+  // The number of columns that multiply_columns computes together for this number of rows of x.
+  int (*column_panel_width)(int rows);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
@@ -101,6 +104,11 @@ struct Kernels {
   // y[i] = x[i] for i < count. Rounds float32 to the nearest value of `type`, float16 or bfloat16; ties to even.
   void (*narrow)(const float* x, FloatType type, uint16_t* y, ptrdiff_t count);
 
+  // y = a + b, y = a - b, y = a * b and y = max(a, b), element by element. The maximum of a NaN and any number is NaN.
+  void (*add)(const float* a, const float* b, float* y, ptrdiff_t count);
+  void (*subtract)(const float* a, const float* b, float* y, ptrdiff_t count);
+  void (*multiply)(const float* a, const float* b, float* y, ptrdiff_t count);
+  void (*maximum)(const float* a, const float* b, float* y, ptrdiff_t count);
   // y = x / (1 + exp(-x)), y = 1 / (1 + exp(-x)) and y = tanh(x).
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   void (*sigmoid)(const float* x, float* y, ptrdiff_t count);

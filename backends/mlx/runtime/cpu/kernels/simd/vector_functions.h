@@ -1,4 +1,4 @@
-// Functions of vectors: SiLU, sigmoid, tanh, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says
+// Functions of vectors: sums, products, SiLU, sigmoid, tanh, the exponentials of softmax, RMSNorm and rotary embedding. kernels.h says
 // what each of them computes. Part of kernels.cpp.
 #pragma once
 
@@ -43,6 +43,34 @@ inline void map(const float* x, float* y, ptrdiff_t count, const Function& funct
     const Floats v = function(load_partial<Floats>(x + i, static_cast<int>(count - i)));
     __builtin_memcpy(y + i, &v, (count - i) * sizeof(float));
   }
+}
+
+// y[i] = function(a[i], b[i]) for i < count.
+template <typename Function>
+inline void map(const float* a, const float* b, float* y, ptrdiff_t count, const Function& function) {
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store(function(load<Floats>(a + i), load<Floats>(b + i)), y + i);
+  }
+  if (const int left = static_cast<int>(count - i); left > 0) {
+    store_partial(function(load_partial<Floats>(a + i, left), load_partial<Floats>(b + i, left)), y + i, left);
+  }
+}
+
+void add(const float* a, const float* b, float* y, ptrdiff_t count) {
+  map(a, b, y, count, [](Floats a, Floats b) { return a + b; });
+}
+
+void subtract(const float* a, const float* b, float* y, ptrdiff_t count) {
+  map(a, b, y, count, [](Floats a, Floats b) { return a - b; });
+}
+
+void multiply(const float* a, const float* b, float* y, ptrdiff_t count) {
+  map(a, b, y, count, [](Floats a, Floats b) { return a * b; });
+}
+
+void maximum(const float* a, const float* b, float* y, ptrdiff_t count) {
+  map(a, b, y, count, [](Floats a, Floats b) { return a > b || a != a ? a : b; });
 }
 
 void silu(const float* x, float* y, ptrdiff_t count) {

@@ -1,0 +1,28 @@
+// One elementwise operation of a sequence that is computed at once: see executorch_mlx_elementwise_steps() in blas.h.
+#pragma once
+
+#include <cstdint>
+
+namespace executorch_mlx {
+
+enum class Elementwise : uint8_t { add, subtract, multiply, maximum, sigmoid, silu, tanh, copy };
+
+constexpr bool is_binary(Elementwise operation) {
+  return operation <= Elementwise::maximum;
+}
+
+// Rows of float32 numbers. The numbers of a row lie in memory without gaps.
+struct Rows {
+  const float* data;
+  int64_t stride;  // the distance between rows in elements; 0 if all rows are the same
+};
+
+struct ElementwiseStep {
+  Elementwise operation;
+  Rows a;
+  Rows b;  // only for binary operations
+  float* y;  // [rows, width], contiguous
+  int64_t width;
+};
+
+} // namespace executorch_mlx
