@@ -62,7 +62,7 @@ Who was the first president of the United States?""".splitlines()
 
 
 def docstrings() -> str:
-    """Return the docstrings of the public functions and classes of `MODULES`, as one text."""
+    """Return the longer docstrings of the public functions and classes that `MODULES` define, as one text."""
     parts = []
     for name in MODULES:
         for key, value in sorted(vars(importlib.import_module(name)).items()):

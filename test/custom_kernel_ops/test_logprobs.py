@@ -16,10 +16,11 @@ class Both(torch.nn.Module):
 
 
 @functools.cache
-def _program(shape, dtype, enabled):
+def _program(shape, dtype, enabled_shape):
     from executorch_mlx import Runtime
 
-    inputs = torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], dtype=torch.int64), torch.zeros(enabled).long()
+    tokens, enabled = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(enabled_shape, dtype=torch.int64)
+    inputs = torch.zeros(shape, dtype=dtype), tokens, enabled
     loaded = Runtime.get().load_program(lower(Both(), inputs).buffer)
     method = loaded.load_method("forward")
     return lambda inputs, loaded=loaded: [t.clone() for t in method.execute(inputs)]

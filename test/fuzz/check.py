@@ -25,7 +25,7 @@ class WrongAnswer(AssertionError):
 
 @dataclass
 class Counts:
-    """The numbers of generated programs, of those that were compared, and of those that were not, by reason."""
+    """The number of programs that eager torch runs, of those compared, and of those not compared, by reason."""
 
     programs: int = 0
     compared: int = 0
@@ -47,8 +47,8 @@ def check(
 ) -> None:
     """Compile and run programs, and compare them with eager torch.
 
-    Each failure is narrowed down to one program, whose source is added to the message. With `report`, this function is
-    called with each failure. Without it, the first failure is raised. The numbers of programs are added to `counts`.
+    Each failure is narrowed down to one program, whose source is added to the message. `report` is called
+    with each failure. Without `report`, the first failure is raised. The numbers of programs are added to `counts`.
     """
     counts = counts if counts is not None else Counts()
     programs = [p for p in programs if _runs(p)]

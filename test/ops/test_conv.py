@@ -8,7 +8,7 @@ F32_ONLY = (f32,)
 N = Dyn("n", 3, also=(1, 5))
 L = Dyn("l", 9, also=(7, 12), min=6)
 
-FORWARD = [
+NOT_TRANSPOSED = [
     row("convolution/1d", F.conv1d, cases=[
         (floats(2, 4, 9), floats(6, 4, 3), floats(6)), (floats(2, 4, 9), floats(6, 2, 3), None, 2, 1, 2, 2),
         (floats(4, 9), floats(4, 1, 2), floats(4), 1, "same", 3, 4), (floats(0, 4, 9), floats(6, 4, 3))],
@@ -49,6 +49,6 @@ MODULES = [
         dtypes=F32_ONLY, loose=4),
 ]
 
-ROWS = [*FORWARD, *TRANSPOSED, *MODULES]
+ROWS = [*NOT_TRANSPOSED, *TRANSPOSED, *MODULES]
 
 test_op_row = pytest_function(ROWS)

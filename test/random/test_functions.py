@@ -22,7 +22,7 @@ def test_rand_equals_mlx(dtype, seed):
 
 
 class Draws(torch.nn.Module):
-    """Every function, with the seed of the caller. `x` [N, 4] has the sizes."""
+    """Every function with the seed of the caller, and one with a fixed seed. N of `x` [N, 4] sets the sizes."""
 
     def forward(self, x, seed):
         n = x.shape[0]
@@ -103,7 +103,7 @@ def test_multinomial_without_replacement_repeats_no_index():
 
 
 def test_the_winners_of_a_race_are_not_tied():
-    """With 100,000 equal weights, the smallest times come from the smallest words. Equal times would prefer low indices."""
+    """Among many equal weights, the smallest words win. Their times are distinct: a tie would go to the lower index."""
     words = torch.tensor([1000, 5, 3, 999, 4, 2**32 - 1]).to(torch.uint32)
     assert race(words, torch.ones(6), 6).tolist() == [2, 4, 1, 3, 0, 5]
 

@@ -98,7 +98,7 @@ def test_moonshine_gives_the_tokens_of_transformers(moonshine):
 
 
 def test_moonshine_streaming_gives_the_tokens_of_transformers(streaming):
-    """The reference gets the mask of the feature extractor. Without a mask, its encoder would not apply the windows."""
+    """The reference gets the mask of the feature extractor. Without it, its encoder would use full attention."""
     for count in (16_000, 8_030, 640):
         samples = noise(count, seed=count)
         whole, padded = count // 80 * 80, -(-count // 80) * 80
@@ -108,7 +108,7 @@ def test_moonshine_streaming_gives_the_tokens_of_transformers(streaming):
         assert streaming.tokens(samples) == reference(streaming, input_values=values, attention_mask=mask), count
 
 
-def test_each_method_is_one_delegate_and_only_encode_computes_the_cross_attention(whisper, moonshine, streaming):
+def test_each_method_is_one_delegate_and_only_encode_has_the_cross_attention_keys(whisper, moonshine, streaming):
     for exported in (whisper, moonshine, streaming):
         assert exported.exported.report.refused == ()
         contents = read_pte(exported.path)

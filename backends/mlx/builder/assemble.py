@@ -133,8 +133,8 @@ class _Assembler:
     def _store_constants(self, slots: list[TensorSlot]) -> dict[TensorSlot, TensorSlot]:
         """Add the tensors of `slots` to `self.constants`. Returns a map from each slot to the slot that stands for it.
 
-        Of slots with equal tensors, the first one stands for all, and only its tensor is stored. Its name becomes
-        the key of the tensor.
+        Of slots with equal tensors, the first one stands for all, and only its tensor is stored. This slot is renamed
+        to the key of the tensor.
         """
         first: dict[str, TensorSlot] = {}
         originals = {}

@@ -72,9 +72,9 @@ def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bo
 
 
 def _number(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
-    """Returns the 0-d tensor that export made of a Python number, or None if the input is no such tensor.
+    """Returns the 0-d tensor of a constant or buffer, or None if the input is no such tensor.
 
-    Export stores the tensor of a Python number as a constant or a non-persistent buffer.
+    Export makes such a tensor of a Python number.
     """
     if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
         return None

@@ -24,8 +24,8 @@ namespace {
 constexpr size_t kMaxAddresses = 32;
 constexpr double kAnswerSeconds = 10; // for a connection, and for a handshake
 constexpr auto kStartTime = std::chrono::seconds(60); // for all processes to connect
-// How long a process waits for the others after a call that failed somewhere. Processes that have succeeded may wait for
-// the failed one forever.
+// How long a process waits for the others after a call has failed in one of them. Without a limit, a process that is
+// still in the call would wait forever for data of the failed process.
 constexpr auto kFailureTime = std::chrono::seconds(10);
 constexpr uint64_t kMaxMessage = 1 << 30;
 
@@ -110,7 +110,7 @@ Group::Group(const TensorParallel& part, const std::string& path) {
   check(
       executorch_mlx_group(&rank_, &size_) == 0, EXECUTORCH_MLX_FAILED, path,
       ": cannot join the group of processes, see the log for details");
-  // The processes of a larger group tell each other what is wrong.
+  // Other errors need more than one process: connect() reports them to all.
   check_argument(
       size_ > 1, path, ": part ", part.rank, " of a model for ", part.size, " processes, but this process is alone: start ",
       part.size, " processes, for instance with executorch-mlx run --hosts");
@@ -242,7 +242,7 @@ void Group::wait_for_results(bool result) {
   if (result) {
     changed_.wait(lock, is_complete);
   } else if (!changed_.wait_for(lock, kFailureTime, is_complete)) {
-    die("a call failed in this process only");
+    die("a call failed in this process, and another process has not ended the call");
   }
   for (int rank = 1; rank < size_; ++rank) {
     if (results_[rank].front() != result) {

@@ -292,7 +292,7 @@ def dequantize(n, env):
 def _dequantized_dtype(n, env) -> str:
     """Returns the dtype that the node names. If it names none, returns the dtype of the scales.
 
-    The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes. Their default is bfloat16.
+    The scales of the modes "mxfp4", "mxfp8" and "nvfp4" are bytes. These modes return bfloat16 by default.
     """
     if n.dtype is not None:
         return dtype_name(n.dtype)

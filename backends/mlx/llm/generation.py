@@ -146,7 +146,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
             try:
                 event = self._request.events.get_nowait()
             except Empty:
-                await self._request.event()
+                await self._request.wait_for_event()
                 continue
             token = self._take(event)
             if token is not None:
@@ -209,7 +209,7 @@ class Event:
     top_logprobs: tuple[tuple[int, float], ...]
 
 
-_requests: dict[int, Request] = {}  # the requests that run, by the key that the engine passes to the callbacks
+_requests: dict[int, Request] = {}  # those that have not ended, by the key that the engine passes to the callbacks
 _keys = itertools.count(1)
 
 
@@ -260,12 +260,12 @@ class Request:
         self._leave()
 
     def _leave(self) -> None:
-        """Note that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
+        """Record that one of the two parties no longer needs the request. The second call frees it. pop() is atomic."""
         self._parties.pop()
         if not self._parties:
             self._library.request_free(self._handle)
 
-    async def event(self) -> None:
+    async def wait_for_event(self) -> None:
         """Wait until `events` may have another event."""
         import asyncio
 

@@ -10,7 +10,10 @@ aten = torch.ops.aten
 
 
 def _range(x, low, high):
-    """Returns the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal."""
+    """Returns the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal.
+
+    If the extrema are equal too, the edges are 1 below and above them.
+    """
     if low != high:
         return torch.full((), low, dtype=x.dtype), torch.full((), high, dtype=x.dtype)
     low, high = x.min(), x.max()

@@ -12,7 +12,7 @@ from ..builder.registry import REGISTRY
 aten = torch.ops.aten
 
 
-def _step(a, b, index):
+def _step(a, b, step):
     """Replaces (a, b) by (b, a mod b), unless b is 0."""
     done = b == 0
     remainder = torch.remainder(a, torch.where(done, 1, b))
@@ -31,8 +31,9 @@ def gcd(P, self, other):
     dtype = P.out.dtype
     # Consecutive Fibonacci numbers need the most steps, and they grow by the golden ratio.
     steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
-    index = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
-    return fold(P, _step, P.trace(_magnitudes(dtype), self, other), [index])[0]
+    # The loop runs once for each element. The values are not used.
+    iterations = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
+    return fold(P, _step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
 
 
 @REGISTRY.lower(aten.lcm.default)

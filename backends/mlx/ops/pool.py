@@ -248,18 +248,18 @@ def _avg_pool(x, tables, windows, divisors, divisor_override):
     """Returns the mean of each window. The sums are float32, as in torch, and are divided once at the end."""
     total = x.float() if x.is_floating_point() else x
     product = 1
-    for axis, table, window, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
-        if window.count is None:
+    for axis, table, pooled, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
+        if pooled.count is None:
             extent = x.shape[axis]
-            indices, inside, _ = window.pooling.dynamic_windows(extent)
-            table, divisor = torch.where(inside, indices, extent), window.pooling.dynamic_divisors(extent)
+            indices, inside, _ = pooled.pooling.dynamic_windows(extent)
+            table, divisor = torch.where(inside, indices, extent), pooled.pooling.dynamic_divisors(extent)
         elif divisor is None:
             divisor = x.shape[axis]
         if table is not None:
             # Append a zero, which indices in the padding read.
             zero = torch.zeros_like(total.narrow(axis, 0, 1))
             total = torch.cat([total, zero], axis)
-        total = _gather(total, axis, table, window.count).sum(axis)
+        total = _gather(total, axis, table, pooled.count).sum(axis)
         if isinstance(divisor, torch.Tensor):
             divisor = divisor.to(torch.float32).reshape(-1, *[1] * (-axis - 1))
         product = divisor * product

@@ -105,7 +105,7 @@ inline bool is_half(mx::Dtype dtype) {
 }
 
 // True for signed integer dtypes, and false for float dtypes.
-inline bool is_signed(mx::Dtype dtype) {
+inline bool is_signed_integer(mx::Dtype dtype) {
   return mx::issubdtype(dtype, mx::signedinteger);
 }
 

@@ -57,7 +57,7 @@ bool can_view(const mx::array& x) {
 
 // Returns the strides of a view of x with another shape, or nullopt if there is no such view. Divides the axes of x and
 // those of the shape into runs, so that the nth runs of both have the same number of elements. If the elements of a run
-// of x have the same distance in memory, the run can be divided into other axes.
+// of x are evenly spaced in memory, the run can be divided into other axes.
 std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::Shape& shape) {
   mx::Strides strides(shape.size(), 1);
   size_t i = 0;

@@ -91,8 +91,8 @@ inline bool is_safe_divisor(const mx::array& b) {
 }
 
 // Op is mx::floor_divide or mx::remainder. For integers, the graph replaces divisors of 0 and -1 by 1, unless b is
-// known to contain none, and corrects the results: for a divisor of 0 to 0, and for a divisor of -1 to the quotient -a
-// or the remainder 0.
+// known to contain none. It then sets the result to 0 where the divisor is 0. Where the divisor is -1, the quotient is
+// set to -a, and the remainder is 0.
 template <BinaryOp Op>
 mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   constexpr bool kQuotient = Op == static_cast<BinaryOp>(mx::floor_divide);
@@ -103,7 +103,7 @@ mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDe
   const auto one = mx::array(1, b.dtype());
   const auto zero = mx::array(0, b.dtype());
   const auto is_zero = mx::equal(b, zero, s);
-  if (!is_signed(dtype)) {
+  if (!is_signed_integer(dtype)) {
     return mx::where(is_zero, mx::array(0, dtype), Op(a, mx::where(is_zero, one, b, s), s), s);
   }
   const auto is_minus_one = mx::equal(b, mx::array(-1, b.dtype()), s);
@@ -116,7 +116,7 @@ mx::array divide_integers(const mx::array& a, const mx::array& b, mx::StreamOrDe
 // results as torch: 0, unless the base is 1 or -1.
 inline mx::array power(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
   const auto dtype = mx::promote_types(a.dtype(), b.dtype());
-  if (!is_signed(dtype) || !is_signed(b.dtype())) {
+  if (!is_signed_integer(dtype) || !is_signed_integer(b.dtype())) {
     return mx::power(a, b, s);
   }
   const auto zero = mx::array(0, dtype);

@@ -28,13 +28,13 @@ inline mx::array bounded_indices(
     return indices;
   }
   // If no value of the dtype can reach `length`, there is nothing to clamp from above.
-  const int bits = static_cast<int>(indices.itemsize()) * 8 - is_signed(dtype);
+  const int bits = static_cast<int>(indices.itemsize()) * 8 - is_signed_integer(dtype);
   const bool all_below = bits < 31 && length > (int64_t{1} << bits);
   mx::array result = indices;
   if (!all_below) {
     result = mx::minimum(result, mx::array(length - 1, dtype), c.stream);
   }
-  if (is_signed(dtype) && !(all_below && from_end)) {
+  if (is_signed_integer(dtype) && !(all_below && from_end)) {
     result = mx::maximum(result, mx::array(lowest, dtype), c.stream);
   }
   return result;

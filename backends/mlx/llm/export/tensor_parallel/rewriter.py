@@ -61,7 +61,10 @@ def part_of(tensor: torch.Tensor, split: TensorSplit, rank: int, processes: int)
 
 
 class Rewriter:
-    """A copy of a graph for the process `rank` of `processes`. Its methods take nodes of the original graph."""
+    """A copy of a graph for the process `rank` of `processes`.
+
+    Its methods take nodes of the original graph, except for new inputs.
+    """
 
     def __init__(self, graph: torch.fx.Graph, rank: int, processes: int):
         self.graph, self.rank, self.processes = torch.fx.Graph(), rank, processes
@@ -109,7 +112,10 @@ class Rewriter:
         self[node].target, self[node].args = aten.split_with_sizes.default, (self[node].args[0], list(sizes), dim)
 
     def _after(self, node: _NODE, build) -> None:
-        """Replace all uses of `node` by the last node that `build(call, node)` makes with `call(target, *args)`."""
+        """Add nodes after `node`, and replace all uses of `node` by the node that `build` returns.
+
+        `build(call, copy)` gets the copy of `node`, and a function that adds a node: `call(target, *args)` returns it.
+        """
         new = self[node]
         users = list(new.users)
         last = new
