@@ -28,14 +28,18 @@ def main() -> None:
     for length in PREFILLS:
         prefill(length)
         result[f"prefill {length}"] = length / min(prefill(length) for _ in range(REPEATS))
-    for length in CONTEXTS:
-        for kind, parameters in (("greedy", {"temperature": 0.0}), ("sampled", SAMPLED)):
-            speeds = []
-            for _ in range(REPEATS):
-                answer = llm.generate(prompt[:length], max_new_tokens=STEPS, **parameters, **options)
-                ends = [time.perf_counter() for _ in answer]
-                speeds.append((len(ends) - 11) / (ends[-1] - ends[10]))
-            result[f"decode at {length}, {kind}"] = max(speeds)
+    for overlap in (True, False):
+        llm.close()
+        llm = LLM.load(sys.argv[1], reuse_prompts=False, overlap=overlap)
+        for length in CONTEXTS:
+            for kind, parameters in (("greedy", {"temperature": 0.0}), ("sampled", SAMPLED)):
+                speeds = []
+                for _ in range(REPEATS):
+                    answer = llm.generate(prompt[:length], max_new_tokens=STEPS, **parameters, **options)
+                    ends = [time.perf_counter() for _ in answer]
+                    speeds.append((len(ends) - 11) / (ends[-1] - ends[10]))
+                name = f"decode at {length}" if overlap else f"no overlap, {length}"
+                result[f"{name}, {kind}"] = max(speeds)
     result["host peak, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(result))
 

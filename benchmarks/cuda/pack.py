@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import fused
 import sampler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,7 @@ cuda=$(python3 -c 'import glob, sysconfig; print(":".join(glob.glob(sysconfig.ge
 export LD_LIBRARY_PATH="$root/lib:$root/site/executorch/lib:$root/site/mlx/lib:$cuda:$LD_LIBRARY_PATH"
 export PYTHONPATH="$root/package:$root/site" EXECUTORCH_MLX_BUILD="$root/lib" PYTHONUNBUFFERED=1
 [ $# -gt 0 ] || python3 "$root/cuda/sampler.py" "$root/programs/sampler.pte"
+[ $# -gt 0 ] || python3 "$root/cuda/fused.py" "$root/programs"
 exec python3 "$root/cuda/run.py" --root "$root" "$@"
 """
 
@@ -94,6 +96,7 @@ def pack(root: Path, options: argparse.Namespace) -> None:
     shutil.copy(ROOT / "benchmarks/tensor_parallel.py", root / "cuda")
     (root / "programs").mkdir()
     sampler.export(str(root / "programs/sampler.pte"))
+    fused.export(root / "programs")
     for program in options.program:
         write_without_weights(program, root / "programs")
 

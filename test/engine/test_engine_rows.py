@@ -66,6 +66,8 @@ def alone(path):
         ({"reuse_prompts": False}, {"draft": 0}),
         ({"chunk": 3}, {"draft": 0}),
         ({"chunk": 7, "chunk_seconds": 1e-9}, {"draft": 5}),
+        ({"overlap": 1}, {}),
+        ({"overlap": 1, "chunk": 3}, {"draft": 0}),
     ],
     ids=str,
 )

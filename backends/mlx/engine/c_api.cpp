@@ -238,6 +238,7 @@ executorch_mlx_status executorch_mlx_engine_create(
     check_argument(o.queue_limit >= 0, "queue_limit: got ", o.queue_limit, ", expected at least 0");
     check_argument(o.chunk >= 0, "chunk: got ", o.chunk, ", expected at least 0");
     check_argument(o.chunk_seconds >= 0, "chunk_seconds: got ", o.chunk_seconds, ", expected at least 0");
+    check_argument(-1 <= o.overlap && o.overlap <= 1, "overlap: got ", o.overlap, ", expected -1, 0 or 1");
     const TensorParallel& part = model->program->metadata().part;
     check_argument(
         part.rank == 0, "model: part ", part.rank, " of ", part.size,

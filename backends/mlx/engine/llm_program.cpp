@@ -233,13 +233,35 @@ std::vector<Drawn> LlmProgram::read_drawn(
   return drawn;
 }
 
+bool LlmProgram::wants_logprobs(std::span<const RowTask> tasks) const {
+  const auto wants = [](const RowTask& task) { return task.wants_logprobs; };
+  return metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), wants);
+}
+
 std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
   Method& method = tasks.size() == 1 ? *draw_ : *decode_;
   const auto outputs = method.run(tasks);
-  const auto wants_logprobs = [](const RowTask& task) { return task.wants_logprobs; };
-  const bool has_logprobs = metadata_.logprobs > 0 && std::any_of(tasks.begin(), tasks.end(), wants_logprobs);
   const size_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
-  return read_drawn(method, outputs, expected, tasks.size(), has_logprobs);
+  return read_drawn(method, outputs, expected, tasks.size(), wants_logprobs(tasks));
+}
+
+bool LlmProgram::can_defer() const {
+  const auto is_one_mlx_call = [](const auto& method) { return method == nullptr || method->is_one_mlx_call(); };
+  return draw_ != nullptr && is_one_mlx_call(draw_) && is_one_mlx_call(decode_) && group_ == nullptr &&
+      tracer_ == nullptr && metadata_.max_rewind > 0;
+}
+
+PendingDraw LlmProgram::submit_draw(
+    std::span<const RowTask> tasks, const PendingDraw* source, std::span<const size_t> sources) {
+  Method& method = tasks.size() == 1 ? *draw_ : *decode_;
+  Outputs outputs = method.submit(tasks, source == nullptr ? nullptr : &source->outputs, sources);
+  return {&method, std::move(outputs), tasks.size(), wants_logprobs(tasks)};
+}
+
+std::vector<Drawn> LlmProgram::finish_draw(PendingDraw& draw) const {
+  draw.method->finish(draw.outputs);
+  const size_t expected = draw.count == 1 ? 1 : metadata_.rows;
+  return read_drawn(*draw.method, draw.outputs.values, expected, draw.count, draw.has_logprobs);
 }
 
 int64_t LlmProgram::draft(const RowTask& task) {

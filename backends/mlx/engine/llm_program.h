@@ -27,6 +27,19 @@ struct Drawn {
   std::vector<float> top_logprobs = {};
 };
 
+// A call that draws tokens, which the device may still compute.
+struct PendingDraw {
+  const Method* method;
+  Outputs outputs;
+  size_t count; // of tasks
+  bool has_logprobs;
+
+  // Whether another call can take its tokens on the device. If not, the tokens are there already.
+  bool can_be_source() const {
+    return outputs.pending != nullptr;
+  }
+};
+
 class LlmProgram {
  public:
   // Loads and validates the file. `device` is "cpu", "gpu" or "" for the default. Throws EngineError.
@@ -75,6 +88,17 @@ class LlmProgram {
   // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the same
   // row.
   std::vector<Drawn> draw(std::span<const RowTask> tasks);
+
+  // Whether submit_draw() can return before the tokens are drawn, and a draw that is not wanted does no harm.
+  bool can_defer() const;
+
+  // Like draw(), but returns as soon as the device has its work. With `source`, an earlier call that can be one, the
+  // token of task i is the one that `source` draws for its task sources[i]; task i then has one token, which is not used.
+  PendingDraw submit_draw(
+      std::span<const RowTask> tasks, const PendingDraw* source = nullptr, std::span<const size_t> sources = {});
+
+  // Waits for the tokens and returns them.
+  std::vector<Drawn> finish_draw(PendingDraw& draw) const;
 
   // Whether the program has a head for multi-token prediction.
   bool has_draft() const {
@@ -125,6 +149,7 @@ class LlmProgram {
   // Of `verify`: tokens, target_logprobs, logprob, top_tokens and top_logprobs.
   static constexpr size_t kVerifyOutputs = 5;
 
+  bool wants_logprobs(std::span<const RowTask> tasks) const;
   bool repeat(std::span<const char> message);
   std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t tasks = 1);
   std::vector<Drawn> read_drawn(

@@ -212,6 +212,32 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   return std::move(*outputs);
 }
 
+Outputs Method::submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources) {
+  check(source == nullptr || source->pending, EXECUTORCH_MLX_FAILED, name_, ": the source of the tokens is not pending");
+  std::vector<int64_t> elements;
+  for (int64_t i = 0; source != nullptr && i < max_tasks_; ++i) {
+    elements.push_back(static_cast<int64_t>(sources[i < static_cast<int64_t>(sources.size()) ? i : 0]));
+  }
+  const void* const tokens = source == nullptr ? nullptr : source->values[0].toTensor().const_data_ptr();
+  load(); // no call of the delegate may come between the next two lines
+  executorch_mlx_defer(source == nullptr ? nullptr : source->pending.get(), tokens, elements.data(), elements.size());
+  Outputs outputs;
+  try {
+    outputs.values = run(tasks);
+  } catch (...) {
+    executorch_mlx_deferred_free(executorch_mlx_deferred_take());
+    throw;
+  }
+  outputs.pending.reset(executorch_mlx_deferred_take());
+  return outputs;
+}
+
+void Method::finish(Outputs& outputs) const {
+  if (const auto pending = std::move(outputs.pending)) {
+    check_ok(static_cast<Error>(executorch_mlx_deferred_finish(pending.get())), name_, ": ");
+  }
+}
+
 // The name of the method, ended by a zero byte, the number of tokens and the bytes of the inputs.
 std::vector<char> Method::inputs_of_call() const {
   std::vector<char> message(name_.begin(), name_.end());

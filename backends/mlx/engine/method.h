@@ -3,8 +3,10 @@
 
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor_ptr.h>
+#include <executorch_mlx/deferred.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +32,17 @@ struct RowTask {
   std::span<const int64_t> targets = {}; // of `verify`: the tokens whose log probability is wanted, one after each
                                          // of `tokens`; empty: none
   bool timestamps = false; // whether timestamps may be drawn
+};
+
+// The outputs of a call. With `pending`, the device may still compute them.
+struct Outputs {
+  struct Free {
+    void operator()(executorch_mlx_deferred* call) const {
+      executorch_mlx_deferred_free(call);
+    }
+  };
+  std::vector<executorch::runtime::EValue> values;
+  std::unique_ptr<executorch_mlx_deferred, Free> pending;
 };
 
 class Method {
@@ -69,6 +82,13 @@ class Method {
   // Runs the method for 1 to max_tasks tasks. If there are fewer, copies of the first one fill the rest. Returns the
   // outputs, whose memory is valid until the next call. Throws EngineError.
   std::vector<executorch::runtime::EValue> run(std::span<const RowTask> tasks);
+
+  // Like run(), but may return before the outputs are computed. With `source`, a pending call of this or another method,
+  // the token of task i is sources[i] of the first output of `source`; each task then has one token, which is not used.
+  Outputs submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources);
+
+  // Waits until the outputs are computed. Throws EngineError.
+  void finish(Outputs& outputs) const;
 
   // Makes a call that process 0 of the group makes: `inputs` are what inputs_of_call() returned there. Throws EngineError.
   void repeat(std::span<const char> inputs);

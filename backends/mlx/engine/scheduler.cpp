@@ -1,6 +1,8 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <utility>
 
 #include "check.h"
@@ -24,7 +26,10 @@ double seconds_since(Clock::time_point begin) {
 } // namespace
 
 Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_mlx_engine_options& options)
-    : program_(program), options_(options), rows_(program, options.reuse_prompts) {
+    : program_(program),
+      options_(options),
+      rows_(program, options.reuse_prompts),
+      overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()) {
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
   } else if (program.has_draft()) {
@@ -82,6 +87,7 @@ void Scheduler::loop() {
   for (const auto& request : Requests(running_)) {
     end(request, EXECUTORCH_MLX_CANCELLED);
   }
+  finish_pending();
   std::unique_lock lock(mutex_);
   while (!queue_.empty()) {
     const auto request = std::move(queue_.front());
@@ -113,6 +119,9 @@ void Scheduler::end_cancelled() {
   for (const auto& request : cancelled) {
     end(request, EXECUTORCH_MLX_CANCELLED);
   }
+  if (running_.empty()) {
+    finish_pending();
+  }
 }
 
 // Gives a row to the first of the waiting requests with the highest priority, unless a prompt is being processed.
@@ -135,6 +144,7 @@ void Scheduler::begin_next() {
     queue_.erase(next);
     ++stats_.running;
   }
+  finish_pending(); // rows may be copied
   // A call needs at least one token, so that the last one of a prompt is never reused for an answer.
   const auto length = static_cast<int64_t>(request->ids.size());
   Row* row = nullptr;
@@ -157,6 +167,7 @@ void Scheduler::advance_prompt() {
     return;
   }
   const auto request = *found;
+  finish_pending();
   guarded({request}, [&] {
     encode(*request);
     // The work may add tokens to the row.
@@ -223,6 +234,12 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
 
 // Draws the next token of all answers that run, or several of those for which speculation pays.
 void Scheduler::step() {
+  if (!pending_.empty()) {
+    may_follow_pending() ? advance_pending() : finish_pending();
+    if (!pending_.empty()) {
+      return;
+    }
+  }
   Requests head, host;
   for (const auto& request : running_) {
     if (request->is_decoding) {
@@ -240,11 +257,12 @@ void Scheduler::step() {
     return true;
   });
   const bool one_by_one = costs_.prefers_single_steps(head.size());
-  for (size_t i = 0; one_by_one && i < head.size(); ++i) {
-    draw({&head[i], 1});
-  }
-  if (!one_by_one && !head.empty()) {
-    draw(head);
+  const auto overlaps = [this](const auto& request) { return can_overlap(*request); };
+  const bool is_pending = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
+  const size_t group = one_by_one ? 1 : head.size();
+  for (size_t i = 0; i < head.size(); i += group) {
+    const Requests requests(head.begin() + i, head.begin() + i + group);
+    is_pending ? guarded(requests, [&] { pending_.push_back(submit(requests)); }) : draw(requests);
   }
   for (auto& [request, draft] : drafts) {
     verify(request, std::move(draft));
@@ -254,6 +272,121 @@ void Scheduler::step() {
   }
   for (const auto& request : host) {
     draw({&request, 1});
+  }
+}
+
+// Whether the steps of this request may be submitted before the host knows the tokens of the steps before them.
+bool Scheduler::can_overlap(const Request& request) const {
+  const RequestOptions& options = request.options;
+  return overlaps_ && !request.samples_on_host && options.allowed_tokens == nullptr &&
+      !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
+}
+
+// Whether another draw follows the pending one of this request, unless that one ends the answer.
+bool Scheduler::needs_draw_after_pending(const Request& request) const {
+  if (request.is_over()) {
+    return false;
+  }
+  const auto generated = static_cast<int64_t>(request.ids.size() - request.options.prompt.size());
+  const auto position = static_cast<int64_t>(request.row->ids.size()) + 1;
+  const int64_t most = request.options.max_new_tokens;
+  return (most == 0 || generated + 1 < most) && position < program_.metadata().max_context_len;
+}
+
+// Whether the next step consists of the same calls as the pending one, or of those without the requests that end there.
+bool Scheduler::may_follow_pending() {
+  const size_t running =
+      std::count_if(running_.begin(), running_.end(), [](const auto& request) { return request->is_decoding; });
+  size_t pending = 0;
+  for (const PendingStep& step : pending_) {
+    if (!step.draw.can_be_source()) {
+      return false;
+    }
+    for (const auto& request : step.requests) {
+      pending += !request->is_over();
+      if (needs_draw_after_pending(*request) && !propose(request, running).tokens.empty()) {
+        return false; // a draft is likely to pay as soon as the pending token is known
+      }
+    }
+  }
+  return pending == running && (running < 2 || costs_.prefers_single_steps(running) == (pending_.size() > 1));
+}
+
+// Submits the calls that follow the pending ones, and takes the tokens of the latter.
+void Scheduler::advance_pending() {
+  for (PendingStep& step : std::exchange(pending_, {})) {
+    Requests requests;
+    std::copy_if(step.requests.begin(), step.requests.end(), std::back_inserter(requests), [this](const auto& request) {
+      return needs_draw_after_pending(*request);
+    });
+    std::optional<PendingStep> next;
+    std::exception_ptr error;
+    try {
+      if (!requests.empty()) {
+        next = submit(requests, &step);
+      }
+    } catch (...) {
+      error = std::current_exception(); // of the requests that the pending token does not end
+    }
+    finish(std::move(step));
+    if (error != nullptr) {
+      guarded(requests, [&] { std::rethrow_exception(error); });
+    }
+    if (next && std::any_of(requests.begin(), requests.end(), [](const auto& request) { return !request->is_over(); })) {
+      pending_.push_back(std::move(*next));
+    } else if (next) {
+      finish(std::move(*next));
+    }
+  }
+}
+
+// Submits the next draw of each request, in one call. With `source`, it follows the draws of these requests there.
+Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* source) {
+  const auto begin = Clock::now();
+  const size_t ahead = source == nullptr ? 0 : 1;
+  std::vector<RowTask> tasks;
+  std::vector<size_t> sources;
+  for (const auto& request : requests) {
+    std::vector<int64_t> no_draft;
+    Row& row = *request->row;
+    RowTask task = request->draw_task(no_draft);
+    task.seed = request->seed_of_draw(ahead);
+    task.tokens = std::span(request->ids).last(1);
+    task.position = static_cast<int64_t>(row.ids.size() + ahead);
+    task.row = row.index;
+    row.written = std::max(row.written, task.position + 1);
+    tasks.push_back(task);
+    if (source != nullptr) {
+      sources.push_back(std::find(source->requests.begin(), source->requests.end(), request) - source->requests.begin());
+    }
+  }
+  PendingDraw draw = program_.submit_draw(tasks, source == nullptr ? nullptr : &source->draw, sources);
+  return {std::move(requests), std::move(draw), begin};
+}
+
+// Waits for the tokens of a call, and takes those of the requests that are not over.
+void Scheduler::finish(PendingStep step) {
+  guarded(step.requests, [&] {
+    const auto drawn = program_.finish_draw(step.draw);
+    const auto now = Clock::now();
+    // Calls run one after the other.
+    const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
+    finished_ = now;
+    step.requests.size() == 1 ? costs_.record_one_row(1, seconds) : costs_.record_all_rows(seconds);
+    count_steps(1, 0, 0, seconds);
+    for (size_t i = 0; i < step.requests.size(); ++i) {
+      const auto& request = step.requests[i];
+      if (!request->is_over()) {
+        const int64_t fed = request->ids.back();
+        take_plain(request, {&fed, 1}, drawn[i]);
+      }
+    }
+  });
+}
+
+void Scheduler::finish_pending() {
+  for (PendingStep& step : std::exchange(pending_, {})) {
+    finish(std::move(step));
   }
 }
 
@@ -360,11 +493,7 @@ void Scheduler::draw(std::span<const std::shared_ptr<Request>> requests) {
   guarded(ready, [&] {
     const auto drawn = run_tasks(ready, tasks);
     for (size_t i = 0; i < ready.size(); ++i) {
-      if (const auto guess = std::exchange(ready[i]->plain_guess, std::nullopt)) {
-        ready[i]->drafter.acceptance(guess->first).learn(1, guess->second == drawn[i].token);
-      }
-      ready[i]->count_call(0, 0);
-      take(ready[i], tasks[i].tokens, drawn[i]);
+      take_plain(ready[i], tasks[i].tokens, drawn[i]);
     }
   });
 }
@@ -416,6 +545,15 @@ void Scheduler::count_steps(int64_t steps, int64_t drafted, int64_t accepted, do
   stats_.drafted_tokens += drafted;
   stats_.accepted_tokens += accepted;
   stats_.busy_seconds += seconds;
+}
+
+// Like take(), after a call without a draft.
+void Scheduler::take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn) {
+  if (const auto guess = std::exchange(request->plain_guess, std::nullopt)) {
+    request->drafter.acceptance(guess->first).learn(1, guess->second == drawn.token);
+  }
+  request->count_call(0, 0);
+  take(request, fed, drawn);
 }
 
 // The tokens `fed` are in the row now, and the token after them is drawn.

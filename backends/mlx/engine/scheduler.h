@@ -2,6 +2,10 @@
 //
 // Between two steps, requests join and leave. A step takes all answers that run by one token. While answers run, the
 // chunks of a new prompt alternate with steps.
+//
+// With overlap, a step is submitted before the tokens of the step before are read, which it takes on the device: the host
+// works while the device does. If a token ends its request, the draw after it is discarded. It has written one position
+// behind the answer, which is overwritten when the row is used again, like that of a rejected draft token.
 #pragma once
 
 #include <condition_variable>
@@ -47,12 +51,26 @@ class Scheduler {
  private:
   using Requests = std::vector<std::shared_ptr<Request>>;
 
+  // A call that draws a token for each request.
+  struct PendingStep {
+    Requests requests; // some may be over: their tokens are discarded
+    PendingDraw draw;
+    Clock::time_point submitted;
+  };
+
   void loop();
   bool wait_for_work();
   void end_cancelled();
   void begin_next();
   void advance_prompt();
   void step();
+  bool can_overlap(const Request& request) const;
+  bool needs_draw_after_pending(const Request& request) const;
+  bool may_follow_pending();
+  void advance_pending();
+  PendingStep submit(Requests requests, const PendingStep* source = nullptr);
+  void finish(PendingStep step);
+  void finish_pending();
   void draw(std::span<const std::shared_ptr<Request>> requests);
   int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
@@ -61,6 +79,7 @@ class Scheduler {
   void encode(Request& request);
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
   int64_t chunk_size() const;
+  void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
   void leave(const std::shared_ptr<Request>& request, bool is_valid);
@@ -74,6 +93,9 @@ class Scheduler {
   // Used only by the thread.
   Rows rows_;
   Requests running_; // those that have a row, in the order in which they began
+  const bool overlaps_;
+  std::vector<PendingStep> pending_; // calls of one step, whose tokens are not read yet
+  Clock::time_point finished_; // the last pending call
   double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none

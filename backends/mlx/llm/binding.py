@@ -41,9 +41,9 @@ class LoadOptions(_Struct):
 class EngineOptions(_Struct):
     _fields_ = [
         ("size", c_size_t), ("queue_limit", c_int64), ("chunk", c_int64), ("chunk_seconds", c_double),
-        ("reuse_prompts", c_bool),
+        ("reuse_prompts", c_bool), ("overlap", c_int64),
     ]  # fmt: skip
-    _defaults_ = {"reuse_prompts": True}
+    _defaults_ = {"reuse_prompts": True, "overlap": -1}
 
 
 class EngineStats(_Struct):

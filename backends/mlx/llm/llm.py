@@ -80,6 +80,7 @@ class LLM:
         chunk: int = 0,
         chunk_seconds: float = 0.0,
         reuse_prompts: bool = True,
+        overlap: bool | None = None,
         hosts: Sequence[str] | None = None,
     ) -> LLM:
         """Load the `.pte` file `path`.
@@ -95,6 +96,8 @@ class LLM:
         - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
           the answers wait for it. 0: 0.25 s.
         - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.
+        - `overlap`: submit a step before the tokens of the one before are read, so that the host works while the device
+          does. None: on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model never overlap.
         - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is the
           name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
           `hosts` out: each process calls `LLM.load`, which returns in process 0 only; in the others it ends the process
@@ -121,6 +124,7 @@ class LLM:
         return cls(
             program, loaded, eos_ids,
             queue_limit=queue_limit, chunk=chunk, chunk_seconds=chunk_seconds, reuse_prompts=reuse_prompts,
+            overlap=-1 if overlap is None else overlap,
         )  # fmt: skip
 
     def close(self) -> None:

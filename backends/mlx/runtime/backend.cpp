@@ -14,6 +14,7 @@
 #include "call_io.h"
 #include "constants.h"
 #include "context.h"
+#include "deferred.h"
 #include "evaluation.h"
 #include "group.h"
 #include "guarded.h"
@@ -108,8 +109,8 @@ et::EventTracer* instruction_tracer(et::BackendExecutionContext& context) {
 }
 
 // Builds the graph of one call, evaluates it, and writes the outputs. If the call fails, restores the mutable buffers
-// as far as State can: see State::begin().
-void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
+// as far as State can: see State::begin(). A deferred call may return before the graph is evaluated.
+void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const std::optional<Deferral>& deferral) {
   auto& state = handle.state;
   check_argument(
       !state.is_lost(), "execute: the mutable buffers were lost in a failed evaluation: load the program again");
@@ -122,9 +123,15 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
   }
-  std::vector<mx::array> outputs;
+  const auto tokens = deferral ? tokens_slot(handle.program) : std::nullopt;
+  const uint64_t failures = failed_evaluations();
+  std::vector<mx::array> outputs, copies;
   try {
     read_inputs(handle.program, args, state, handle.stream);
+    if (deferral && deferral->source != nullptr) {
+      check_argument(tokens.has_value(), "defer: the program has no input named tokens");
+      set_tokens(*deferral, *state.tensors[*tokens], handle.stream);
+    }
     Context context(handle.program, state, handle.stream, handle.limits, profiler ? &*profiler : nullptr);
     context.run(handle.program.graph->main_chain_idx());
     outputs = collect_outputs(handle.program, args, state, handle.stream);
@@ -135,13 +142,24 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer) {
     std::vector<mx::array> pending = state.pending();
     pending.insert(pending.end(), outputs.begin(), outputs.end());
     state.release_temporaries();
-    state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
+    if (tokens && tracer == nullptr) {
+      copies = copies_of(outputs, handle.stream);
+      pending.insert(pending.end(), copies.begin(), copies.end());
+      state.submit(std::move(pending), outputs, handle.stream);
+    } else {
+      state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
+    }
   } catch (...) {
     state.rollback(handle.stream);
     throw;
   }
   state.commit();
   handle.has_succeeded = true;
+  if (tokens && tracer == nullptr) {
+    return set_deferred(std::make_unique<DeferredCall>(
+        handle.program, state, handle.session, args, std::move(outputs), std::move(copies), handle.stream,
+        failures));
+  }
   write_tensor_outputs(handle.program, args, outputs);
 }
 
@@ -166,11 +184,12 @@ class Backend final : public et::BackendInterface {
   Error execute(et::BackendExecutionContext& context, et::DelegateHandle* opaque, et::Span<EValue*> args)
       const override {
     auto* handle = static_cast<Handle*>(opaque);
+    const auto deferral = take_deferral();
     if (handle == nullptr) {
       return Error::DelegateInvalidHandle;
     }
     std::lock_guard lock(handle->session->mutex);
-    return guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context)); });
+    return guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
   }
 
   void destroy(et::DelegateHandle* handle) const override {

@@ -2,6 +2,7 @@
 
 #include <mlx/scheduler.h>
 
+#include <atomic>
 #include <string_view>
 
 #include "error.h"
@@ -12,6 +13,8 @@ namespace executorch_mlx {
 
 namespace {
 
+std::atomic<uint64_t> failures = 0;
+
 // The same as settle(). The caller holds memory_mutex().
 void settle_locked(mx::Stream stream) {
   for (bool is_idle = false; !is_idle;) {
@@ -19,6 +22,7 @@ void settle_locked(mx::Stream stream) {
       mx::synchronize(stream);
       is_idle = true;
     } catch (const std::exception&) {  // MLX throws each error once
+      ++failures;
     }
   }
   // MLX counts the tasks of kernels that it has started, and waits if they are many. It never counts a task as completed
@@ -57,19 +61,41 @@ Evaluation::Evaluation(
   }
 }
 
-void Evaluation::run() {
+template <typename Body>
+void Evaluation::guarded(Body&& body) {
   try {
-    for (auto& stage : stages_) {
-      mx::eval(std::exchange(stage, {}));
-    }
+    body();
   } catch (const std::exception& error) {
+    ++failures;
     settle_locked(stream_);
     check_cuda_headers(error);
     throw;
   } catch (...) {
+    ++failures;
     settle_locked(stream_);
     throw;
   }
+}
+
+void Evaluation::run() {
+  guarded([&] {
+    for (auto& stage : stages_) {
+      mx::eval(std::exchange(stage, {}));
+    }
+  });
+}
+
+void Evaluation::start() {
+  guarded([&] {
+    for (auto& stage : stages_) {
+      auto arrays = std::exchange(stage, {});
+      &stage == &stages_.back() ? mx::async_eval(std::move(arrays)) : mx::eval(std::move(arrays));
+    }
+  });
+}
+
+uint64_t failed_evaluations() {
+  return failures;
 }
 
 void settle(mx::Stream stream) {

@@ -24,7 +24,13 @@ class Evaluation {
   // the work that has been started.
   void run();
 
+  // Like run(), but returns before the arrays of the last stage are computed.
+  void start();
+
  private:
+  template <typename Body>
+  void guarded(Body&& body);
+
   std::lock_guard<std::mutex> lock_;
   // One stage, or several to stay below a memory limit. The arrays of a stage are computed before the next stage
   // starts; the memory that only they needed is then free.
@@ -34,6 +40,10 @@ class Evaluation {
 
 // Waits until nothing runs on the stream, and drops the errors of kernels that fail until then. Call it after MLX threw.
 void settle(mx::Stream stream);
+
+// How many evaluations have failed so far, on any stream. MLX throws the error of a kernel once, and not always where the
+// results of this kernel are awaited: who waits for started work compares this number.
+uint64_t failed_evaluations();
 
 // Evaluates arrays and waits for them. Throws as Evaluation does.
 void evaluate(std::vector<mx::array> arrays, mx::Stream stream);

@@ -56,7 +56,10 @@ void State::begin(bool keep_backup) {
   buffers_backup_.resize(layout_.buffers);
   buffers_undo_.resize(layout_.buffers);
   in_place_.resize(layout_.buffers);
+  memory_before_.clear();
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
+    const auto& contents = buffers_[i]->contents;
+    memory_before_.push_back({contents->data_shared_ptr().get(), contents->data_shared_ptr().use_count() == 1});
     buffers_backup_[i] = buffers_[i]->contents;
     tensors[layout_.buffers_begin() + i] = std::exchange(buffers_[i]->contents, std::nullopt);
   }
@@ -161,6 +164,15 @@ bool State::is_lost() const {
   return std::any_of(buffers_.begin(), buffers_.end(), lost) || (shared_caches_ && shared_caches_->is_lost);
 }
 
+void State::lose_buffers() {
+  for (const auto& buffer : buffers_) {
+    buffer->contents.reset();
+  }
+  if (shared_caches_) {
+    shared_caches_->is_lost = true;
+  }
+}
+
 size_t State::buffer_bytes() const {
   size_t bytes = 0;
   for (const auto& buffer : buffers_) {
@@ -223,6 +235,16 @@ std::vector<InPlaceUpdates*> State::superseded_updates() {
   return result;
 }
 
+template <typename Body>
+void State::run(bool risks_buffers, Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    has_lost_buffers_ = risks_buffers;
+    throw;
+  }
+}
+
 void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call) {
   const bool is_limited = has_memory_limit();
   if (is_limited && !ends_call && !keeps_backup_) {
@@ -246,7 +268,68 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
       *updates = {};
     }
   }
-  run(evaluation, risks_buffers);
+  run(risks_buffers, [&] { evaluation.run(); });
+}
+
+void State::submit(std::vector<mx::array> arrays, const std::vector<mx::array>& outputs, mx::Stream stream) {
+  if (keeps_backup_ || has_memory_limit() || shared_caches_) {
+    return evaluate(std::move(arrays), stream, /*ends_call=*/true);
+  }
+  const bool risks_buffers = !pending().empty();
+  const auto superseded = superseded_updates();
+  Evaluation evaluation(std::move(arrays), stream);
+  drop_backup();
+  for (auto* updates : superseded) {
+    *updates = {};
+  }
+  run(risks_buffers, [&] { evaluation.start(); });
+  if (stream.device == mx::Device::gpu) {
+    take_over_memory(outputs);
+  }
+}
+
+// Whether no array but the contents of this buffer uses its memory after a call that returned `outputs`. Kernels that have
+// been submitted may use it.
+bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const {
+  const void* const data = tensors[layout_.buffers_begin() + buffer]->data_shared_ptr().get();
+  const auto uses_it = [&](const std::optional<mx::array>& x) { return x && x->data_shared_ptr().get() == data; };
+  const auto any_of = [&](uint32_t begin, uint32_t end) {
+    return std::any_of(tensors.begin() + begin, tensors.begin() + end, uses_it);
+  };
+  const uint32_t slot = layout_.buffers_begin() + buffer;
+  if (std::any_of(outputs.begin(), outputs.end(), uses_it) || any_of(layout_.buffers_begin(), slot) ||
+      any_of(slot + 1, layout_.temps_begin())) {
+    return false;
+  }
+  if (memory_before_[buffer].data == data) {
+    return memory_before_[buffer].is_unshared;
+  }
+  // Other memory is unshared if this call has allocated it.
+  const auto is_it = [&](const Memory& memory) { return memory.data == data; };
+  const auto holds_it = [&](const auto& initial) { return uses_it(initial.second); };
+  return std::none_of(memory_before_.begin(), memory_before_.end(), is_it) && !any_of(0, layout_.inputs_begin()) &&
+      std::none_of(initial_tensors_.begin(), initial_tensors_.end(), holds_it);
+}
+
+// Lets the next call update the buffers in place although kernels that use them still run. MLX keeps what kernels use alive
+// by references to the Data of an array, and updates an array in place only if nothing else refers to this Data. The
+// buffers get a new Data with the same memory. The update cannot overtake the kernels, because they are on the same stream.
+void State::take_over_memory(const std::vector<mx::array>& outputs) {
+  for (uint32_t i = 0; i < layout_.buffers; ++i) {
+    auto& x = tensors[layout_.buffers_begin() + i];
+    const bool is_computed = x && x->status() != mx::array::Status::unscheduled && x->data_shared_ptr();
+    if (!is_computed || x->data_shared_ptr().use_count() == 1 || !x->data_shared_ptr()->is_owned() ||
+        !owns_memory(i, outputs)) {
+      continue;
+    }
+    mx::array own(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), x->shape(), x->dtype());
+    own.set_data(std::move(*x->data_shared_ptr()), x->data_size(), x->strides(), x->flags(), x->offset());
+    if (x->event().valid()) {
+      own.attach_event(x->event());
+    }
+    own.set_status(x->status());
+    x = std::move(own);
+  }
 }
 
 // Evaluates arrays in the middle of a call so that rollback() can restore the buffers. For a buffer that is updated by
@@ -269,18 +352,9 @@ void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) 
   for (const auto& array : updated) {
     array.backup->reset();
   }
-  run(evaluation, !updated.empty());
+  run(!updated.empty(), [&] { evaluation.run(); });
   for (const auto& array : updated) {
     *array.backup = array_before_updates(**array.now);
-  }
-}
-
-void State::run(Evaluation& evaluation, bool risks_buffers) {
-  try {
-    evaluation.run();
-  } catch (...) {
-    has_lost_buffers_ = risks_buffers;
-    throw;
   }
 }
 

@@ -74,6 +74,10 @@ class State {
   // that have no backup, and fails after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
+  // Like evaluate() with `ends_call`, but may return before the arrays are computed: if the call keeps no backup, there is
+  // no memory limit, and the program has no caches. `outputs` are those arrays that the caller keeps.
+  void submit(std::vector<mx::array> arrays, const std::vector<mx::array>& outputs, mx::Stream stream);
+
   // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
 
@@ -81,6 +85,9 @@ class State {
   void release_temporaries();
 
   // -- between calls ---------------------------------------------------------
+
+  // Work that submit() has started has failed: is_lost() returns true from now on.
+  void lose_buffers();
 
   // Whether the contents of a buffer or cache were lost in an evaluation that failed without a backup, in this method
   // or in another one that shares the buffer or cache.
@@ -99,9 +106,12 @@ class State {
   std::vector<Tracked> tracked();
   // The records of buffers that were written in place in this call and now also have an update that MLX has to make.
   std::vector<InPlaceUpdates*> superseded_updates();
+  bool owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const;
+  void take_over_memory(const std::vector<mx::array>& outputs);
   void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
-  // `risks_buffers`: whether the buffers are lost if the evaluation fails.
-  void run(Evaluation& evaluation, bool risks_buffers);
+  // Runs `body`, an evaluation. `risks_buffers`: whether the buffers are lost if it fails.
+  template <typename Body>
+  void run(bool risks_buffers, Body&& body);
   void undo_updates(mx::Stream stream);
   void drop_backup();
   void drop_backup_of_updated();
@@ -117,6 +127,12 @@ class State {
   std::vector<Undo> buffers_undo_;  // what to undo in the backup, by buffer
   std::map<int, std::pair<Undo, Undo>> caches_undo_;  // what to undo in the backups of keys and values, by layer
   std::vector<InPlaceUpdates> in_place_;  // of this call, by buffer
+  // The memory of a buffer at the beginning of a call.
+  struct Memory {
+    const void* data;  // the address of a Data of MLX
+    bool is_unshared;  // whether no other array uses it
+  };
+  std::vector<Memory> memory_before_;  // by buffer
   bool keeps_backup_ = true;
   bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.

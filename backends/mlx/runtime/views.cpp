@@ -1,7 +1,10 @@
 #include "views.h"
 
+#include <mlx/primitives.h>
+
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "strided_copy.h"
@@ -98,6 +101,33 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
   return strides;
 }
 
+bool is_lazy_reshape(const mx::array& x) {
+  return x.status() == mx::array::Status::unscheduled && x.has_primitive() &&
+      std::string_view(x.primitive().name()) == "Reshape";
+}
+
+mx::Shape shape_of(const mx::array& x, const std::vector<int>& axes) {
+  mx::Shape shape;
+  for (const int axis : axes) {
+    shape.push_back(x.shape(axis));
+  }
+  return shape;
+}
+
+// Whether a transposition moves only axes of size 1.
+bool keeps_order(const mx::array& x, const std::vector<int>& axes) {
+  int last = -1;
+  for (const int axis : axes) {
+    if (x.shape(axis) != 1) {
+      if (axis < last) {
+        return false;
+      }
+      last = axis;
+    }
+  }
+  return true;
+}
+
 } // namespace
 
 mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
@@ -109,12 +139,15 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
       return view(x, shape, std::move(*strides));
     }
   }
-  return mx::reshape(x, shape, stream);
+  // On a GPU, each operation of the graph costs the host time, also one that computes nothing.
+  const bool skips = stream.device == mx::Device::gpu && is_lazy_reshape(x);
+  return mx::reshape(skips ? x.inputs()[0] : x, shape, stream);
 }
 
 mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
   if (!can_view(x)) {
-    return mx::transpose(x, axes, stream);
+    return stream.device == mx::Device::gpu && keeps_order(x, axes) ? reshape(x, shape_of(x, axes), stream)
+                                                                    : mx::transpose(x, axes, stream);
   }
   mx::Shape shape;
   mx::Strides strides;

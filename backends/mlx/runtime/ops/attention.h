@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/accelerate.h"
+#include "gpu/fused.h"
 #include "ops/linalg.h"
 
 namespace executorch_mlx {
@@ -28,6 +29,10 @@ inline void rope(const fb::RopeParams& n, Context& c) {
       "offset: got ", describe(offset), ", expected 1 or ", x.shape(0), " integers");
   if (!n.traditional()) {
     if (const auto y = cpu::rope(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
+      return c.set(n.out(), *y);
+    }
+    if (const auto y = freqs && n.dims() == x.shape(-1) ? gpu::rms_norm_rope(x, n.scale(), offset, *freqs, c.stream)
+                                                        : std::nullopt) {
       return c.set(n.out(), *y);
     }
   }

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "cpu/accelerate.h"
+#include "gpu/fused.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -62,6 +63,11 @@ void predicate(const fb::BinaryNode& n, Context& c) {
     }
   }
   c.set(n.out(), Op(a, b, c.stream));
+}
+
+inline std::optional<mx::array> multiply_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = gpu::multiply_silu(a, b, stream);
+  return y ? y : cpu::multiply(a, b, stream);
 }
 
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
@@ -235,7 +241,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(LogicalOrNode, predicate<mx::logical_or, std::logical_or<>>),
     MLX_ROW(MaximumNode, binary<mx::maximum>),
     MLX_ROW(MinimumNode, binary<mx::minimum>),
-    MLX_ROW(MultiplyNode, binary<mx::multiply, cpu::multiply>),
+    MLX_ROW(MultiplyNode, binary<mx::multiply, multiply_kernel>),
     MLX_ROW(NotEqualNode, predicate<mx::not_equal, std::not_equal_to<>>),
     MLX_ROW(PowerNode, binary<power>),
     MLX_ROW(RemainderNode, binary<divide_integers<mx::remainder>>),

@@ -3,6 +3,7 @@
 #include "cpu/accelerate.h"
 #include "ops/index.h"
 #include "ops/op_row.h"
+#include "views.h"
 
 namespace executorch_mlx {
 
@@ -48,6 +49,18 @@ inline int64_t rows_of(const mx::array& x) {
   return x.size() == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1);
 }
 
+// mx::matmul(a, b). On a GPU, gives a matrix b leading axes of size 1 if a has them. Otherwise MLX would reshape a and the
+// result: two more operations of the graph, each of which costs the host about as much as a small kernel.
+inline mx::array matmul(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const bool is_matrix = a.ndim() > 2 && b.ndim() == 2 && batch_size(a) == 1;
+  if (stream.device != mx::Device::gpu || !is_matrix || !b.is_available()) {
+    return mx::matmul(a, b, stream);
+  }
+  mx::Shape shape(a.ndim() - 2, 1);
+  shape.insert(shape.end(), b.shape().begin(), b.shape().end());
+  return mx::matmul(a, views::reshape(b, shape, stream), stream);
+}
+
 inline void addmm(const fb::AddmmParams& n, Context& c) {
   c.make_available({n.mat1(), n.mat2()});
   const auto& a = c.in(n.mat1());
@@ -66,7 +79,7 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   if (n.bias() != nullptr) {
     return c.set_product(n.out(), mx::addmm(c.in(n.bias()), a, b, n.alpha(), n.beta(), c.stream), a.shape(-1));
   }
-  auto y = mx::matmul(a, b, c.stream);
+  auto y = matmul(a, b, c.stream);
   c.set_product(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream), a.shape(-1));
 }
 

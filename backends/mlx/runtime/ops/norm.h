@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/accelerate.h"
+#include "gpu/fused.h"
 #include "ops/op_row.h"
 
 namespace executorch_mlx {
@@ -19,6 +20,10 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
   check_norm(x, weight, "weight");
   if (const auto y = cpu::rms_norm(x, weight, n.eps(), c.stream)) {
     return c.set(n.out(), *y);
+  }
+  if (const auto both = weight ? gpu::add_rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
+    c.set(n.x(), both->first);  // the same elements, so that the sum is not computed again
+    return c.set(n.out(), both->second);
   }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
 }

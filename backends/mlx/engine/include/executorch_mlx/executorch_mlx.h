@@ -93,8 +93,9 @@ typedef struct {
   int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
   double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
   bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
+  int64_t overlap;             // submit a step before the tokens of the one before are read; 0: no, 1: yes, -1: on a GPU
 } executorch_mlx_engine_options;
-#define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true}
+#define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
 
 // Creates the engine of a model. A model has one engine at a time. `options` may be NULL.
 executorch_mlx_status executorch_mlx_engine_create(

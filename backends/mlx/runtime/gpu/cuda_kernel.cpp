@@ -1,0 +1,57 @@
+#include "cuda_kernel.h"
+
+#include <functional>
+#include <optional>
+
+#include "../error.h"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+constexpr size_t kMaxPrimitives = 256;  // of a kernel: one for each size of its inputs
+
+} // namespace
+
+bool is_cuda(mx::Stream stream) {
+  static const bool has_cuda = mx::cu::is_available();
+  return has_cuda && stream.device == mx::Device::gpu;
+}
+
+// MLX caches compiled kernels on disk by their names, so a name contains the hash of the text.
+CudaKernel::CudaKernel(
+    const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
+    const std::string& body)
+    : make_(mx::fast::cuda_kernel(
+          str("executorch_mlx_", name, "_", std::hex, std::hash<std::string>()(body)), inputs, outputs, body)) {}
+
+std::vector<mx::array> CudaKernel::operator()(
+    std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
+    mx::Stream stream) const {
+  const auto dtype = inputs[0].dtype();
+  const std::vector<mx::Dtype> dtypes(shapes.size(), dtype);
+  std::vector<int> key = {blocks, threads};
+  for (const auto& x : inputs) {
+    key.push_back(static_cast<int>(x.dtype().val()));
+    key.push_back(x.ndim() > 0);
+  }
+  for (const auto& constant : constants) {
+    key.push_back(constant.second);
+  }
+  std::lock_guard lock(mutex_);
+  if (const auto found = primitives_.find(key); found != primitives_.end()) {
+    return mx::array::make_arrays(std::move(shapes), dtypes, found->second, std::move(inputs));
+  }
+  std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", dtype}};
+  arguments.insert(arguments.end(), constants.begin(), constants.end());
+  auto results = make_(
+      inputs, shapes, dtypes, {blocks * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt, /*verbose=*/false,
+      stream);
+  if (primitives_.size() == kMaxPrimitives) {
+    primitives_.clear();
+  }
+  primitives_[key] = results[0].primitive_ptr();
+  return results;
+}
+
+} // namespace executorch_mlx::gpu

@@ -1,0 +1,81 @@
+"""Compares a small model on the GPU, whose kernels compute several operations at once, with the same model on the CPU.
+
+    python benchmarks/cuda/fused.py export FOLDER     writes the programs; needs no GPU
+    python benchmarks/cuda/fused.py FOLDER            compares their logits; run.sh calls it
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from sampler import write
+
+DTYPES = {"float32": 1e-4, "bfloat16": 3e-2}  # and the largest error relative to the largest logit
+CALLS = (9, 1, 1, 4, 1)  # tokens of each
+SHAPE = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def export(folder: Path) -> None:
+    import torch
+    from executorch_mlx.llm.export import export_llm
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    for dtype in DTYPES:
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(getattr(torch, dtype)).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name:
+                    weight.copy_(1 + 0.3 * torch.randn_like(weight))
+        options = {"outputs": "logits", "max_context_len": 64, "chunk": 16, "speculation": False, "verify": False}
+        export_llm(model, allow_extensions=True, **options).save(folder / f"fused-{dtype}.pte")
+
+
+def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
+    runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
+    command = [runner, program, "--outputs", folder / device]
+    for each in inputs:
+        command += ["--inputs", each]
+    subprocess.run(command, env=os.environ | {"EXECUTORCH_MLX_DEVICE": device}, check=True)
+    results = []
+    for i in range(len(inputs)):
+        data = (folder / device / str(i) / "0.tensor").read_bytes()
+        if program.stem.endswith("bfloat16"):
+            bits = np.frombuffer(data[-2 * SHAPE["vocab_size"] :], np.uint16).astype(np.uint32) << 16
+            results.append(bits.view(np.float32))
+        else:
+            results.append(np.frombuffer(data[-4 * SHAPE["vocab_size"] :], np.float32))
+    return results
+
+
+def main() -> None:
+    if sys.argv[1] == "export":
+        return export(Path(sys.argv[2]))
+    rng = np.random.default_rng(0)
+    for dtype, limit in DTYPES.items():
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            inputs, position = [], 0
+            for call, count in enumerate(CALLS):
+                inputs.append(folder / f"in{call}")
+                inputs[-1].mkdir()
+                write(inputs[-1] / "0.tensor", rng.integers(0, SHAPE["vocab_size"], (1, count)))
+                write(inputs[-1] / "1.tensor", np.array([position]))
+                position += count
+            program = Path(sys.argv[1]) / f"fused-{dtype}.pte"
+            on_gpu, on_cpu = (logits(program, inputs, device, folder) for device in ("gpu", "cpu"))
+        errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(on_gpu, on_cpu, strict=True)]
+        print(f"fused kernels, {dtype}: largest error of the logits {max(errors):.1e} (limit {limit:.0e})")
+        assert max(errors) <= limit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Overlap: a step is submitted before the tokens of the one before are read. On a CPU only if the caller asks for it."""
+
+import c_api as api
+import pytest
+from executorch_mlx import memory
+
+SETTINGS = {"max_new_tokens": 12, "ignore_eos": True, "draft": 0}
+PROMPT = list(range(20, 60))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    import small_llm
+    from executorch_mlx.llm.export import HeadConfig
+
+    return small_llm.shared(
+        tmp_path_factory, "engine_overlap", head=HeadConfig(penalties=16, allowed_tokens=True, logprobs=3), batch=2
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(path):
+    with api.Engine(path, overlap=0) as engine:
+        return engine.generate(PROMPT, **SETTINGS)
+
+
+def test_overlap_is_minus_one_zero_or_one(path):
+    with pytest.raises(api.ApiError, match="overlap: got 2, expected -1, 0 or 1"):
+        api.Engine(path, overlap=2)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_stop_id_costs_one_discarded_step(path, expected, overlap):
+    """The discarded step writes one position behind the answer, which does not change later answers."""
+    end = expected.index(expected[5])
+    with api.Engine(path, overlap=overlap) as engine:
+        assert engine.generate(PROMPT, **SETTINGS, stop_ids=[expected[end]]) == expected[:end]
+        assert engine.generate(PROMPT, **SETTINGS) == expected
+        # The prompt draws the first token. Then each token and the stop id take a step.
+        assert engine.stats().steps == end + 1 + overlap + len(expected)
+        assert engine.stats().reused_tokens == len(PROMPT) - 1
+        assert engine.generate([*PROMPT, *expected[:6]], **SETTINGS)[:6] == expected[6:]
+
+
+def test_no_step_follows_the_last_token(path, expected):
+    with api.Engine(path, overlap=1) as engine:
+        assert engine.generate(PROMPT, **SETTINGS) == expected
+        assert engine.stats().steps == len(expected)
+
+
+def test_cancelled_request_leaves_the_others_alone(path, expected):
+    with api.Engine(path, overlap=1) as engine:
+        first = engine.submit(PROMPT, on_event=lambda request: len(request.events) < 4, **SETTINGS)
+        second = engine.submit(PROMPT[:30], **SETTINGS)
+        third = engine.submit(PROMPT, **SETTINGS)
+        assert all(request.wait() for request in (first, second, third))
+        assert (first.finish, first.tokens) == (api.CANCELLED, expected[:4])
+        assert second.tokens == engine.generate(PROMPT[:30], **SETTINGS)
+        assert third.tokens == expected
+        for request in (first, second, third):
+            request.free()
+
+
+@pytest.mark.parametrize("settings", [{"logprobs": 3}, {"allowed_tokens": lambda answer: range(100, 1500)}])
+def test_log_probabilities_and_masks(path, settings):
+    def run(overlap):
+        with api.Engine(path, overlap=overlap) as engine, engine.submit(PROMPT, **SETTINGS, **settings) as request:
+            assert request.wait()
+            return request.tokens, request.logprobs, engine.stats().steps
+
+    assert run(overlap=1) == run(overlap=0)
+
+
+def test_failed_step_ends_the_request_after_the_tokens_before_it(path, expected):
+    """A memory limit that is set during the answer lets the next step fail. What the row holds stays valid."""
+
+    def limit(request):
+        if len(request.events) == 3:
+            memory.set_memory_limit(1)
+
+    with api.Engine(path, overlap=1) as engine:
+        try:
+            with engine.submit(PROMPT, on_event=limit, **SETTINGS) as request:
+                assert request.wait()
+                assert request.finish == api.ERROR and request.info.status == api.OUT_OF_MEMORY
+                # One step was submitted before the limit was set.
+                assert [token for token, *_ in request.events if token >= 0] == expected[:4]
+                assert "the limit is 1 bytes" in request.error
+        finally:
+            memory.set_memory_limit(None)
+        assert engine.generate(PROMPT, **SETTINGS) == expected
+
+
+def test_memory_limit_changes_nothing_else(path, expected):
+    memory.set_memory_limit(1 << 30)
+    try:
+        with api.Engine(path, overlap=1) as engine:
+            assert engine.generate(PROMPT, **SETTINGS) == expected
+    finally:
+        memory.set_memory_limit(None)
