@@ -18,7 +18,7 @@ from ..memory import OutOfMemoryError
 from .sampling_parameters import SettingError
 
 OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)
-RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, ERROR = range(6)  # executorch_mlx_finish
+RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
 
 
 class BusyError(RuntimeError):
