@@ -254,8 +254,6 @@ BY_TORCH = [
     aten.replication_pad1d.default,
     aten.replication_pad2d.default,
     aten.replication_pad3d.default,
-    aten.upsample_bilinear2d.default,
-    aten.upsample_bilinear2d.vec,
     aten.upsample_nearest2d.vec,
 ]
 

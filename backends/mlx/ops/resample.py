@@ -1,15 +1,62 @@
-"""Lowers antialiased resampling of images to two matrix products, one for each axis.
+"""Lowers interpolation between the nearest elements of each axis, and antialiased resampling of images.
 
-The matrices are constants: each is torch's own resampling of an identity matrix.
+Antialiased resampling becomes two matrix products, one for each axis. The matrices are constants: each is torch's own
+resampling of an identity matrix.
 """
 
 from __future__ import annotations
 
 import torch
+from torch._decomp.decompositions import upsample_compute_output_size
 
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
+
+# -- linear interpolation -----------------------------------------------------
+
+
+def _interpolate(x, output_size, align_corners, *scales):
+    """Interpolates linearly along the last axes, one for each element of `output_size`.
+
+    Both neighbours are multiplied by their weights, as in torch's kernels. torch's own decomposition computes
+    a + (b - a) * weight instead, which is NaN if a and b are the same infinite number.
+    """
+    y = x.float() if x.is_floating_point() else x.to(torch.get_default_dtype())
+    axes = range(x.ndim - len(output_size), x.ndim)
+    for axis, size, scale in reversed(list(zip(axes, output_size, scales, strict=True))):
+        extent = x.shape[axis]
+        target = torch.arange(size).to(torch.float32)
+        if align_corners:
+            source = target * ((extent - 1.0) / (size - 1.0) if size > 1 else 0.0)
+        else:
+            source = (target + 0.5) * (1.0 / scale if scale is not None and scale > 0 else extent / size) - 0.5
+        source = source.clamp(min=0.0)
+        first = source.to(torch.int64)
+        second = (first + 1).clamp(max=extent - 1)
+        weight = (source - first).clamp(0.0, 1.0).reshape(-1, *[1] * (x.ndim - 1 - axis))
+        y = y.index_select(axis, first) * (1 - weight) + y.index_select(axis, second) * weight
+    return y.to(x.dtype) if x.is_floating_point() else y.round().to(x.dtype)
+
+
+def _interpolate_vec(x, output_size, align_corners, scale_factors):
+    """`_interpolate` with the arguments of the overload `vec`."""
+    size = upsample_compute_output_size(x.shape, output_size, scale_factors)
+    return _interpolate(x, size, align_corners, *(scale_factors or [None] * len(size)))
+
+
+def _with_optional_scales(axes):
+    def function(x, output_size, align_corners, *scales):
+        return _interpolate(x, output_size, align_corners, *scales, *[None] * (axes - len(scales)))
+
+    return function
+
+
+for _axes, _packet in enumerate((aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d), start=1):
+    REGISTRY.decompose(_packet.default, _with_optional_scales(_axes))
+    REGISTRY.decompose(_packet.vec, _interpolate_vec)
+
+# -- antialiased resampling ---------------------------------------------------
 
 
 def _matrix(target, extent, size, align_corners, scale):
