@@ -246,7 +246,7 @@ def test_failing_step_ends_its_requests_only(tmp_path):
     path = programs.export_rows(tmp_path / "small.pte", 4, get_vocab_size=200, token_offsets=token_offsets_of(200))
     with api.Engine(path) as engine:
         with engine.submit([190]) as failing:
-            assert failing.wait() and failing.finish == api.ERROR
+            assert failing.wait() and failing.finish == api.FINISH_ERROR
             assert failing.info.status == api.FAILED
             assert "returned the token 200, which is outside the vocabulary [0, 200)" in failing.error
             assert failing.tokens == list(range(191, 200))
@@ -415,7 +415,7 @@ def test_a_thousand_requests_from_16_threads(tmp_path):
                         expected = list(range(start + 1, start + 1 + len(request.tokens)))
                         if request.tokens != expected:
                             wrong.append((number, request.tokens))
-                    elif fails and request.finish != api.ERROR:
+                    elif fails and request.finish != api.FINISH_ERROR:
                         wrong.append((number, request.finish))
                     elif not fails and request.tokens != list(range(start + 1, start + 21)):
                         # A request may share the failing step of another one.

@@ -82,7 +82,7 @@ def test_failed_step_ends_the_request_after_the_tokens_before_it(path, expected)
         try:
             with engine.submit(PROMPT, on_event=limit, **SETTINGS) as request:
                 assert request.wait()
-                assert request.finish == api.ERROR and request.info.status == api.OUT_OF_MEMORY
+                assert request.finish == api.FINISH_ERROR and request.info.status == api.OUT_OF_MEMORY
                 # One step was submitted before the limit was set.
                 assert [token for token, *_ in request.events if token >= 0] == expected[:4]
                 assert "the limit is 1 bytes" in request.error

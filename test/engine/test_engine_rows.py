@@ -110,7 +110,7 @@ LONG = [RANDOM.randrange(2, 1500) for _ in range(200)]
 def answer(engine, prompt, **options) -> tuple[list[int], int]:
     """Returns the answer, and the number of prompt tokens that were reused."""
     with engine.submit(prompt, **options_of({"temperature": 0.8, "seed": 1}, **options)) as request:
-        assert request.wait() and request.finish != api.ERROR, request.error
+        assert request.wait() and request.finish != api.FINISH_ERROR, request.error
         return request.tokens, request.info.reused_tokens
 
 
@@ -370,7 +370,7 @@ def test_failing_mask_ends_its_request_only(path, alone):
     with api.Engine(path) as engine:
         good = [engine.submit(prompt, **options_of(settings)) for _ in range(3)]
         with engine.submit(prompt, allowed_tokens=allowed) as bad:
-            assert bad.wait() and bad.finish == api.ERROR and len(bad.tokens) == 3
+            assert bad.wait() and bad.finish == api.FINISH_ERROR and len(bad.tokens) == 3
             assert bad.error == "allowed_tokens: the callback returned false"
         for request in good:
             assert request.wait() and request.tokens == alone[1]
@@ -402,7 +402,7 @@ def test_memory_limit_ends_the_requests_of_the_step(path):
         before = memory.set_memory_limit(memory.get_active_memory() + 1000)
         try:
             with engine.submit(LONG, max_new_tokens=2) as request:
-                assert request.wait() and request.finish == api.ERROR
+                assert request.wait() and request.finish == api.FINISH_ERROR
                 assert request.info.status == api.OUT_OF_MEMORY and "memory limit" in request.error
         finally:
             memory.set_memory_limit(before)
