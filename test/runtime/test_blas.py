@@ -30,7 +30,9 @@ def sgemm(library, a, b, c, trans_a, trans_b, alpha, beta):
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize(
-    "m, n, k", [(1, 1, 1), (1, 3072, 1024), (3, 701, 37), (4, 5, 130), (5, 64, 16), (300, 257, 70), (90, 2000, 33)]
+    "m, n, k",
+    [(1, 1, 1), (1, 3072, 1024), (3, 701, 37), (4, 5, 130), (5, 64, 16), (300, 257, 70), (90, 2000, 33)]
+    + [(400_001, 1, 2), (150_001, 2, 40)],
 )
 def test_sgemm(library, m, n, k, trans_a, trans_b):
     rng = np.random.default_rng(0)

@@ -54,10 +54,10 @@ inline void call_with_constant(int n, Run&& run) {
 // tile. `rows` is the number of rows of the tile, and `first` the index of its first row.
 template <int Max, typename Run>
 void for_row_tiles(int m, Run&& run) {
-  const int tiles = (m + Max - 1) / Max;
-  for (int i = 0; i < tiles; ++i) {
-    const int first = m * i / tiles;
-    const int rows = m * (i + 1) / tiles - first;
+  const int64_t tiles = (int64_t{m} + Max - 1) / Max;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int first = static_cast<int>(m * i / tiles);
+    const int rows = static_cast<int>(m * (i + 1) / tiles) - first;
     call_with_constant<Max>(rows, [&](auto constant) { run(constant, first); });
   }
 }
