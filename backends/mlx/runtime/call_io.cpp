@@ -119,8 +119,8 @@ const Tensor& tensor_of(const EValue& value, const Label& label) {
   return value.toTensor();
 }
 
-// Copies x to `to`, without gaps, in the axis order `order`, outermost first.
-void pack(const mx::array& x, const std::vector<int>& order, char* to) {
+// Copies the elements of x to `to`, without gaps. The axes lie in memory in the order `order`, outermost first.
+void copy_in_order(const mx::array& x, const std::vector<int>& order, char* to) {
   mx::Strides strides(order.size());
   int64_t stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
@@ -226,7 +226,7 @@ void write_tensor_outputs(const Program& program, Arguments args, const std::vec
     if (x.flags().row_contiguous && is_row_major(order)) {
       std::memcpy(to, x.data<char>(), x.nbytes());
     } else {
-      pack(x, order, to);
+      copy_in_order(x, order, to);
     }
   }
 }

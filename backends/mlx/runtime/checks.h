@@ -1,4 +1,5 @@
-// Functions for the checks that MLX leaves to its callers. Many ops use them.
+// Checks of sizes and axes, and access to the elements of small arrays on the host. MLX does not check its arguments,
+// so that a damaged program could crash the process. Many ops use these functions.
 #pragma once
 
 #include <mlx/mlx.h>

@@ -48,8 +48,8 @@ size_t bytes_of(const fb::TensorMeta& meta) {
   return static_cast<size_t>(bytes);
 }
 
-// Returns the tensor whose bytes are in `buffer`; `name` is for messages. With `in_place`, the array takes the
-// memory from `buffer`, which is empty afterwards, if adopt() can do that. In all other cases the bytes are copied.
+// Returns the tensor whose bytes are in `buffer`; `name` is for messages. Copies the bytes, unless `in_place` is true
+// and adopt() succeeds: then the array takes over the memory of `buffer`, which is empty afterwards.
 mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const char* name, bool in_place) {
   const auto order = memory_order(meta);
   check_program(
@@ -71,10 +71,10 @@ mx::array read_tensor(FreeableBuffer& buffer, const fb::TensorMeta& meta, const 
   return array;
 }
 
-// Returns a copy of x in the memory of the NVIDIA GPU if `stream` is on one and x is large. Arrays that the host has
-// written are in managed memory, which CUDA moves between the host and the GPU page by page. Results of kernels are in
-// the GPU's own memory. With a memory limit, returns x itself, because there may be no room for a copy.
-mx::array on_device(const mx::array& x, mx::Stream stream) {
+// Copies a large x to the memory of the NVIDIA GPU. Arrays that the host has written are in managed memory, which CUDA
+// moves between the host and the GPU page by page. Results of kernels are in the GPU's own memory. Returns x itself if
+// x is small, `stream` is not on an NVIDIA GPU, or a memory limit may leave no room for a copy.
+mx::array copy_to_gpu_memory(const mx::array& x, mx::Stream stream) {
   constexpr size_t kSmall = 1 << 20;  // bytes
   if (stream.device != mx::Device::gpu || !mx::cu::is_available() || x.nbytes() < kSmall || has_memory_limit()) {
     return x;
@@ -89,7 +89,8 @@ mx::array on_device(const mx::array& x, mx::Stream stream) {
 }
 
 // Returns the contents of a mutable buffer at load time: the named data of this name, or zeros if there is none. `room`
-// is the number of elements that all further buffers may have together. Subtracts the elements of this buffer from it.
+// is the number of elements that this buffer and all later ones may have together. Subtracts the elements of this
+// buffer from `room`.
 mx::array initial_contents(const Program& program, uint32_t slot, const NamedDataMap* data, int64_t& room) {
   const auto& meta = program.meta(slot);
   const auto shape = static_shape(meta);
@@ -148,7 +149,7 @@ void load_constants(
         fail(Error::NotFound, "constant ", i, " \"", name ? name : "", "\" is not in the named data of the program");
       }
       const auto tensor = read_tensor(*buffer, program.meta(i), name, /*in_place=*/true);
-      constant = std::make_shared<const mx::array>(on_device(tensor, stream));
+      constant = std::make_shared<const mx::array>(copy_to_gpu_memory(tensor, stream));
       buffer->Free();
       shared.constants.put(key, constant);
     }
@@ -181,7 +182,7 @@ void load_buffers(
     }
     state.set_buffer(i, std::move(buffer));
     if (is_new || has_init_chain) {
-      state.tensors[i] = on_device(initial_contents(program, i, data, room), stream);
+      state.tensors[i] = copy_to_gpu_memory(initial_contents(program, i, data, room), stream);
     }
   }
   if (program.has_caches) {

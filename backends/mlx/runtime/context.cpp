@@ -18,6 +18,9 @@ constexpr int64_t kMaxUnevaluated = 1 << 16;
 // From this number of iterations on, packing a matrix takes less time than it saves.
 constexpr int kManyIterations = 32;
 
+// The number of elements of a list that a message shows.
+constexpr uint32_t kShownElements = 8;
+
 } // namespace
 
 void Context::run(uint32_t index) {
@@ -202,7 +205,7 @@ class FieldPrinter {
   void operator()(const Field& field) const {
     const bool is_result = is_output_field(field.name) && !is_inout_field(field.name);
     if (field.value == nullptr || field.type == nullptr || is_result) {
-      return scalar(field);
+      return integer(field);
     }
     text_ += str(text_.empty() ? "" : ", ", field.name, "=");
     if (field.is(fb::TidTypeTable) && field.repeated) {
@@ -227,7 +230,8 @@ class FieldPrinter {
   }
 
  private:
-  void scalar(const Field& field) const {
+  // Appends the field if it is a plain integer.
+  void integer(const Field& field) const {
     if (field.value == nullptr || field.repeated || field.type != nullptr) {
       return;
     }
@@ -239,11 +243,11 @@ class FieldPrinter {
   template <typename List, typename Print>
   void list(const List& items, Print&& print) const {
     text_ += "[";
-    for (uint32_t i = 0; i < items.size() && i < 8; ++i) {
+    for (uint32_t i = 0; i < items.size() && i < kShownElements; ++i) {
       text_ += i == 0 ? "" : " ";
       print(items.Get(i));
     }
-    text_ += items.size() > 8 ? " ...]" : "]";
+    text_ += items.size() > kShownElements ? " ...]" : "]";
   }
 
   template <typename Number>

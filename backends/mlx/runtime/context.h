@@ -1,4 +1,5 @@
-// What an op can use of a running program: the slots that it reads and writes, and the stream.
+// Runs the chains of a program in one call. The functions of the ops get this Context: it has the slots that they read
+// and write, and the stream, and it counts what they do against the limits of the call.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -35,6 +36,7 @@ class Context {
 
   // -- tensors ---------------------------------------------------------------
 
+  // The tensor in a slot. Throws Failure if the slot is empty.
   const mx::array& in(const fb::Tid* tid) {
     const auto& slot = state_.tensors[tid->idx()];
     if (!slot) [[unlikely]] {
@@ -44,10 +46,12 @@ class Context {
     return *slot;
   }
 
+  // The tensor in a slot, or nullopt if `tid` is null.
   std::optional<mx::array> optional(const fb::Tid* tid) {
     return tid == nullptr ? std::nullopt : std::optional(in(tid));
   }
 
+  // The tensors in several slots.
   std::vector<mx::array> list(const flatbuffers::Vector<const fb::Tid*>& tids) {
     std::vector<mx::array> result;
     result.reserve(tids.size());
@@ -74,9 +78,10 @@ class Context {
       const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
-  // Evaluates the operands of an expensive op that are not available, so that its kernel can run at once. Does nothing
-  // where that would cost more than it gains: on a GPU, in loops, and after an update of a buffer has been left to MLX,
-  // because a failure in an evaluation can lose this buffer. Ignores null pointers and empty slots.
+  // Evaluates those operands of an expensive op that are not available, so that the kernel of the op can run at once.
+  // Ignores null pointers and empty slots. Does nothing in three cases: on a GPU; in a chain that another chain runs,
+  // such as a loop body; and after an update of a buffer has been left to MLX, because a failed evaluation could then
+  // lose this buffer.
   template <typename Tids = std::initializer_list<const fb::Tid*>>
   void make_available(const Tids& tids) {
     if (has_lazy_buffers_ || depth_ > 1 || !cpu::computes_at_once(stream)) {
@@ -94,8 +99,8 @@ class Context {
     }
   }
 
-  // Writes a result to the slot `tid`. Replaces an empty result by zeros, so that MLX does not compute it: some of
-  // MLX's functions divide by zero if the result is empty.
+  // Writes a result to the slot `tid`. A lazy result without elements is replaced by an empty array of its shape,
+  // because some of MLX's functions divide by zero when they compute a result without elements.
   void set(const fb::Tid* tid, mx::array x) {
     check_size(x.shape(), x.dtype());
     if (x.size() == 0 && x.has_primitive()) {
@@ -121,6 +126,7 @@ class Context {
     operations_ += std::min(elements * depth, uint64_t{1} << 60);
   }
 
+  // The KV cache of a layer, for an op that updates it.
   KvLayer& cache(int layer) {
     has_lazy_buffers_ = true;
     return state_.cache(layer);
@@ -166,12 +172,13 @@ class Context {
 
   // -- execution -------------------------------------------------------------
 
-  // Tells the context that a loop begins, and that it ends when the result is destroyed. In a loop with many iterations, the
-  // matrices that all iterations multiply by are packed at their first use.
+  // Marks the begin of a loop. The loop ends when the returned object is destroyed. In a loop with many iterations, a
+  // matrix that every iteration multiplies by is packed at its first use.
   class Loop;
   Loop loop(const fb::ScanParams& n, int iterations);
 
-  // The matrix in a slot, packed for products with this number of rows, or null. Only in a loop.
+  // The matrix in a slot, packed for products with this number of rows. Null if it is not a matrix that every iteration
+  // of a running loop multiplies by, or if packing would not make the products faster.
   const mx::array* packed(const fb::Tid* matrix, int64_t rows);
 
   // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
@@ -182,8 +189,8 @@ class Context {
     state_.evaluate({x}, stream);
   }
 
-  // Starts to compute arrays without waiting for them. With a memory limit, computes them and waits: State::evaluate()
-  // checks the limit, and the check needs the memory that earlier evaluations have left.
+  // Starts to compute arrays without waiting for them. With a memory limit, waits: whether the next evaluation fits can
+  // be checked only when it is known how much memory this one leaves in use.
   void start(std::vector<mx::array> arrays) {
     if (has_memory_limit()) [[unlikely]] {
       return state_.evaluate(std::move(arrays), stream);
@@ -194,7 +201,7 @@ class Context {
   // The number and name of a tensor slot, for messages.
   std::string slot_name(uint32_t tensor) const;
 
-  // The operands of an instruction with their present contents, for messages.
+  // The operands of an instruction, with the type of each tensor and the value of each number, for messages.
   std::string describe_operands(const fb::Instruction& instruction) const;
 
  private:
@@ -209,6 +216,7 @@ class Context {
     int64_t rows = 0;  // of the product for which `packed` is made; 0: none yet
     std::optional<mx::array> packed;
   };
+  // The slots of the matrices that every iteration of a loop multiplies by and none changes.
   std::vector<uint32_t> shared_matrices(const fb::ScanParams& n) const;
 
   const Program& program_;

@@ -34,7 +34,8 @@ DeferredCall::~DeferredCall() {
   try {
     wait();
   } catch (...) {
-    // The results are not wanted. If they include buffers, the next call that waits for these throws.
+    // Nobody takes the results of this call. If the failed work was to update a buffer, a later call that waits for
+    // the buffer throws.
   }
 }
 

@@ -17,7 +17,7 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// A call that has been submitted.
+// A call whose work has been submitted to the device.
 class DeferredCall {
  public:
   // `outputs` are what collect_outputs() returned, `copies` copies of them, and `failures` is what failed_evaluations()
@@ -28,11 +28,12 @@ class DeferredCall {
   DeferredCall(const DeferredCall&) = delete;
   ~DeferredCall();
 
-  // Waits for the results and writes them to the tensors of the outputs. If they cannot be computed, marks the mutable
-  // buffers as lost and throws.
+  // Waits for the results and writes them to the ExecuTorch tensors of the outputs. If a result cannot be computed,
+  // marks the mutable buffers as lost and throws.
   void finish();
 
-  // The results of the output tensor with this memory. They may not be computed yet. Throws Failure if there is none.
+  // The result for the output whose ExecuTorch tensor has this memory. It may not be computed yet. Throws Failure if no
+  // output has this memory.
   const mx::array& output(const void* memory) const;
 
  private:
@@ -42,29 +43,31 @@ class DeferredCall {
   State& state_;
   std::shared_ptr<Session> session_;
   std::vector<EValue*> args_;
-  std::vector<mx::array> outputs_;  // for later calls: the host never reads them, because MLX would move their memory
-  std::vector<mx::array> copies_;  // for the host
+  // A later call on the device reads `outputs_`, and the host reads `copies_`. If the host read `outputs_`, MLX would
+  // move their memory away from the device.
+  std::vector<mx::array> outputs_;
+  std::vector<mx::array> copies_;
   mx::Stream stream_;
   uint64_t failures_;
 };
 
-// What executorch_mlx_defer() asks of the next call.
+// What executorch_mlx_defer() asks of the next call: where its tokens come from.
 struct Deferral {
-  const DeferredCall* source = nullptr;  // null: the call reads its inputs
-  const void* output = nullptr;
-  std::vector<int64_t> elements;
+  const DeferredCall* source = nullptr;  // null: from the input of the call
+  const void* output = nullptr;  // the memory of the output of `source` that has the tokens
+  std::vector<int64_t> elements;  // token i is element elements[i] of this output
 };
 
-// Returns what the caller has asked of this call, and nullopt if it is a usual one.
+// Returns what the last executorch_mlx_defer() asks of this call. Returns nullopt if this call is not to be deferred.
 std::optional<Deferral> take_deferral();
 
-// Gives the call to executorch_mlx_deferred_take().
+// Keeps the call until executorch_mlx_deferred_take() takes it.
 void set_deferred(std::unique_ptr<DeferredCall> call);
 
 // The slot of the input named "tokens", if it is int64; nullopt if there is none.
 std::optional<uint32_t> tokens_slot(const Program& program);
 
-// Replaces the contents of the slot by those that the deferral describes.
+// Sets `tokens` to the elements that the deferral names. The shape of `tokens` stays.
 void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream);
 
 // Copies of arrays in memory of their own, not evaluated.

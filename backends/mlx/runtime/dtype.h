@@ -130,7 +130,7 @@ inline mx::array scalar(const char* argument, double x, mx::Dtype dtype) {
 }
 
 // A scalar array with the dtype of `like`. In MLX's C++ API, unlike in its Python API, a plain number becomes an array
-// with a dtype of its own, and an operation on it and `like` could have a result of that dtype.
+// of float32 or int32. An operation on this array and `like` would promote a float16 `like` to float32, for example.
 inline mx::array scalar_like(double x, const mx::array& like) {
   return scalar("factor", x, like.dtype());
 }

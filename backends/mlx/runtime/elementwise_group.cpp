@@ -123,7 +123,8 @@ class GroupBuilder {
     return true;
   }
 
-  // A copy of a result of the group is this result. A copy of anything else is no elementwise operation.
+  // A copy of a result of the group adds no step: its slot also names this result. A copy of anything else cannot be in
+  // the group.
   bool add_copy(const fb::UnaryNode& n) {
     const auto found = written_.find(n.x()->idx());
     if (found == written_.end()) {
@@ -194,9 +195,11 @@ class GroupBuilder {
 
 // Finds the groups, and decides which of their results are read later.
 //
-// A chain that reads a slot before it has written it reads what another chain, or an earlier run of the same chain, has
-// written. Such slots are `shared_`. Of a temporary that is not shared, a chain reads only what it has written itself, so
-// that the next access in the chain decides.
+// A chain may read a slot before it has written the slot. It then reads what another chain, or an earlier run of the
+// same chain, has written. Such a slot is in `shared_`, and so is every output of the program.
+//
+// A result that a group writes to a temporary outside `shared_` can be read only later in the same chain: it is read
+// if the next access of the chain to this slot reads it.
 class GroupFinder {
  public:
   explicit GroupFinder(Program& program)
@@ -224,8 +227,8 @@ class GroupFinder {
  private:
   using Instructions = flatbuffers::Vector<flatbuffers::Offset<fb::Instruction>>;
 
-  // Marks the slots that a chain reads before it writes them. After a control instruction, nothing is known to be written
-  // by this chain, because the chains that the instruction runs may have overwritten it.
+  // Marks the slots that a chain reads before it writes them. A write before a control instruction does not count after
+  // it, because the chains that the instruction runs may have overwritten the slot.
   void find_shared(const Instructions& instructions) {
     ++epoch_;
     for (const auto* instruction : instructions) {
@@ -298,10 +301,12 @@ class GroupFinder {
   }
 
   Program& program_;
-  std::vector<bool> shared_;
-  uint64_t epoch_ = 0;  // an entry of the lists below counts only if it has this number
-  std::vector<uint64_t> last_write_;
-  std::vector<std::pair<uint64_t, Access>> next_access_;
+  std::vector<bool> shared_;  // by slot
+  // The number of the present pass over instructions. An entry of the next two lists with another number does not
+  // count.
+  uint64_t epoch_ = 0;
+  std::vector<uint64_t> last_write_;  // by slot, the epoch of the last write
+  std::vector<std::pair<uint64_t, Access>> next_access_;  // by slot
 };
 
 } // namespace

@@ -25,10 +25,10 @@ void settle_locked(mx::Stream stream) {
       ++failures;
     }
   }
-  // MLX counts the tasks of kernels that it has started, and waits if they are many. It never counts a task as completed
-  // if the error of an earlier kernel surfaces while it starts the task; after a dozen such errors, the process would
-  // wait forever. If another thread uses MLX beside this library, the count may now be too small. MLX then starts more
-  // tasks before it waits.
+  // MLX counts the tasks of kernels that it has started, and waits if they are many. If the error of an earlier kernel
+  // surfaces while MLX starts a task, MLX never counts this task as completed. After a dozen such errors, the process
+  // would wait forever. So this loop completes the count. If another thread uses MLX beside this library, the count may
+  // then be too small, and MLX only starts more tasks before it waits.
   while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
     mx::scheduler::notify_task_completion(stream);
   }
@@ -62,7 +62,7 @@ Evaluation::Evaluation(
 }
 
 template <typename Body>
-void Evaluation::guarded(Body&& body) {
+void Evaluation::settle_on_error(Body&& body) {
   try {
     body();
   } catch (const std::exception& error) {
@@ -78,7 +78,7 @@ void Evaluation::guarded(Body&& body) {
 }
 
 void Evaluation::run() {
-  guarded([&] {
+  settle_on_error([&] {
     for (auto& stage : stages_) {
       mx::eval(std::exchange(stage, {}));
     }
@@ -86,7 +86,7 @@ void Evaluation::run() {
 }
 
 void Evaluation::start() {
-  guarded([&] {
+  settle_on_error([&] {
     for (auto& stage : stages_) {
       auto arrays = std::exchange(stage, {});
       &stage == &stages_.back() ? mx::async_eval(std::move(arrays)) : mx::eval(std::move(arrays));

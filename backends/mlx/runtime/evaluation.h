@@ -15,13 +15,13 @@ namespace mx = mlx::core;
 class Evaluation {
  public:
   // With a memory limit, throws Failure if the evaluation would exceed it; nothing has run in this case. `overwritable`
-  // are the ids of arrays that are already evaluated and that the caller releases before run(): updates of these need
-  // no new memory.
+  // are the ids of arrays that are already evaluated and that the caller releases before run(). Updates of these arrays
+  // are made in place and need no new memory.
   Evaluation(
       std::vector<mx::array> arrays, mx::Stream stream, const std::vector<std::uintptr_t>& overwritable = {});
 
-  // Computes the arrays. If MLX throws, settles the stream before it rethrows, because the caller may free the memory of
-  // the work that has been started.
+  // Computes the arrays. If MLX throws, waits for the work that has been started before it rethrows, because the caller
+  // may free the memory that this work uses.
   void run();
 
   // Like run(), but returns before the arrays of the last stage are computed.
@@ -29,7 +29,7 @@ class Evaluation {
 
  private:
   template <typename Body>
-  void guarded(Body&& body);
+  void settle_on_error(Body&& body);
 
   std::lock_guard<std::mutex> lock_;
   // One stage, or several to stay below a memory limit. The arrays of a stage are computed before the next stage
@@ -38,11 +38,13 @@ class Evaluation {
   mx::Stream stream_;
 };
 
-// Waits until nothing runs on the stream, and drops the errors of kernels that fail until then. Call it after MLX threw.
+// Waits until nothing runs on the stream, and drops the errors of kernels that fail until then. Call it after MLX has
+// thrown.
 void settle(mx::Stream stream);
 
-// How many evaluations have failed so far, on any stream. MLX throws the error of a kernel once, and not always where the
-// results of this kernel are awaited: who waits for started work compares this number.
+// How many evaluations have failed so far, on any stream. MLX throws the error of a kernel only once, possibly in a
+// call that waits for other results. Code that waits for started work must therefore compare this number before and
+// after.
 uint64_t failed_evaluations();
 
 // Evaluates arrays and waits for them. Throws as Evaluation does.

@@ -21,7 +21,8 @@ void check_group(int rank, int size);
 // backends of MLX work on a CPU.
 mx::Stream communication_stream(mx::Stream stream);
 
-// Overwrites `size` bytes by those of the process with rank 0. All processes have to call it.
+// Overwrites `size` bytes by those of the process with rank 0. Returns only after all processes of the group have
+// called it with the same size.
 void share(void* data, size_t size);
 
 } // namespace executorch_mlx

@@ -46,7 +46,7 @@ bool uses_cpu_allocator() {
 
 void fill_with_zeros(void* memory, size_t bytes) {
 #if defined(__linux__)
-  constexpr size_t kMinDiscardedBytes = 1 << 20;
+  constexpr size_t kMinDiscardedBytes = 1 << 20;  // for less memory, the system call is not worth its time
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const auto first = (begin + page - 1) / page * page;

@@ -33,7 +33,8 @@ mx::array slice_positions(const mx::array& x, int start, int stop, mx::Stream st
 }
 
 // If `cache` has room for fewer than `needed` positions, replaces it by a larger one, of at most `limit` positions.
-// Its first `kept` positions are copied and the others are zeros. The dtype and the other sizes are those of `like`.
+// Copies its first `kept` positions, and fills all later positions with zeros. The dtype and the other sizes are those
+// of `like`.
 void grow(std::optional<mx::array>& cache, const mx::array& like, int kept, int needed, int limit, mx::Stream stream) {
   if (cache && cache->shape(kPositionAxis) >= needed) {
     return;
@@ -63,7 +64,7 @@ void write(std::optional<mx::array>& cache, const mx::array& x, int start, mx::S
   cache = mx::slice_update(before, x, from, to, stream);
 }
 
-// Writes x to the indices of a ring buffer from `start` on. What does not fit before the end of the buffer goes to
+// Writes x to the indices of a ring buffer from `start` on. Tokens that do not fit before the end of the buffer go to
 // its beginning.
 void write_to_ring(std::optional<mx::array>& cache, const mx::array& x, int start, mx::Stream stream) {
   const int tokens = x.shape(kPositionAxis);

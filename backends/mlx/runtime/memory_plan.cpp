@@ -78,7 +78,7 @@ size_t work_space(const mx::array& out, std::string_view primitive) {
 // Memory that one or several values share.
 struct Storage {
   size_t bytes;  // 0 if it was allocated before the evaluation
-  uint32_t uses = 0;  // the uses of all values that share it, without those by steps that have run
+  uint32_t uses = 0;  // how often steps that have not run yet, and the caller, use the values that share it
 };
 
 // A pending array.
@@ -86,7 +86,7 @@ struct Value {
   const mx::array* array;
   uint32_t step;
   uint32_t storage = 0;
-  uint32_t uses = 0;  // how many inputs of pending arrays it is, plus 1 if the caller asks for it
+  uint32_t uses = 0;  // how often it is an input of a pending array, plus 1 if the caller asks for it
   bool is_wanted = false;  // the caller asks for this array
   bool is_row_major = true;
   bool owns_memory = true;  // false for a view
@@ -238,8 +238,8 @@ void Planner::assign_storage(Step& step) {
   }
 }
 
-// Subtracts the uses of the inputs of `step` by the step itself. Returns the bytes of those inputs and results of the
-// step that have no use left.
+// Called when `step` has run: the step no longer counts as a use of its inputs. Frees the inputs and results of the
+// step that have no use left, and returns their bytes.
 size_t Planner::release_inputs(const Step& step) {
   size_t freed = 0;
   const auto free_if_unused = [&](Storage& storage) {

@@ -10,9 +10,10 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
-// Divides the evaluation of `arrays` into stages, so that its memory and the `active` bytes that are in use before it
-// together never exceed `limit`. Returns the arrays to evaluate in each stage. There is one stage if all results fit at
-// the same time. Throws Failure if a result does not fit even after all results that are no longer needed are freed.
+// Divides the evaluation of `arrays` into stages, so that the memory in use never exceeds `limit` bytes, of which
+// `active` are in use before the evaluation. Returns the arrays to evaluate in each stage. There is one stage if all
+// results fit at the same time. Throws Failure if a result does not fit even after all results that are no longer
+// needed are freed.
 //
 // `overwritable` are the ids of arrays that are already evaluated and that only the graph holds when it runs, so that
 // MLX can update them in place.

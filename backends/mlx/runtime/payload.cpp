@@ -29,8 +29,9 @@ const fb::MLXGraph* open_payload(const void* data, size_t size) {
   check_program(
       std::memcmp(header.zeros, kZeros, 4) == 0 && std::memcmp(header.magic, "MLX0", 4) == 0,
       "payload: expected a header with the magic MLX0");
-  // The data begins at `data_offset`. The FlatBuffer ends there, or up to 15 bytes earlier with padding in between. If
-  // there is no data, the payload may end without the padding, and both fields of the header may be zero.
+  // The payload may have `data_size` bytes of data after the FlatBuffer, at `data_offset`, which this runtime does not
+  // read. The FlatBuffer ends at `data_offset`, or before it with up to 15 bytes of padding in between. If there is no
+  // data, the payload may end without the padding, and both fields of the header may be zero.
   const uint64_t end = header.data_offset == 0 ? size : header.data_offset;
   check_program(
       end > sizeof(Header) && end - 15 <= size + 0ull && header.data_size <= size,

@@ -48,12 +48,12 @@ struct DecodedInstruction {
   OpFunction function;
   const void* node;
   uint32_t list_elements;  // the total number of elements in the node's lists
-  uint32_t group = 0;      // the number of the group that begins here, counted from 1, or 0
+  uint32_t group = 0;      // groups[group - 1] of the chain begins here; 0: no group does
 };
 
 struct Chain {
   std::vector<DecodedInstruction> instructions;
-  const fb::InstructionChain* source;
+  const fb::InstructionChain* source;  // the same instructions in the FlatBuffer
   std::vector<ElementwiseGroup> groups;
 };
 

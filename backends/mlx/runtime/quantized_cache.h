@@ -9,26 +9,30 @@ namespace executorch_mlx {
 
 namespace mx = mlx::core;
 
+// How the entries of a cache are quantized.
 struct EntryFormat {
   int group_size;
   int bits;
-  bool rotate;
+  bool rotate;  // whether each group is rotated before it is quantized
 
+  // The number of groups that hold `width` values.
   int groups(int width) const {
     return (width + group_size - 1) / group_size;
   }
+  // The size of this many quantized groups, without scales and biases.
   int bytes(int groups) const {
     return groups * group_size * bits / 8;
   }
 };
 
-// The quantized entries uint8 [B, G, N, bytes], and their scales and biases [B, G, N, 2 * groups].
+// The entries of N positions and G key heads. `entries` is uint8 [B, G, N, bytes]. `scales` [B, G, N, 2 * groups] has
+// the scales of the groups, then their biases.
 struct QuantizedEntries {
   mx::array entries;
   mx::array scales;
 };
 
-// Attention of q [1, H, S, D] over the entries [first, last) of a cache.
+// Attention of q [1, H, S, D] over the positions [first, last) of a cache.
 struct QuantizedAttention {
   mx::array q;
   QuantizedEntries cache;

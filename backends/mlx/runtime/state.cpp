@@ -77,7 +77,7 @@ void State::drop_backup() {
 }
 
 void State::drop_backup_of_updated() {
-  for (const auto& array : tracked()) {
+  for (const auto& array : changed()) {
     array.backup->reset();
   }
 }
@@ -207,8 +207,8 @@ std::vector<mx::array> State::pending() const {
   return result;
 }
 
-std::vector<State::Tracked> State::tracked() {
-  std::vector<Tracked> arrays;
+std::vector<State::Changed> State::changed() {
+  std::vector<Changed> arrays;
   for (uint32_t i = 0; i < buffers_backup_.size(); ++i) {
     arrays.push_back({&buffers_backup_[i], &tensors[layout_.buffers_begin() + i], &buffers_undo_[i]});
   }
@@ -220,7 +220,7 @@ std::vector<State::Tracked> State::tracked() {
       arrays.push_back({&backup.values, &now.values, &values});
     }
   }
-  std::erase_if(arrays, [](const Tracked& x) { return !*x.backup || !*x.now || (*x.backup)->id() == (*x.now)->id(); });
+  std::erase_if(arrays, [](const Changed& x) { return !*x.backup || !*x.now || (*x.backup)->id() == (*x.now)->id(); });
   return arrays;
 }
 
@@ -254,7 +254,7 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
   const auto superseded = superseded_updates();
   std::vector<std::uintptr_t> overwritable;
   if (is_limited && !keeps_backup_) {
-    for (const auto& array : tracked()) {
+    for (const auto& array : changed()) {
       overwritable.push_back((*array.backup)->id());
     }
     for (const auto* updates : superseded) {
@@ -288,32 +288,35 @@ void State::submit(std::vector<mx::array> arrays, const std::vector<mx::array>& 
   }
 }
 
-// Whether no array but the contents of this buffer uses its memory after a call that returned `outputs`. Kernels that have
-// been submitted may use it.
+// Whether only the contents of this buffer use their memory after the call, apart from kernels that have been
+// submitted. `outputs` are the arrays that the caller keeps.
 bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const {
   const void* const data = tensors[layout_.buffers_begin() + buffer]->data_shared_ptr().get();
-  const auto uses_it = [&](const std::optional<mx::array>& x) { return x && x->data_shared_ptr().get() == data; };
-  const auto any_of = [&](uint32_t begin, uint32_t end) {
-    return std::any_of(tensors.begin() + begin, tensors.begin() + end, uses_it);
+  const auto uses_data = [&](const std::optional<mx::array>& x) { return x && x->data_shared_ptr().get() == data; };
+  const auto any_slot_uses_data = [&](uint32_t begin, uint32_t end) {
+    return std::any_of(tensors.begin() + begin, tensors.begin() + end, uses_data);
   };
   const uint32_t slot = layout_.buffers_begin() + buffer;
-  if (std::any_of(outputs.begin(), outputs.end(), uses_it) || any_of(layout_.buffers_begin(), slot) ||
-      any_of(slot + 1, layout_.temps_begin())) {
+  if (std::any_of(outputs.begin(), outputs.end(), uses_data) || any_slot_uses_data(layout_.buffers_begin(), slot) ||
+      any_slot_uses_data(slot + 1, layout_.temps_begin())) {
     return false;
   }
   if (memory_before_[buffer].data == data) {
     return memory_before_[buffer].is_unshared;
   }
-  // Other memory is unshared if this call has allocated it.
-  const auto is_it = [&](const Memory& memory) { return memory.data == data; };
-  const auto holds_it = [&](const auto& initial) { return uses_it(initial.second); };
-  return std::none_of(memory_before_.begin(), memory_before_.end(), is_it) && !any_of(0, layout_.inputs_begin()) &&
-      std::none_of(initial_tensors_.begin(), initial_tensors_.end(), holds_it);
+  // Memory that this call has allocated is unshared. Memory from before the call may belong to another buffer, a
+  // constant or a temporary of the init chain.
+  const auto is_data = [&](const Memory& memory) { return memory.data == data; };
+  const auto initial_uses_data = [&](const auto& initial) { return uses_data(initial.second); };
+  return std::none_of(memory_before_.begin(), memory_before_.end(), is_data) &&
+      !any_slot_uses_data(0, layout_.inputs_begin()) &&
+      std::none_of(initial_tensors_.begin(), initial_tensors_.end(), initial_uses_data);
 }
 
-// Lets the next call update the buffers in place although kernels that use them still run. MLX keeps what kernels use alive
-// by references to the Data of an array, and updates an array in place only if nothing else refers to this Data. The
-// buffers get a new Data with the same memory. The update cannot overtake the kernels, because they are on the same stream.
+// Lets the next call update the buffers in place although kernels that use them still run. While a kernel runs, MLX
+// holds references to the Data objects of its arrays, and it updates an array in place only if nothing else refers to
+// the array's Data. This function therefore gives the buffers new Data objects for the same memory. The update cannot
+// overtake the kernels, because it runs on the same stream.
 void State::take_over_memory(const std::vector<mx::array>& outputs) {
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& x = tensors[layout_.buffers_begin() + i];
@@ -337,9 +340,9 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
 // its backup, and MLX writes the new contents to new memory.
 void State::evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream) {
   std::vector<mx::array> saved;
-  std::vector<Tracked> updated;
+  std::vector<Changed> updated;
   std::vector<std::uintptr_t> overwritable;
-  for (const auto& array : tracked()) {
+  for (const auto& array : changed()) {
     if (array.undo->record(**array.backup, **array.now, stream, saved)) {
       updated.push_back(array);
       overwritable.push_back((*array.backup)->id());

@@ -44,8 +44,8 @@ class State {
   void set_caches(std::shared_ptr<Caches> caches);
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
-  // call starts with them. Empties the slots of the buffers. Their contents go to those Buffers that have no contents
-  // yet; the others keep what they have.
+  // call starts with them. Moves the contents of each buffer's slot to its Buffer, or discards them if the Buffer
+  // already has contents.
   void finish_loading();
 
   // -- a call ----------------------------------------------------------------
@@ -64,18 +64,19 @@ class State {
   void commit();
   void rollback(mx::Stream stream);
 
-  // Writes `update` to a slice of x, the contents of a buffer whose slot is empty, at once and in place. rollback() undoes
-  // the write. Returns whether it was possible; otherwise, MLX has to update the array: see InPlaceUpdates::write().
+  // Writes `update` to a slice of x at once and in place, and returns true. x is the contents of the buffer in `slot`,
+  // and the slot itself is empty. rollback() undoes the write. Returns false with `keep_backup`, or if
+  // InPlaceUpdates::write() returns false. MLX then has to update the array.
   bool update_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
-  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation has buffers to compute
-  // that have no backup, and fails after it has started, all buffers are lost: see is_lost().
+  // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation computes buffers that
+  // have no backup, and it fails after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
-  // Like evaluate() with `ends_call`, but may return before the arrays are computed: if the call keeps no backup, there is
-  // no memory limit, and the program has no caches. `outputs` are those arrays that the caller keeps.
+  // Like evaluate() with `ends_call`, but returns before the arrays are computed, unless the call keeps a backup, there
+  // is a memory limit, or the program has caches. `outputs` are the arrays that the caller keeps.
   void submit(std::vector<mx::array> arrays, const std::vector<mx::array>& outputs, mx::Stream stream);
 
   // The arrays of buffers and caches that are not evaluated yet.
@@ -86,7 +87,7 @@ class State {
 
   // -- between calls ---------------------------------------------------------
 
-  // Work that submit() has started has failed: is_lost() returns true from now on.
+  // Marks all buffers and caches as lost. To be called if work that submit() has started fails.
   void lose_buffers();
 
   // Whether the contents of a buffer or cache were lost in an evaluation that failed without a backup, in this method
@@ -98,12 +99,12 @@ class State {
 
  private:
   // A buffer, or the keys or values of a cache, that the call has changed.
-  struct Tracked {
+  struct Changed {
     std::optional<mx::array>* backup;
     const std::optional<mx::array>* now;
     Undo* undo;  // leads from the backup to the contents from before the call
   };
-  std::vector<Tracked> tracked();
+  std::vector<Changed> changed();
   // The records of buffers that were written in place in this call and now also have an update that MLX has to make.
   std::vector<InPlaceUpdates*> superseded_updates();
   bool owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const;

@@ -14,8 +14,8 @@ inline bool is_control(const fb::Instruction& instruction) {
 
 enum class Access { read, write, read_and_write };
 
-// Calls visit(tid, access) with each tensor slot in the fields of a verified instruction. The slots that the chains of a
-// control instruction read and write are not visited.
+// Calls visit(tid, access) with each tensor slot in the fields of a verified instruction. The slots that the chains of
+// a control instruction read and write are not visited.
 template <typename Visit>
 void for_each_tensor_slot(const fb::Instruction& instruction, Visit&& visit) {
   const auto visit_field = [&](const Field& field) {

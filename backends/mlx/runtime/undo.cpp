@@ -59,7 +59,8 @@ bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
   return holder && holder->id() == x.id();
 }
 
-// Returns whether x and these two holders are the only references to the array. If they are, resets the holders.
+// If x, `first` and `*second` are the only references to the array, resets `first` and `*second` and returns true.
+// Otherwise changes nothing and returns false.
 bool take_from(mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
   const bool in_first = holds(first, x);
   const bool in_second = second != nullptr && holds(*second, x);

@@ -73,8 +73,8 @@ std::optional<mx::Strides> strides_after_reshape(const mx::array& x, const mx::S
     while (x.shape(static_cast<int>(i)) == 1) {
       ++i;
     }
-    int64_t left = x.shape(static_cast<int>(i));
-    int64_t right = shape[j];
+    int64_t left = x.shape(static_cast<int>(i));  // the number of elements in the run of x
+    int64_t right = shape[j];  // the number of elements in the run of `shape`, which has the axes from j to `last`
     size_t last = j;
     int64_t innermost = x.strides(static_cast<int>(i++));
     while (left != right) {

@@ -9,7 +9,8 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-constexpr size_t kMaxPrimitives = 256;  // of a kernel: one for each size of its inputs
+// The number of primitives that a kernel keeps: one for each combination of launch size, dtypes and constants.
+constexpr size_t kMaxPrimitives = 256;
 
 } // namespace
 
@@ -18,7 +19,7 @@ bool is_cuda(mx::Stream stream) {
   return has_cuda && stream.device == mx::Device::gpu;
 }
 
-// MLX caches compiled kernels on disk by their names, so a name contains the hash of the text.
+// MLX caches compiled kernels on disk by their names, so a name contains the hash of the source.
 CudaKernel::CudaKernel(
     const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
     const std::string& body)

@@ -1,4 +1,4 @@
-// A kernel of ours in CUDA, which MLX compiles at run time.
+// A CUDA kernel whose source is in this library. MLX compiles it at run time.
 #pragma once
 
 #include <mlx/mlx.h>
@@ -19,24 +19,25 @@ bool is_cuda(mx::Stream stream);
 
 class CudaKernel {
  public:
-  // `body` is the text of the kernel, as for mx::fast::cuda_kernel().
+  // `body` is the source of the kernel, as for mx::fast::cuda_kernel().
   CudaKernel(
       const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
       const std::string& body);
 
-  // Values of the constants of the text: kName = value.
+  // The names and values of the compile-time constants of the source, such as {"kDim", 128}. A float is passed as an
+  // int with the same bits.
   using Constants = std::vector<std::pair<std::string, int>>;
 
-  // The results of the kernel, not evaluated, in blocks of `threads` threads. In the text, T is the dtype of the first
-  // input, which all results have.
+  // Returns the results of the kernel, as lazy arrays. The kernel runs in `blocks` blocks of `threads` threads. All
+  // results have the dtype of the first input, which is T in the source.
   std::vector<mx::array> operator()(
       std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
       mx::Stream stream) const;
 
  private:
   mx::fast::CustomKernelFunction make_;
-  // MLX writes the source of the kernel anew for each result, which takes longer than the rest. Results that differ only in
-  // their inputs share a primitive.
+  // The primitives of earlier calls, by the properties that the source depends on. Each call of make_() writes the
+  // source anew, which takes longer than all other work of a call. A call that finds its primitive here skips this.
   mutable std::mutex mutex_;
   mutable std::map<std::vector<int>, std::shared_ptr<mx::Primitive>> primitives_;
 };

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
-constexpr int kMaxBlocks = 1 << 22;
+constexpr int kMaxBlocks = 1 << 22;  // kMaxBlocks * kThreads fits in 32 bits
 
 int blocks_of(size_t rows, int per_block) {
   return static_cast<int>((rows + per_block - 1) / per_block);
@@ -29,12 +29,12 @@ bool is_lazy(const mx::array& x, std::string_view name) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
 }
 
-// Whether the kernels can read x as elements of `dtype`.
-bool has_dtype(const mx::array& x, mx::Dtype dtype) {
+// Whether x has the dtype `dtype`, and the kernels can read it: it must be a float dtype.
+bool has_float_dtype(const mx::array& x, mx::Dtype dtype) {
   return x.dtype() == dtype && is_float(dtype);
 }
 
-// The operand x of silu(x) = x * sigmoid(x) if `y` is its lazy result, else null.
+// The operand x if y is the lazy result of silu(x) = x * sigmoid(x), else null.
 const mx::array* operand_of_silu(const mx::array& y) {
   if (!is_lazy(y, "Multiply") || !is_lazy(y.inputs()[1], "Sigmoid")) {
     return nullptr;
@@ -172,8 +172,8 @@ const CudaKernel& rms_norm_rope_kernel() {
   return kernel;
 }
 
-// The operand of a lazy transposition [B, S, H, D] -> [B, H, S, D], else null. A transposition that moves only axes of
-// size 1 is a reshape.
+// The operand if y is the lazy result of a transposition [B, S, H, D] -> [B, H, S, D], else null. A reshape does the
+// same if S or H is 1.
 const mx::array* operand_of_transposition(const mx::array& y) {
   const bool is_transpose = is_lazy(y, "Transpose");
   if (y.ndim() != 4 || !(is_transpose || is_lazy(y, "Reshape"))) {
@@ -192,8 +192,8 @@ const mx::array* operand_of_transposition(const mx::array& y) {
   return y.shape(1) == 1 || y.shape(2) == 1 ? &x : nullptr;
 }
 
-// The weights [..., rows, depth] of a lazy product x @ weights.T with one row, if their rows can be read in blocks of 16
-// bytes.
+// The weights [..., rows, depth] if y is a lazy product x @ weights.T, x is one row vector, and a kernel can read the
+// rows of the weights in blocks of 16 bytes. Otherwise nullopt.
 std::optional<mx::array> weights_of_product(const mx::array& y, mx::Stream stream) {
   if (!is_lazy(y, "Matmul") || y.size() != static_cast<size_t>(y.shape(-1))) {
     return std::nullopt;
@@ -210,7 +210,8 @@ std::optional<mx::array> weights_of_product(const mx::array& y, mx::Stream strea
   return weights.flags().row_contiguous ? std::optional(weights) : std::nullopt;
 }
 
-// silu(gate) * up in one kernel with the products that compute both, if these have one row and the same operand x.
+// Computes silu(gate) * up, and the products that compute gate and up, in one kernel. Returns nullopt unless both are
+// lazy products of the same row vector.
 std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream) {
   const auto gates = weights_of_product(gate, stream);
   const auto ups = gates ? weights_of_product(up, stream) : std::nullopt;
@@ -226,7 +227,7 @@ std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& 
 } // namespace
 
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (!is_cuda(stream) || a.shape() != b.shape() || a.ndim() == 0 || !has_dtype(a, b.dtype()) ||
+  if (!is_cuda(stream) || a.shape() != b.shape() || a.ndim() == 0 || !has_float_dtype(a, b.dtype()) ||
       a.size() / kThreads >= kMaxBlocks) {
     return std::nullopt;
   }
@@ -244,7 +245,7 @@ std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, m
 
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
     const mx::array& x, const mx::array& weight, float eps, mx::Stream stream) {
-  if (!is_cuda(stream) || !is_lazy(x, "Add") || !has_dtype(weight, x.dtype()) || x.size() == 0) {
+  if (!is_cuda(stream) || !is_lazy(x, "Add") || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
     return std::nullopt;
   }
   const mx::array& a = x.inputs()[0];
@@ -268,7 +269,7 @@ std::optional<mx::array> rms_norm_rope(
   const mx::array& weight = norm->inputs()[1];
   const float eps = static_cast<const mx::fast::RMSNorm&>(norm->primitive()).state().second;
   const int heads = x.shape(1), dim = x.shape(3);
-  if (!has_dtype(x, weight.dtype()) || weight.shape() != mx::Shape{dim} || dim % 2 != 0 || dim > 1024 ||
+  if (!has_float_dtype(x, weight.dtype()) || weight.shape() != mx::Shape{dim} || dim % 2 != 0 || dim > 1024 ||
       !is_float(freqs.dtype()) || x.size() / dim >= kMaxBlocks) {
     return std::nullopt;
   }

@@ -1,6 +1,6 @@
 // Defines the macros and functions that the source code of the GPU kernels uses, so that C++ compiles this source code
-// and a CPU runs it. The threads of a group are threads of this process that share a barrier. Without a barrier, a
-// group has one thread.
+// and a CPU runs it. A GPU's group of threads (a CUDA block, a Metal threadgroup) becomes threads of this process that
+// share a barrier. Without a barrier, the group has one thread.
 #pragma once
 
 #include <atomic>

@@ -17,9 +17,10 @@ namespace {
 
 namespace kernel = executorch_mlx_sample;
 
-constexpr int kPartThreads = 128;   // threads of a group of sample_parts
-constexpr int kRowThreads = 512;    // threads of a group of sample_rows
-constexpr int kSharedKeys = 2048;   // keys for which sample_rows has room in the memory of a group
+// A group is a CUDA block or a Metal threadgroup. sample_kernel.inc describes the two kernels.
+constexpr int kPartThreads = 128;   // threads of a group of the kernel sample_parts
+constexpr int kRowThreads = 512;    // threads of a group of the kernel sample_rows
+constexpr int kSharedKeys = 2048;   // sort keys of sample_rows that fit in the memory that a group shares
 
 // The macros and functions that the source code of the kernels uses, for CUDA and for Metal. host.h defines them for
 // C++.
@@ -109,8 +110,8 @@ constexpr char kRowsBody[] = R"(
 )";
 
 // The names of the inputs of both kernels, and of the outputs of sample_parts.
-const std::vector<std::string> kInputs = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
-const std::vector<std::string> kParts = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
+const std::vector<std::string> kInputNames = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
+const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
 
 // MLX caches compiled kernels on disk by their names. A name therefore contains the hash of the source code.
 std::string kernel_name(const char* name) {
@@ -152,9 +153,9 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   if (stream.device != mx::Device::gpu || num_keys > std::numeric_limits<int>::max()) {
     return std::nullopt;
   }
-  static const auto parts_kernel = make_kernel("sample_parts", kInputs, kParts, kPartsBody);
+  static const auto parts_kernel = make_kernel("sample_parts", kInputNames, kPartNames, kPartsBody);
   static const auto rows_kernel =
-      make_kernel("sample_rows", concatenated(kInputs, kParts), {"all_keys", "tokens"}, kRowsBody);
+      make_kernel("sample_rows", concatenated(kInputNames, kPartNames), {"all_keys", "tokens"}, kRowsBody);
   const int rows = inputs.logits.shape(0);
   const int vocabulary = inputs.logits.shape(1);
   const int parts = static_cast<int>(kernel::parts_of(vocabulary));
@@ -168,12 +169,12 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
         {"kThreads", threads},
         {"kSharedKeys", kSharedKeys}};
   };
-  // Metal passes an array of fewer than 8 elements in another address space.
-  const mx::Shape summary{std::max(rows * parts, 8)};
+  // At least 8 elements, because Metal passes an array of fewer elements in another address space.
+  const mx::Shape summary_shape{std::max(rows * parts, 8)};
   const auto summaries = parts_kernel(
-      operands, std::vector(kParts.size(), summary), {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32},
-      {rows * parts * kPartThreads, 1, 1}, {kPartThreads, 1, 1}, arguments(kPartThreads), std::nullopt,
-      /*verbose=*/false, stream);
+      operands, std::vector(kPartNames.size(), summary_shape),
+      {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32}, {rows * parts * kPartThreads, 1, 1},
+      {kPartThreads, 1, 1}, arguments(kPartThreads), std::nullopt, /*verbose=*/false, stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());
   return rows_kernel(
       operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, {rows * kRowThreads, 1, 1},

@@ -121,6 +121,7 @@ void conv(const Node& n, Context& c) {
     }
     check_argument(size > 0, "axis ", i, ": got a result of size ", size, ", expected 1 or more");
     shape.push_back(c.checked_int("result size", size));
+    // A transposed convolution is a plain one over x with stride - 1 zeros between adjacent elements.
     const int64_t spread = kTransposed ? (length - 1) * window.stride[i] + 1 : length;
     padded.push_back(c.checked_int("padded size", spread + low.back() + high.back()));
   }

@@ -170,6 +170,7 @@ inline void gelu(const fb::GeluParams& n, Context& c) {
   c.set(n.out(), mx::astype(y, input.dtype(), s));
 }
 
+// Throws if 10 ** decimals would not be a finite float32.
 inline void round_to(const fb::RoundParams& n, Context& c) {
   check_program(std::abs(int64_t{n.decimals()}) <= 38, "decimals ", n.decimals(), " is out of range [-38, 38]");
   c.set(n.out(), mx::round(c.in(n.x()), n.decimals(), c.stream));

@@ -203,8 +203,8 @@ inline std::vector<Run> find_runs(const mx::array& indices, int length) {
   return runs;
 }
 
-// Copies slices of `update` to the runs of indices of `axis`, and writes the result to the slot `out`. Each run takes one
-// slice update, which can be made in place.
+// Copies slices of `update` to the runs of indices of `axis`, and writes the result to the slot `out`. Each run takes
+// one slice update, which can be made in place.
 inline void copy_runs(
     const fb::Tid* out, mx::array dst, const mx::array& update, const std::vector<Run>& runs, int axis, Context& c) {
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -246,7 +246,8 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
 }
 
 // As in torch, `indices` may be smaller than `updates` on any axis, and smaller than x on any axis other than `axis`.
-// Only the leading part of `updates` and x with the size of `indices` is then used (on `axis`, all of x).
+// On such an axis, only the first elements of `updates`, as many as `indices` has, are added, and only to the first
+// elements of x.
 inline void scatter_add(const fb::ScatterAddParams& n, Context& c) {
   const auto& x = c.in(n.x());
   const auto& updates = c.in(n.updates());

@@ -49,8 +49,8 @@ inline int64_t rows_of(const mx::array& x) {
   return x.size() == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1);
 }
 
-// mx::matmul(a, b). On a GPU, gives a matrix b leading axes of size 1 if a has them. Otherwise MLX would reshape a and the
-// result: two more operations of the graph, each of which costs the host about as much as a small kernel.
+// mx::matmul(a, b). On a GPU, if a has leading axes of size 1 and b is a matrix, gives b such axes, too. Otherwise MLX
+// would reshape a and the result. Each of these two operations costs the host about as much as a small kernel.
 inline mx::array matmul(const mx::array& a, const mx::array& b, mx::Stream stream) {
   const bool is_matrix = a.ndim() > 2 && b.ndim() == 2 && batch_size(a) == 1;
   if (stream.device != mx::Device::gpu || !is_matrix || !b.is_available()) {
@@ -83,13 +83,14 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   c.set_product(n.out(), n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream), a.shape(-1));
 }
 
-// Returns the tensor in slot `tid` as uint32 indices of the matrices of `batch`, whose batch axes count as flattened.
-// bounded_indices() treats indices that are out of bounds. Returns nullopt if `tid` is null.
-inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& batch, Context& c) {
+// Returns the tensor in slot `tid` as uint32 indices of the matrices of an operand [..., rows, columns]. The matrices
+// are counted as if the axes before `rows` were flattened. bounded_indices() says what happens to an index that is out
+// of bounds. Returns nullopt if `tid` is null.
+inline std::optional<mx::array> batch_indices(const fb::Tid* tid, const mx::array& operand, Context& c) {
   if (tid == nullptr) {
     return std::nullopt;
   }
-  const auto indices = bounded_indices(c.in(tid), batch_size(batch), c, /*from_end=*/false);
+  const auto indices = bounded_indices(c.in(tid), batch_size(operand), c, /*from_end=*/false);
   return mx::astype(indices, mx::uint32, c.stream);
 }
 

@@ -15,7 +15,7 @@ struct Quantized {
 
 // Reads and checks the quantized weights of a node.
 template <typename Node>
-Quantized quantized(const Node& n, Context& c) {
+Quantized read_weights(const Node& n, Context& c) {
   check_program(
       n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8,
       "got group_size ", n.group_size(), " and bits ", n.bits(), ", expected group_size > 0 and bits in [1, 8]");
@@ -29,7 +29,8 @@ Quantized quantized(const Node& n, Context& c) {
   auto expected = q.w.shape();
   expected.back() = static_cast<int>(columns / n.group_size());
   check_argument(
-      columns > 0 && columns % n.group_size() == 0 && columns / n.group_size() == expected.back() && q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
+      columns > 0 && columns % n.group_size() == 0 && columns / n.group_size() == expected.back() &&
+          q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
       "scales: got ", describe(q.scales), ", expected shape ", dims(expected), ", also for biases");
   return q;
 }
@@ -44,7 +45,7 @@ inline Quantized to_float32(Quantized q, const Context& c) {
 }
 
 inline void dequantize(const fb::DequantizeParams& n, Context& c) {
-  const auto q = quantized(n, c);
+  const auto q = read_weights(n, c);
   const auto dtype = n.dtype() ? std::optional(dtype_of(*n.dtype())) : std::nullopt;
   c.set(
       n.out(),
@@ -56,7 +57,7 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   auto x = c.in(n.x());
-  auto q = quantized(n, c);
+  auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const auto dtype = x.dtype();
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
@@ -101,7 +102,7 @@ inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c)
 inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   const auto& x = c.in(n.x());
-  const auto q = quantized(n, c);
+  const auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
   check_argument(
@@ -113,7 +114,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
           x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
     return set(*y);
   }
-  c.count_operations(x.size(), 4);
+  c.count_operations(x.size(), 4);  // about what rounding a value takes
   // MLX's CUDA backend does not support a vector x, so x becomes a matrix of one row.
   auto rounded = rounded_to_int8(x, n.group_size(), c);
   if (x.ndim() == 1) {
@@ -128,7 +129,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
 inline void gather_qmm(const fb::GatherQmmParams& n, Context& c) {
   c.make_available({n.x(), n.lhs_indices(), n.rhs_indices()});
   auto x = c.in(n.x());
-  auto q = quantized(n, c);
+  auto q = read_weights(n, c);
   check_min_rank(x, "x", 2);
   const auto dtype = x.dtype();
   if (computes_in_float32(x, c)) {

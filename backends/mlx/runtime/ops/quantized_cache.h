@@ -38,16 +38,16 @@ inline QuantizedEntries quantize_with_mlx(
   }
   const auto x = mx::unflatten(mx::concatenate(std::move(parts), -1, c.stream), -1, {-1, format.group_size}, c.stream);
   const auto number = [](float value) { return mx::array(value); };
-  const auto levels = static_cast<float>((1 << format.bits) - 1);
+  const auto max_level = static_cast<float>((1 << format.bits) - 1);
   const auto low = mx::min(x, -1, /*keepdims=*/true, c.stream);
   const auto range = mx::subtract(mx::max(x, -1, /*keepdims=*/true, c.stream), low, c.stream);
   const auto biases = mx::astype(low, scale_type, c.stream);
-  const auto scales = mx::astype(mx::divide(range, number(levels), c.stream), scale_type, c.stream);
+  const auto scales = mx::astype(mx::divide(range, number(max_level), c.stream), scale_type, c.stream);
   auto divisor = mx::astype(scales, mx::float32, c.stream);
   divisor = mx::where(mx::equal(divisor, number(0), c.stream), number(1), divisor, c.stream);
   const auto distance = mx::subtract(x, mx::astype(biases, mx::float32, c.stream), c.stream);
   auto q = mx::round(mx::divide(distance, divisor, c.stream), 0, c.stream);
-  q = mx::astype(mx::clip(q, number(0), number(levels), c.stream), mx::uint8, c.stream);
+  q = mx::astype(mx::clip(q, number(0), number(max_level), c.stream), mx::uint8, c.stream);
   if (format.bits == 4) {
     const auto pairs = mx::split(mx::unflatten(q, -1, {-1, 2}, c.stream), 2, -1, c.stream);
     q = mx::squeeze(

@@ -86,7 +86,7 @@ inline void sample(const fb::SampleParams& n, Context& c) {
                        : random_seed(c.stream),
       .top_k = optional("top_k", n.top_k(), mx::int64),
       .min_p = optional("min_p", n.min_p(), mx::float32)};
-  c.count_operations(logits.size(), 4);
+  c.count_operations(logits.size(), 4);  // about what sampling takes for a logit
   if (const auto tokens = gpu::sample(inputs, c.stream)) {
     return c.set(n.out(), *tokens);
   }

@@ -40,7 +40,7 @@ inline int64_t multiply(int64_t a, int64_t b) {
 }
 
 template <IntegerOp Op>
-void integers(const fb::BinaryIntNode& n, Context& c) {
+void binary_int(const fb::BinaryIntNode& n, Context& c) {
   c.set(n.out(), Op(c.integer(n.a()), c.integer(n.b())));
 }
 
@@ -77,11 +77,11 @@ inline void sym_size(const fb::SymSizeParams& n, Context& c) {
 }
 
 constexpr OpRow kScalarRows[] = {
-    MLX_ROW(AddIntNode, integers<add>),
-    MLX_ROW(FloorDivideIntNode, integers<floor_divide>),
-    MLX_ROW(ModIntNode, integers<modulo>),
-    MLX_ROW(MultiplyIntNode, integers<multiply>),
-    MLX_ROW(SubtractIntNode, integers<subtract>),
+    MLX_ROW(AddIntNode, binary_int<add>),
+    MLX_ROW(FloorDivideIntNode, binary_int<floor_divide>),
+    MLX_ROW(ModIntNode, binary_int<modulo>),
+    MLX_ROW(MultiplyIntNode, binary_int<multiply>),
+    MLX_ROW(SubtractIntNode, binary_int<subtract>),
 
     MLX_ROW(ItemIntNode, item_int),
     MLX_ROW(SymSizeNode, sym_size),
