@@ -4,8 +4,8 @@
     python benchmarks/batch.py --rows 4 --requests 16
 
 The model has random weights. The requests have 64 prompt tokens and 64 to 128 new tokens, drawn with a fixed seed.
-Both measurements, of the batch and of one request at a time, run the functions of the command `batch`; the second
-uses a program with one row. The line shows generated tokens per second, their ratio, and the ratio that is required.
+Both measurements run the functions of the command `batch`. For one request at a time, the program has one row. The
+printed line shows the generated tokens per second of both, their ratio, and the ratio that is required.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME, BAR, PROMPT, ANSWERS = "model", 3.0, 64, (64, 128)
+NAME, REQUIRED_RATIO = "model", 3.0
+PROMPT_TOKENS, ANSWER_TOKENS = 64, (64, 128)  # ANSWER_TOKENS: smallest and largest number
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import engine  # noqa: E402
@@ -30,7 +31,8 @@ def write_requests(path: Path, count: int) -> None:
     rng = random.Random(0)
     with open(path, "w") as file:
         for number in range(count):
-            body = {"model": NAME, "prompt": engine.prompt_of(PROMPT, number), "max_tokens": rng.randint(*ANSWERS)}
+            body = {"model": NAME, "prompt": engine.prompt_of(PROMPT_TOKENS, number)}
+            body |= {"max_tokens": rng.randint(*ANSWER_TOKENS)}
             body |= {"temperature": 0.8, "seed": number, "ignore_eos": True}
             line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
@@ -60,7 +62,7 @@ def measure(program: str, requests: str) -> float:
     return totals.answer_tokens / seconds
 
 
-def run(program: Path, requests: Path) -> float:
+def measure_in_process(program: Path, requests: Path) -> float:
     """`measure` in a process of its own."""
     code = f"import batch; print(batch.measure({str(program)!r}, {str(requests)!r}))"
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -74,14 +76,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--requests", type=int, default=32)
     options = parser.parse_args()
-    many, one = (engine.program(options.format, rows) for rows in (options.rows, 1))
+    many, one = (engine.program_path(options.format, rows) for rows in (options.rows, 1))
     with tempfile.TemporaryDirectory() as folder:
         requests = Path(folder) / "requests.jsonl"
         write_requests(requests, options.requests)
-        alone, batch = run(one, requests), run(many, requests)
+        alone, batch = measure_in_process(one, requests), measure_in_process(many, requests)
     print(
         f"{engine.SHAPE} {options.format}, {options.requests} requests: one at a time {alone:.1f} tokens/s, batch with "
-        f"{options.rows} rows {batch:.1f} tokens/s: {batch / alone:.2f} x, bar {BAR} x"
+        f"{options.rows} rows {batch:.1f} tokens/s: {batch / alone:.2f} x, required {REQUIRED_RATIO} x"
     )
 
 

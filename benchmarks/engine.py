@@ -12,8 +12,8 @@ process. `bar` is the required value.
 - rows: programs with 1, 2 and 4 rows, in turns: memory that is allocated and in use after an answer, and the tokens per
   second of one request and of as many requests as rows.
 - stall: the longest time between two tokens of an answer while another prompt of 2,000 tokens is prefilled.
-- repeat: an answer that repeats a text of 500 tokens from its prompt. A mask that allows one token makes the model
-  repeat the text, in the run with speculation and in the run without.
+- repeat: an answer that repeats a text of 500 tokens from its prompt, with speculation and without. In both runs, a
+  mask of allowed tokens makes the model repeat the text.
 - prose: an answer of the demo model, with speculation and without.
 - cold: the wall time of `executorch-mlx run`, from the start of the process to the end, for one token.
 """
@@ -36,31 +36,31 @@ BUILD = ROOT / "build" / "benchmarks" / "llm"
 DEMO = ROOT / "examples" / "demo_model"
 SHAPE = "qwen3-0.6b"
 CAPACITY = 2304
-PARTS = ("throughput", "rows", "stall", "repeat", "prose", "cold")
+MEASUREMENTS = ("throughput", "rows", "stall", "repeat", "prose", "cold")
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1, "ignore_eos": True}
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "llm"))
 import models  # noqa: E402
 
 
-def program(form: str, rows: int, capacity: int = CAPACITY) -> Path:
-    """Return the path of the random model with `rows` rows. Exports it if it does not exist."""
-    path = BUILD / f"{SHAPE}-{form}-{capacity}-rows{rows}.pte"
+def program_path(weight_format: str, rows: int, capacity: int = CAPACITY) -> Path:
+    """Return the path of the random model with `rows` rows. Export the model first if the file does not exist."""
+    path = BUILD / f"{SHAPE}-{weight_format}-{capacity}-rows{rows}.pte"
     if not path.exists():
         print(f"building {path.name} ...", flush=True)
         BUILD.mkdir(parents=True, exist_ok=True)
-        code = f"import engine; engine.export({form!r}, {rows}, {capacity}, {str(path)!r})"
+        code = f"import engine; engine.export({weight_format!r}, {rows}, {capacity}, {str(path)!r})"
         subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT / "benchmarks", check=True)
     return path
 
 
-def export(form: str, rows: int, capacity: int, path: str) -> None:
+def export(weight_format: str, rows: int, capacity: int, path: str) -> None:
     from executorch_mlx.llm.export import HeadConfig, export_llm
     from executorch_mlx.llm.export.weights import load_causal_lm
 
-    model = load_causal_lm(models.folder_of(SHAPE, form, BUILD))
+    model = load_causal_lm(models.folder_of(SHAPE, weight_format, BUILD))
     head = HeadConfig(allowed_tokens=True)
-    options = {"head": head, "verify": False} | models.activations_of(form)
+    options = {"head": head, "verify": False} | models.activations_of(weight_format)
     exported = export_llm(model, max_context_len=capacity, batch=rows, **options)
     unfinished = Path(path).with_suffix(".part")
     exported.save(unfinished)
@@ -101,7 +101,7 @@ def measure_memory(path: str) -> dict[str, float]:
         return {"allocated": memory.get_active_memory(), "used": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
-def measure_steps(paths: dict[int, str], rounds: int) -> list[list]:
+def measure_row_speeds(paths: dict[int, str], rounds: int) -> list[list]:
     """Return a list of [rows, requests, tokens per second of all requests].
 
     Each speed is the highest average over 8 steps. The programs take turns, `rounds` times.
@@ -116,7 +116,7 @@ def measure_steps(paths: dict[int, str], rounds: int) -> list[list]:
             options = SAMPLED | {"max_new_tokens": 200, "draft": 0}
             generations = [llms[count].generate(prompt_of(64, key), **options) for key in range(requests)]
             for generation in generations:
-                next(generation)  # after that, all prompts are read
+                next(generation)  # the first token: then the prompt is prefilled
             for _ in range(4):
                 before = llms[count].stats
                 for _ in range(8):
@@ -132,7 +132,12 @@ def measure_steps(paths: dict[int, str], rounds: int) -> list[list]:
 
 
 def measure_stall(path: str, length: int) -> dict[str, float]:
-    """The usual and the longest time between two tokens of an answer, the latter during a prefill of `length`."""
+    """Return seconds of the run of one answer, while another prompt of `length` tokens is prefilled.
+
+    - `step`: the median time between two tokens before the prefill.
+    - `longest`: the longest time between two tokens during the prefill.
+    - `prefill`: the time of the prefill.
+    """
     from executorch_mlx import LLM
 
     with LLM.load(path, reuse_prompts=False) as llm:
@@ -204,71 +209,72 @@ def in_process(call: str) -> object:
 # The table ------------------------------------------------------------------------------
 
 
-def line(name: str, value: str, bar: str = "") -> None:
+def print_line(name: str, value: str, bar: str = "") -> None:
     print(f"{name:44}{value:>34}   {bar}".rstrip(), flush=True)
 
 
-def throughput(form: str, rows: list[int], rounds: int) -> None:
+def print_throughput(weight_format: str, rows: list[int], rounds: int) -> None:
     for count in rows:
-        path = str(program(form, count))
+        path = str(program_path(weight_format, count))
         rates: dict[int, list[float]] = {1: [], count: []}
         for _ in range(rounds):
             for requests, values in rates.items():
                 values.append(in_process(f"measure_throughput({path!r}, {requests}, 6.0)"))
         one, many = (statistics.median(values) for values in rates.values())
         bar = {4: ">= 2.5x", 8: ">= 3.5x"}.get(count, "")
-        line(f"{form}: {count} requests over 1, tokens/s", f"{many:.1f} / {one:.1f} = {many / one:.2f}x", bar)
+        speeds = f"{many:.1f} / {one:.1f} = {many / one:.2f}x"
+        print_line(f"{weight_format}: {count} requests over 1, tokens/s", speeds, bar)
         single = statistics.median(
-            in_process(f"measure_throughput({str(program(form, 1))!r}, 1, 6.0)") for _ in range(rounds)
+            in_process(f"measure_throughput({str(program_path(weight_format, 1))!r}, 1, 6.0)") for _ in range(rounds)
         )
-        line(f"  1 request, {count} rows over 1 row, tokens/s", f"{one:.1f} / {single:.1f} = {one / single:.2f}x", ">= 0.90x")
+        speeds = f"{one:.1f} / {single:.1f} = {one / single:.2f}x"
+        print_line(f"  1 request, {count} rows over 1 row, tokens/s", speeds, ">= 0.90x")
 
 
-def rows(form: str, rounds: int) -> None:
-    paths = {count: str(program(form, count)) for count in (1, 2, 4)}
+def print_row_costs(weight_format: str, rounds: int) -> None:
+    paths = {count: str(program_path(weight_format, count)) for count in (1, 2, 4)}
     for count, path in paths.items():
         memory = in_process(f"measure_memory({path!r})")
         value = f"{memory['allocated'] / 1e6:.0f} / {memory['used'] / 1e6:.0f}"
-        line(f"{form}: {count} rows, MB allocated / in use", value)
-    steps = in_process(f"measure_steps({paths!r}, {rounds})")
-    for count, requests, rate in steps:
-        name = f"{form}: {count} rows, {requests} requests, tokens/s"
-        line(name, f"{rate:.1f}", f">= {steps[0][2] / 1.1:.1f}" if requests == 1 < count else "")
+        print_line(f"{weight_format}: {count} rows, MB allocated / in use", value)
+    speeds = in_process(f"measure_row_speeds({paths!r}, {rounds})")
+    for count, requests, rate in speeds:
+        name = f"{weight_format}: {count} rows, {requests} requests, tokens/s"
+        print_line(name, f"{rate:.1f}", f">= {speeds[0][2] / 1.1:.1f}" if requests == 1 < count else "")
 
 
-def stall(form: str, rows: int) -> None:
-    result = in_process(f"measure_stall({str(program(form, rows))!r}, 2000)")
+def print_stall(weight_format: str, rows: int) -> None:
+    result = in_process(f"measure_stall({str(program_path(weight_format, rows))!r}, 2000)")
     value = f"{1e3 * result['longest']:.0f} ms; a step {1e3 * result['step']:.0f} ms"
-    line(f"{form}: longest stall, prefill of 2,000", value, "<= 2 steps + one chunk, about 250 ms")
+    print_line(f"{weight_format}: longest stall, prefill of 2,000", value, "<= 2 steps + one chunk, about 250 ms")
 
 
-def speculation(path: Path, name: str, call: str, bar: str, rounds: int, most: int = -1) -> None:
+def print_speculation(path: Path, name: str, call: str, bar: str, rounds: int, max_draft: int = -1) -> None:
     """Print the speed with draft tokens over the speed without.
 
-    `most` is the largest number of draft tokens, or -1 if the engine chooses it.
+    `max_draft` is the largest number of draft tokens, or -1 if the engine chooses it.
     """
-    rates = {0: [], most: []}
+    rates = {0: [], max_draft: []}
     for _ in range(rounds):
         for draft, values in rates.items():
             values.append(in_process(call.format(path=str(path), draft=draft)))
     plain, drafted = (statistics.median(values) for values in rates.values())
-    line(name, f"{drafted:.1f} / {plain:.1f} = {drafted / plain:.2f}x", bar)
+    print_line(name, f"{drafted:.1f} / {plain:.1f} = {drafted / plain:.2f}x", bar)
 
 
-def cold(path: Path, rounds: int) -> None:
-    command = [sys.executable, "-m", "executorch_mlx.cli.main", "run", str(path), "--prompt", "Once", "--max-new-tokens", "1"]
+def print_cold_start(path: Path, rounds: int) -> None:
     script = Path(sys.executable).parent / "executorch-mlx"
-    if script.exists():
-        command = [str(script), *command[3:]]
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "executorch_mlx.cli.main"]
+    command = [*program, "run", str(path), "--prompt", "Once", "--max-new-tokens", "1"]
     times = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
         times.append(time.perf_counter() - begin)
-    line("demo: executorch-mlx run, one token, s", f"{statistics.median(times[1:]):.2f}", "<= 0.5")
+    print_line("demo: executorch-mlx run, one token, s", f"{statistics.median(times[1:]):.2f}", "<= 0.5")
 
 
-def demo_program(folder: Path) -> Path:
+def export_demo(folder: Path) -> Path:
     path = folder / "demo.pte"
     from executorch_mlx.llm.export import export_llm
 
@@ -276,12 +282,12 @@ def demo_program(folder: Path) -> Path:
     return path
 
 
-def peer(form: str, counts: list[int], tokens: int) -> None:
+def print_peer(weight_format: str, counts: list[int], tokens: int) -> None:
     """Print the tokens per second of all answers together in the batch generator of mlx-lm."""
-    folder = models.folder_of(SHAPE, form, BUILD)
+    folder = models.folder_of(SHAPE, weight_format, BUILD)
     for count in counts:
         rate = in_process(f"measure_peer({str(folder)!r}, {count}, {tokens})")
-        line(f"{form}: mlx-lm, {count} requests, tokens/s", f"{rate:.2f}")
+        print_line(f"{weight_format}: mlx-lm, {count} requests, tokens/s", f"{rate:.2f}")
 
 
 def measure_peer(folder: str, requests: int, tokens: int) -> float:
@@ -304,32 +310,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--format", nargs="*", choices=models.ALL_FORMATS, default=list(models.FORMATS))
     parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="store_true", help="also run mlx-lm, which is slow on a CPU")
     options = parser.parse_args()
-    for form in options.format:
+    for weight_format in options.format:
         if "throughput" in options.only:
-            throughput(form, options.rows, options.rounds)
+            print_throughput(weight_format, options.rows, options.rounds)
         if "rows" in options.only:
-            rows(form, 2 * options.rounds)
+            print_row_costs(weight_format, 2 * options.rounds)
         if options.peer:
-            peer(form, [1, *options.rows], 4)
+            print_peer(weight_format, [1, *options.rows], 4)
         if "stall" in options.only:
-            stall(form, 4)
+            print_stall(weight_format, 4)
         if "repeat" in options.only:
             call = "measure_repeat({path!r}, 500, {draft})"
-            name = f"{form}: repeat 500 tokens, tokens/s"
-            # With a mask, the engine guesses tokens only if asked for.
-            speculation(program(form, 4), name, call, ">= 4x", options.rounds, most=31)
+            name = f"{weight_format}: repeat 500 tokens, tokens/s"
+            # For a request with a mask, the engine uses draft tokens only if their number is given.
+            print_speculation(program_path(weight_format, 4), name, call, ">= 4x", options.rounds, max_draft=31)
     with tempfile.TemporaryDirectory() as folder:
         if {"prose", "cold"} & {*options.only}:
-            path = demo_program(Path(folder))
+            path = export_demo(Path(folder))
         if "prose" in options.only:
             call = "measure_prose({path!r}, {draft})"
-            speculation(path, "demo: prose, tokens/s", call, ">= 0.98x", options.rounds)
+            print_speculation(path, "demo: prose, tokens/s", call, ">= 0.98x", options.rounds)
         if "cold" in options.only:
-            cold(path, 2 * options.rounds)
+            print_cold_start(path, 2 * options.rounds)
 
 
 if __name__ == "__main__":

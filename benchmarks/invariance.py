@@ -1,17 +1,21 @@
-"""Measures what it costs that a row of a matrix product does not depend on the number of rows.
+"""Measures the cost of row invariance: in our matrix products, a row of the result does not depend on the other rows.
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
-    python benchmarks/invariance.py --int8-activations --against build/libmlx_blas.so    # against float activations
+    python benchmarks/invariance.py --int8-activations --against build/libmlx_blas.so    # int8 and float activations
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
-Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. The two libraries take turns: the new one is `--library`,
-and the old one is OpenBLAS or `--against`. Prints the median of the ratios new / old. For the new library, it also
-prints the median time, the throughput of M rows relative to one row, the bandwidth at which w is read, and the
-floating-point operations per second, the last two also as shares of the machine's limits. The matrices take turns, so
-that they come from memory and not from the cache. Linux only.
+Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. Two libraries take turns: the new one is `--library`, and
+the old one is OpenBLAS or `--against`. The script prints the median of the ratios new / old. For the new library, it
+also prints
 
-For the old library, it counts in how many of the M rows, at most 16, a result differs from that of the row alone.
+- the median time,
+- the throughput of M rows relative to one row,
+- the bandwidth at which w is read, also as a share of the machine's limit,
+- the floating-point operations per second, also as a share of the machine's limit.
+
+For the old library, it multiplies each of the first 16 rows of x also alone, and prints the number of rows whose result
+then differs. The matrices take turns, so that they come from memory and not from the cache. Linux only.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ import numpy as np
 SHAPES = [(1024, 3072), (3072, 1024), (1024, 2048), (1024, 151_936)]  # K, N
 ROWS = [1, 4, 8, 16, 64, 128, 512]
 FORMATS = ["float32", "bf16", "int8", "int4"]  # of w; with bf16, x and y are bfloat16 too
-FLOAT32, BFLOAT16 = 0, 2
+FLOAT32, BFLOAT16 = 0, 2  # the numbers of the types in the C API
 GROUP_SIZE = 64
 BYTES_PER_WEIGHT = {"float32": 4, "bf16": 2, "int8": 1 + 8 / GROUP_SIZE, "int4": 0.5 + 8 / GROUP_SIZE}
-WEIGHT_BYTES = 100 << 20  # size of all matrices that take turns: more than the last-level cache holds
+WEIGHT_BYTES = 100 << 20  # total size of the matrices that take turns: more than the last-level cache holds
 
 
 class QuantizedMatmul(ctypes.Structure):
@@ -79,68 +83,71 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def random_weights(form: str, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """The arrays of one matrix: the values, or packed words, scales and biases."""
-    if form == "float32":
+def random_weights(weight_format: str, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """The arrays of one matrix: the values, or if quantized the packed words, scales and biases."""
+    if weight_format == "float32":
         return (rng.standard_normal((n, k), np.float32),)
-    if form == "bf16":
+    if weight_format == "bf16":
         return (bfloat16(rng.standard_normal((n, k), np.float32)),)
-    words = rng.integers(0, 2**32, (n, k * int(form[3:]) // 32), np.uint32)
+    words = rng.integers(0, 2**32, (n, k * int(weight_format[3:]) // 32), np.uint32)
     return words, *(rng.standard_normal((n, k // GROUP_SIZE), np.float32) for _ in range(2))
 
 
-def multiply(library, form: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np.ndarray) -> None:
+def multiply(library, weight_format: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np.ndarray) -> None:
     (m, k), n = x.shape, y.shape[1]
-    if form == "float32":
+    if weight_format == "float32":
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
-        library.cblas_sgemm(101, 111, 112, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
-    elif form == "bf16":
+        order = 101, 111, 112  # row-major, x as it is, w transposed
+        library.cblas_sgemm(*order, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
+    elif weight_format == "bf16":
         kind = FLOAT32 if x.dtype == np.float32 else BFLOAT16
         matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, BFLOAT16, k, 1, m, n, k, y.ctypes.data, kind, kind)
         library.executorch_mlx_half_matmul(ctypes.byref(matmul))
     else:
         arrays = (a.ctypes.data for a in (x, *w))
-        matmul = QuantizedMatmul(*arrays, 0, int(form[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, FLOAT32)
+        matmul = QuantizedMatmul(*arrays, 0, int(weight_format[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, FLOAT32)
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
 
 
-def seconds(library, form, x, weights, y, clock) -> float:
-    """The time of one product: the mean over the matrices, each of which is used once."""
+def seconds(library, weight_format, x, weights, y, clock) -> float:
+    """The mean time of one product, over one product with each matrix."""
     begin = clock()
     for w in weights:
-        multiply(library, form, x, w, y)
+        multiply(library, weight_format, x, w, y)
     return (clock() - begin) / len(weights)
 
 
-def differing_rows(library, form, x, w, n) -> int:
-    """The number of rows whose result in a product of all rows differs from their result alone."""
+def differing_rows(library, weight_format, x, w, n) -> int:
+    """The number of rows of `x` whose result in `x @ w.T` differs from the result of a product of that row alone."""
     together, alone = np.empty((len(x), n), x.dtype), np.empty((1, n), x.dtype)
-    multiply(library, form, x, w, together)
+    multiply(library, weight_format, x, w, together)
     count = 0
     for row in range(len(x)):
-        multiply(library, form, np.ascontiguousarray(x[row : row + 1]), w, alone)
+        multiply(library, weight_format, np.ascontiguousarray(x[row : row + 1]), w, alone)
         count += not np.array_equal(alone[0], together[row])
     return count
 
 
-def compare(new, old, form, k, n, rows, repeats, limits, clock) -> None:
+def compare(new, old, weight_format, k, n, rows, repeats, limits, clock) -> None:
     rng = np.random.default_rng(0)
-    size = k * n * BYTES_PER_WEIGHT[form]
-    weights = [random_weights(form, n, k, rng) for _ in range(max(1, round(WEIGHT_BYTES / size)))]
-    one_row = None
+    size = k * n * BYTES_PER_WEIGHT[weight_format]
+    weights = [random_weights(weight_format, n, k, rng) for _ in range(max(1, round(WEIGHT_BYTES / size)))]
+    row_seconds = None  # per row, with the smallest M
     for m in rows:
         x, y = rng.standard_normal((m, k), np.float32), np.empty((m, n), np.float32)
-        if form == "bf16":
+        if weight_format == "bf16":
             x, y = bfloat16(x), np.empty((m, n), np.uint16)
         times = [
-            tuple(seconds(library, form, x, weights, y, clock) for library in (new, old)) for _ in range(repeats + 1)
+            tuple(seconds(library, weight_format, x, weights, y, clock) for library in (new, old))
+            for _ in range(repeats + 1)
         ][1:]
-        ours, ratio = statistics.median(t for t, _ in times), statistics.median(t / s for t, s in times)
-        one_row = one_row or ours / m
-        bandwidth, flops = size / ours / 1e9, 2 * m * n * k / ours / 1e9
-        differing = f"{differing_rows(old, form, x[:16], weights[0], n):3d}/{min(m, 16)}" if m > 1 else ""
+        new_time, ratio = statistics.median(t for t, _ in times), statistics.median(t / s for t, s in times)
+        row_seconds = row_seconds or new_time / m
+        bandwidth, flops = size / new_time / 1e9, 2 * m * n * k / new_time / 1e9
+        differing = f"{differing_rows(old, weight_format, x[:16], weights[0], n):3d}/{min(m, 16)}" if m > 1 else ""
         print(
-            f"{form:8} {k:5} {n:7} {m:4} {ours * 1e6:10.0f} us {ratio:6.2f} {m * one_row / ours:7.1f} x"
+            f"{weight_format:8} {k:5} {n:7} {m:4} {new_time * 1e6:10.0f} us {ratio:6.2f}"
+            f" {m * row_seconds / new_time:7.1f} x"
             f" {bandwidth:6.1f} GB/s ({bandwidth / limits[0]:4.0%}) {flops:6.0f} GFLOP/s ({flops / limits[1]:4.0%})"
             f"  {differing}", flush=True)
 
@@ -173,9 +180,9 @@ def main() -> None:
     print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
           "          rows of old that differ")  # fmt: skip
     limits = arguments.bandwidth, arguments.flops
-    for form in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
+    for weight_format in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
         for k, n in (SHAPES[i] for i in arguments.shapes):
-            compare(new, old, form, k, n, arguments.rows, arguments.repeats, limits, clock)
+            compare(new, old, weight_format, k, n, arguments.rows, arguments.repeats, limits, clock)
 
 
 if __name__ == "__main__":

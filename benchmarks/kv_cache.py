@@ -2,10 +2,10 @@
 
     python benchmarks/kv_cache.py float.pte kv8.pte kv4.pte [--position 2048] [--tokens 16] [--rounds 12]
 
-Make the programs from one model with `executorch-mlx export`, with and without `--kv-bits`. Each gets the same prompt
-of random tokens. Then all decode a few tokens in turn, in `rounds` rounds, so that other load on the machine hits all
-of them. In each round, the time per token is measured: `ms` is the median of these times, and `fastest` the shortest.
-`ratio` is the speed relative to the first program: the median over the rounds of the ratio within a round.
+Make the programs from one model with `executorch-mlx export`, with and without `--kv-bits`. The programs get the same
+prompt of random tokens. In each of `rounds` rounds, they decode a few tokens in turn, so that other load on the machine
+affects all of them. `ms` is the median over the rounds of the time per token, and `fastest` the shortest time. `ratio`
+is the speed relative to the first program in the same round, as the median over the rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for model, measured in zip(models, times):
             answer = model.generate(prompt, max_new_tokens=options.tokens + 1, ignore_eos=True, draft=0)
-            next(answer)  # the prompt is in the cache: this is one call
+            next(answer)  # takes only one call, because the KV cache has the prompt already
             started = time.perf_counter()
             for _ in answer:
                 pass

@@ -4,22 +4,23 @@
     python benchmarks/llm.py --shape demo
     python benchmarks/llm.py --only ours --format int4
 
-The model of Qwen3-0.6B has random weights; `demo` is examples/demo_model. This delegate ("ours") and
-mlx-lm load the same weights; int4 is the result of mlx-lm's converter, in groups of 64. XNNPACK runs the
-same model through ExecuTorch with its own int4 format (see llm/xnnpack_model.py) and samples on the host.
+The model of Qwen3-0.6B has random weights, and `demo` is examples/demo_model. Three sides are measured. This delegate
+("ours") and mlx-lm load the same weights. Their int4 weights come from mlx-lm's converter, in groups of 64. XNNPACK
+runs the same model through ExecuTorch with its own int4 format (see llm/xnnpack_model.py) and samples on the host.
 All three sample with temperature 0.8, top_k 40 and top_p 0.9.
 
 A process measures one side in one format, and the processes run one at a time. The times of prefill and
-decode are medians; the model is loaded once, and mlx-lm prefills once. `load` does not include loading
-the libraries. Models are built once, in build/benchmarks/llm; the export of a large model to
+decode are medians, but the model is loaded only once, and mlx-lm prefills only once. `load` does not include loading
+the libraries. Models are built once, in build/benchmarks/llm. The export of a large model to
 XNNPACK takes many minutes.
 
 mlx-lm prefills about two tokens per second on a CPU. It therefore gets a prompt of only `--peer-prefill`
 tokens; the rate of its prefill hardly depends on the length of the prompt. Before mlx-lm decodes, its
 cache is filled with random values.
 
-`ratio` is our value divided by the value in the column before it. `bar` is the required value of the ratio
-before it. The comparison of two capacities takes the shortest of four median times for each.
+`ratio` is our value divided by the value in the column before `ratio`. `bar` is the required value of the ratio
+to its left. Finally, the script compares a decode step with two capacities of the KV caches. For each capacity, it
+takes the shortest of four median times.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ROOT / "benchmarks" / "llm"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
 CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # of the KV caches, in positions
-CAPACITIES = (512, 8192)  # of the KV caches: the time of a decode step is compared
+CAPACITIES = (512, 8192)  # the two capacities of the KV caches that are compared
 SIDES = ["ours", "mlx-lm", "xnnpack"]
 
 sys.path.insert(0, str(WORKERS))
@@ -45,7 +46,7 @@ import models  # noqa: E402
 from process import resident  # noqa: E402
 
 
-def worker(name: str, *arguments: object) -> dict:
+def run_worker(name: str, *arguments: object) -> dict:
     """Run a worker and return its measurements, the JSON in its last line."""
     command = [sys.executable, "-W", "ignore", WORKERS / name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -54,12 +55,12 @@ def worker(name: str, *arguments: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def program(shape: str, form: str, capacity: int, builder: str = "models.py", suffix: str = "") -> Path:
-    path = BUILD / f"{shape}-{form}-{capacity}{suffix}.pte"
+def program_path(shape: str, weight_format: str, capacity: int, builder: str = "models.py", suffix: str = "") -> Path:
+    path = BUILD / f"{shape}-{weight_format}-{capacity}{suffix}.pte"
     if not path.exists():
         print(f"building {path.name} ...", flush=True)
         command = [sys.executable, "-W", "ignore", WORKERS / builder]
-        subprocess.run([*command, shape, form, str(capacity), BUILD], check=True, capture_output=True)
+        subprocess.run([*command, shape, weight_format, str(capacity), BUILD], check=True, capture_output=True)
     return path
 
 
@@ -87,7 +88,10 @@ def runner_memory(path: Path, context: int, steps: int) -> int:
 
 
 def runner_baseline() -> int:
-    """Resident memory of mlx_llm_runner in bytes before it loads a model: it waits for a named pipe."""
+    """Resident memory of mlx_llm_runner in bytes before it loads a model.
+
+    The file of the model is a named pipe without data, so that the process waits.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pte"
         os.mkfifo(path)
@@ -100,7 +104,7 @@ def runner_baseline() -> int:
 
 
 class Table:
-    """Prints a table: a line per measurement, with our value, those of the others and the ratios."""
+    """Prints a table: a line per measurement, with the values of the three sides and the ratios."""
 
     def __init__(self, title: str):
         names = f"{'ours':>10}{'mlx-lm':>10}{'ratio':>9}{'bar':>9}{'XNNPACK':>10}{'ratio':>9}"
@@ -119,74 +123,76 @@ def ratio(a: float | None, b: float | None) -> str:
     return " " * 9 if None in (a, b) else f"{a / b:8.2f}x"
 
 
-def measured(shape: str, form: str, options: argparse.Namespace, contexts: list[int]) -> list[dict | None]:
+def measure_sides(
+    shape: str, weight_format: str, options: argparse.Namespace, contexts: list[int]
+) -> list[dict | None]:
     """The measurements of this delegate, of mlx-lm and of XNNPACK. None for a side that `--only` leaves out."""
     capacity = CAPACITY[shape]
     lengths = ["--prefill", *options.prefill, "--context", *contexts, "--steps", options.steps]
     lengths += ["--repeats", options.repeats]
     ours = peer = xnnpack = None
     if "ours" in options.only:
-        ours = worker("ours.py", program(shape, form, capacity), *lengths)
+        ours = run_worker("ours.py", program_path(shape, weight_format, capacity), *lengths)
     if "mlx-lm" in options.only:
-        peer = worker(
-            "peer.py", models.folder_of(shape, form, BUILD), "--prefill", options.peer_prefill, "--context",
+        peer = run_worker(
+            "peer.py", models.folder_of(shape, weight_format, BUILD), "--prefill", options.peer_prefill, "--context",
             *contexts, "--steps", options.peer_steps,
         )
     if "xnnpack" in options.only:
-        path = program(shape, form, capacity, "xnnpack_model.py", "-xnnpack")
-        vocabulary = models.vocabulary_size(program(shape, form, capacity))
-        xnnpack = worker("xnnpack.py", path, "--vocabulary", vocabulary, *lengths)
+        path = program_path(shape, weight_format, capacity, "xnnpack_model.py", "-xnnpack")
+        vocabulary = models.vocabulary_size(program_path(shape, weight_format, capacity))
+        xnnpack = run_worker("xnnpack.py", path, "--vocabulary", vocabulary, *lengths)
     return [ours, peer, xnnpack]
 
 
-def compare(shape: str, form: str, options: argparse.Namespace) -> None:
+def compare(shape: str, weight_format: str, options: argparse.Namespace) -> None:
     contexts = [n for n in options.context if n + options.steps < CAPACITY[shape]]
     options.prefill = [n for n in options.prefill if n < CAPACITY[shape]]
-    sides = measured(shape, form, options, contexts)
+    sides = measure_sides(shape, weight_format, options, contexts)
     ours, peer, xnnpack = sides
-    table = Table(f"{shape}, {form}, {time.strftime('%H:%M')}")
+    table = Table(f"{shape}, {weight_format}, {time.strftime('%H:%M')}")
     if xnnpack:
         print(f"XNNPACK uses {xnnpack['threads']} threads")
-    big = shape != "demo"
-    of_peer = None if peer is None else options.peer_prefill / peer["prefill"][str(options.peer_prefill)]
+    is_large = shape != "demo"
+    peer_rate = None if peer is None else options.peer_prefill / peer["prefill"][str(options.peer_prefill)]
     for length in options.prefill:
         a, c = (each and length / each["prefill"][str(length)] for each in (ours, xnnpack))
-        bar = ">= 20x" if form == "float32" and length in (128, 512) and big else ""
-        table.row(f"prefill of {length}, tokens/s", a, of_peer, c, bar)
+        bar = ">= 20x" if weight_format == "float32" and length in (128, 512) and is_large else ""
+        table.row(f"prefill of {length}, tokens/s", a, peer_rate, c, bar)
     for length in contexts:
         rates = [each and 1 / each["decode"][str(length)] for each in sides]
-        table.row(f"decode after {length}, tokens/s", *rates, ">= 1.3x" if big else "")
+        table.row(f"decode after {length}, tokens/s", *rates, ">= 1.3x" if is_large else "")
     table.row("load, s", *[each and each["load"] for each in sides], "<= 1x")
     for length in contexts:
         used = [each and each["resident"][str(length)] / 1e6 for each in sides]
         table.row(f"memory after {length}, MB: Python", *used)
     table.row("  before load", *[each and each["before"] / 1e6 for each in sides])
     if ours:
-        runner(shape, form, contexts)
+        print_runner_memory(shape, weight_format, contexts)
 
 
-def runner(shape: str, form: str, contexts: list[int]) -> None:
+def print_runner_memory(shape: str, weight_format: str, contexts: list[int]) -> None:
     """The memory of mlx_llm_runner, whose process contains no Python interpreter."""
-    weights = models.weight_bytes(shape, form, BUILD)
+    weights = models.weight_bytes(shape, weight_format, BUILD)
     needed = (weights + models.cache_bytes(shape, CAPACITY[shape], BUILD)) / 1e6
     baseline = runner_baseline() / 1e6
     print(f"mlx_llm_runner: {baseline:.1f} MB before load; weights and caches are {needed:.1f} MB")
     for length in contexts:
-        used = runner_memory(program(shape, form, CAPACITY[shape]), length, 6) / 1e6
+        used = runner_memory(program_path(shape, weight_format, CAPACITY[shape]), length, 6) / 1e6
         print(
             f"  after {length}: {used:.1f} MB, {used / needed:.2f} of weights and caches (bar <= 1.25); "
-            f"less what was before load {(used - baseline) / needed:.2f}"
+            f"without the memory before load {(used - baseline) / needed:.2f}"
         )
 
 
-def capacities(shape: str, form: str) -> None:
+def compare_capacities(shape: str, weight_format: str) -> None:
     """Compare the time of a decode step at one position between two capacities of the caches."""
     times = dict.fromkeys(CAPACITIES, float("inf"))
     for capacity in CAPACITIES * 4:  # alternate, and keep the best times: other processes disturb some of them
-        result = worker("ours.py", program(shape, form, capacity), "--context", 128, "--steps", 64)
+        result = run_worker("ours.py", program_path(shape, weight_format, capacity), "--context", 128, "--steps", 64)
         times[capacity] = min(times[capacity], result["decode"]["128"] * 1e3)
     small, large = times.values()
-    print(f"\n{shape}, {form}: a decode step after 128 tokens")
+    print(f"\n{shape}, {weight_format}: a decode step after 128 tokens")
     for capacity, milliseconds in times.items():
         print(f"  capacity {capacity:5}: {milliseconds:8.2f} ms")
     print(f"  ratio {large / small:.2f}   (bar 0.90 to 1.10)")
@@ -206,10 +212,10 @@ def main() -> None:
     parser.add_argument("--no-capacities", action="store_true", help="do not compare capacities")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
-    for form in options.format:
-        compare(options.shape, form, options)
+    for weight_format in options.format:
+        compare(options.shape, weight_format, options)
     if not options.no_capacities and "ours" in options.only and options.shape != "demo":
-        capacities(options.shape, options.format[-1])
+        compare_capacities(options.shape, options.format[-1])
 
 
 if __name__ == "__main__":

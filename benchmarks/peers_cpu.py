@@ -8,12 +8,13 @@
 Engines: this delegate (`ours`), llama.cpp, XNNPACK (ExecuTorch's CPU delegate) and mlx-lm. An engine that is not
 installed is left out, with a line that says how to install it. The weights are random, and the same for all engines:
 float32, bf16, or quantized from float32 (groups of 64 here and in mlx-lm; Q8_0 and Q4_0 in llama.cpp, also for the
-embedding). llama.cpp, and XNNPACK with int4, quantize activations to 8 bits, and so does ours in the format w4a8, which
-has the weights of int4. In the other formats, ours and mlx-lm compute with float32 or bfloat16 activations.
+embedding). Some engines quantize activations to 8 bits: llama.cpp always, XNNPACK with int4, and this delegate in the
+format w4a8, which has the weights of int4. In all other formats, this delegate and mlx-lm compute with float32 or
+bfloat16 activations.
 
-Each measurement runs in its own process. The engines take turns in each round; the table has the medians over the
+Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. mlx-lm prefills about two tokens per
-second on a CPU. It gets a prompt of 8 tokens, and its speed is in the first prefill column.
+second on a CPU. It therefore gets a prompt of 8 tokens, and its speed is in the first prefill column.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ def build(path: Path, *command: object) -> Path:
     return path
 
 
-def checkpoint(shape: str, form: str) -> Path:
+def checkpoint(shape: str, weight_format: str) -> Path:
     code = "import models, sys; models.folder_of(sys.argv[1], sys.argv[2], models.Path(sys.argv[3]))"
     command = [sys.executable, "-W", "ignore", "-c", f"import sys; sys.path.insert(0, {str(WORKERS)!r}); {code}"]
-    folder = BUILD / f"{shape}-{form}"
-    build(folder / "config.json", *command, shape, form, BUILD)
+    folder = BUILD / f"{shape}-{weight_format}"
+    build(folder / "config.json", *command, shape, weight_format, BUILD)
     return folder
 
 
-def program(shape: str, form: str, builder: str = "models.py", suffix: str = "") -> Path:
-    path = BUILD / f"{shape}-{form}-{CAPACITY[shape]}{suffix}.pte"
-    return build(path, sys.executable, "-W", "ignore", WORKERS / builder, shape, form, CAPACITY[shape], BUILD)
+def program_path(shape: str, weight_format: str, builder: str = "models.py", suffix: str = "") -> Path:
+    path = BUILD / f"{shape}-{weight_format}-{CAPACITY[shape]}{suffix}.pte"
+    return build(path, sys.executable, "-W", "ignore", WORKERS / builder, shape, weight_format, CAPACITY[shape], BUILD)
 
 
 def lengths(options: argparse.Namespace) -> list[object]:
@@ -70,26 +71,27 @@ def lengths(options: argparse.Namespace) -> list[object]:
 # Each function returns the command that measures a format of an engine.
 
 
-def ours(form: str, options: argparse.Namespace) -> list[object]:
-    return [sys.executable, "-W", "ignore", WORKERS / "ours.py", program(options.shape, form), *lengths(options)]
+def ours(weight_format: str, options: argparse.Namespace) -> list[object]:
+    path = program_path(options.shape, weight_format)
+    return [sys.executable, "-W", "ignore", WORKERS / "ours.py", path, *lengths(options)]
 
 
-def llama_cpp(form: str, options: argparse.Namespace) -> list[object]:
-    path = BUILD / f"{options.shape}-{form}.gguf"
-    build(path, LLAMA_PYTHON, PEERS / "gguf_model.py", checkpoint(options.shape, "float32"), form, path)
+def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
+    path = BUILD / f"{options.shape}-{weight_format}.gguf"
+    build(path, LLAMA_PYTHON, PEERS / "gguf_model.py", checkpoint(options.shape, "float32"), weight_format, path)
     threads = ["--threads", len(os.sched_getaffinity(0))]
     return [LLAMA_PYTHON, PEERS / "llama_cpp_peer.py", path, *lengths(options), *threads]
 
 
-def xnnpack(form: str, options: argparse.Namespace) -> list[object]:
-    path = program(options.shape, form, "xnnpack_model.py", "-xnnpack")
-    vocabulary = models.vocabulary_size(program(options.shape, form))
+def xnnpack(weight_format: str, options: argparse.Namespace) -> list[object]:
+    path = program_path(options.shape, weight_format, "xnnpack_model.py", "-xnnpack")
+    vocabulary = models.vocabulary_size(program_path(options.shape, weight_format))
     worker = [sys.executable, "-W", "ignore", WORKERS / "xnnpack.py", path, "--vocabulary", vocabulary]
     return [*worker, *lengths(options), "--repeats", 1]
 
 
-def mlx_lm(form: str, options: argparse.Namespace) -> list[object]:
-    worker = [sys.executable, "-W", "ignore", WORKERS / "peer.py", checkpoint(options.shape, form)]
+def mlx_lm(weight_format: str, options: argparse.Namespace) -> list[object]:
+    worker = [sys.executable, "-W", "ignore", WORKERS / "peer.py", checkpoint(options.shape, weight_format)]
     return [*worker, "--prefill", MLX_LM_PREFILL, "--context", *options.context, "--steps", 3]
 
 
@@ -98,8 +100,8 @@ WEIGHT_FORMATS = ("float32", "bf16", "int8", "int4")
 SUPPORTED = {"XNNPACK": ("float32", "int4"), "llama.cpp": WEIGHT_FORMATS, "mlx-lm": WEIGHT_FORMATS}  # ours: all
 
 
-def missing(engine: str) -> str | None:
-    """Returns the reason why an engine cannot run here, or None."""
+def why_missing(engine: str) -> str | None:
+    """Return the reason why an engine cannot run on this machine, or None if it can."""
     if engine == "llama.cpp":
         if not LLAMA_PYTHON.exists():
             return "run make peers"
@@ -125,19 +127,22 @@ def run(command: list[object]) -> tuple[dict, int]:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
-    """Returns the values of all rounds, `results[engine, form][column]`, and the machine's load before each run."""
+    """Return the values of all rounds, and the load of the machine before each run.
+
+    The values are `results[engine, weight_format][column]`, a list with one value per round.
+    """
     jobs = [
-        (engine, form, ENGINES[engine](form, options))
-        for form in options.formats
+        (engine, weight_format, ENGINES[engine](weight_format, options))
+        for weight_format in options.formats
         for engine in options.engines
-        if form in SUPPORTED.get(engine, models.ALL_FORMATS)
+        if weight_format in SUPPORTED.get(engine, models.ALL_FORMATS)
     ]
     results, loads = defaultdict(lambda: defaultdict(list)), []
     for _ in range(options.rounds):
-        for engine, form, command in jobs:
+        for engine, weight_format, command in jobs:
             loads.append(os.getloadavg()[0])
             found, memory = run(command)
-            row = results[engine, form]
+            row = results[engine, weight_format]
             for length, seconds in found["prefill"].items():
                 column = length if engine != "mlx-lm" else options.prefill[0]
                 row["prefill", int(column)].append(int(length) / seconds)
@@ -152,9 +157,9 @@ def print_table(results: dict, loads: list[float], options: argparse.Namespace) 
     names = [f"{kind} {'at ' if kind == 'decode' else ''}{n}" for kind, n in columns]
     print(f"\n{options.shape}, tokens per second, medians of {options.rounds} rounds")
     print(f"{'':22}{''.join(f'{name:>16}' for name in names)}{'peak MB':>12}")
-    for (engine, form), row in sorted(results.items(), key=lambda item: models.ALL_FORMATS.index(item[0][1])):
+    for (engine, weight_format), row in sorted(results.items(), key=lambda item: models.ALL_FORMATS.index(item[0][1])):
         cells = [f"{statistics.median(row[c]):16.4g}" if row[c] else f"{'':16}" for c in columns]
-        print(f"{form:9}{engine:13}{''.join(cells)}{max(row['memory']) / 1e6:12.0f}")
+        print(f"{weight_format:9}{engine:13}{''.join(cells)}{max(row['memory']) / 1e6:12.0f}")
     print(f"load of the machine before each run: {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}")
 
 
@@ -172,7 +177,7 @@ def main() -> None:
     options.prefill = [n for n in options.prefill if n < capacity]
     options.context = [n for n in options.context if n + options.steps < capacity]
     for engine in list(options.engines):
-        if reason := missing(engine):
+        if reason := why_missing(engine):
             print(f"{engine}: left out: {reason}")
             options.engines.remove(engine)
     BUILD.mkdir(parents=True, exist_ok=True)

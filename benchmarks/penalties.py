@@ -2,9 +2,9 @@
 
     python benchmarks/penalties.py [--vocab 151936] [--repeats 101] [--window 64] [--bias 32]
 
-Each call draws a token with top_k 40, through the delegate, from one sequence of float32 logits that are
-distributed as in text. Times are medians of the CPU time of the process, which other processes disturb
-little. "more" is the time of the call minus the time of a call that only draws.
+Each call draws a token with top_k 40, through the delegate, from float32 logits [1, V] that are distributed
+as in text. Times are medians of the CPU time of this process, because other processes hardly change it.
+"more" is the time of the call minus the time of a call that only draws.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import time
 
 import torch
-from sampling import load, make_logits
+from sampling import lower_and_load, make_logits
 
 from executorch_mlx import SamplingHead
 
@@ -23,6 +23,8 @@ DRAW = {"temperature": torch.tensor(1.0), "seed": torch.tensor(0), "top_k": torc
 
 
 class Head(torch.nn.Module):
+    """`SamplingHead` on given logits, with the parameters `names` as inputs."""
+
     def __init__(self, names):
         super().__init__()
         self.head, self.names = SamplingHead(torch.nn.Identity()), names
@@ -83,7 +85,7 @@ def main() -> None:
     for name, given in settings(options.vocab, options.window, options.bias).items():
         values = DRAW | given
         inputs = [logits, *values.values()]
-        calls[name] = functools.partial(load(Head(tuple(values)), tuple(inputs), portable=False), inputs)
+        calls[name] = functools.partial(lower_and_load(Head(tuple(values)), tuple(inputs), portable=False), inputs)
     cost = microseconds(calls, options.repeats)
     for name, value in cost.items():
         print(f"{name:20} {value:7.0f} {value - cost['draw']:7.0f}")

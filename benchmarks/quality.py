@@ -2,11 +2,16 @@
 
     python benchmarks/quality.py FILE.gguf [--choices int4 mixed] [--calibrate FILE] [--device cuda]
 
-The float model has the dequantized weights of the GGUF file. `MB` is the size of the weights. `perplexity` is measured
-over 2,000 tokens of the docstrings of the standard library, and is relative to the float model, whose own row has the
-absolute value. `equal` counts the questions whose answers, at temperature 0, have the same first sentence as those of
-the float model. PyTorch computes perplexity and answers with the dequantized weights. `--speed` also exports each
-model, and measures the decode speed.
+The float model has the dequantized weights of the GGUF file. The columns of the table:
+
+- `MB`: the size of the weights.
+- `perplexity`: over 2,000 tokens of the docstrings of the standard library. The line `float32` has the absolute value.
+  All other lines have the ratio to it.
+- `equal`: the number of questions to which the quantized model gives the same first sentence as the float model, at
+  temperature 0.
+- `tokens/s`: with `--speed`, the decode speed of the exported model.
+
+PyTorch computes perplexity and answers with the dequantized weights.
 """
 
 from __future__ import annotations
@@ -138,10 +143,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--choices", nargs="+", choices=CHOICES, default=CHOICES)
-    parser.add_argument("--calibrate", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--no-answers", action="store_true")
+    parser.add_argument("--calibrate", type=Path, help="text file, as in `executorch-mlx export --calibrate`")
+    parser.add_argument("--device", default="cpu", help="where PyTorch computes perplexity and answers")
+    parser.add_argument("--speed", action="store_true", help="export each model and measure its decode speed")
+    parser.add_argument("--no-answers", action="store_true", help="leave out the column `equal`")
     options = parser.parse_args()
 
     from executorch_mlx.llm.export.conversion import convert_weights

@@ -2,9 +2,9 @@
 
     python benchmarks/recurrent.py [--steps 160] [--layers 3] [--width 256] [--repeats 15]
 
-The number of time steps is dynamic. "export" is the time from the module to a program in memory. Calls of the delegate
-and of torch alternate, and the table shows medians. "error" is the largest difference of an output, over sequences of
-1, 7 and STEPS steps.
+WIDTH is the size of the hidden state. The number of time steps is dynamic. "export" is the time from the module to a
+program in memory. Calls of the delegate and of torch alternate, and the table shows medians. "error" is the largest
+difference of an output between the delegate and torch, over sequences of 1, 7 and STEPS steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from executorch.exir import to_edge_transform_and_lower
 
 from executorch_mlx import MLXPartitioner, Runtime
 
-INPUTS = 40
+INPUTS = 40  # features of a time step
 LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "RNN": torch.nn.RNN}
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/sampling.py [--vocab 128256] [--repeats 51] [--logits text] [--portable]
 
-Each call draws a token from one sequence of float32 logits. Every round runs each setting once, with a
-new seed. The programs have the node SampleNode; with --portable, only nodes that ExecuTorch's own MLX delegate has.
+Each call draws a token from float32 logits [1, V]. Every round runs each setting once, with a new seed. The
+programs have the node SampleNode; with --portable, only nodes that ExecuTorch's own MLX delegate has.
 The table shows medians. "over argmax" is the time divided by the time of a plain argmax through
 the same delegate. "mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our
 time; `make_sampler` takes log-probabilities, whose computation is not measured. "bar" is the limit for the
@@ -63,19 +63,20 @@ def make_logits(kind: str, vocabulary: int) -> torch.Tensor:
     return (-1.5 * torch.log(1 + rank) + 0.1 * torch.randn(vocabulary, generator=g))[None]
 
 
-def load(model, arguments, portable):
+def lower_and_load(model, arguments, portable):
+    """Return a function that runs `model` through the delegate: inputs → outputs."""
     program = to_edge_transform_and_lower(
         torch.export.export(model, arguments), partitioner=[MLXPartitioner(allow_extensions=not portable)]
     ).to_executorch()
     loaded = Runtime.get().load_program(program.buffer)
     method = loaded.load_method("forward")
-    return lambda inputs, keep=loaded: method.execute(inputs)
+    return lambda inputs, keep=loaded: method.execute(inputs)  # the method needs the loaded program
 
 
 def delegate_call(logits, parameters, portable):
     values = {"temperature": 1.0} | parameters | {"seed": 0}
     given = [torch.tensor(v, dtype=DTYPES[n]) for n, v in values.items()]
-    run = load(Head(tuple(values)), (logits, *given), portable)
+    run = lower_and_load(Head(tuple(values)), (logits, *given), portable)
     # Created in advance, so that their creation is not measured.
     seeds = iter([torch.tensor(i) for i in range(10000)])
     return lambda: run([logits, *given[:-1], next(seeds)])
@@ -115,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
 
     logits = make_logits(options.logits, options.vocab)
-    argmax = load(Argmax(), (logits,), portable=True)
+    argmax = lower_and_load(Argmax(), (logits,), portable=True)
     calls = {"argmax": lambda: argmax([logits])}
     for name, (parameters, _, _) in SETTINGS.items():
         calls[name] = delegate_call(logits, parameters, options.portable)

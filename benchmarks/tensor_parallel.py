@@ -4,9 +4,10 @@
     python benchmarks/tensor_parallel.py --layers 4 --processes 4
     python benchmarks/tensor_parallel.py --model model.pte --whole whole.pte --processes 2
 
-Without `--model`, the model has random weights, and both files are exported first. Each side runs in a process of its
-own, which starts the others; the sides alternate, and the best of the repeats counts. The output is a line with the
-tokens per second of a greedy decode after a prompt, their ratio, and the number of equal tokens.
+Without `--model`, the model has random weights, and the script exports both the model in parts and the whole model.
+Runs with several processes and with one process alternate, and the best of the repeats counts. Each run begins with a
+new process of rank 0, which starts the processes of all other ranks. The output is a line with the tokens per second of
+a greedy decode after a prompt, their ratio, and the number of equal tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def export(folder: Path, layers: int, processes: int, quantize: str) -> tuple[Pa
 
 
 def decode(path: str, processes: int, prompt: int, tokens: int) -> dict:
-    """Decode, with this process as process 0. Return the tokens per second, the prompt's seconds and the tokens."""
+    """Decode, with this process as rank 0. Return the tokens per second, the prompt's seconds and the tokens."""
     from executorch_mlx import LLM
 
     llm = LLM.load(path, hosts=["localhost"] * processes if processes > 1 else None, reuse_prompts=False)

@@ -29,8 +29,8 @@ if(FLATBUFFERS_INCLUDE_DIR AND FLATBUFFERS_FLATC)
 endif()
 
 if(_matching)
-  # The headers are copied, because the compiler must not search the folder that they come from: there may be headers
-  # of another MLX in it, as in Homebrew's folder.
+  # The headers are copied into a folder of their own. Their original folder may also have headers of another MLX, as
+  # Homebrew's folder does, and the compiler must not find these.
   file(COPY "${FLATBUFFERS_INCLUDE_DIR}/flatbuffers" DESTINATION "${CMAKE_BINARY_DIR}/flatbuffers")
   set(_include "${CMAKE_BINARY_DIR}/flatbuffers")
   set(_compiler "${FLATBUFFERS_FLATC}")

@@ -1,5 +1,5 @@
 # EXECUTORCH_MLX_SANITIZE instruments our sources: "address" with ASan and UBSan, "thread" with TSan. The wheels are not
-# instrumented: memory that libmlx touches out of bounds is found only if it lies outside of any mapping.
+# instrumented: an access out of bounds in libmlx is found only if it is a segmentation fault.
 set(EXECUTORCH_MLX_SANITIZE "" CACHE STRING "Sanitizers of the build: address (ASan and UBSan), thread (TSan) or empty")
 set_property(CACHE EXECUTORCH_MLX_SANITIZE PROPERTY STRINGS "" address thread)
 option(EXECUTORCH_MLX_FUZZ "Build the fuzz targets of test/libfuzzer; needs Clang" OFF)
@@ -20,7 +20,8 @@ if(EXECUTORCH_MLX_SANITIZE)
   endif()
   add_compile_options(${_options})
   add_link_options(${_sanitize})
-  # Programs use the sanitizer's shared library, which Python preloads. Then a program can run below such a Python.
+  # Our tests start programs from a Python that preloads the sanitizer's shared library. The programs must therefore use
+  # the shared library too, and not the static one that Clang links by default.
   if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
     execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -print-resource-dir
                     OUTPUT_VARIABLE _resources OUTPUT_STRIP_TRAILING_WHITESPACE)

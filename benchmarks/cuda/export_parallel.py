@@ -2,8 +2,8 @@
 
     python benchmarks/cuda/export_parallel.py FOLDER [--layers 32] [--processes 2]
 
-writes FOLDER/large.pte and FOLDER/large-0-of-2.pte, … The weights are empty memory, which takes no room until it is
-read: run.py fills the files with random numbers anyway. 32 layers need 32 GB on the disk and about as much memory.
+writes FOLDER/large.pte and FOLDER/large-0-of-2.pte, … The weights are uninitialized, because run.py replaces them with
+random numbers. 32 layers need 32 GB on the disk and about as much memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHAPE = {
 def empty_model(layers: int, shape: dict) -> LlamaForCausalLM:
     """Return a model of uninitialized weights.
 
-    A few elements of each matrix have a value that no other matrix has, so that the file stores each of them.
+    A few elements of each matrix have a value that no other matrix has. Equal constants would be stored only once, and
+    the file would be too small.
     """
     config = LlamaConfig(**shape, num_hidden_layers=layers, dtype=torch.bfloat16)
     with torch.device("meta"):
@@ -36,11 +37,11 @@ def empty_model(layers: int, shape: dict) -> LlamaForCausalLM:
         if words.dim() == 1:
             words.fill_(0x3F80)  # 1.0, of a norm
             continue
-        for row in (0, 0.5):  # both parts of either axis
+        for row in (0, 0.5):  # in both halves of each axis, because a matrix can be split along either
             for column in (0, 0.5):
                 words[int(row * words.shape[0]), int(column * words.shape[1])] = number
     for module in model.modules():
-        if hasattr(module, "original_inv_freq"):
+        if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies
             fresh = type(module)(config)
             module.inv_freq, module.original_inv_freq = fresh.inv_freq, fresh.inv_freq
     return model

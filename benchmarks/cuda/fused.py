@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from sampler import write
 
-DTYPES = {"float32": 1e-4, "bfloat16": 3e-2}  # and the largest error relative to the largest logit
-CALLS = (9, 1, 1, 4, 1)  # tokens of each
+DTYPES = {"float32": 1e-4, "bfloat16": 3e-2}  # dtype → limit of the error, relative to the largest logit
+CALLS = (9, 1, 1, 4, 1)  # number of tokens in each call
 SHAPE = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "initializer_range": 0.2,
@@ -40,6 +40,7 @@ def export(folder: Path) -> None:
 
 
 def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
+    """Return the logits after the last token of each call."""
     runner = Path(os.environ["EXECUTORCH_MLX_BUILD"]) / "op_test_runner"
     command = [runner, program, "--outputs", folder / device]
     for each in inputs:

@@ -9,6 +9,7 @@ import time
 from executorch_mlx import LLM
 
 CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
+WARM_UP = 11  # tokens that are not timed
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 
 
@@ -37,7 +38,7 @@ def main() -> None:
                 for _ in range(REPEATS):
                     answer = llm.generate(prompt[:length], max_new_tokens=STEPS, **parameters, **options)
                     ends = [time.perf_counter() for _ in answer]
-                    speeds.append((len(ends) - 11) / (ends[-1] - ends[10]))
+                    speeds.append((len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1]))
                 name = f"decode at {length}" if overlap else f"no overlap, {length}"
                 result[f"{name}, {kind}"] = max(speeds)
     result["host peak, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -20,8 +20,9 @@ import fused
 import sampler
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGE_SEGMENT = 1 << 20  # bytes: segments of a program from this size on are left out
+LARGE_SEGMENT = 1 << 20  # bytes: the bundle leaves out the segments of a program that have at least this size
 OUR_LIBRARIES = ("libmlx_delegate.so", "libmlx_blas.so", "libmlx_llm_engine.so", "mlx_llm_runner", "op_test_runner")
+# A CUDA library has its device code in containers, "fat binaries". An entry of kind CUBIN is machine code.
 FATBIN_MAGIC, CUBIN = 0xBA55ED50, 2
 RUN_SCRIPT = """#!/bin/sh
 # Unpacks the bundle and runs the benchmark. Arguments go to run.py.
@@ -39,7 +40,7 @@ exec python3 "$root/cuda/run.py" --root "$root" "$@"
 
 
 def keep_architecture(source: Path, target: Path, architecture: int) -> None:
-    """Copies a library. Device code for other architectures becomes zeros, which compress well."""
+    """Copy a library, and overwrite the device code for all other architectures with zeros, which compress well."""
     data = bytearray(source.read_bytes())
     at = data.find(struct.pack("<IHH", FATBIN_MAGIC, 1, 16))
     while at >= 0:
@@ -54,11 +55,12 @@ def keep_architecture(source: Path, target: Path, architecture: int) -> None:
 
 
 def write_without_weights(program: Path, folder: Path) -> None:
-    """Writes the program without its large segments, and a list of their offsets and sizes."""
+    """Write the program without its large segments, and a JSON file with the offsets and sizes of these."""
     from executorch.exir._serialize._flatbuffer import _program_flatbuffer_to_json
 
     with program.open("rb") as file:
         header = file.read(64)
+        # The extended header of a .pte: the size of the FlatBuffer, and the offset of the first segment.
         size, base = struct.unpack_from("<QQ", header, header.index(b"eh00") + 8)
         file.seek(0)
         segments = json.loads(_program_flatbuffer_to_json(file.read(size)))["segments"]
@@ -104,9 +106,9 @@ def pack(root: Path, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--site", type=Path, required=True)
-    parser.add_argument("--build", type=Path, required=True)
-    parser.add_argument("--program", type=Path, action="append", default=[])
+    parser.add_argument("--site", type=Path, required=True, help="folder with the unpacked wheels")
+    parser.add_argument("--build", type=Path, required=True, help="build folder of this project")
+    parser.add_argument("--program", type=Path, action="append", default=[], help=".pte file to measure")
     parser.add_argument("--arch", type=int, default=90, help="compute capability times 10")
     options = parser.parse_args()
     options.bundle.mkdir(parents=True, exist_ok=True)

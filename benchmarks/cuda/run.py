@@ -1,9 +1,9 @@
 """Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
 
-`pack.py` makes a bundle, a folder for a GPU machine without a network, whose run.sh calls this file. Weights are
-random. Every side runs in a process of its own. A speed is the best of six runs, because the host decides how fast a
-small model decodes, and its speed varies. The row `decode at N` draws 100 tokens after a prompt of N tokens; the first
-ones are not timed. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
+`pack.py` makes a bundle, a folder for a GPU machine without a network. The script run.sh of the bundle calls this file.
+Weights are random. Each of the three SIDES runs in a process of its own. A speed is the best of six runs, because the
+host limits how fast a small model decodes, and the speed of the host varies. `decode at N` is the speed of 100 tokens
+after a prompt of N tokens, without the first ten or eleven. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-SIDES = ("ours", "mlx_lm_side", "torch_side")
+SIDES = ("ours", "mlx_lm_side", "torch_side")  # names of scripts in this folder
 
 
-def fill(root: Path, name: str) -> Path:
-    """Writes the program, with random bfloat16 numbers for the weights that the bundle lacks. Returns its path."""
+def write_program(root: Path, name: str) -> Path:
+    """Write the program, with random bfloat16 numbers for the weights that the bundle lacks. Return its path."""
     program = root / "programs" / f"{name}.pte"
     if program.exists():
         return program
@@ -54,8 +54,9 @@ def measure(side: str, root: Path, program: Path) -> dict[str, float]:
 
 
 def decode_in_parallel(root: Path, name: str, processes: int) -> None:
-    """Prints the decode speed of a program in `processes` parts, each on its own GPU, and of the whole on one GPU."""
-    whole, *parts = (fill(root, each) for each in (name, *(f"{name}-{r}-of-{processes}" for r in range(processes))))
+    """Print the decode speed of a program in `processes` parts, each on its own GPU, and of the whole on one GPU."""
+    names = [name, *(f"{name}-{rank}-of-{processes}" for rank in range(processes))]
+    whole, *parts = (write_program(root, each) for each in names)
     command = [sys.executable, str(root / "cuda/tensor_parallel.py"), "--model", str(parts[0]), "--whole", str(whole)]
     subprocess.run([*command, "--processes", str(processes), "--tokens", "128"], check=True)
 
@@ -63,7 +64,7 @@ def decode_in_parallel(root: Path, name: str, processes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--only", choices=SIDES, action="append")
+    parser.add_argument("--only", choices=SIDES, action="append", help="measure this side only")
     parser.add_argument("--program", action="append", help="name of a program of the bundle")
     parser.add_argument("--parallel", metavar="NAME", help="a program of the bundle that is also there in parts")
     parser.add_argument("--processes", type=int, default=2, help="number of parts, and of GPUs")
@@ -74,7 +75,8 @@ def main() -> None:
     columns = {}
     for side in options.only or SIDES:
         for name in names if side == "ours" else names[:1]:
-            columns[f"ours {name}" if side == "ours" else side] = measure(side, options.root, fill(options.root, name))
+            program = write_program(options.root, name)
+            columns[f"ours {name}" if side == "ours" else side] = measure(side, options.root, program)
     rows = list(dict.fromkeys(key for column in columns.values() for key in column))
     print(f"{'':28}" + "".join(f"{name:>16}" for name in columns))
     for row in rows:

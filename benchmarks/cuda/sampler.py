@@ -1,7 +1,7 @@
 """Draws 8,000 tokens with SampleNode on the CPU and on the GPU and compares them: 1,000 seeds in eight settings.
 
     python benchmarks/cuda/sampler.py export PROGRAM.pte     writes the program; needs no GPU
-    python benchmarks/cuda/sampler.py PROGRAM.pte            compares; run.py calls it
+    python benchmarks/cuda/sampler.py PROGRAM.pte            compares the draws; run.sh calls it
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 ROWS, VOCABULARY = 1000, 8200
-INPUTS = ("temperature", "top_p", "seed", "top_k", "min_p")  # of the program, after the logits
-SETTINGS = (  # temperature, top_p, top_k, min_p; the seed is the number of the row
+INPUTS = ("temperature", "top_p", "seed", "top_k", "min_p")  # the inputs of the program after the logits
+SETTINGS = (  # temperature, top_p, top_k, min_p. The seed of a row is its number.
     (0.0, 1.0, 0, 0.0), (0.8, 1.0, 0, 0.0), (0.9, 0.9, 0, 0.0), (1.3, 1.0, 40, 0.0), (1.0, 1.0, 0, 0.05),
     (1.0, 0.95, 300, 0.0), (0.7, 0.8, 0, 0.1), (1.0, 0.9, 40, 0.05),
 )  # fmt: skip
-SCALAR_TYPES = {"float32": 6, "int64": 4}
+SCALAR_TYPES = {"float32": 6, "int64": 4}  # ExecuTorch's numbers of the dtypes
 
 
 def export(program: str) -> None:
@@ -42,6 +42,7 @@ def export(program: str) -> None:
 
 
 def write(path: Path, array: np.ndarray) -> None:
+    """Write the array as a file for `op_test_runner`."""
     header = struct.pack(f"<8sii{array.ndim}q", b"MLXTNSR\0", SCALAR_TYPES[str(array.dtype)], array.ndim, *array.shape)
     path.write_bytes(header + array.tobytes())
 

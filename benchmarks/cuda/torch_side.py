@@ -8,6 +8,7 @@ from export_config import CONFIG
 from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 
 CONTEXTS, STEPS, REPEATS, CAPACITY = (128, 2048), 100, 6, 4096
+WARM_UP = 10  # steps that are not timed
 
 
 def draw(logits):
@@ -42,13 +43,13 @@ def main() -> None:
                     token = prompt[:, -1:].clone()
                     position = torch.tensor([length], device="cuda")
                     for i in range(STEPS):
-                        if i == 10:
+                        if i == WARM_UP:
                             torch.cuda.synchronize()
                             begin = time.perf_counter()
                         token = step(token, position, cache, kind == "sampled").clone()
                         position = position + 1
                     torch.cuda.synchronize()
-                    speeds.append((STEPS - 10) / (time.perf_counter() - begin))
+                    speeds.append((STEPS - WARM_UP) / (time.perf_counter() - begin))
                 result[f"decode at {length}, {kind}"] = max(speeds)
     print(json.dumps(result))
 

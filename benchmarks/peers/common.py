@@ -3,7 +3,7 @@
 import argparse
 
 
-def arguments(description: str, precisions: tuple[str, ...] = ()) -> argparse.Namespace:
+def parse_arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
@@ -11,8 +11,6 @@ def arguments(description: str, precisions: tuple[str, ...] = ()) -> argparse.Na
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    if precisions:
-        parser.add_argument("--precision", choices=precisions, default=precisions[0])
     return parser.parse_args()
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/gguf_model.py FOLDER float32|bf16|int8|int4 FILE.gguf
 
-int8 is Q8_0, and int4 is Q4_0 for all matrices, also the embedding. The vocabulary consists of invented byte-pair
-tokens, because the benchmark passes token ids.
+int8 is Q8_0, and int4 is Q4_0, for all matrices including the embedding. The vocabulary consists of invented byte-pair
+tokens, because the benchmark passes token ids and never text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def tensors(path: Path):
 
 
 def vocabulary(size: int) -> tuple[list[str], list[str]]:
-    """`size` tokens of a byte-pair encoding and its merges: the 256 bytes, and then pairs of earlier tokens."""
+    """Return `size` tokens of a byte-pair encoding, the 256 bytes and then pairs of earlier tokens, and its merges."""
+    # GPT-2's tokenizer writes each byte as one visible character.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     tokens = [chr(b) for b in printable] + [chr(256 + i) for i in range(len(others))]
@@ -60,11 +61,11 @@ def vocabulary(size: int) -> tuple[list[str], list[str]]:
     return tokens[:size], merges
 
 
-def write(folder: Path, form: str, path: Path) -> None:
+def write(folder: Path, weight_format: str, path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_name("benchmark")
-    writer.add_file_type(FILE_TYPES[form])
+    writer.add_file_type(FILE_TYPES[weight_format])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -87,7 +88,7 @@ def write(folder: Path, form: str, path: Path) -> None:
     for name, values in tensors(folder / "model.safetensors"):
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        kind = TYPES[form] if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        kind = TYPES[weight_format] if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         renamed = names.get_name(name, try_suffixes=(".weight",))
         writer.add_tensor(renamed, gguf.quants.quantize(np.asarray(values), kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -97,7 +98,7 @@ def write(folder: Path, form: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    source, form, target = sys.argv[1:]
+    source, weight_format, target = sys.argv[1:]
     unfinished = Path(target).with_suffix(".part")
-    write(Path(source), form, unfinished)
+    write(Path(source), weight_format, unfinished)
     unfinished.rename(target)

@@ -1,8 +1,8 @@
-"""Measures llama.cpp through llama-cpp-python. benchmarks/peers_cpu.py runs it in the environment of the peer.
+"""Measures llama.cpp through llama-cpp-python. benchmarks/peers_cpu.py runs it in a Python environment of its own.
 
     python benchmarks/peers/llama_cpp_peer.py FILE.gguf --prefill 128 512 --context 128 2048 --steps 16
 
-The last line of the output is JSON: seconds, by length.
+The last line of the output is JSON: for `prefill` and `decode`, the seconds by length of the prompt.
 """
 
 import ctypes
@@ -12,13 +12,13 @@ import time
 
 import llama_cpp
 import numpy as np
-from common import arguments, prompt_of
+from common import parse_arguments, prompt_of
 
 CHUNK = 512  # tokens in one call
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = parse_arguments(__doc__)
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(options.model.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
@@ -29,7 +29,7 @@ def main() -> None:
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def call(tokens: list[int]) -> int:
-        """Appends tokens to the context. Returns the most likely next one."""
+        """Append tokens to the context. Return the most likely next token."""
         for first in range(0, len(tokens), CHUNK):
             part = tokens[first : first + CHUNK]
             array = (llama_cpp.llama_token * len(part))(*part)

@@ -2,7 +2,7 @@
 
 import numpy
 import torch
-from executorch_mlx.speech.segments import TimestampSplitter, quiet_cut
+from executorch_mlx.speech.segments import TimestampSplitter, quiet_window_length
 from transformers import WhisperForConditionalGeneration
 
 BEGIN, WINDOW, STEP = 100, 50, 0.02  # id of the first timestamp token; timestamps in a window; seconds per timestamp
@@ -17,7 +17,7 @@ def ours(tokens):
     pieces = [piece for count in range(1, len(tokens) + 1) if (piece := splitter.take(tokens[:count]))]
     rest, seek = splitter.finish(tokens)
     pieces += [] if rest is None else [rest]
-    spans = [(tokens[p.begin : p.end], p.first, WINDOW if p.last is None else p.last) for p in pieces]
+    spans = [(tokens[p.begin : p.end], p.begin_time, WINDOW if p.end_time is None else p.end_time) for p in pieces]
     return spans, WINDOW if seek is None else seek
 
 
@@ -66,6 +66,6 @@ def test_a_window_ends_at_the_quietest_place_near_its_end():
     samples = numpy.full(40_000, 0.2, "float32")
     samples[13_000:13_400] = 0  # within the last quarter of 16,000
     samples[2_000:4_000] = 0
-    assert 13_000 <= quiet_cut(samples, 16_000) <= 13_400
-    assert quiet_cut(samples[:16_000], 16_000) == 16_000
-    assert 0 < quiet_cut(samples, 100) <= 100
+    assert 13_000 <= quiet_window_length(samples, 16_000) <= 13_400
+    assert quiet_window_length(samples[:16_000], 16_000) == 16_000
+    assert 0 < quiet_window_length(samples, 100) <= 100

@@ -12,10 +12,10 @@ SAMPLE_RATE = 16000
 
 
 def read_audio(path: str | Path, rate: int = SAMPLE_RATE) -> numpy.ndarray:
-    """Return the samples of a sound file, float32 `[N]`, at `rate` Hz: the mean of its channels. Full scale is 1.
+    """Return the samples of a sound file, float32 `[N]` in [-1, 1], at `rate` Hz. Several channels are averaged.
 
-    Reads what libsndfile reads: WAV, FLAC, MP3, Ogg and more. Needs the packages `soundfile` and `soxr`, which the extra
-    `speech` installs.
+    Reads the formats of libsndfile: WAV, FLAC, MP3, Ogg and more. Needs the packages `soundfile` and `soxr`, which the
+    extra `speech` installs.
 
     Raises FileNotFoundError if there is no such file, and ValueError if it is not a sound file or a package is missing.
     """
@@ -28,8 +28,8 @@ def read_audio(path: str | Path, rate: int = SAMPLE_RATE) -> numpy.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"read_audio: {path}: no such file")
     try:
-        samples, own_rate = soundfile.read(path, dtype="float32", always_2d=True)
+        samples, file_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise ValueError(f"read_audio: {path}: {error.error_string}") from error
     mono = samples.mean(axis=1, dtype="float32")
-    return mono if own_rate == rate else soxr.resample(mono, own_rate, rate, quality="VHQ")
+    return mono if file_rate == rate else soxr.resample(mono, file_rate, rate, quality="VHQ")

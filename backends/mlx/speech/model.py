@@ -12,7 +12,7 @@ from ..llm.program import Program
 from ..llm.sampling_parameters import PARAMETERS, SamplingParameters, SettingError, mask_word_count
 from ..llm.tokens import TokenTable
 from .audio import read_audio
-from .segments import Piece, Segment, TimestampSplitter, quiet_cut
+from .segments import Piece, Segment, TimestampSplitter, quiet_window_length
 
 if TYPE_CHECKING:
     import numpy
@@ -35,7 +35,7 @@ class SpeechModel:
     - `tasks`: the tasks that a prompt can name, such as `transcribe` and `translate`; empty if it can name none.
     - `has_timestamps`: whether the model can write timestamps.
     - `sample_rate`: in Hz.
-    - `max_seconds`: the length of a window.
+    - `max_seconds`: the length of the longest window.
     - `program`: the loaded program.
 
     Raises FileNotFoundError if `path` does not exist, ValueError if the file is not a speech model, and RuntimeError if
@@ -85,7 +85,8 @@ class SpeechModel:
         - `task`: `transcribe`, or `translate` to English.
         - `timestamps`: let the model write timestamps if it can. The next window then begins where the last complete
           segment ends. Without timestamps, each window is one segment, and ends at a quiet place.
-        - `settings`: `max_new_tokens` of a window, and the fields of `SamplingParameters` that the program takes.
+        - `settings`: `max_new_tokens`, the limit for each window, and the fields of `SamplingParameters` that the
+          program takes.
 
         Raises ValueError or SettingError, with the name of the argument in the message, when the iteration begins.
         """
@@ -95,13 +96,13 @@ class SpeechModel:
         if language is None and self.languages and len(samples):
             language = self.detect_language(samples)
         prompt = self.prompt(language, task, timestamps)
-        seek = 0
+        seek = 0  # the first sample of the window
         while seek < len(samples):
-            length = self._max_samples if timestamps else quiet_cut(samples[seek:], self._max_samples)
+            length = self._max_samples if timestamps else quiet_window_length(samples[seek:], self._max_samples)
             window = samples[seek : seek + length]
             answer = self._generate(window, prompt, timestamps, settings)
             if timestamps:
-                seek += yield from self._timed(answer, seek, len(window), language)
+                seek += yield from self._timed_segments(answer, seek, len(window), language)
             else:
                 for _ in answer:
                     pass
@@ -118,9 +119,10 @@ class SpeechModel:
         prompt: list[int] | None = None,
         **settings: Any,
     ) -> Generation:
-        """Return the answer for one window, token by token. The arguments are those of `transcribe`.
+        """Return the answer for one window, token by token.
 
-        `prompt` replaces the tokens that `prompt()` composes. Raises ValueError or SettingError.
+        `samples` are those of the window. `prompt` replaces the tokens that the method `prompt` composes. All other
+        arguments are those of `transcribe`. Raises ValueError or SettingError.
         """
         samples = self._samples(samples)
         if prompt is None:
@@ -166,8 +168,8 @@ class SpeechModel:
     def prompt(self, language: str | None, task: str, timestamps: bool) -> list[int]:
         """Return the prompt of a window: the tokens that precede an answer.
 
-        `language` is a code, an English name, or None. Raises ValueError for a language or a task that the model does not
-        have.
+        `language` is a code, an English name, or None. Raises ValueError for a language or a task that the model does
+        not have.
         """
         language = self.language_code(language)
         if task not in (self.tasks or TASKS[:1]):
@@ -201,25 +203,28 @@ class SpeechModel:
         options = Options(max_new_tokens=limit, samples=samples, timestamps=timestamps)
         return Generation(self.program, prompt, SamplingParameters(**settings), options)
 
-    def _timed(self, answer: Generation, seek: int, length: int, language: str | None):
-        """Yield the segments of an answer with timestamps. Return where the next window begins, in samples."""
+    def _timed_segments(self, answer: Generation, seek: int, length: int, language: str | None):
+        """Yield the segments of an answer with timestamps, for the window of `length` samples that begins at `seek`.
+
+        Return the distance in samples from this window's begin to that of the next window.
+        """
         splitter = TimestampSplitter(self._config["timestamp_begin"])
         for _ in answer:
             if piece := splitter.take(answer.tokens):
                 yield self._segment(answer.tokens, piece, seek, length, language)
-        rest, time = splitter.finish(answer.tokens)
+        rest, timestamp = splitter.finish(answer.tokens)
         if rest is not None:
             yield self._segment(answer.tokens, rest, seek, length, language)
-        if time is None:
+        if timestamp is None:
             return length
-        return min(length, max(1, round(time * self._config["seconds_per_timestamp"] * self.sample_rate)))
+        return min(length, max(1, round(timestamp * self._config["seconds_per_timestamp"] * self.sample_rate)))
 
     def _segment(self, tokens: list[int], piece: Piece, seek: int, length: int, language: str | None) -> Segment:
         start, stop = seek / self.sample_rate, (seek + length) / self.sample_rate
-        step = self._config["seconds_per_timestamp"] or 0
-        # The model may write a time in the silence after the sound.
-        first = min(start + piece.first * step, stop)
-        last = stop if piece.last is None else min(start + piece.last * step, stop)
+        unit = self._config["seconds_per_timestamp"] or 0
+        # The model may write a timestamp in the padding after the sound, so times are clamped to the window.
+        begin = min(start + piece.begin_time * unit, stop)
+        end = stop if piece.end_time is None else min(start + piece.end_time * unit, stop)
         part = tokens[piece.begin : piece.end]
         text = "" if self._table is None else self._table.text(part)
-        return Segment(first, last, text, tuple(part), language)
+        return Segment(begin, end, text, tuple(part), language)

@@ -19,7 +19,7 @@ class Segment:
 
     - `start`, `end`: its time in the sound, in seconds.
     - `text`: its text, as the model wrote it: it may begin with a space.
-    - `tokens`: its token ids, with timestamps.
+    - `tokens`: its token ids, with the timestamp tokens.
     - `language`: the code of the spoken language, or None if the model has one language only.
     """
 
@@ -32,56 +32,60 @@ class Segment:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens `[begin, end)` of an answer, and the time in the window at which they begin and end.
+    """A segment as the answer to a window has it.
 
-    `first` and `last` count timestamps from the begin of the window. If `last` is None, the piece ends with the window.
+    Its tokens are `[begin, end)` of the answer. `begin_time` and `end_time` count from the begin of the window, in
+    units of `seconds_per_timestamp`. If `end_time` is None, the piece ends with the window.
     """
 
     begin: int
     end: int
-    first: int
-    last: int | None
+    begin_time: int
+    end_time: int | None
 
 
 class TimestampSplitter:
-    """Splits an answer of Whisper at its timestamps, while it grows.
+    """Splits an answer of Whisper at its timestamps, while the answer grows.
 
-    `begin` is the first timestamp token. A segment has a timestamp at each end, so two timestamps in a row separate two
-    segments. `take(tokens)` returns the segment that the last of `tokens` completes, or None. `finish(tokens)`
-    returns the rest of the answer, or None, and the timestamp at which the next window begins, or None for the end of
-    the window.
+    `timestamp_begin` is the first timestamp token. A segment has a timestamp at each end, so two timestamps in a row
+    separate two segments.
     """
 
-    def __init__(self, begin: int):
-        self._begin = begin
-        self._done = 0  # the tokens before this one are in segments
-        self._end = 0  # the end of the last segment
+    def __init__(self, timestamp_begin: int):
+        self._timestamp_begin = timestamp_begin
+        self._done = 0  # the tokens before this index are in segments
+        self._end_time = 0  # of the last segment
 
     def take(self, tokens: Sequence[int]) -> Piece | None:
-        if len(tokens) - self._done < 2 or not all(token >= self._begin for token in tokens[-2:]):
+        """Return the segment that the last of `tokens` completes, or None. `tokens` is the answer so far."""
+        if len(tokens) - self._done < 2 or not all(token >= self._timestamp_begin for token in tokens[-2:]):
             return None
-        first, last = self._done, len(tokens) - 1
-        if last - first < 2:  # no text: the begin of a segment
+        begin, end = self._done, len(tokens) - 1
+        if end - begin < 2:  # no text: the begin of a segment
             return None
-        self._done, self._end = last, tokens[last - 1] - self._begin
-        return Piece(first, last, self._time(tokens, first), self._end)
+        self._done, self._end_time = end, tokens[end - 1] - self._timestamp_begin
+        return Piece(begin, end, self._time(tokens, begin), self._end_time)
 
     def finish(self, tokens: Sequence[int]) -> tuple[Piece | None, int | None]:
-        is_time = [token >= self._begin for token in tokens]
-        ends_with_one = is_time[-2:] == [False, True]
-        if self._done and not ends_with_one:
-            return None, self._end  # the rest was cut by the end of the window
-        times = [token - self._begin for token, found in zip(tokens, is_time) if found]
+        """Return the last segment of the answer, or None, and the timestamp at which the next window begins.
+
+        The timestamp is None if the next window begins at the end of this one.
+        """
+        is_time = [token >= self._timestamp_begin for token in tokens]
+        ends_with_single_timestamp = is_time[-2:] == [False, True]
+        if self._done and not ends_with_single_timestamp:
+            return None, self._end_time  # the end of the window cut the last segment: the next window has it whole
+        times = [token - self._timestamp_begin for token, found in zip(tokens, is_time) if found]
         if self._done:
             return Piece(self._done, len(tokens), self._time(tokens, self._done), times[-1]), None
         last = times[-1] if times and times[-1] else None
         return (Piece(0, len(tokens), 0, last) if len(tokens) else None), None
 
     def _time(self, tokens: Sequence[int], index: int) -> int:
-        return max(0, tokens[index] - self._begin)
+        return max(0, tokens[index] - self._timestamp_begin)
 
 
-def quiet_cut(samples: numpy.ndarray, length: int) -> int:
+def quiet_window_length(samples: numpy.ndarray, length: int) -> int:
     """Return the length of a window that begins at sample 0: all of `samples` if they fit, else at most `length`.
 
     The window ends in the quietest frame of the last quarter of `length`.

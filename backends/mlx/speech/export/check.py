@@ -15,35 +15,36 @@ from ...verification.rounding import agree, compare
 from .decoder import ProgramModel
 from .methods import example_inputs, example_samples
 
-_SAMPLES = 16000 * 5
-_STEPS = 8
+_SAMPLES = 16000 * 5  # 5 seconds
+_STEPS = 8  # calls of `forward`
 
 
-def check_program(path: Path, decoder: ProgramModel, head: HeadConfig, start: int) -> ProgramCheck:
-    """Run the file `path` and `decoder`, the module that was exported, and compare encoder states and greedy tokens.
+def check_program(path: Path, program_model: ProgramModel, head: HeadConfig, start: int) -> ProgramCheck:
+    """Compare the file `path` with `program_model`, the module that was exported: the encoder states and greedy tokens.
 
-    The encoder gets samples of noise. In the first call, the decoder gets two tokens: the start token, and the token in
-    the middle of the vocabulary. In each later call, it gets the greedy token of the call before, as `decoder` has it.
+    `encode` gets samples of noise. The first call of `forward` gets two tokens: the start token, and the token in the
+    middle of the vocabulary. Each later call gets one token: the argmax of the logits of `program_model` in the call
+    before.
     """
     cost = Cost()
-    samples = example_samples(decoder, _SAMPLES)
+    samples = example_samples(program_model, _SAMPLES)
     methods = load_methods(path, ["encode", "forward"])
     with torch.no_grad():
         with RoundingNoise(0):
-            noisy_states = decoder.encode(samples)
-            noisy = _logits(decoder, torch.tensor([[start]]), 0)
-        states = decoder.encode(samples)
+            noisy_states = program_model.encode(samples)
+            noisy = _logits(program_model, torch.tensor([[start]]), 0)
+        states = program_model.encode(samples)
         # How much rounding noise changes the logits after the start token.
-        delta = noisy - _logits(decoder, torch.tensor([[start]]), 0)
+        delta = noisy - _logits(program_model, torch.tensor([[start]]), 0)
         found = methods["encode"]([samples])[0]
         comparison = compare(found.float()[0], states.float()[0], [noisy_states.float()[0]])
-        tokens = torch.tensor([[start, decoder.vocab_size // 2]])
+        tokens = torch.tensor([[start, program_model.vocab_size // 2]])
         agreeing = position = steps = 0
-        while steps < _STEPS and position + tokens.shape[1] <= decoder.max_context_len:
-            inputs = example_inputs(decoder, head, tokens.shape[1])
+        while steps < _STEPS and position + tokens.shape[1] <= program_model.max_context_len:
+            inputs = example_inputs(program_model, head, tokens.shape[1])
             inputs |= {"tokens": tokens, "input_pos": torch.tensor([position])}
             drawn = methods["forward"](list(inputs.values()))[0]
-            logits = _logits(decoder, tokens, position)
+            logits = _logits(program_model, tokens, position)
             agreeing += int(agree(drawn, logits, [logits + delta]))
             position, steps = position + tokens.shape[1], steps + 1
             tokens = logits.argmax(-1, keepdim=True)
@@ -55,5 +56,5 @@ def check_program(path: Path, decoder: ProgramModel, head: HeadConfig, start: in
     )  # fmt: skip
 
 
-def _logits(decoder: ProgramModel, tokens: torch.Tensor, position: int) -> torch.Tensor:
-    return decoder(tokens, torch.tensor([position])).float()
+def _logits(program_model: ProgramModel, tokens: torch.Tensor, position: int) -> torch.Tensor:
+    return program_model(tokens, torch.tensor([position])).float()

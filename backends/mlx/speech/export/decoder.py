@@ -1,5 +1,8 @@
-"""A speech model with two kinds of caches, both of them buffers of the program: the keys and values of the tokens, and
-the keys and values that cross-attention computes from the states of the encoder."""
+"""The torch module that a speech export lowers: the encoder and decoder of a checkpoint, with caches in buffers.
+
+There are two kinds of caches: one for the keys and values of the tokens, and one for the keys and values that
+cross-attention computes from the states of the encoder.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ class ProgramModel(torch.nn.Module):
 
     - `encode(samples [1, N]) -> states [1, T, D]` runs the encoder, computes the keys and values of the decoder's
       cross-attention from the states, and writes them to the buffers `cross_key_cache_i` and `cross_value_cache_i`
-      `[1, heads, family.frames(), head size]`.
+      `[1, heads, family.max_states(), head size]`.
     - `forward(tokens [1, S], input_pos [1]) -> logits [1, V]` of the last token. It reads what `encode` wrote.
 
-    The constructor changes `model` in place. `chunk` is the largest S, and `max_context_len` the capacity of the cache
-    of the tokens. `timestamp_begin` is the first of the timestamp tokens, or None.
+    T is the number of encoder states, and D their size. The constructor changes `model` in place. `chunk` is the
+    largest S, and `max_context_len` the capacity of the cache of the tokens. `timestamp_begin` is the first of the
+    timestamp tokens, or None.
     """
 
     def __init__(
@@ -36,12 +40,12 @@ class ProgramModel(torch.nn.Module):
         self.max_context_len, self.chunk = max_context_len, min(chunk, max_context_len)
         self.features = family.features()
         layers = model.model.decoder.layers
-        shapes = [_heads(layer.self_attn) for layer in layers]
+        shapes = [_key_heads(layer.self_attn) for layer in layers]
         specs = [LayerSpec(f"decoder.layers.{i}", shape, shape, AttentionSpan()) for i, shape in enumerate(shapes)]
         self.cache = KVCache.register_on(
             self, specs, rows=1, capacity=max_context_len, chunk=self.chunk, dtype=self.dtype
         )
-        self.cross = Cache(layers=[_CrossLayer(self, i, family.frames()) for i in range(len(layers))])
+        self.cross = Cache(layers=[_CrossLayer(self, i, family.max_states()) for i in range(len(layers))])
         if not family.has_fixed_length:
             self.register_buffer("encoder_length", torch.zeros(1, 1, 1, 1, dtype=torch.int64))
         use_stateless_rotary(model)
@@ -53,7 +57,7 @@ class ProgramModel(torch.nn.Module):
         for layer, cross in zip(self.model.model.decoder.layers, self.cross.layers, strict=True):
             cross.write(layer.encoder_attn, attended)
         if not self.family.has_fixed_length:
-            # The dynamic length as a tensor that the program computes.
+            # The number of states varies, so the program computes it as a tensor.
             length = torch.arange(attended.shape[1])[-1:] + 1
             self.encoder_length.copy_(length.reshape(1, 1, 1, 1))
         return states
@@ -64,8 +68,8 @@ class ProgramModel(torch.nn.Module):
         caches.is_updated = dict.fromkeys(range(len(self.cross.layers)), True)
         self.cross.mask = None
         if not self.family.has_fixed_length:
-            frames = torch.arange(self.cross.layers[0].frames).reshape(1, 1, 1, -1)
-            self.cross.mask = frames < read(self, "encoder_length")
+            places = torch.arange(self.cross.layers[0].capacity).reshape(1, 1, 1, -1)
+            self.cross.mask = places < read_shared_buffer(self, "encoder_length")
         decoder = self.model.model.decoder
         states = decoder(
             input_ids=tokens,
@@ -94,20 +98,20 @@ class ProgramModel(torch.nn.Module):
 
 
 class _CrossLayer(CacheLayerMixin):
-    """The keys and values of the encoder's states for one layer of the decoder."""
+    """The keys and values of the encoder's states for one layer of the decoder. `capacity` is in states."""
 
     is_compileable, is_sliding = True, False
 
-    def __init__(self, owner: torch.nn.Module, index: int, frames: int):
-        self.owner, self.frames = owner, frames
+    def __init__(self, owner: torch.nn.Module, index: int, capacity: int):
+        self.owner, self.capacity = owner, capacity
         self.is_initialized = True
         self.names = (f"cross_key_cache_{index}", f"cross_value_cache_{index}")
-        heads, size = _heads(owner.model.model.decoder.layers[index].encoder_attn)
+        heads, size = _key_heads(owner.model.model.decoder.layers[index].encoder_attn)
         for name in self.names:
-            owner.register_buffer(name, torch.zeros(1, heads, frames, size, dtype=owner.dtype))
+            owner.register_buffer(name, torch.zeros(1, heads, capacity, size, dtype=owner.dtype))
 
     def write(self, attention: torch.nn.Module, states: torch.Tensor) -> None:
-        heads, size = _heads(attention)
+        heads, size = _key_heads(attention)
         for name, projection in zip(self.names, (attention.k_proj, attention.v_proj)):
             buffer = getattr(self.owner, name)
             new = projection(states).view(1, -1, heads, size).transpose(1, 2)
@@ -116,11 +120,13 @@ class _CrossLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor:
-        return read(self.owner, self.names[0])
+        return read_shared_buffer(self.owner, self.names[0])
 
     @property
     def values(self) -> torch.Tensor:
-        return read(self.owner, self.names[1])
+        return read_shared_buffer(self.owner, self.names[1])
+
+    # Assignments have no effect: only `encode` writes the keys and values.
 
     @keys.setter
     def keys(self, value) -> None:
@@ -137,19 +143,20 @@ class _CrossLayer(CacheLayerMixin):
         raise NotImplementedError("the keys and values of the encoder are computed once, by encode()")
 
     def get_mask_sizes(self, query_length):
-        return self.frames, 0
+        return self.capacity, 0
 
     def get_seq_length(self):
-        return self.frames
+        return self.capacity
 
     def get_max_length(self):
-        return self.frames
+        return self.capacity
 
 
-def read(owner: torch.nn.Module, name: str) -> torch.Tensor:
+def read_shared_buffer(owner: torch.nn.Module, name: str) -> torch.Tensor:
     """Return the contents of a buffer that another method of the program writes.
 
-    The copy makes `torch.export` treat the buffer as mutable: the methods then share it, and it is not a constant.
+    The function copies the contents back to the buffer. `torch.export` then treats the buffer as mutable. Otherwise it
+    would be a constant of the reading method, and the methods would not share it.
     """
     buffer = getattr(owner, name)
     state = torch.ops.mlx.read_state(buffer)
@@ -157,7 +164,7 @@ def read(owner: torch.nn.Module, name: str) -> torch.Tensor:
     return state
 
 
-def _heads(attention: torch.nn.Module) -> tuple[int, int]:
+def _key_heads(attention: torch.nn.Module) -> tuple[int, int]:
     """Return the number of key heads of an attention module, and their size."""
     return attention.k_proj.weight.shape[0] // attention.head_dim, attention.head_dim
 
@@ -171,11 +178,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """An attention function for the attention interface of `transformers`: `[1, H, S, D]` → `[1, S, H, D]`."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    decoder = module.speech_decoder[0]
+    program_model = module.speech_program_model[0]
     if module.speech_role == "self":
-        out = decoder.cache.layers[module.layer_idx].attend(query, scale)
+        out = program_model.cache.layers[module.layer_idx].attend(query, scale)
     else:
-        mask = decoder.cross.mask if module.speech_role == "cross" else _window_mask(module.speech_window, key.shape[2])
+        is_cross = module.speech_role == "cross"
+        mask = program_model.cross.mask if is_cross else _window_mask(module.speech_window, key.shape[2])
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -183,7 +191,7 @@ def attend(
 
 
 def _window_mask(window: tuple[int, int] | None, length) -> torch.Tensor | None:
-    """Returns a bool mask [T, T], or None without a window.
+    """Return a bool mask `[T, T]`, or None without a window. T is `length`.
 
     A state attends to `window[0]` states up to and including itself, and to `window[1] - 1` states after it.
     """
@@ -194,18 +202,19 @@ def _window_mask(window: tuple[int, int] | None, length) -> torch.Tensor | None:
     return ((back >= 0) & (back < window[0])) | ((back < 0) & (-back < window[1]))
 
 
-def use_program_attention(model: PreTrainedModel, decoder: ProgramModel) -> None:
+def use_program_attention(model: PreTrainedModel, program_model: ProgramModel) -> None:
     """Change `model` in place: its decoder attends over the caches of `decoder`, and its encoder within windows."""
-    for layer, window in zip(model.model.encoder.layers, decoder.family.windows(), strict=True):
-        _prepare(layer.self_attn, "encoder", decoder, window)
+    for layer, window in zip(model.model.encoder.layers, program_model.family.windows(), strict=True):
+        _set_role(layer.self_attn, "encoder", program_model, window)
     for layer in model.model.decoder.layers:
-        _prepare(layer.self_attn, "self", decoder)
-        _prepare(layer.encoder_attn, "cross", decoder)
+        _set_role(layer.self_attn, "self", program_model)
+        _set_role(layer.encoder_attn, "cross", program_model)
     AttentionInterface.register(ATTENTION_NAME, attend)
     model.set_attn_implementation(ATTENTION_NAME)
 
 
-def _prepare(attention: torch.nn.Module, role: str, decoder: ProgramModel, window=None) -> None:
+def _set_role(attention: torch.nn.Module, role: str, program_model: ProgramModel, window=None) -> None:
+    """Store in a module of the checkpoint what `attend` reads."""
     attention.speech_role, attention.speech_window = role, window
-    attention.speech_decoder = [decoder]  # in a list, because a module would become a submodule
+    attention.speech_program_model = [program_model]  # in a list, because a module would become a submodule
     attention.head_dim_padding = 0  # Moonshine pads the heads for some attention kernels; MLX needs no padding

@@ -17,7 +17,7 @@ from ...llm.export.conversion import QUANTIZATIONS, convert_weights
 from ...llm.export.export import ExportedLLM, check_choice, check_group_size, load_tokenizer
 from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
-from ...llm.export.weights import cast_parameters, find_checkpoint, shortened
+from ...llm.export.weights import find_checkpoint, shortened
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family
@@ -79,20 +79,22 @@ def export_speech(
     prompt = prompt_config(model)
     conversion = convert_weights(model, quantize, group_size, dtype, tokenizer=None, calibrate=None, progress=progress)
     length = _context_len(model, max_context_len)
-    timestamps = _timestamps(prompt, family)
-    decoder = ProgramModel(
-        model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamps
+    timestamp_begin = _add_timestamps(prompt, family)
+    program_model = ProgramModel(
+        model, family, max_context_len=length, chunk=CHUNK, dtype=dtype, timestamp_begin=timestamp_begin
     ).eval()
     progress("export")
-    methods = export_methods(decoder, head)
-    constants = metadata(decoder, tokenizer, head, prompt)
+    methods = export_methods(program_model, head)
+    constants = metadata(program_model, tokenizer, head, prompt)
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
     program = lowered.to_executorch()
-    checker = functools.partial(check_program, decoder=decoder, head=head, start=prompt["start"]) if verify else None
+    checker = None
+    if verify:
+        checker = functools.partial(check_program, program_model=program_model, head=head, start=prompt["start"])
     return ExportedLLM(
-        program, report, constants, tuple(methods), decoder.cache_bytes, tuple(conversion.unquantized),
+        program, report, constants, tuple(methods), program_model.cache_bytes, tuple(conversion.unquantized),
         _checker=checker,
     )  # fmt: skip
 
@@ -171,11 +173,12 @@ def _context_len(model: PreTrainedModel, max_context_len: int | None) -> int:
     return length
 
 
-def _timestamps(prompt: dict[str, Any], family: Family) -> int | None:
+def _add_timestamps(prompt: dict[str, Any], family: Family) -> int | None:
     """Add the fields about timestamps to `prompt`, a `prompt_config`. Return the first timestamp token, or None."""
     begin = None if prompt["no_timestamps"] is None else prompt["no_timestamps"] + 1
     if begin == family.model.config.vocab_size:
         begin = None  # the vocabulary has no timestamps
     prompt["timestamp_begin"] = begin
-    prompt["seconds_per_timestamp"] = family.max_samples / family.frames() / 16000 if family.has_fixed_length else None
+    seconds = family.max_samples / family.max_states() / 16000  # of a state: Whisper has one timestamp for each
+    prompt["seconds_per_timestamp"] = seconds if family.has_fixed_length else None
     return begin

@@ -1,4 +1,4 @@
-"""What differs between the speech models: their encoders, and the lengths of the samples that these take."""
+"""What differs between the speech models: the encoder, and how many samples it takes in a call."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ SAMPLE_RATE = 16000
 class Family:
     """A speech model of `transformers` and its encoder's input.
 
+    - `extractor`: the feature extractor of the checkpoint, or None.
+    - `seconds`: the longest sound of a call that the user asks for.
     - `min_samples`, `max_samples`: the limits of the number of samples in a call.
-    - `multiple`: the number of samples is a multiple of this.
-    - `frames`: the number of states for `max_samples`.
-    - `has_fixed_length`: whether every call has `frames` states.
+    - `multiple`: the number of samples is a multiple of this number.
+    - `has_fixed_length`: whether every call has `max_samples` samples.
 
-    Raises ValueError, with the name of the part of the checkpoint that is not supported.
+    Raises ValueError, with the name of the setting of the checkpoint that is not supported.
     """
 
     model: PreTrainedModel
@@ -56,18 +57,19 @@ class Family:
         """Return the module that computes the encoder's input from samples `[1, N]`."""
         return torch.nn.Identity()
 
-    def frames(self) -> int:
+    def max_states(self) -> int:
+        """Return the number of encoder states for `max_samples`."""
         return int(self.model._get_feat_extract_output_lengths(torch.tensor(self.max_samples)))
 
     def front(self) -> torch.nn.Module:
-        """Return the last module of the encoder before its attention layers. Called if the number of states varies."""
+        """Return the last module of the encoder before its attention layers. Not called if `has_fixed_length`."""
         raise NotImplementedError
 
     def encode(self, model: PreTrainedModel, features: torch.Tensor) -> torch.Tensor:
         """Return the states `[1, T, D]` of the encoder."""
         if self.has_fixed_length:
             return model.model.encoder(features).last_hidden_state
-        with _independent_length(self.front(), self.frames()):
+        with _independent_length(self.front(), self.max_states()):
             return model.model.encoder(features).last_hidden_state
 
     def states_for_decoder(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
@@ -102,7 +104,7 @@ class Whisper(Family):
     def features(self) -> torch.nn.Module:
         return LogMel(self.extractor)
 
-    def frames(self) -> int:
+    def max_states(self) -> int:
         return self.model.config.max_source_positions
 
 
@@ -113,15 +115,17 @@ class Moonshine(Family):
         if getattr(self.extractor, "do_normalize", False):
             raise unsupported("do_normalize", True, False)
         encoder = self.model.model.encoder
-        needed = 2  # states: torch.export makes no dimension dynamic that can be 1
+        # At least two states: torch.export makes a dimension dynamic only if its length is never 1. The loop goes from
+        # the number of states back to the number of samples.
+        length = 2
         for conv in (encoder.conv3, encoder.conv2, encoder.conv1):
-            needed = (needed - 1) * conv.stride[0] + conv.kernel_size[0]
-        self.min_samples, self.max_samples = needed, int(self.seconds * SAMPLE_RATE)
+            length = (length - 1) * conv.stride[0] + conv.kernel_size[0]
+        self.min_samples, self.max_samples = length, int(self.seconds * SAMPLE_RATE)
 
     def front(self) -> torch.nn.Module:
         return self.model.model.encoder.conv3
 
-    def frames(self) -> int:
+    def max_states(self) -> int:
         length, encoder = self.max_samples, self.model.model.encoder
         for conv in (encoder.conv1, encoder.conv2, encoder.conv3):
             length = (length - conv.kernel_size[0]) // conv.stride[0] + 1
@@ -129,7 +133,7 @@ class Moonshine(Family):
 
 
 class MoonshineStreaming(Family):
-    """The encoder takes samples, in frames. Each of its layers attends to a window around a state."""
+    """The encoder takes a whole number of frames of samples. In each layer, a state attends to a window around it."""
 
     def prepare(self) -> None:
         if getattr(self.extractor, "do_normalize", False):
@@ -143,7 +147,7 @@ class MoonshineStreaming(Family):
         stride = embedder.conv1.stride[0] * embedder.conv2.stride[0] * self.multiple
         limit = config.max_position_embeddings * stride
         self.max_samples = math.floor(min(self.seconds * SAMPLE_RATE, limit) / self.multiple) * self.multiple
-        self.min_samples = 2 * stride  # two states: torch.export makes no dimension dynamic that can be 1
+        self.min_samples = 2 * stride  # two states: torch.export makes a dimension dynamic only if it is never 1
 
     def front(self) -> torch.nn.Module:
         return self.model.model.encoder.embedder.conv2

@@ -33,9 +33,9 @@ class LogMel(torch.nn.Module):
         return ((log + 4.0) / 4.0).T.unsqueeze(0)
 
     def _frames(self, samples: torch.Tensor) -> torch.Tensor:
-        """Returns the frames `[N / hop, n_fft]`. The frame i is centred at sample `i * hop`; the ends are reflected."""
+        """Return the frames `[N / hop, n_fft]`. Frame i is centred at sample `i * hop`. The ends are reflected."""
         half, count = self.size // 2, samples.shape[0] // self.hop
         padded = torch.cat([samples[1 : half + 1].flip(0), samples, samples[-half - 1 : -1].flip(0)])
-        blocks = -(-self.size // self.hop)  # blocks of `hop` samples that a frame covers, the last maybe in part
+        blocks = -(-self.size // self.hop)  # number of blocks of `hop` samples that a frame touches
         rows = padded[: (count + blocks - 1) * self.hop].reshape(-1, self.hop)
         return torch.cat([rows[i : i + count] for i in range(blocks)], 1)[:, : self.size]

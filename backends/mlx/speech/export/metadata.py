@@ -17,21 +17,25 @@ from .decoder import ProgramModel
 from .families import SAMPLE_RATE
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-# The limit of Moonshine's answers, per second of sound. Without a limit, some answers repeat a text without end.
+# The limit of Moonshine's answers, from its model card, per second of sound. Without a limit, some answers repeat
+# themselves without end.
 _MOONSHINE_TOKENS_PER_SECOND = 6.5
 
 
 def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
     """Return how a prompt is composed, and how its answer is read.
 
-    - `model_type`; `start`, the first token;
-    - `languages`: code → token, `names`: English name → code, `tasks`: name → token; empty if the model has none;
-    - `forced`: the tokens after the first one, for a model without languages;
+    - `model_type`: that of the configuration, such as `whisper`;
+    - `start`: the first token of the prompt;
+    - `languages`: code of a language → token; empty if the model has one language only;
+    - `names`: English name of a language → code;
+    - `tasks`: name of a task → token; empty if the model has none;
+    - `forced`: the tokens after `start`, for a model without languages;
     - `no_timestamps`: the token that asks for no timestamps, or None;
     - `tokens_per_second`: the largest number of tokens of an answer per second of sound, or None.
 
-    `export_speech` adds `timestamp_begin`, the first timestamp token, or None, and `seconds_per_timestamp`, the time
-    between one timestamp and the next, or None.
+    `export_speech` adds `timestamp_begin`, the first timestamp token, and `seconds_per_timestamp`, the time between one
+    timestamp and the next. Both are None for a model without timestamps.
 
     Raises ValueError if the model has no start token.
     """
@@ -63,7 +67,10 @@ def prompt_config(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _forced(model: PreTrainedModel, no_timestamps: int | None) -> list[int]:
-    """Return the tokens after the start token by the old setting `forced_decoder_ids`, without `no_timestamps`."""
+    """Return the tokens after the start token, as the old setting `forced_decoder_ids` lists them.
+
+    The list leaves `no_timestamps` out.
+    """
     pairs = dict(setting(model, "forced_decoder_ids") or ())
     tokens = []
     while (token := pairs.get(len(tokens) + 1)) is not None:
@@ -79,16 +86,16 @@ def setting(model: PreTrainedModel, name: str, default: Any = None) -> Any:
     return default
 
 
-def metadata(decoder: ProgramModel, tokenizer: Any, head: HeadConfig, prompt: dict[str, Any]) -> dict[str, Any]:
+def metadata(program_model: ProgramModel, tokenizer: Any, head: HeadConfig, prompt: dict[str, Any]) -> dict[str, Any]:
     """Return the constant methods of the program, name → value. `tokenizer` may be None."""
-    model, family = decoder.model, decoder.family
+    model, family = program_model.model, program_model.family
     bos = model.config.bos_token_id
     constants = {
-        "get_max_seq_len": decoder.chunk,
-        "get_max_context_len": decoder.max_context_len,
+        "get_max_seq_len": program_model.chunk,
+        "get_max_context_len": program_model.max_context_len,
         "get_max_batch_size": 1,
-        "get_max_rewind": decoder.max_context_len,
-        "get_vocab_size": decoder.vocab_size,
+        "get_max_rewind": program_model.max_context_len,
+        "get_vocab_size": program_model.vocab_size,
         "get_bos_id": -1 if bos is None else bos,
         "get_eos_ids": eos_ids(model),
         "use_kv_cache": True,
@@ -101,18 +108,19 @@ def metadata(decoder: ProgramModel, tokenizer: Any, head: HeadConfig, prompt: di
         "speech_sample_multiple": family.multiple,
         "speech_config": _bytes(json.dumps(prompt).encode()),
     }
-    if decoder.timestamp_begin is not None:
+    if program_model.timestamp_begin is not None:
         initial = setting(model, "max_initial_timestamp_index")
-        constants["speech_timestamp_begin"] = decoder.timestamp_begin
+        constants["speech_timestamp_begin"] = program_model.timestamp_begin
         constants["speech_max_initial_timestamp"] = -1 if initial is None else initial
     for name, key in (("suppress_tokens", "speech_suppressed"), ("begin_suppress_tokens", "speech_suppressed_first")):
-        tokens = sorted({token for token in setting(model, name) or () if 0 <= token < decoder.vocab_size})
+        tokens = sorted({token for token in setting(model, name) or () if 0 <= token < program_model.vocab_size})
         if tokens:
             constants[key] = torch.tensor(tokens)
     if tokenizer is not None:
         # Timestamps have no text. Whisper's tokenizer does not count them as special tokens.
-        silent = () if decoder.timestamp_begin is None else range(decoder.timestamp_begin, decoder.vocab_size)
-        constants |= zip(("token_bytes", "token_offsets"), token_table(tokenizer, decoder.vocab_size, silent))
+        begin = program_model.timestamp_begin
+        silent = () if begin is None else range(begin, program_model.vocab_size)
+        constants |= zip(("token_bytes", "token_offsets"), token_table(tokenizer, program_model.vocab_size, silent))
         constants |= tokenizer_files(tokenizer)
     return constants
 
