@@ -61,6 +61,8 @@ class Member:
 
 @dataclass
 class Schema:
+    """What schema.fbs declares, by name. `comments` has the comment above a declaration, `order` all names in order."""
+
     structs: dict[str, list[Member]] = field(default_factory=dict)
     tables: dict[str, list[Member]] = field(default_factory=dict)
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -362,8 +364,8 @@ def find_flatc() -> str:
     return flatc
 
 
-def compile_schema(schema: Path, flatc: str) -> None:
-    """Check the schema with flatc. Raises SchemaError with flatc's message if the schema is illegal."""
+def check_with_flatc(schema: Path, flatc: str) -> None:
+    """Raise SchemaError with flatc's message if the schema is illegal."""
     with tempfile.TemporaryDirectory() as out:
         command = [flatc, "--binary", "--schema", "-o", out, str(schema)]
         try:
@@ -380,7 +382,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--flatc", metavar="PATH", help="default: flatc of the executorch wheel, or on PATH")
     args = parser.parse_args(argv)
     try:
-        compile_schema(SCHEMA, args.flatc or find_flatc())
+        check_with_flatc(SCHEMA, args.flatc or find_flatc())
         schema = parse(SCHEMA.read_text())
     except SchemaError as error:
         print(f"{SCHEMA.name}: {error}", file=sys.stderr)

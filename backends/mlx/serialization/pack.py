@@ -58,10 +58,10 @@ class Packer:
 class Encoder(NamedTuple):
     """How the values of one schema type are written.
 
-    `prepare` checks a value. It returns a value that is stored inline. Any other value is
-    written to the buffer, and `prepare` returns the offset of the written value. `prepend`
-    puts the result of `prepare` into the table or vector that is being built. `size` is the
-    size of that result in bytes.
+    `prepare` checks a value. If the type is stored inline, `prepare` returns the value.
+    Otherwise it writes the value to the buffer and returns the offset of the written value.
+    `prepend` puts the result of `prepare` into the table or vector that is being built.
+    `size` is the size of this result in bytes.
     """
 
     size: int

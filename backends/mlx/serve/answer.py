@@ -65,7 +65,7 @@ class Delta:
 
 @dataclass
 class Total:
-    """The sum of the deltas of a choice. `parts`: the deltas in their order, with neighbours of the same kind as one."""
+    """The sum of the deltas of a choice. `parts`: the deltas in order; adjacent ones of the same kind are joined."""
 
     parts: list[Delta] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -101,9 +101,9 @@ class Total:
 class MarkedText:
     """The text of an answer, with the names of marker tokens, such as `<tool_call>`, in their places.
 
-    The engine leaves special tokens out of the text, and the parsers of tool calls need them. The engine also holds text
-    back while it may be the beginning of a stop string, so that a token can arrive before text that precedes it. The
-    place of a name is therefore counted in characters: those that the bytes of the tokens before it stand for.
+    The engine leaves special tokens out of the text, but the parsers of tool calls need their names. The engine also
+    holds text back while it may be the beginning of a stop string. A marker token can therefore arrive before the text
+    that precedes it. The place of its name is the number of characters in the bytes of all tokens before it.
     """
 
     def __init__(self, model: ServedModel):
@@ -136,8 +136,8 @@ class Choice:
     - `one_call`: end the answer after its first tool call.
     - `echo`: the text of the prompt, which is repeated before the answer.
 
-    Attributes: `total`, the sum of the deltas so far; `reasoning_tokens`, their number so far; `first_token_at`, the time
-    of the first token by `time.monotonic`, or None.
+    Attributes: `total`, the sum of the deltas so far; `reasoning_tokens`, the number of tokens of reasoning so far;
+    `first_token_at`, the time of the first token by `time.monotonic`, or None.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class Choice:
             yield self._note(Delta(text=self._echo))
         async with aclosing(self._all_deltas()) as deltas:
             async for delta in deltas:
-                is_second = delta.kind == CALL and bool(self.total.calls)  # after a call that has no end
+                # A second call can begin without a CALL_END of the first, whose text then had another form.
+                is_second = delta.kind == CALL and bool(self.total.calls)
                 if not (self._one_call and is_second):
                     yield self._note(delta)
                 if self._one_call and (is_second or delta.kind == CALL_END):
@@ -191,7 +192,7 @@ class Choice:
                 yield delta
 
     def _deltas(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Delta]:
-        """Return a delta for each part; neighbours of the same kind share one. The first has the log probabilities."""
+        """Return the deltas of parts. Adjacent parts of the same kind make one delta. The first has the `logprobs`."""
         deltas: list[Delta] = []
         for kind, text in parts:
             if kind == CALL:
@@ -206,6 +207,7 @@ class Choice:
         return deltas
 
     def _note(self, delta: Delta) -> Delta:
+        """Add a delta to the total, and return it."""
         self.total.add(delta)
         return delta
 
@@ -235,11 +237,11 @@ class Choice:
 class Answer:
     """The choices of a request.
 
-    - `choices`: those of the first prompt, then those of the second, and so on. All prompts have the same number.
+    - `choices`: those of the first prompt, then those of the second, and so on: equally many for each prompt.
     - `prompt_count`: the number of prompts.
 
-    Attributes: `deadline`, the time by `time.monotonic` at which the answer has to end, or None; `id`; `created`, in Unix
-    time; `started`, by `time.monotonic`.
+    Attributes: `id`; `created`, the Unix time at which this object was made; `started`, the time of the request by
+    `time.monotonic`; `deadline`, the time by `time.monotonic` at which the answer has to end, or None.
     """
 
     def __init__(self, model: ServedModel, choices: Sequence[Choice], prompt_count: int = 1):
@@ -287,6 +289,7 @@ class Answer:
                 task.cancel()
 
     async def _before_deadline(self, waiting):
+        """Await `waiting` and return its result. Raises ApiError at the deadline."""
         timeout = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
         try:
             return await asyncio.wait_for(waiting, timeout)

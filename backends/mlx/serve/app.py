@@ -41,7 +41,7 @@ def create_app(
 
     - `models`: one model, or several.
     - `name`: the name in the API if `models` is one model, by default `model`.
-    - `settings`, `host`: see `Settings`. If `settings` is None, it is `Settings(host=host)`.
+    - `settings`: by default `Settings(host=host)`. If it is given, `host` has no effect.
     """
     if isinstance(models, LLM):
         models = Models.of(models, name or "model")

@@ -88,4 +88,4 @@ def _rank(token: bytes) -> int:
         return COMMA
     if token.isdigit() and len(token) == 1:
         return DIGIT
-    return DIGIT + 1 + max(0, 200 - len(token))
+    return DIGIT + 1 + max(0, 200 - len(token))  # a longer token has a lower rank

@@ -50,7 +50,7 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
 
 
 def request_error(error: Exception, prompt_field: str, max_tokens_field: str) -> ApiError:
-    """Return the error for an exception of `LLM.generate`. It names the field of the request.
+    """Return the error for an exception of `LLM.generate`. The message names the field of the request.
 
     - `prompt_field`, `max_tokens_field`: the names of the fields with the prompt and the maximum length of the answer.
     """

@@ -42,7 +42,7 @@ class Grammars:
         self._model, self._lock = model, threading.Lock()
 
     def for_chat(self, body: ChatRequest, prompt: str) -> Constraint | None:
-        """Return the constraint of the answers to a request, by its schema or its functions. None if they are free.
+        """Return the constraint that a request's schema or functions set for its answers, or None if they set none.
 
         Raises GrammarError.
         """
@@ -233,6 +233,7 @@ class Constraint:
             if len(answer) >= next_look and not is_closing:
                 left = budget - len(answer)
                 needed = self._closer.tokens_to_end(matcher.fork(), min(left, MAX_TOKENS_TO_END), last)
+                # With a margin, because the end can take more tokens before the next look.
                 is_closing = needed is not None and left <= 1.25 * needed + 16
                 next_look = len(answer) + max(1, (left - (needed or 0)) // 8)
             if is_closing:

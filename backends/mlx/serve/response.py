@@ -49,7 +49,7 @@ class CompletionFormat:
         return []
 
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
-        """Return the chunks of a stream for a delta. The last one of a choice has its finish reason."""
+        """Return the chunks of a stream for a delta. The last chunk of a choice has the finish reason."""
         chunks = []
         if delta.text or delta.logprobs:
             text = {"text": delta.text, "logprobs": self._logprobs(choice, delta)}

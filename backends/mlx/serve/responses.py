@@ -16,10 +16,10 @@ from .start import start_chat
 
 # The fields of a request that its response repeats.
 REPEATED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice", "tools",
-    "top_p", "top_logprobs", "truncation", "user",
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
+    "tools", "top_p", "top_logprobs", "truncation", "user",
 )  # fmt: skip
-# The fields of a chat request, under their names here.
+# Field of a chat request -> the field of `/v1/responses` from which it comes, for error messages.
 FIELDS = {
     "messages": "input", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
     "response_format": "text.format", "logprobs": "top_logprobs", "reasoning_effort": "reasoning.effort",
@@ -29,7 +29,7 @@ FIELDS = {
 def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
     try:
-        return start_chat(model, body.chat())
+        return start_chat(model, body.as_chat_request())
     except ValueError as error:
         raise request_error(error, "input", "max_output_tokens") from error
     except ApiError as error:
@@ -45,7 +45,7 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
 
 
 class Item:
-    """An item of the output of a response: reasoning, a message or a call. `text` grows with a stream."""
+    """An item of the output of a response: reasoning, a message or a call. `text` grows with each delta."""
 
     def __init__(self, kind: str, index: int, call: Call | None = None):
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
@@ -53,6 +53,7 @@ class Item:
         self.call, self.text, self.logprobs, self.status = call, "", [], "in_progress"
 
     def part(self) -> dict[str, Any]:
+        """Return the only part of the item's content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
@@ -73,8 +74,9 @@ class ResponsesFormat:
     ends_with_done = False
 
     def __init__(self, answer: Answer, body: ResponsesRequest):
-        self._answer, self._items, self._number = answer, [], 0
-        self._open: Item | None = None
+        self._answer, self._items = answer, []
+        self._number = 0  # of the next event
+        self._open: Item | None = None  # the item that grows
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived
         repeated = body.model_dump(include={*REPEATED}, by_alias=True)
         self._common = {
@@ -183,7 +185,7 @@ class ResponsesFormat:
             self._close(events)
 
     def _item(self, events: list[dict[str, Any]], kind: str) -> Item:
-        """Return the open item of a kind. Begins one if another kind is open, or none."""
+        """Return the open item if it is of this kind. Otherwise end the open item and begin one of this kind."""
         if self._open is not None and self._open.kind == kind:
             return self._open
         self._close(events)

@@ -71,7 +71,7 @@ class ResponseAllowedTools(Strict):
     mode: Literal["auto", "required"]
     tools: list[ResponseToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
-    def chat(self) -> dict[str, Any]:
+    def as_chat_choice(self) -> dict[str, Any]:
         """Return the `tool_choice` of the chat request."""
         tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
         return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
@@ -79,7 +79,7 @@ class ResponseAllowedTools(Strict):
 
 class Reasoning(Strict):
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None  # answers have the reasoning itself
+    summary: Literal["auto"] | None = None  # no effect: an answer has the whole reasoning, and no summary
 
 
 class PlainText(Strict):
@@ -143,7 +143,7 @@ class ResponsesRequest(Returned):
     def wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
-    def chat(self) -> ChatRequest:
+    def as_chat_request(self) -> ChatRequest:
         """Return the chat request with the same answer."""
         given = self.model_dump(
             exclude_none=True,
@@ -159,7 +159,7 @@ class ResponsesRequest(Returned):
         if isinstance(self.tool_choice, ResponseToolChoice):
             given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         elif isinstance(self.tool_choice, ResponseAllowedTools):
-            given["tool_choice"] = self.tool_choice.chat()
+            given["tool_choice"] = self.tool_choice.as_chat_choice()
         elif self.tool_choice is not None:
             given["tool_choice"] = self.tool_choice
         if self.text is not None and self.text.format is not None:

@@ -21,12 +21,14 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
     prompts = [(prompt, _prompt_ids(model, prompt, "prompt")) for prompt in body.prompts]
-    starts = [(ids, _echo(model, prompt) if body.echo else "") for prompt, ids in prompts for _ in range(body.n or 1)]
-    generations = _generate(model, body, [ids for ids, _ in starts], "prompt")
+    per_choice = [
+        (ids, _echo(model, prompt) if body.echo else "") for prompt, ids in prompts for _ in range(body.n or 1)
+    ]
+    generations = _generate(model, body, [ids for ids, _ in per_choice], "prompt")
     wants_logprobs = body.logprobs is not None
     choices = [
         Choice(index, model, generation, wants_logprobs=wants_logprobs, echo=echo)
-        for index, (generation, (_, echo)) in enumerate(zip(generations, starts))
+        for index, (generation, (_, echo)) in enumerate(zip(generations, per_choice))
     ]
     return Answer(model, choices, len(prompts))
 
@@ -67,7 +69,11 @@ def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str) -> list
 def _generate(
     model: ServedModel, body: GenerationRequest, prompts: Sequence[list[int]], field: str, constraint: Any = None
 ) -> list[Generation]:
-    """Start the generation of all choices, or of none. Raises ApiError."""
+    """Start the generation of all choices, or of none. Raises ApiError.
+
+    - `prompts`: the token ids of the prompt of each choice.
+    - `field`: the field of the request that has the prompt, for messages.
+    """
     arguments = body.generate_arguments()
     choices = body.n or 1
     started: list[Generation] = []

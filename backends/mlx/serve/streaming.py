@@ -82,7 +82,7 @@ def event(data: dict[str, Any]) -> str:
 
 
 async def whole_response(request: Request, answer: Answer, response: Callable[[], dict[str, Any]]) -> Response:
-    """Wait for the answer and return the response with it. Ends the answer if the client disconnects."""
+    """Wait for the answer and return it with the JSON of `response()`. Ends the answer if the client disconnects."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -23,14 +23,14 @@ class Section:
 
 
 class Parser:
-    """Splits the text of an answer, which comes in pieces, into parts. This one takes all text as content."""
+    """Splits the text of an answer, which comes in pieces, into parts. This base class takes all text as content."""
 
     def feed(self, text: str) -> list[Part]:
         """Return the parts that `text` completes."""
         return [(CONTENT, text)] if text else []
 
     def end(self) -> list[Part]:
-        """Return what was held back, at the end of the answer."""
+        """Return the parts that were held back. Called once, when the answer has ended."""
         return []
 
     @property
@@ -159,7 +159,7 @@ class SectionParser(Parser):
 
 
 class AnswerFormat:
-    """A format. `name` selects it on the command line.
+    """How a family of models writes tool calls and reasoning. `name` selects the format on the command line.
 
     - `reasoning`: the sections with reasoning.
     """
@@ -191,7 +191,7 @@ class AnswerFormat:
         raise NotImplementedError
 
     def markers(self) -> Sequence[str]:
-        """Return the texts of which special tokens may be a part. Other special tokens have no text."""
+        """Return the tags of the format. A special token whose name is in a tag is passed to the parser as text."""
         return [tag for section in (*self.reasoning, *self.call_sections()) for tag in (section.open, section.close)]
 
     def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None] | None:
@@ -209,9 +209,10 @@ class AnswerFormat:
     # The text before the first call, between two calls and after the last one, besides that of `call_template`.
     # A separator of None: an answer has one call.
     around_calls: tuple[str, str | None, str] = ("", "\n", "")
-    # The text with which every call begins, if it is no special token, so that a grammar can begin there.
+    # The text with which every call begins, if there is one. In an answer that may be text or calls, it tells a grammar
+    # that a call begins.
     trigger: str | None = None
-    call_id_length: int | None = None  # of characters and digits; None: call_ and 24 characters
+    call_id_length: int | None = None  # the number of letters and digits of a call's id; None: the id is call_...
 
     def instructions(self, functions: Sequence[Mapping[str, Any]]) -> str:
         """Return the system prompt for a model whose chat template has no tools."""

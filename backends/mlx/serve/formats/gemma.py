@@ -73,9 +73,7 @@ class GemmaTags(Gemma):
 QUOTES = ("<escape>", '<|"|>')  # around strings, in FunctionGemma and in Gemma 4
 
 
-
-
-# call:name{key:value,…}: JSON without quotes around keys, and with a tag as quote of strings ---------------------------
+# call:name{key:value,…}: JSON without quotes around keys, and with a tag as quote of strings --------------------------
 
 _KEY = re.compile(r"[^:{}\[\],]*")
 _WORD = re.compile(r"[^,}\]]*")
@@ -83,7 +81,7 @@ _WORD = re.compile(r"[^,}\]]*")
 
 def _read_tagged(reader: CallReader) -> Reading[None]:
     """Read a call after `call:`."""
-    reader.begin((yield from reader.run(NAME)))
+    reader.begin((yield from reader.take_while(NAME)))
     yield from _members(reader)
     reader.end()
 
@@ -96,7 +94,7 @@ def _members(reader: CallReader) -> Reading[None]:
     while not (yield from reader.take("}")):
         reader.write(before)
         if not (yield from _string(reader)):
-            reader.write(json_text(_not_empty((yield from reader.run(_KEY)))))
+            reader.write(json_text(_not_empty((yield from reader.take_while(_KEY)))))
         yield from reader.expect(":")
         reader.write(": ")
         yield from _value(reader)
@@ -129,7 +127,7 @@ def _value(reader: CallReader) -> Reading[None]:
     elif (yield from reader.take("[")):
         yield from _items(reader)
     else:
-        reader.write(json_or_text(_not_empty((yield from reader.run(_WORD)))))
+        reader.write(json_or_text(_not_empty((yield from reader.take_while(_WORD)))))
         reader.send()
 
 

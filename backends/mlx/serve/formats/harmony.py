@@ -1,4 +1,7 @@
-"""The format of gpt-oss: channels. `analysis` is reasoning, `final` is content, a message to `functions.name` is a call."""
+"""The format of gpt-oss. An answer consists of messages, each with a header that names its channel or its recipient.
+
+The channel `analysis` is reasoning, the channel `final` is content, and a message to `functions.name` is a call.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def _read_call(reader: CallReader, name: str) -> Reading[None]:
 
 
 class HarmonyParser(Parser):
-    """Reads messages: a header up to <|message|>, and a body up to the next header or an end."""
+    """Reads messages: a header up to <|message|>, and a body up to the next header or one of ENDS.
+
+    - `opened`: the end of the prompt, which may have begun a message.
+    """
 
     def __init__(self, functions: Mapping[str, Any], opened: str = ""):
         self._functions = functions
@@ -69,18 +75,18 @@ class HarmonyParser(Parser):
         parts: list[Part] = []
         while found := self._next_tag():
             position, tag = found
-            self._take(parts, self._buffer[:position])
+            self._on_text(parts, self._buffer[:position])
             self._buffer = self._buffer[position + len(tag) :]
-            self._tag(parts, tag)
+            self._on_tag(parts, tag)
         held = max(overlap(self._buffer, tag) for tag in TAGS)
         ready = len(self._buffer) - held
-        self._take(parts, self._buffer[:ready])
+        self._on_text(parts, self._buffer[:ready])
         self._buffer = self._buffer[ready:]
         return parts
 
     def end(self) -> list[Part]:
         parts: list[Part] = []
-        self._take(parts, self._buffer)
+        self._on_text(parts, self._buffer)
         self._buffer = ""
         self._finish(parts)
         return parts
@@ -89,7 +95,7 @@ class HarmonyParser(Parser):
         found = [(position, tag) for tag in TAGS if (position := self._buffer.find(tag)) >= 0]
         return min(found) if found else None
 
-    def _tag(self, parts: list[Part], tag: str) -> None:
+    def _on_tag(self, parts: list[Part], tag: str) -> None:
         if tag == MESSAGE:
             recipient, _ = self._address()
             if self._in_header and recipient is not None:
@@ -106,7 +112,7 @@ class HarmonyParser(Parser):
         elif self._in_header:
             self._header += tag
 
-    def _take(self, parts: list[Part], text: str) -> None:
+    def _on_text(self, parts: list[Part], text: str) -> None:
         if not text:
             return
         if self._in_header:

@@ -53,13 +53,13 @@ _NUMBER_BEGINNING = re.compile(r"-?\d*\.?\d*([eE][+-]?\d*)?")
 
 
 def _read_xml(reader: CallReader) -> Reading[None]:
-    reader.begin(_xml_name((yield from reader.until(">"))))
+    reader.begin(_xml_name((yield from reader.take_until(">"))))
     before = "{"
     while not (yield from reader.take("</function>")):
         if reader.is_closed and not (yield from reader.peek()):
             break  # models leave </function> out
         yield from reader.expect("<parameter=")
-        key = _xml_name((yield from reader.until(">")))
+        key = _xml_name((yield from reader.take_until(">")))
         reader.write(f"{before}{json_text(key)}: ")
         before = ", "
         yield from _xml_value(reader, reader.is_text(key))
@@ -74,9 +74,9 @@ def _xml_name(text: str) -> str:
 
 
 def _xml_value(reader: CallReader, is_text: bool) -> Reading[None]:
-    """Read a value and its closing tag. A value that is JSON has its type, unless the schema says that it `is_text`.
+    """Read a value and its closing tag. With `is_text`, or if the value is not JSON, it becomes a JSON string.
 
-    Text goes out as it comes.
+    Such a string goes out as it comes.
     """
     while not reader.ahead:
         yield from reader.more(VALUE_END)

@@ -21,7 +21,7 @@ def read_several(reader: CallReader) -> Reading[None]:
 
 
 def read(reader: CallReader) -> Reading[None]:
-    """Read a call. All of it may also be in a member `function`. Members of other names have no meaning."""
+    """Read a call: `name` and `arguments`, or a member `function` that contains both. Ignores all other members."""
     yield from _members(reader)
     reader.end()
 

@@ -25,8 +25,8 @@ class Llama(Hermes):
 
     def bare_calls(self, functions: Collection[str]) -> Callable[[str], bool | None]:
         names = "|".join(map(re.escape, functions))
-        # Long enough to see the first name. The rest of the answer is then held back until its end.
         python = re.compile(rf"\s*\[\s*(?:{names})\s*\(")
+        # A text of this length that does not match is no call: the longest name and 40 other characters fit into it.
         longest = max(map(len, functions)) + 40
 
         def is_bare(text: str) -> bool | None:
@@ -44,7 +44,7 @@ class Llama(Hermes):
 
     def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
         if section.open == FUNCTION_TAG:
-            name = yield from reader.run(NAME)
+            name = yield from reader.take_while(NAME)
             yield from reader.expect(">")
             yield from json_calls.read_arguments(reader, name)
             reader.end()
@@ -53,7 +53,7 @@ class Llama(Hermes):
         else:
             while (yield from reader.peek()) == "{":
                 yield from json_calls.read(reader)
-                yield from reader.run(_SEPARATORS)
+                yield from reader.take_while(_SEPARATORS)
 
     def call_template(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"

@@ -51,9 +51,9 @@ class MistralNamed(Mistral):
 
 
 def _read_named(reader: CallReader) -> Reading[None]:
-    name = yield from reader.run(NAME)
+    name = yield from reader.take_while(NAME)
     if (yield from reader.take("[CALL_ID]")):
-        yield from reader.run(_ID)
+        yield from reader.take_while(_ID)
     yield from reader.take("[ARGS]")
     yield from json_calls.read_arguments(reader, name)
     reader.end()

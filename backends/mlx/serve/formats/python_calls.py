@@ -9,8 +9,8 @@ from .reader import NAME, CallReader, Reading, json_text
 
 _CLOSING = {"[": "]", "(": ")"}
 _LINE = re.compile(r"[^\n]*")
-_NO_MARK = re.compile(r"""[^"'\[\](){},#]*""")
-_NO_QUOTE = re.compile(r"""[^"'\\]*""")
+_NO_MARK = re.compile(r"""[^"'\[\](){},#]*""")  # text before the next mark: a quote, bracket, comma or comment
+_NO_QUOTE = re.compile(r"""[^"'\\]*""")  # text before the next quote or backslash
 
 
 def read_several(reader: CallReader) -> Reading[None]:
@@ -34,12 +34,12 @@ def read_several(reader: CallReader) -> Reading[None]:
 def _peek(reader: CallReader) -> Reading[str]:
     """Skip space and comments. Return the next character, or "" at the end."""
     while (yield from reader.peek()) == "#":
-        yield from reader.run(_LINE)
+        yield from reader.take_while(_LINE)
     return reader.next_char
 
 
 def _read(reader: CallReader) -> Reading[None]:
-    name = yield from reader.run(NAME)
+    name = yield from reader.take_while(NAME)
     yield from reader.expect("(")
     # print(call()) occurs in the examples of Gemma.
     if name == "print" and (yield from _is_call_next(reader)):
@@ -64,7 +64,7 @@ def _read(reader: CallReader) -> Reading[None]:
 def _is_call_next(reader: CallReader) -> Reading[bool]:
     yield from _peek(reader)
     begin = reader.position
-    name = yield from reader.run(NAME)
+    name = yield from reader.take_while(NAME)
     following = yield from reader.peek()
     reader.position = begin
     return bool(name) and following == "("
@@ -74,12 +74,12 @@ def _argument(reader: CallReader) -> Reading[str]:
     """Take the text of an argument, up to the comma or bracket after it."""
     begin, depth = reader.position, 0
     while True:
-        yield from reader.run(_NO_MARK)
+        yield from reader.take_while(_NO_MARK)
         mark = reader.next_char
         if mark in ('"', "'"):
             yield from _string(reader)
         elif mark == "#":
-            yield from reader.run(_LINE)
+            yield from reader.take_while(_LINE)
         elif not mark:
             raise ValueError(f"got {reader.since(begin)!r}, expected the end of an argument")
         elif depth == 0 and mark in ",)":
@@ -96,7 +96,7 @@ def _string(reader: CallReader) -> Reading[None]:
         quote = quote[0]
         reader.position += 1
     while not (yield from reader.take(quote)):
-        yield from reader.run(_NO_QUOTE)
+        yield from reader.take_while(_NO_QUOTE)
         if reader.next_char == "\\":
             reader.position += 1
         elif (yield from reader.take(quote)):

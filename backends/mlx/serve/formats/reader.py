@@ -22,16 +22,19 @@ class CallReader:
     """Reads the calls of one section of an answer.
 
     - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
-    - `read`: reads the section, in the syntax of a format: it takes text with the methods of this class, and passes on
-      what it means with `begin`, `write`, `send` and `end`. Raises ValueError if the text has another form.
+    - `read`: reads the section, in the syntax of a format. It takes text with the methods `peek`, `take` and so on, and
+      passes calls on with `begin`, `write`, `send` and `end`. Raises ValueError if the text does not have this syntax.
     - `open`: the tag before the section.
 
-    A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. They go out before the call is complete if its
-    function is one of `functions`. A call of another function waits for its end: the text may be no call after all.
+    A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. If its function is one of `functions`, they
+    go out before the call is complete. A call of another function waits for its end: the text may be no call after all.
 
-    If the text has another form, what did not go out is content. If nothing went out, this is the whole section with its
-    tags. A call that went out in part has no CALL_END, and its arguments lack the closing brace. They are therefore not
-    valid JSON, and no client takes the call for a complete one.
+    If `read` raises ValueError, all text that did not go out becomes content: the whole section with its tags if no
+    part went out. A call that went out in part has no CALL_END, and its arguments lack the closing brace. They are
+    therefore not valid JSON, and no client takes the call for a complete one.
+
+    Attributes: `is_ended`, whether all text of the section has arrived; `is_closed`, whether a closing tag ended it;
+    `has_failed`, whether `read` raised ValueError.
     """
 
     def __init__(self, functions: Mapping[str, Any], read: Callable[[CallReader], Reading[None]], open: str = ""):
@@ -100,12 +103,12 @@ class CallReader:
 
     def peek(self) -> Reading[str]:
         """Skip space. Return the next character, or "" at the end of the section."""
-        yield from self.run(SPACE)
+        yield from self.take_while(SPACE)
         return self.next_char
 
     def take(self, literal: str) -> Reading[bool]:
         """Skip space. Take `literal`, and return whether it is there."""
-        yield from self.run(SPACE)
+        yield from self.take_while(SPACE)
         while not self.is_ended and self._is_beginning(literal):
             yield
         if not self._text.startswith(literal, self.position):
@@ -123,8 +126,8 @@ class CallReader:
         if not (yield from self.take(literal)):
             raise ValueError(f"got {self._rest()}, expected {literal!r}")
 
-    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Take characters of a class, as many as there are. `pattern` matches any number of them."""
+    def take_while(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Take the longest text that `pattern` matches, and return it. The pattern is a repeated character class."""
         begin = self.position
         while True:
             self.position = pattern.match(self._text, self.position).end()
@@ -132,8 +135,8 @@ class CallReader:
                 return self.since(begin)
             yield
 
-    def until(self, tag: str) -> Reading[str]:
-        """Take the text before `tag`, and the tag. Raises ValueError if it is not there."""
+    def take_until(self, tag: str) -> Reading[str]:
+        """Take the text before `tag` and return it. Takes the tag, too. Raises ValueError if there is no tag."""
         begin = seen = self.position
         while (end := self._text.find(tag, max(begin, seen - len(tag)))) < 0:
             seen = len(self._text)
@@ -149,7 +152,7 @@ class CallReader:
 
     def follows(self, literal: str, characters: str) -> Reading[bool]:
         """Return whether `literal`, perhaps some space and one of `characters` follow. Takes nothing but space."""
-        yield from self.run(SPACE)
+        yield from self.take_while(SPACE)
         begin = self.position
         found = (yield from self.take(literal)) and (yield from self.peek())
         self.position = begin
@@ -164,7 +167,7 @@ class CallReader:
         """
         if (yield from self.peek()) in ('"', "{", "["):
             return (yield from self._bracketed(sends))
-        word = yield from self.run(_WORD)
+        word = yield from self.take_while(_WORD)
         json.loads(word)
         return word
 

@@ -1,7 +1,7 @@
 "use strict";
 const $ = id => document.getElementById(id);
 let messages = [], model = null, running = null; // running: the AbortController of the current request
-let chats = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
+let hasTemplate = true; // whether the model has a chat template; otherwise each message is the prompt of a completion
 let key = sessionStorage.getItem("key");
 
 // Calls the API. Asks for the API key if the server wants one.
@@ -20,13 +20,13 @@ async function call(path, options = {}) {
 }
 
 function selectModel(entry) {
-  ({ id: model, has_chat_template: chats } = entry);
+  ({ id: model, has_chat_template: hasTemplate } = entry);
   $("model").textContent = document.title = model;
-  $("notice").hidden = chats;
-  $("text").placeholder = chats ? "Message" : "Text to continue";
-  $("clear").textContent = chats ? "New chat" : "Clear";
-  $("max-tokens").value = chats ? "" : 200;
-  $("max-tokens").placeholder = chats ? "no limit" : "16"; // the default of /v1/completions
+  $("notice").hidden = hasTemplate;
+  $("text").placeholder = hasTemplate ? "Message" : "Text to continue";
+  $("clear").textContent = hasTemplate ? "New chat" : "Clear";
+  $("max-tokens").value = hasTemplate ? "" : 200;
+  $("max-tokens").placeholder = hasTemplate ? "no limit" : "16"; // the default of /v1/completions
 }
 
 call("/v1/models").then(r => r.json()).then(list => {
@@ -39,7 +39,7 @@ call("/v1/models").then(r => r.json()).then(list => {
 // Adds a message to the page, and returns its element. `role` is user, assistant or error.
 function addMessage(role, text) {
   const div = document.createElement("div"), body = document.createElement("div");
-  div.className = chats ? role : `${role} plain`;
+  div.className = hasTemplate ? role : `${role} plain`;
   body.className = "body";
   body.textContent = text;
   div.append(body);
@@ -74,8 +74,9 @@ function render(div, answer) {
       return span;
     }));
     div.classList.add("plain");
-  } else if (chats) body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), { FORBID_TAGS: ["img", "style", "form"] });
-  else body.textContent = answer.text;
+  } else if (hasTemplate) {
+    body.innerHTML = DOMPurify.sanitize(marked.parse(answer.text), { FORBID_TAGS: ["img", "style", "form"] });
+  } else body.textContent = answer.text;
   if (!answer.reasoning) return;
   let reasoning = div.querySelector(".reasoning");
   if (!reasoning) {
@@ -100,24 +101,25 @@ async function* events(response) {
 }
 
 function requestBody() {
-  const prompt = chats ? { messages } : { prompt: messages.at(-1).content };
+  const prompt = hasTemplate ? { messages } : { prompt: messages.at(-1).content };
   const body = { model, ...prompt, stream: true, stream_options: { include_usage: true } };
-  const fields = { temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed", "max-tokens": "max_tokens" };
+  const fields = {
+    temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed", "max-tokens": "max_tokens" };
   for (const [id, name] of Object.entries(fields)) if ($(id).value) body[name] = Number($(id).value);
-  if ($("shading").checked) body.logprobs = chats ? true : 0;
+  if ($("shading").checked) body.logprobs = hasTemplate ? true : 0;
   return body;
 }
 
-// Adds what an event has to the answer.
-function take(answer, choice) {
-  answer.text += (chats ? choice.delta.content : choice.text) ?? "";
+// Appends the text, reasoning and log probabilities in a choice of an event to the answer.
+function extend(answer, choice) {
+  answer.text += (hasTemplate ? choice.delta.content : choice.text) ?? "";
   answer.reasoning += choice.delta?.reasoning_content ?? "";
   const logprobs = choice.logprobs;
   if (logprobs?.content) answer.tokens.push(...logprobs.content);
   else logprobs?.tokens?.forEach((token, i) => answer.tokens.push({ token, logprob: logprobs.token_logprobs[i] }));
 }
 
-// Streams the answer to `messages`, or without a chat template the continuation of the last one.
+// Streams the answer to `messages` or, without a chat template, the continuation of the last message.
 async function answer() {
   running = new AbortController();
   $("send").textContent = "Stop";
@@ -126,20 +128,21 @@ async function answer() {
   let first = null;
   $("state").textContent = "…";
   try {
-    const response = await call(chats ? "/v1/chat/completions" : "/v1/completions", {
+    const response = await call(hasTemplate ? "/v1/chat/completions" : "/v1/completions", {
       method: "POST", headers: { "Content-Type": "application/json" },
       body: JSON.stringify(requestBody()), signal: running.signal });
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       if (event.choices[0]) {
-        take(parts, event.choices[0]);
+        extend(parts, event.choices[0]);
         if (parts.text || parts.reasoning) first ??= performance.now();
         render(div, parts);
         div.scrollIntoView({ block: "end" });
       }
       if (event.usage) {
         const count = event.usage.completion_tokens, seconds = (performance.now() - first) / 1000;
-        $("state").textContent = `${count} tokens, ${(Math.max(count - 1, 0) / Math.max(seconds, 1e-3)).toFixed(1)} tokens/s`;
+        const rate = Math.max(count - 1, 0) / Math.max(seconds, 1e-3);
+        $("state").textContent = `${count} tokens, ${rate.toFixed(1)} tokens/s`;
       }
     }
   } catch (error) {
@@ -195,7 +198,7 @@ function clear() {
 $("form").addEventListener("submit", event => {
   event.preventDefault();
   if (running) return running.abort();
-  const text = chats ? $("text").value.trim() : $("text").value;
+  const text = hasTemplate ? $("text").value.trim() : $("text").value;
   if (!text.trim() || !model) return;
   $("text").value = "";
   send(text);
