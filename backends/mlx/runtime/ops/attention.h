@@ -1,3 +1,4 @@
+// Attention, with and without a KV cache of the runtime, and rotary position embeddings. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"

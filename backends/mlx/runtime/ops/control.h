@@ -1,3 +1,4 @@
+// Branches and loops, and Metal source in programs. See op_row.h.
 #pragma once
 
 #include "ops/metal_kernel.h"

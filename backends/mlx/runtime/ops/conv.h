@@ -1,3 +1,4 @@
+// Convolutions. See op_row.h.
 #pragma once
 
 #include <array>

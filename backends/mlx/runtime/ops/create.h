@@ -1,3 +1,4 @@
+// Tensors made from numbers: ranges, constants and triangles. See op_row.h.
 #pragma once
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Communication between the processes of a group. See op_row.h.
 #pragma once
 
 #include <mlx/distributed/ops.h>

@@ -1,3 +1,4 @@
+// Elementwise operations. See op_row.h.
 #pragma once
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Reading and writing parts of a tensor, by slices or by tensors of indices. See op_row.h.
 #pragma once
 
 #include "ops/op_row.h"

@@ -1,3 +1,4 @@
+// Products of matrices, and helpers for all operations with products. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"

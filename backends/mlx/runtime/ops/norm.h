@@ -1,3 +1,4 @@
+// Normalization and softmax. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"

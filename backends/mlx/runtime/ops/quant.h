@@ -1,3 +1,4 @@
+// Products with quantized matrices. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"

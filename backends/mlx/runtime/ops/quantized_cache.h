@@ -1,3 +1,4 @@
+// Quantized KV caches: quantizing entries, and attention over them. See op_row.h.
 #pragma once
 
 #include "ops/attention.h"

@@ -1,3 +1,4 @@
+// Random bits, and the sampler. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"

@@ -1,3 +1,4 @@
+// Reductions, sorting and cumulative sums. See op_row.h.
 #pragma once
 
 #include "dtype.h"

@@ -1,3 +1,4 @@
+// Integers in value slots: arithmetic, and reading sizes and elements of tensors. See op_row.h.
 #pragma once
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Changes of shape, and joining and splitting tensors. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"
