@@ -32,8 +32,8 @@ class Evaluation {
   void settle_on_error(Body&& body);
 
   std::lock_guard<std::mutex> lock_;
-  // One stage, or several to stay below a memory limit. The arrays of a stage are computed before the next stage
-  // starts; the memory that only they needed is then free.
+  // The arrays to compute in each stage: one stage, or several to stay below a memory limit. A stage starts when the
+  // stage before it has ended and has freed the memory of its intermediate results.
   std::vector<std::vector<mx::array>> stages_;
   mx::Stream stream_;
 };

@@ -52,14 +52,15 @@ class State {
 
   // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
   //
-  // begin() makes a backup of the mutable buffers and caches, which holds the same arrays and copies no data. As long
-  // as the backup exists, rollback() restores the buffers from it. How long it exists depends:
+  // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays, so no data is copied.
+  // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
   // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
-  //   place only if nobody else holds the array. update_in_place() drops it, too, and saves what it overwrites.
-  // - With `keep_backup`, it stays to the end of the call, and MLX writes the updated buffers to new memory.
-  // - With a memory limit, it stays until the evaluation that ends the call is known to fit. If an earlier evaluation
-  //   overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
+  //   place only if nothing else refers to the array. update_in_place() also drops the backup of its buffer, and saves
+  //   the contents that it overwrites.
+  // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
+  // - With a memory limit, the backup stays until the evaluation that ends the call is known to fit. If an earlier
+  //   evaluation overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
   void begin(bool keep_backup);
   void commit();
   void rollback(mx::Stream stream);

@@ -1,5 +1,5 @@
-// The form of all files in this folder: functions that run IR nodes, and at the end their op rows. In each function, `n`
-// is the FlatBuffer table of the IR node, and `c` has the slots and the stream.
+// Each file in this folder has the functions that run a family of IR nodes, and at its end their op rows. In each
+// function, `n` is the FlatBuffer table of the IR node, and `c` has the slots and the stream.
 //
 // MLX_ROW(Op, function) makes an op row: one entry of the dispatch table. `Op` is the name of an IR node, and the
 // function takes the FlatBuffer table of this IR node. The macro finds the C++ type of the table in the schema, so a
