@@ -52,7 +52,7 @@ class State {
 
   // A call is begin(), the instructions, evaluate(), and commit() or, if it fails, rollback().
   //
-  // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays, so no data is copied.
+  // begin() makes a backup of the mutable buffers and caches. The backup refers to the same arrays and copies no data.
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
   // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
