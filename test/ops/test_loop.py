@@ -56,7 +56,7 @@ class Newton(torch.nn.Module):
 
 
 def swapped(a, b):
-    """Each step moves the second tensor of the carry to the first place. The results of the loop are then used."""
+    """Each step moves the second tensor of the carry to the first place. Operators after the loop read its results."""
     a, b, n = while_loop(
         lambda a, b, n: n < 5, lambda a, b, n: (b + 0, a + b, n + 1), (a, b, torch.tensor(0))
     )

@@ -1,4 +1,4 @@
-"""Medians with NaN and with indices."""
+"""Medians and modes, with NaN and with indices."""
 
 from oprows import FLOATS, Dyn, data, edges, f32, floats, i32, ints, pytest_function, row, spread
 
@@ -17,7 +17,8 @@ ROWS = [
     # If a value occurs several times, torch does not define which of its indices `mode` returns.
     row("mode", lambda x: [x.mode(1).values, x.mode(0, keepdim=True).values], cases=[
         (ints(5, 9, low=0, high=4),), (data([[2.0, 1.0, 2.0, 1.0, 0.0]]),)], edge_verified=False),
-    row("mode/index", lambda x: x.gather(1, x.mode(1, keepdim=True).indices), ints(4, 9, low=0, high=3), edge_verified=False),
+    row("mode/index", lambda x: x.gather(1, x.mode(1, keepdim=True).indices), ints(4, 9, low=0, high=3),
+        edge_verified=False),
 ]
 
 test_op_row = pytest_function(ROWS)

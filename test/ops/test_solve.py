@@ -6,7 +6,7 @@ from oprows import Dyn, data, f32, floats, lower, pytest_function, row
 
 LINALG = {"dtypes": (f32,), "loose": 20, "nodes": ["ScanNode"], "edge_verified": False, "signed_zero": False}
 N = Dyn("n", 2, also=(1, 5))
-# Elimination without pivoting fails for these: a pivot of 0, and a tiny one.
+# Elimination without pivoting fails for both matrices: its first pivot is 0 in PERMUTED, and tiny in TINY.
 PERMUTED = data([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
 TINY = data([[1e-8, 1.0], [1.0, 1.0]])
 

@@ -1,4 +1,4 @@
-"""The effects of importing the package on a process, and the messages of other packages that it hides."""
+"""What importing the package changes in a process, and which messages of dependencies the package hides."""
 
 import logging
 import subprocess
@@ -7,8 +7,6 @@ import warnings
 
 import pytest
 from executorch_mlx.quiet import quiet_imports, quiet_lowering
-
-import pytest
 
 
 def run(source: str) -> str:

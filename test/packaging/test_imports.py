@@ -8,8 +8,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "backends" / "mlx"
 
-# Part → the parts that it may import, besides itself. Add new parts here and in CONTRIBUTING.md.
 BELOW_OPS = {"serialization", "builder", "custom_ops"}
+# Part → the parts that it may import, besides itself. Add new parts here and in CONTRIBUTING.md.
 RULES = {
     "serialization": set(),
     "custom_ops": set(),

@@ -1,4 +1,4 @@
-"""The files that `cmake --install` writes find the wheels beside the package, and contain no path of this machine."""
+"""Installed binaries find the libraries of the executorch and mlx wheels beside the package, by relative paths."""
 
 import platform
 import shutil
@@ -25,11 +25,11 @@ def site(tmp_path_factory) -> Path:
 
 
 def binaries(site: Path) -> list[Path]:
-    """The delegate and the installed programs."""
+    """The delegate, the LLM engine and the installed programs."""
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
-    linux = {"libmlx_blas"} if platform.system() == "Linux" else set()
-    assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux
+    linux_only = {"libmlx_blas"} if platform.system() == "Linux" else set()
+    assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux_only
     return [shared["libmlx_delegate"], shared["libmlx_llm_engine"], *sorted(package.glob("bin/*"))]
 
 

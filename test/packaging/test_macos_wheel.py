@@ -31,7 +31,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory) -> Path:
-    """The site-packages folder of a Mac: the wheel of this project, unpacked beside the wheels of executorch and mlx."""
+    """A site-packages folder as on a Mac: our wheel, unpacked beside the macOS wheels of executorch and mlx."""
     site = tmp_path_factory.mktemp("site-packages")
     zipfile.ZipFile(wheel).extractall(site)
     for name in ("executorch", "mlx"):
@@ -138,8 +138,11 @@ def test_library_exports_only_its_c_functions(site, name, functions):
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_symbol_is_merged_with_other_libraries(site, name):
-    """dyld merges weak symbols of all libraries in a process. Those of libmlx, and of the MLX in ExecuTorch's own
-    delegate, come from other versions and compilers."""
+    """dyld merges weak symbols of the same name, from all libraries of a process, into one definition.
+
+    libmlx, and the MLX inside ExecuTorch's own delegate, define the same names as our files, but come from other
+    versions and compilers.
+    """
     weak = macho.MH_WEAK_DEFINES | macho.MH_BINDS_TO_WEAK
     file = macho.read(site / "executorch_mlx" / name)
     assert not file.flags & weak

@@ -42,7 +42,9 @@ def test_wheel_contains_our_libraries_and_no_others(package):
     assert not any(name.endswith(".libs") for name in members), "auditwheel copied libraries"
 
 
-@pytest.mark.parametrize("name", ["lib/libmlx_delegate.so", "lib/libmlx_llm_engine.so", "lib/libmlx_blas.so", "bin/mlx_llm_runner"])
+@pytest.mark.parametrize(
+    "name", ["lib/libmlx_delegate.so", "lib/libmlx_llm_engine.so", "lib/libmlx_blas.so", "bin/mlx_llm_runner"]
+)
 def test_library_search_paths_are_relative(package, name):
     lines = subprocess.check_output(["readelf", "-d", package / name], text=True).splitlines()
     (runpath,) = (line for line in lines if "RUNPATH" in line or "RPATH" in line)

@@ -1,4 +1,4 @@
-"""The C++ runtime outside `cpu/` is device-neutral: the includes in its source files show it."""
+"""Outside `cpu/`, the C++ runtime uses no CPU kernels directly, and no headers of MLX's device backends."""
 
 import re
 from pathlib import Path

@@ -188,7 +188,7 @@ def test_decomposed_operators_pass_the_verifier_of_executorch(delegate):
 
 
 def test_lowering_that_restricts_a_dynamic_dimension_is_refused(delegate):
-    """The decomposition of unfold holds only for at least 3 elements on its axis. Other axes may be dynamic."""
+    """The decomposition of unfold needs at least 3 elements on the unfolded axis. Other axes may have any size."""
     rows = torch.export.Dim("rows", min=2, max=8)
     exported = torch.export.export(
         Function(lambda x: x.unfold(0, 2, 1)), (torch.randn(4, 4),), dynamic_shapes=(({0: rows},),)

@@ -1,4 +1,4 @@
-// Runs the source code of the GPU sampler on the CPU, with several threads in a group.
+// For test_sample_kernel.py: runs the source code of the GPU sampler on the CPU, with several threads in a group.
 //
 // Reads requests from stdin and writes the tokens of each, int64 [rows], to stdout. A request is a Header, the logits,
 // and five parameters of `rows` elements each: temperature, top_p, min_p (float32), seed, top_k (int64).
@@ -18,8 +18,8 @@ struct Header {
   int32_t type;  // 0: float32, 1: float16, 2: bfloat16
   int32_t rows;
   int32_t vocabulary;
-  int32_t per_row;  // bits such as kTemperaturePerRow: the parameters of which each row uses its own element
-  int32_t threads;      // of a group
+  int32_t per_row;  // a bit for each parameter, such as kTemperaturePerRow; 0: all rows use its first element
+  int32_t threads;      // in a group
   int32_t shared_keys;  // number of keys that fit in the shared memory of a group
 };
 
@@ -73,7 +73,8 @@ void draw(const Header& h) {
   const uint32_t parts = rows * kernel::parts_of(vocabulary);
   std::vector<float> maximum(parts), weight(parts), values(threads);
   std::vector<uint32_t> argmax(parts), nan(parts), winner(parts), indices(threads);
-  std::vector<uint64_t> keys(h.shared_keys), all_keys(static_cast<size_t>(rows) * kernel::power_of_two_from(vocabulary));
+  std::vector<uint64_t> keys(h.shared_keys);
+  std::vector<uint64_t> all_keys(static_cast<size_t>(rows) * kernel::power_of_two_from(vocabulary));
   std::vector<int64_t> tokens(rows);
   std::atomic<uint32_t> counter;
   const auto parameters = [&](uint32_t row) {

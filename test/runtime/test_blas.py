@@ -1,5 +1,4 @@
-"""libmlx_blas takes the place of MLX's BLAS: its cblas_sgemm computes float32 products, and it passes other dtypes on
-to OpenBLAS."""
+"""libmlx_blas replaces MLX's BLAS. It computes float32 products itself, and forwards other dtypes to OpenBLAS."""
 
 import ctypes
 import subprocess
@@ -10,12 +9,12 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
-FLOATS = ctypes.POINTER(ctypes.c_float)
-ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # CBLAS
+FLOAT_POINTER = ctypes.POINTER(ctypes.c_float)
+ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # constants of CBLAS
 
 
 def pointer(x: np.ndarray):
-    return x.ctypes.data_as(FLOATS)
+    return x.ctypes.data_as(FLOAT_POINTER)
 
 
 def sgemm(library, a, b, c, trans_a, trans_b, alpha, beta):
@@ -32,7 +31,7 @@ def sgemm(library, a, b, c, trans_a, trans_b, alpha, beta):
 @pytest.mark.parametrize(
     "m, n, k",
     [(1, 1, 1), (1, 3072, 1024), (3, 701, 37), (4, 5, 130), (5, 64, 16), (300, 257, 70), (90, 2000, 33)]
-    + [(400_001, 1, 2), (150_001, 2, 40)],
+    + [(400_001, 1, 2), (150_001, 2, 40)],  # m * (m / rows of a tile) exceeds 32 bits
 )
 def test_sgemm(library, m, n, k, trans_a, trans_b):
     rng = np.random.default_rng(0)

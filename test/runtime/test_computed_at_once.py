@@ -1,4 +1,7 @@
-"""What the CPU computes while a call runs its instructions: views, kernels, and updates of buffers in place."""
+"""What the CPU computes at once, as soon as a call runs the instruction, instead of lazily through MLX.
+
+These are views, kernels, elementwise groups, and updates of buffers in place.
+"""
 
 import hypothesis.strategies as st
 import pytest
@@ -9,14 +12,15 @@ from irprograms import Graph, ir, lit, lits
 INT64 = torch.int64
 
 
-def rows(start, stop):
+def row_range(start, stop):
+    """The fields of an instruction that slices rows `start` to `stop - 1`."""
     return {"axis": lit(0), "start": lit(start), "stop": lit(stop)}
 
 
 def updated_buffer() -> Graph:
     """A program that writes x [2, 4] to rows 1 and 2 of a buffer [6, 4], and 2 * x to rows 2 and 3.
 
-    It then takes element `index` of a vector with three elements. It returns the buffer and the element.
+    Then it takes element `index` of a vector with three elements. The results are the buffer and the element.
     """
     g = Graph()
     x, index, out = g.input((2, 4)), g.input((), INT64), g.output((6, 4))
@@ -24,8 +28,8 @@ def updated_buffer() -> Graph:
     vector = g.constant(torch.arange(3.0))
     g.emit(
         ir.AddNode(a=x, b=x, out=double),
-        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **rows(1, 3)),
-        ir.SliceUpdateNode(dst=buffer, update=double, out=buffer, **rows(2, 4)),
+        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **row_range(1, 3)),
+        ir.SliceUpdateNode(dst=buffer, update=double, out=buffer, **row_range(2, 4)),
         ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=taken, axis=0),
         ir.IdCopyNode(x=buffer, out=out),
     )
@@ -49,8 +53,8 @@ def test_view_of_a_buffer_keeps_its_elements_when_the_buffer_is_updated():
     x, before, after = g.input((2, 4)), g.output((2, 4)), g.output((6, 4))
     buffer, view = g.buffer((6, 4)), g.new_temp()
     g.emit(
-        ir.SliceNode(x=buffer, out=view, **rows(1, 3)),
-        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **rows(0, 2)),
+        ir.SliceNode(x=buffer, out=view, **row_range(1, 3)),
+        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **row_range(0, 2)),
         ir.IdCopyNode(x=view, out=before),
         ir.IdCopyNode(x=buffer, out=after),
     )
@@ -68,9 +72,9 @@ def test_buffer_moves_within_itself():
     g = Graph()
     x, out, buffer, view = g.input((4, 2)), g.output((4, 2)), g.buffer((4, 2)), g.new_temp()
     g.emit(
-        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **rows(0, 4)),
-        ir.SliceNode(x=buffer, out=view, **rows(1, 4)),
-        ir.SliceUpdateNode(dst=buffer, update=view, out=buffer, **rows(0, 3)),
+        ir.SliceUpdateNode(dst=buffer, update=x, out=buffer, **row_range(0, 4)),
+        ir.SliceNode(x=buffer, out=view, **row_range(1, 4)),
+        ir.SliceUpdateNode(dst=buffer, update=view, out=buffer, **row_range(0, 3)),
         ir.IdCopyNode(x=buffer, out=out),
     )
     model = g.load()
@@ -84,19 +88,20 @@ def test_buffer_moves_within_itself():
 
 @st.composite
 def chains_of_views(draw):
-    """A shape, and a list of arguments for `apply`: the name of an operation, and a generator for its parameters."""
+    """A shape, and for each operation of a chain its name and a generator for its parameters."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    steps = draw(st.lists(st.sampled_from(["reshape", "transpose", "slice", "take", "expand", "squeeze", "add"]), max_size=6))
-    return shape, [(step, draw(st.randoms(use_true_random=False))) for step in steps]
+    names = st.sampled_from(["reshape", "transpose", "slice", "take", "expand", "squeeze", "add"])
+    return shape, [(name, draw(st.randoms(use_true_random=False))) for name in draw(st.lists(names, max_size=6))]
 
 
-def apply(g: Graph, step: str, random, x, value: torch.Tensor):
-    """Emits an instruction that applies `step` to the slot `x`. Returns the slot of the result, and `step` of `value`.
+def apply(g: Graph, operation: str, random, x, value: torch.Tensor):
+    """Emit an instruction that applies `operation` to the slot `x`, which holds `value`.
 
-    If the shape does not permit the step, the instruction is an addition.
+    Returns the slot of the result, and the result as torch computes it. If the shape of `value` does not permit the
+    operation, the instruction is an addition.
     """
     y = g.new_temp()
-    if step == "reshape":
+    if operation == "reshape":  # joins two neighbouring axes, splits an axis of size 4, or both
         sizes = list(value.shape)
         if len(sizes) > 1 and random.random() < 0.5:
             at = random.randrange(len(sizes) - 1)
@@ -109,25 +114,25 @@ def apply(g: Graph, step: str, random, x, value: torch.Tensor):
             sizes = [value.numel()]
         g.emit(ir.ReshapeNode(x=x, shape=lits(*sizes), out=y))
         return y, value.reshape(sizes)
-    if step == "transpose":
+    if operation == "transpose":
         perm = random.sample(range(value.ndim), value.ndim)
         g.emit(ir.TransposeNode(x=x, perm=perm, out=y))
         return y, value.permute(perm)
-    if step == "slice" and value.ndim:
+    if operation == "slice" and value.ndim:
         axis = random.randrange(value.ndim)
         start, stride = random.randrange(value.shape[axis]), random.randint(1, 2)
         g.emit(ir.SliceNode(x=x, axis=lit(axis), start=lit(start), stop=lit(value.shape[axis]), step=stride, out=y))
         return y, value.movedim(axis, 0)[start::stride].movedim(0, axis)
-    if step == "take" and value.ndim > 1:
+    if operation == "take" and value.ndim > 1:
         axis = random.randrange(value.ndim)
         index = random.randrange(value.shape[axis])
         g.emit(ir.TakeNode(x=x, index=ir.IntOrVidOrTid(literal=index, kind=0), axis=axis, out=y))
         return y, value.select(axis, index)
-    if step == "expand" and value.ndim < 5:
+    if operation == "expand" and value.ndim < 5:
         axis = random.randint(0, value.ndim)
         g.emit(ir.ExpandDimsNode(x=x, axis=axis, out=y))
         return y, value.unsqueeze(axis)
-    if step == "squeeze" and 1 in value.shape and value.ndim > 1:
+    if operation == "squeeze" and 1 in value.shape and value.ndim > 1:
         axis = list(value.shape).index(1)
         g.emit(ir.SqueezeNode(x=x, dims=[axis], out=y))
         return y, value.squeeze(axis)
@@ -138,13 +143,13 @@ def apply(g: Graph, step: str, random, x, value: torch.Tensor):
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(chains_of_views())
 def test_chains_of_views(case):
-    shape, steps = case
+    shape, operations = case
     g = Graph()
     x = g.input(tuple(shape))
     value = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     slot, expected = x, value
-    for step, random in steps:
-        slot, expected = apply(g, step, random, slot, expected)
+    for operation, random in operations:
+        slot, expected = apply(g, operation, random, slot, expected)
     g.emit(ir.IdCopyNode(x=slot, out=g.output(tuple(expected.shape))))
     assert torch.equal(g.run(value)[0], expected)
 
@@ -152,7 +157,7 @@ def test_chains_of_views(case):
 # -- groups of elementwise instructions ----------------------------------------------
 
 
-def columns(x, start, stop, out):
+def slice_columns(x, start, stop, out):
     return ir.SliceNode(x=x, axis=lit(-1), start=lit(start), stop=lit(stop), out=out)
 
 
@@ -163,7 +168,7 @@ UNARY = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Silu": torch.nn.function
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(st.data())
 def test_elementwise_groups(data):
-    """Random instructions over few slots, so that slots are read, overwritten and read again, inside groups and after."""
+    """Random instructions over few slots, so that instructions in and after a group read and overwrite its slots."""
     shape = data.draw(st.sampled_from([(6,), (1, 6), (5, 6), (2, 3, 6), (3000, 6)]))
     generator = torch.Generator().manual_seed(0)
     g = Graph()
@@ -176,8 +181,8 @@ def test_elementwise_groups(data):
         a = data.draw(st.sampled_from([i for i in values if i not in (2, 3)]))
         op = data.draw(st.sampled_from([*BINARY, *UNARY, "Copy", "Columns", "Split", "Exp"]))
         if op in BINARY:
-            same = [i for i, v in values.items() if v.ndim == 0 or v.shape[-1] == values[a].shape[-1]]
-            b = data.draw(st.sampled_from(same))
+            compatible = [i for i, v in values.items() if v.ndim == 0 or v.shape[-1] == values[a].shape[-1]]
+            b = data.draw(st.sampled_from(compatible))
             g.emit(getattr(ir, f"{op}Node")(a=slots[a], b=slots[b], out=slots[out]))
             values[out] = BINARY[op](values[a], values[b])
         elif op in UNARY:
@@ -188,12 +193,12 @@ def test_elementwise_groups(data):
             values[out] = values[a]
         elif op == "Columns" and out != a:
             start = data.draw(st.integers(0, values[a].shape[-1] - 1))
-            g.emit(columns(slots[a], start, 100, slots[out]))
+            g.emit(slice_columns(slots[a], start, 100, slots[out]))
             values[out] = values[a][..., start:]
         elif op == "Split" and values[a].shape[-1] > 4 and a not in (4, 5):
             g.emit(ir.SplitNode(x=slots[a], sizes=lits(3), axis=-1, outs=[slots[4], slots[5]]))
             values[4], values[5] = values[a].split(3, -1)
-        else:  # no group contains it
+        else:  # a NegNode, which ends a group
             g.emit(ir.NegNode(x=slots[a], out=slots[out]))
             values[out] = -values[a]
     results = [i for i in values if i > 3]
@@ -204,7 +209,7 @@ def test_elementwise_groups(data):
 
 
 def test_group_keeps_what_the_next_iteration_reads():
-    """The temporary `last` is no carry: the body reads what it has written in the iteration before."""
+    """The temporary `last` is no carry: the body reads what the iteration before has written to it."""
     g = Graph()
     x, out = g.input((40, 2, 3)), g.output((40, 2, 3))
     part, last, double, y = (g.new_temp() for _ in range(4))
@@ -215,7 +220,7 @@ def test_group_keeps_what_the_next_iteration_reads():
     )
     g.emit(
         ir.MultiplyNode(a=x, b=x, out=double),
-        columns(double, 0, 3, last),
+        slice_columns(double, 0, 3, last),
         ir.TakeNode(x=last, index=ir.IntOrVidOrTid(literal=0, kind=0), out=last, axis=0),
         ir.ScanNode(originals=[x], sliced=[part], outputs=[y], carry=[], body_chain_idx=body, scan_axis=0),
         ir.IdCopyNode(x=y, out=out),
@@ -226,7 +231,7 @@ def test_group_keeps_what_the_next_iteration_reads():
 
 
 def test_group_keeps_what_another_chain_reads():
-    """A branch overwrites `t` with a group, and the main chain, which also wrote it, reads it afterwards."""
+    """The main chain writes `t`, a group in a branch overwrites it, and then the main chain reads it."""
     g = Graph()
     x, flag, out, t = g.input((2, 3)), g.input((1,), torch.bool), g.output((2, 3)), g.new_temp()
     chosen = g.item(flag)
@@ -263,7 +268,7 @@ def test_split_that_does_not_fit_is_an_error_in_a_group(columns_of_x, capfd):
 
 @pytest.mark.parametrize("rows", [1, 8, 9])
 def test_products_in_long_and_short_loops_give_the_same_bits(rows):
-    """In long loops, the matrix is packed."""
+    """In long loops, the runtime packs the matrix before the first iteration."""
 
     def loop(length):
         g = Graph()
@@ -286,7 +291,7 @@ def test_products_in_long_and_short_loops_give_the_same_bits(rows):
 
 
 def test_matrix_that_the_loop_changes_is_not_packed():
-    """The matrix is the carry: its powers."""
+    """The second operand of the product is the carry of the loop, which holds powers of the matrix."""
     g = Graph()
     x, out = g.input((40, 4)), g.output((4, 4))
     start = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()).Q
@@ -297,4 +302,5 @@ def test_matrix_that_the_loop_changes_is_not_packed():
         ir.ScanNode(originals=[x], sliced=[part], outputs=[], carry=[carry], body_chain_idx=body, scan_axis=0),
         ir.IdCopyNode(x=carry, out=out),
     )
-    torch.testing.assert_close(g.run(torch.zeros(40, 4))[0], torch.linalg.matrix_power(start, 41).float(), rtol=0, atol=1e-5)
+    expected = torch.linalg.matrix_power(start, 41).float()
+    torch.testing.assert_close(g.run(torch.zeros(40, 4))[0], expected, rtol=0, atol=1e-5)

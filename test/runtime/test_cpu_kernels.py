@@ -1,4 +1,7 @@
-"""The kernels of libmlx_blas, for every instruction set that this processor supports."""
+"""The kernels of libmlx_blas, for every instruction set that this processor supports.
+
+The ctypes structures are the arguments of the kernels, as runtime/cpu/kernels declares them in C++.
+"""
 
 import ctypes
 import sys
@@ -91,9 +94,11 @@ def test_half_matmul_of_half_operands(library, dtype, m, n, k):
 
 @HALF_TYPES
 def test_half_results_are_rounded_to_nearest_even(library, dtype):
-    """The RMS norm of a row of ones is the weight: here, float32 values at, near and between half-precision values."""
+    """The RMS norm of a row of ones is the weight itself, so the kernel only rounds the weight."""
     exact = decode(np.arange(1 << 16, dtype=np.uint16), dtype)
     bits = exact[np.isfinite(exact)].view(np.uint32)
+    # Every value of the dtype, and float32 values at and beside the middle between it and the next value. The middle is
+    # 0x8000 away for bfloat16, and 0x1000 for float16.
     offsets = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFF, 0x1000, 0x1001], np.uint32)
     x = torch.from_numpy((bits[:, None] + offsets).ravel().view(np.float32))
     ones, y = (torch.ones(len(x), dtype=TYPES[dtype]) for _ in range(2))
@@ -159,29 +164,31 @@ def test_silu_of_special_values(library):
     assert y[4].signbit()
 
 
-class Step(ctypes.Structure):
+class ElementwiseStep(ctypes.Structure):
     _fields_ = [
         ("operation", ctypes.c_uint8), ("a", ctypes.c_void_p), ("a_stride", ctypes.c_int64), ("b", ctypes.c_void_p),
         ("b_stride", ctypes.c_int64), ("y", ctypes.c_void_p), ("width", ctypes.c_int64),
     ]  # fmt: skip
 
 
-STEPS = [torch.add, torch.sub, torch.mul, torch.maximum, torch.sigmoid, torch.nn.functional.silu, torch.tanh, torch.clone]
+# In the order of the C++ enum `Elementwise`.
+BINARY_OPERATIONS = [torch.add, torch.sub, torch.mul, torch.maximum]
+OPERATIONS = [*BINARY_OPERATIONS, torch.sigmoid, torch.nn.functional.silu, torch.tanh, torch.clone]
 
 
-@pytest.mark.parametrize("operation", range(len(STEPS)))
+@pytest.mark.parametrize("operation", range(len(OPERATIONS)))
 @pytest.mark.parametrize("rows, width", [(1, 1), (3, 17), (2, 128), (1, 40)])
 def test_elementwise_step(library, rows, width, operation):
-    """Of rows with gaps, of rows without, and of one row for all."""
+    """The operands are rows with gaps between them, rows without gaps, and one row that serves all rows."""
     generator = torch.Generator().manual_seed(rows * width)
     a, b = (torch.randn(rows, width + 3, generator=generator) * 2 for _ in range(2))
     a[0, 0], b[-1, 0] = torch.nan, torch.nan
     for x, z in ((a, b), (a[:, :width].clone(), b[:, :width].clone()), (a, b[:1].expand(rows, -1))):
         y = torch.empty(rows, width)
-        step = Step(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
+        step = ElementwiseStep(operation, x.data_ptr(), x.stride(0), z.data_ptr(), z.stride(0), y.data_ptr(), width)
         library.executorch_mlx_elementwise_steps(ctypes.byref(step), 1, ctypes.c_int64(rows))
-        operands = [x[:, :width], z[:, :width]] if operation < 4 else [x[:, :width]]
-        torch.testing.assert_close(y, STEPS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
+        operands = [x[:, :width], z[:, :width]] if operation < len(BINARY_OPERATIONS) else [x[:, :width]]
+        torch.testing.assert_close(y, OPERATIONS[operation](*operands), rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])
@@ -192,7 +199,9 @@ def test_rms_norm(library, rows, width, has_weight):
     weight = torch.randn(width, generator=generator) if has_weight else None
     y = torch.empty_like(x)
     sizes = (ctypes.c_int64(rows), ctypes.c_int64(width))
-    library.executorch_mlx_rms_norm(address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5))
+    library.executorch_mlx_rms_norm(
+        address(x), FLOAT32, address(weight), FLOAT32, address(y), *sizes, ctypes.c_float(1e-5)
+    )
     expected = torch.nn.functional.rms_norm(x, [width], weight, 1e-5)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-6)
 
@@ -350,6 +359,7 @@ def test_attention_of_half_operands(library, dtype, cache_dtype, queries, keys, 
 
 
 def test_causal_attention_with_more_queries_than_keys(library):
+    """The last query sees all 30 keys, query 10 sees only key 0. Queries 0 to 9 see no key, and average all values."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, tokens, 8, generator=generator) for tokens in (40, 30))
     y = attend(library, q, k, k, causal=True)

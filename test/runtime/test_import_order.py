@@ -57,7 +57,7 @@ def other_delegate(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(other_delegate, tmp_path_factory):
-    """A function that runs Python source in a process where ExecuTorch's bindings load the other delegate, as on a Mac."""
+    """A function that runs Python source in a process where ExecuTorch's bindings load the other delegate."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(SITE_CUSTOMIZE.format(library=str(other_delegate)))
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

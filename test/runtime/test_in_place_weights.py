@@ -9,7 +9,7 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 
 MEGABYTE = 1 << 20
-VOCABULARY, WIDTH = 16 * 1024, 1024  # 64 MiB
+VOCABULARY, WIDTH = 16 * 1024, 1024  # the sizes of a float32 table of 64 MiB
 
 
 class SumOfEmbeddings(torch.nn.Module):

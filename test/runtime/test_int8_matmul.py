@@ -1,4 +1,4 @@
-"""Products of 8-bit activations with quantized weights: the results have the bits that simd/int8.h defines."""
+"""Products of 8-bit activations with quantized weights equal the definition in simd/int8.h, bit for bit."""
 
 import ctypes
 import sys
@@ -83,8 +83,9 @@ def test_activations_are_rounded_as_in_torch(library):
     matrix = Matrix(32, 32, bits=8)
     matrix.w[:] = pack(torch.eye(32, dtype=torch.uint8), 8).view(torch.int32).numpy()
     matrix.scales[:], matrix.biases[:] = 1, 0
-    halves = np.arange(32, dtype=np.float32)[None] * 8 + 3.5
-    x = np.concatenate([activations(20, 32), halves * np.float32(127 / 251.5), -halves, halves / 1024])
+    halves = np.arange(32, dtype=np.float32)[None] + 0.5
+    halves[0, 31] = 127  # the largest of the group, so that the scale is 1
+    x = np.concatenate([activations(20, 32), halves, -halves, halves / 1024])
     np.testing.assert_array_equal(matrix.multiply(library, x), rounded_to_int8(torch.from_numpy(x), 32).numpy())
 
 
@@ -111,11 +112,11 @@ def test_int8_quantized_matmul_node(bits):
     """A matrix of 2 bits has no kernel: the node rounds the activations, and MLX multiplies."""
     matrix, x = Matrix(20, 128, bits), torch.from_numpy(activations(3, 128))
     g = Graph()
-    parts = {n: g.constant(torch.from_numpy(getattr(matrix, n))) for n in ("scales", "biases")}
+    factors = {n: g.constant(torch.from_numpy(getattr(matrix, n))) for n in ("scales", "biases")}
     w = g.constant(torch.from_numpy(matrix.w).view(torch.uint32))
     sizes = {"group_size": 32, "bits": bits}
     for shape in ((3, 128), (128,), (0, 128)):
-        g.emit(ir.Int8QuantizedMatmulNode(x=g.input(shape), w=w, out=g.output((*shape[:-1], 20)), **parts, **sizes))
+        g.emit(ir.Int8QuantizedMatmulNode(x=g.input(shape), w=w, out=g.output((*shape[:-1], 20)), **factors, **sizes))
     results = g.run(x, x[1], x[:0])
     expected = torch.from_numpy(matrix.expected(x.numpy()))
     torch.testing.assert_close(results[0], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
@@ -126,7 +127,7 @@ def test_int8_quantized_matmul_node(bits):
 def test_a_wrong_operand_is_refused(capfd):
     g = Graph()
     w = g.constant(torch.ones(8, 16, dtype=torch.uint32))
-    scales, biases = (g.constant(torch.ones(8, 4)) for _ in "sb")
+    scales, biases = (g.constant(torch.ones(8, 4)) for _ in range(2))
     node = ir.Int8QuantizedMatmulNode(
         x=g.input((2, 64)), w=w, scales=scales, biases=biases, out=g.output((2, 8)), group_size=32, bits=4
     )

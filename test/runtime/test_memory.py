@@ -4,7 +4,7 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
-from irprograms import Graph, ir, lit, pte, value_of
+from irprograms import FLOAT32, Graph, ir, lit, pte, value_of
 from irprograms.memory_limit import FAILED, MEGABYTE, SLACK, products
 
 from executorch_mlx import MLXPartitioner, load_delegate, memory
@@ -141,7 +141,8 @@ def test_methods_that_share_a_buffer_ask_for_it_once(limit):
 def test_init_chain_keeps_the_limit(limit, capfd):
     g = Graph()
     full = g.new_temp()
-    g.init_chain = g.chain(ir.FullNode(out=full, shape=[lit(MEGABYTE)], v=ir.FloatOrVid(literal=1.0), scalar_type=6))
+    one = ir.FloatOrVid(literal=1.0)
+    g.init_chain = g.chain(ir.FullNode(out=full, shape=[lit(MEGABYTE)], v=one, scalar_type=FLOAT32))
     g.emit(ir.SumNode(x=full, out=g.output(()), axes=[]))
     program = Runtime.get().load_program(g.pte())
     limit(MEGABYTE)
@@ -234,20 +235,20 @@ def test_models_give_the_same_results_under_any_limit_that_admits_them(limit, mo
 
 
 def test_while_loop_keeps_the_limit(limit):
-    """Without a limit, MLX computes iterations in the background. With one, the loop waits for each of them."""
+    """Without a limit, MLX computes iterations in the background. Under a limit, the loop waits for each iteration."""
     g = Graph()
     n, x, mean = g.input((), torch.int64), g.new_temp(), g.new_temp()
-    one, bound = g.constant(torch.tensor(1)), g.constant(torch.tensor(0))
-    left, is_left = g.new_temp(), g.new_temp()
+    one, zero = g.constant(torch.tensor(1)), g.constant(torch.tensor(0))
+    remaining, remains = g.new_temp(), g.new_temp()
     g.emit(
-        ir.FullNode(out=x, shape=[lit(MEGABYTE)], v=ir.FloatOrVid(literal=1.0), scalar_type=6),
-        ir.IdCopyNode(x=n, out=left),
+        ir.FullNode(out=x, shape=[lit(MEGABYTE)], v=ir.FloatOrVid(literal=1.0), scalar_type=FLOAT32),
+        ir.IdCopyNode(x=n, out=remaining),
     )
     cond = g.new_value()
-    condition = g.chain(ir.GreaterNode(a=left, b=bound, out=is_left), ir.ItemIntNode(x=is_left, out=cond))
-    body = g.chain(ir.AddNode(a=x, b=x, out=x), ir.SubtractNode(a=left, b=one, out=left))
+    condition = g.chain(ir.GreaterNode(a=remaining, b=zero, out=remains), ir.ItemIntNode(x=remains, out=cond))
+    body = g.chain(ir.AddNode(a=x, b=x, out=x), ir.SubtractNode(a=remaining, b=one, out=remaining))
     g.emit(
-        ir.WhileNode(cond=value_of(cond), cond_chain_idx=condition, body_chain_idx=body, carry=[x, left]),
+        ir.WhileNode(cond=value_of(cond), cond_chain_idx=condition, body_chain_idx=body, carry=[x, remaining]),
         ir.MeanNode(x=x, out=mean, axes=[]),
         ir.IdCopyNode(x=mean, out=g.output(())),
     )

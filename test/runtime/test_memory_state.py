@@ -26,7 +26,7 @@ def accumulator(update: str, waits: bool) -> Graph:
     g = Graph()
     x, n, out = g.input((8, 64)), g.input(((1, 4096), 1)), g.output((8, 64))
     total, row, buffer = g.output(()), g.new_temp(), g.buffer((8, 64))
-    product, t = g.new_temp(), g.new_temp()
+    table, t = g.new_temp(), g.new_temp()
 
     def add_x():
         if update == "all":
@@ -48,8 +48,8 @@ def accumulator(update: str, waits: bool) -> Graph:
     add_x()
     g.emit(
         ir.TransposeNode(x=n, out=t, perm=[1, 0]),
-        ir.AddNode(a=n, b=t, out=product),
-        ir.SumNode(x=product, out=total, axes=[]),
+        ir.AddNode(a=n, b=t, out=table),
+        ir.SumNode(x=table, out=total, axes=[]),
         ir.IdCopyNode(x=buffer, out=out),
     )
     return g
@@ -58,7 +58,7 @@ def accumulator(update: str, waits: bool) -> Graph:
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("update", ["row", "all"])
 def test_failed_call_leaves_buffers_as_they_were(limit, update, waits, capfd):
-    """The call fails at its n² floats. With `waits`, the first update of the buffer has been computed by then."""
+    """The call fails when it asks for the n² floats. With `waits`, it has computed the first update by then."""
     model = accumulator(update, waits).load()
     x, small, large = torch.ones(8, 64), torch.ones(4, 1), torch.ones(2048, 1)
     expected = torch.zeros(8, 64)
@@ -76,7 +76,7 @@ def test_failed_call_leaves_buffers_as_they_were(limit, update, waits, capfd):
 
 
 def test_call_under_a_limit_overwrites_a_slice_of_a_buffer_in_place(limit):
-    """The call replaces two rows of a buffer. In between, the host reads a value. The buffer is never copied."""
+    """The call writes two rows of a buffer. Between the writes, the host reads a value. The buffer is never copied."""
     g = Graph()
     x, buffer, row, largest = g.input((1, 1024)), g.buffer((8192, 1024)), g.new_temp(), g.new_temp()  # 32 MB
     bounds = {"axis": lit(0), "start": lit(5), "stop": lit(6)}
@@ -151,6 +151,8 @@ def test_threads_together_keep_the_limit(limit):
     assert memory.get_peak_memory() <= total + SLACK
 
 
+ERROR_CODE = "0x21"  # Error::MemoryAllocationFailed of ExecuTorch
+
 EXHAUST_MEMORY = """
 import resource, sys
 import torch
@@ -183,13 +185,16 @@ assert model(*small)[0].eq(1).all()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process, and has our CPU kernels")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and our CPU kernels, which only Linux has")
 @pytest.mark.parametrize("calls, negations", [(1, 0), (150, 100)])
 def test_kernel_that_runs_out_of_memory_fails_only_its_call(calls, negations):
-    """With negations, the error surfaces when MLX starts later kernels. MLX then counts a task that never completes."""
+    """With negations, the error surfaces when MLX starts later kernels. MLX then never counts their tasks as completed.
+
+    Without a correction by the runtime, a later call would wait for these tasks forever.
+    """
     command = [sys.executable, "-W", "ignore", "-c", f"CALLS, NEGATIONS = {calls}, {negations}\n{EXHAUST_MEMORY}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("0x21") and done.stdout.count("0x21") == calls
+    assert done.stdout.strip().endswith(ERROR_CODE) and done.stdout.count(ERROR_CODE) == calls
     assert "out of memory: std::bad_alloc" in done.stderr

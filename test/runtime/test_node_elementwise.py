@@ -1,4 +1,4 @@
-"""Elementwise nodes: the cases, and integer division by zero."""
+"""Elementwise nodes: the cases of irprograms/node_cases, and integer division by zero."""
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ def test_integer_division_by_zero_is_an_error(node, capfd):
 @pytest.mark.parametrize("dtype", INTS)
 @pytest.mark.parametrize("node, op", [(ir.FloorDivideNode, torch.floor_divide), (ir.RemainderNode, torch.remainder)])
 def test_division_by_computed_zero_is_zero(node, op, dtype):
+    """The divisor is a result of the call, so the runtime cannot read it on the host and refuse it."""
     g = Graph()
     a, b, t = g.input((4,), dtype), g.input((4,), dtype), g.new_temp()
     zeros = g.constant(torch.zeros(4, dtype=dtype))

@@ -1,4 +1,4 @@
-"""Nodes that take indices: the cases, index dtypes, and indices out of range."""
+"""Nodes that take indices: the cases of irprograms/node_cases, index dtypes, and indices out of range."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Linear algebra, convolution, norm, attention and quantization: the cases, RoPE, and invalid operands."""
+"""Linear algebra, convolution, norm, attention and quantization.
+
+Tests the cases of irprograms/node_cases, RoPE, and invalid operands.
+"""
 
 import pytest
 import torch
@@ -57,7 +60,7 @@ def test_rope_matches_torch(variant, dtype):
     ],
 )
 def test_empty_operands_give_zeros(node, shapes, fields, expected):
-    """MLX itself divides by such sizes, for instance by the number of channels of a convolution or of key heads."""
+    """MLX itself divides by the sizes that are 0 here, such as the number of channels or of key heads."""
     g = Graph()
     inputs = {name: g.input(shape) for name, shape in shapes.items()}
     g.emit(node(**inputs, out=g.output(expected), **fields))
@@ -68,7 +71,7 @@ def test_empty_operands_give_zeros(node, shapes, fields, expected):
 def test_quantized_product_without_rows_is_empty():
     g = Graph()
     w = g.constant(torch.ones(8, 8, dtype=torch.uint32))
-    scales, biases = (g.constant(torch.ones(8, 2)) for _ in "sb")
+    scales, biases = (g.constant(torch.ones(8, 2)) for _ in range(2))
     g.emit(
         ir.QuantizedMatmulNode(
             x=g.input((0, 64)), w=w, scales=scales, biases=biases, out=g.output((0, 8)), group_size=32, bits=4,

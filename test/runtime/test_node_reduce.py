@@ -1,4 +1,4 @@
-"""Reductions and sorts: the cases, partition, and invalid axes."""
+"""Reductions and sorts: the cases of irprograms/node_cases, partition, and invalid axes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Shape nodes: the cases, and invalid shapes."""
+"""Shape nodes: the cases of irprograms/node_cases, and invalid shapes."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""Load options, and Metal source inside a program."""
+"""Load options: invalid values, the device, limits of a call, and Metal source inside a program."""
 
 import pytest
 import torch
-from irprograms import Graph, ir, lits
+from irprograms import FLOAT32, Graph, ir, lits
 from irprograms.options import option, set_option
 
 INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
@@ -74,19 +74,21 @@ def buffers() -> Graph:
 
 
 @pytest.mark.parametrize(
-    "limit, make_graph, fits, message",
+    "limit, make_graph, size_that_fits, message",
     [
         (("max_instructions", "21"), loop, 10, "more than 21 instructions in one call"),
         (("max_operations", "5000"), loop, 10, "more than 5000 operations in one call"),
         (("max_operations", "5000"), product, 30, "more than 5000 operations in one call"),
     ],
 )
-def test_limits_end_a_call(delegate, limit, make_graph, fits, message, capfd):
-    width = 8 if make_graph is loop else fits
+def test_limits_end_a_call(delegate, limit, make_graph, size_that_fits, message, capfd):
+    def run(size):
+        make_graph(size).run(torch.zeros(size, 8) if make_graph is loop else torch.zeros(1, size))
+
     with option(*limit):
-        make_graph(fits).run(torch.zeros(fits, width) if make_graph is loop else torch.zeros(1, fits))
+        run(size_that_fits)
         with pytest.raises(RuntimeError):
-            make_graph(100).run(torch.zeros(100, 8) if make_graph is loop else torch.zeros(1, 100))
+            run(100)
     assert message in capfd.readouterr().err
 
 
@@ -107,7 +109,7 @@ def metal_kernel():
     node = ir.MetalKernelNode(
         name="copy", source="y[thread_position_in_grid.x] = x[thread_position_in_grid.x];",
         inputs=[x], outputs=[y], grid=lits(2), threadgroup=lits(2), input_names=["x"], output_names=["y"],
-        output_shapes_flat=lits(2), output_shape_lengths=[1], output_dtypes=[6],
+        output_shapes_flat=lits(2), output_shape_lengths=[1], output_dtypes=[FLOAT32],
     )  # fmt: skip
     g.emit(node)
     return g

@@ -58,7 +58,7 @@ def test_every_instruction_has_an_event(delegate, tmp_path):
 
 
 def test_time_belongs_to_the_instruction(delegate, tmp_path):
-    """A product takes longer than a reshape of its result. Their times add up to less than the call."""
+    """A product takes longer than a reshape. The times of all instructions add up to less than the time of the call."""
     g = Graph()
     x, y = g.input((700, 700)), g.output((700, 700))
     g.emit(ir.AddmmNode(mat1=x, mat2=x, out=(a := g.new_temp())), ir.AddmmNode(mat1=a, mat2=x, out=(b := g.new_temp())))

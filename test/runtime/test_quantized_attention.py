@@ -52,7 +52,8 @@ def attend(library, q, entries, scales, format, value_size, causal=False, mask=N
     is_bool = mask is not None and mask.dtype == torch.bool
     masks = (address(mask) if is_bool else None, None if is_bool else address(mask))
     strides = (int64 * 4)(*(mask.stride() if mask is not None else ()))
-    sizes = q.shape[1], entries.shape[1], q.shape[2], entries.shape[2], q.shape[3], format.groups(q.shape[3]), value_size
+    width = q.shape[3]
+    sizes = q.shape[1], entries.shape[1], q.shape[2], entries.shape[2], width, format.groups(width), value_size
     attention = Attention(
         heads_of(q), entries_of(entries, scales, format), *sizes, causal, *masks, strides, 0.3, address(y)
     )
@@ -68,11 +69,11 @@ def test_quantized_entries_equal_torch(library, format, dtype):
     xs = [torch.randn(1, 9, 3, width, generator=generator).to(dtype).transpose(1, 2) for width in (70, 33)]
     expected, expected_scales = quantize(xs, format, dtype)
     entries, scales = torch.full_like(expected, 255), torch.full_like(expected_scales, torch.nan)
-    first = 0
+    first_group = 0
     for x in xs:
-        task = Quantize(heads_of(x), *x.shape[1:], entries_of(entries, scales, format), first)
+        task = Quantize(heads_of(x), *x.shape[1:], entries_of(entries, scales, format), first_group)
         library.executorch_mlx_quantize_entries(ctypes.byref(task))
-        first += format.groups(x.shape[3])
+        first_group += format.groups(x.shape[3])
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(scales, expected_scales, rtol=tolerance, atol=tolerance)
     width = sum(format.groups(x.shape[3]) for x in xs) * format.group_size
@@ -94,8 +95,10 @@ def cache_of(generator, format, keys, dtype=torch.float32, width=72, value_size=
 MASKS = {
     "none": lambda generator, queries, keys: {},
     "causal": lambda generator, queries, keys: {"causal": True},
-    # Only the last quarter of the keys is visible. The kernel takes the keys in parts, and some are entirely masked.
-    "bool": lambda generator, queries, keys: {"mask": torch.arange(keys).expand(queries, keys) >= keys - max(1, keys // 4)},
+    # Only the last quarter of the keys is visible. The kernel takes the keys in parts, and some parts are all masked.
+    "bool": lambda generator, queries, keys: {
+        "mask": torch.arange(keys).expand(queries, keys) >= keys - max(1, keys // 4)
+    },
     "float": lambda generator, queries, keys: {"mask": torch.randn(6, queries, keys, generator=generator)},
 }
 

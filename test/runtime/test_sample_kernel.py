@@ -13,6 +13,7 @@ from sampling_logits import logits_of
 
 RUNTIME = Path(__file__).parents[2] / "backends/mlx/runtime"
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+ALL_PER_ROW = 31  # the bits of all five parameters: see Header in sample_kernel.cpp
 # temperature, top_p, top_k, min_p
 SETTINGS = {
     "greedy": (0.0, 0.5, 3, 0.1),
@@ -38,13 +39,14 @@ def draw(tmp_path_factory):
     program = tmp_path_factory.mktemp("sample") / "sample_kernel"
     source = Path(__file__).with_name("sample_kernel.cpp")
     subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-I{RUNTIME}", source, "-o", program], check=True
+        [compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-I{RUNTIME}", source, "-o", program],
+        check=True,
     )
 
     def run(requests, threads=4, shared_keys=64):
         stream = b""
         for logits, parameters, is_shared in requests:
-            header = [TYPES[logits.dtype], *logits.shape, 0 if is_shared else 31, threads, shared_keys]
+            header = [TYPES[logits.dtype], *logits.shape, 0 if is_shared else ALL_PER_ROW, threads, shared_keys]
             stream += torch.tensor(header, dtype=torch.int32).numpy().tobytes()
             stream += logits.contiguous().view(torch.uint8).numpy().tobytes()
             for name in ("temperature", "top_p", "min_p", "seed", "top_k"):

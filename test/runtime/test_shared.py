@@ -108,7 +108,7 @@ def test_the_init_chain_of_a_later_method_does_not_reset_the_buffer():
     assert both.sample(ONE) == [[-12, -12]]
 
 
-def weights(size):
+def program_with_constant(size):
     """A program that adds its input to the first two elements of a constant with `size` floats."""
     g = Graph()
     x, y = g.input((2,)), g.new_temp()
@@ -124,7 +124,7 @@ def test_constants_are_stored_and_loaded_once():
 
     size = 1 << 20
     names = ["forward", "sample", "third"]
-    program = pte({name: weights(size) for name in names})
+    program = pte({name: program_with_constant(size) for name in names})
     assert len(program) < 5 * size
     before = mx.get_active_memory()
     methods = Methods(program)
@@ -233,7 +233,7 @@ def test_a_buffer_lost_in_an_evaluation_is_lost_for_all_methods(capfd):
 
 
 def test_a_failed_load_does_not_affect_other_methods(capfd):
-    broken = weights(8)
+    broken = program_with_constant(8)
     graphs = {"forward": counter(), "broken": broken, "sample": counter(negated=True)}
     broken.data.clear()
     methods = Methods(pte(graphs))

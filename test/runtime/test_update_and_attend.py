@@ -11,12 +11,15 @@ SCALE = DIM**-0.5
 
 
 def program(layers=(0,), dtype=torch.float32, kv_dtype=None, out_dtype=None, computed=False):
-    """A program that returns the attention of each layer. All layers get the same q, and k and v times `layer + 1`."""
+    """A program that returns the attention of each layer.
+
+    All layers get the same q. Layer i gets k and v, both multiplied by i + 1.
+    """
     kv_dtype = kv_dtype or dtype
     g = Graph()
     q, k = g.input((2, HEADS, (1, 200), DIM), dtype), g.input((2, KV_HEADS, (1, 200), DIM), kv_dtype)
     v, position = g.input((2, KV_HEADS, (1, 200), V_DIM), kv_dtype), g.input(((1, 200), 1), torch.int32)
-    if computed:  # not on the host when the instruction runs
+    if computed:  # the position is not available on the host when the attention runs
         g.emit(ir.AddNode(a=position, b=g.constant(torch.tensor(0, dtype=torch.int32)), out=(p := g.new_temp())))
         position = p
     for layer in layers:
@@ -200,7 +203,7 @@ def test_full_ring_buffer_rewinds_by_one_position_only(delegate, capfd):
     with option("kv_windows", "8"):
         model = program().load()
     reference = Reference(8)
-    for start, tokens in ((0, 8), (5, 1), (2, 3), (5, 6)):  # before the ring buffer wraps around, to any position
+    for start, tokens in ((0, 8), (5, 1), (2, 3), (5, 6)):  # before it wraps around, it rewinds to any position
         call = call_inputs(start, tokens)
         torch.testing.assert_close(model(*call)[0], reference(*call))
     message = error_of(model, capfd, call_inputs(9, 1))

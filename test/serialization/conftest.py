@@ -1,4 +1,4 @@
-"""Fixtures: flatc and both schemas, with which the tests compare the wire format."""
+"""Fixtures: our schema, that of ExecuTorch's own MLX delegate, and conversion to and from JSON with flatc."""
 
 import importlib.util
 import json
@@ -29,9 +29,9 @@ def _flatc(*args: object) -> None:
 
 @pytest.fixture(scope="session")
 def to_json(tmp_path_factory):
-    """A function (schema, FlatBuffer) that returns the JSON to which flatc converts the FlatBuffer.
+    """A function `to_json(schema, program)` that converts a FlatBuffer to JSON with flatc.
 
-    The JSON has every scalar. An absent optional scalar is null.
+    The JSON contains every scalar, also those with the default value. An absent optional scalar is null.
     """
 
     def to_json(schema: Path, program: bytes) -> dict:
@@ -46,7 +46,7 @@ def to_json(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def from_json(tmp_path_factory):
-    """A function (schema, JSON) that returns the FlatBuffer to which flatc converts the JSON."""
+    """A function `from_json(schema, content)` that converts JSON to a FlatBuffer with flatc."""
 
     def from_json(schema: Path, content: dict) -> bytes:
         folder = tmp_path_factory.mktemp("binary")

@@ -19,8 +19,8 @@ RECORD = Path(__file__).with_name("history.json")
 def wire(schema: generate.Schema) -> dict[str, dict]:
     """The wire format of a schema.
 
-    It leaves out what is not on the wire: comments, attributes such as `output`, and the names of op
-    tables. An entry of `ops` is the tag and then the fields in the order of their ids.
+    Comments, attributes such as `output`, and the names of op tables are left out, because a program does not
+    contain them. An entry of `ops` is a list: the tag, then the fields in the order of their ids.
     """
     op_tables = {table for _, table in schema.ops.values()}
     return {
@@ -39,6 +39,7 @@ def wire(schema: generate.Schema) -> dict[str, dict]:
 
 
 def _fields(members: list[generate.Member]) -> list[str]:
+    """Return a line for each field, such as `decimals: int32 = 0`."""
     lines = []
     for m in members:
         if m.type in generate.INTS:

@@ -53,7 +53,7 @@ class Random(random.Random):
 
 
 def as_json(value):
-    """The JSON that flatc prints for a value. Independent of pack.py."""
+    """The JSON that flatc prints for a value, derived without pack.py."""
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, (ir.Tid, ir.Vid)):
