@@ -43,8 +43,8 @@ class Cache(torch.nn.Module):
         return self.keys * 2
 
 
-def attend_over_own_cache(q, k, v):
-    """Attention over a cache that is empty before the call. It then holds only what this call appends."""
+def attend_over_empty_cache(q, k, v):
+    """Attention over a new, empty cache, to which the call appends `k` and `v`."""
     key = "test_official"
     REGISTRY.install(key, ContiguousReferenceCache(CacheConfig(n_layers=1, n_kv_heads=2, head_dim=8, capacity=16)))
     with REGISTRY.active(key):
@@ -55,10 +55,10 @@ def attend_over_own_cache(q, k, v):
 class Experts(torch.nn.Module):
     """gather_qmm with int8 weights or, if `packed`, with pairs of int4 weights in uint8.
 
-    `zero_points` is None, torch.int8 for zero points, or torch.float32 for biases in their place.
+    `offset_dtype` is None, torch.int8 for zero points, or torch.float32 for biases.
     """
 
-    def __init__(self, packed=False, zero_points=None, bits=4):
+    def __init__(self, packed=False, offset_dtype=None, bits=4):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         q = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (4, 6, 64), generator=generator)
@@ -75,7 +75,7 @@ class Experts(torch.nn.Module):
             torch.int8: lambda: torch.randint(-3, 4, **shape).to(torch.int8),
             f32: lambda: torch.randn(**shape),
         }
-        self.register_buffer("biases", biases[zero_points]())
+        self.register_buffer("biases", biases[offset_dtype]())
 
     def forward(self, x, index):
         flag = torch.zeros((), dtype=i32)
@@ -110,7 +110,7 @@ ROWS = [
         floats(1, 2, 16, 8), floats(1, 2, 16, 8)),
     row("mlx::custom_sdpa/mask", masked, floats(1, 4, 2, 8), floats(1, 4, 9, 8), floats(1, 4, 9, 8),
         data([[True, True, False, True, False], [False, True, True, False, True]])),
-    row("kvcache::update_and_attend", attend_over_own_cache, floats(1, 4, TOKENS, 8), floats(1, 2, TOKENS, 8),
+    row("kvcache::update_and_attend", attend_over_empty_cache, floats(1, 4, TOKENS, 8), floats(1, 2, TOKENS, 8),
         floats(1, 2, TOKENS, 8), dtypes=(f32,)),
     row("mlx::gather_mm", lambda a, b, i: mlx.gather_mm(a, b, i), floats(3, 1, 8), floats(4, 8, 6),
         indices(3, below=4)),
@@ -124,8 +124,8 @@ ROWS = [
           ("int4", Experts(), FLOATS),
           ("pairs", Experts(packed=True), FLOATS),
           ("int8", Experts(bits=8), (f32,)),
-          ("zero points", Experts(zero_points=torch.int8), (f32,)),
-          ("biases", Experts(packed=True, zero_points=f32), (f32,)),
+          ("zero points", Experts(offset_dtype=torch.int8), (f32,)),
+          ("biases", Experts(packed=True, offset_dtype=f32), (f32,)),
       ]),
     *(row(f"mlx::moe_gather_inputs/{cutoff}", mixture(cutoff), floats(TOKENS, 6), indices(TOKENS, 2, below=4))
       for cutoff in (1, 100)),

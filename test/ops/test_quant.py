@@ -30,7 +30,7 @@ def dequantize_blocks(q, scale):
     return dequantize_affine(q, [2, 8], scale, None, torch.int8, output_dtype=f16)
 
 
-def qparams(mapping):
+def choose_qparams(mapping):
     return lambda x: torch.ops.torchao.choose_qparams_affine(x, mapping, [1, 8], I8, -128, 127, 1e-6, f32, I8, True)
 
 
@@ -79,8 +79,8 @@ ROWS = [
     row("torchao::dequantize_affine", dequantize_groups,
         ints(3, 8, low=-8, high=8, dtype=I8), floats(3, 2, dtype=f32), ints(3, 2, low=-8, high=8, dtype=I8)),
     row("torchao::dequantize_affine/blocks", dequantize_blocks, ints(4, 8, dtype=I8), floats(2, 1, dtype=f16)),
-    *(row(f"torchao::choose_qparams_affine/{mapping}", qparams(mapping), cases=[(floats(Dyn("n", 3), 8),)],
-        edge_verified=False,
+    *(row(f"torchao::choose_qparams_affine/{mapping}", choose_qparams(mapping),
+          cases=[(floats(Dyn("n", 3), 8),)], edge_verified=False,
           dtypes=(f32, f16) if mapping == "ASYMMETRIC" else (f32,))
       for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
     row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
@@ -94,7 +94,8 @@ ROWS = [
     row("mlx::quantized_matmul/bias", MLXLinear(*packed(6, 64), bias=torch.ones(6), **AFFINE),
         floats(Dyn("n", 3), 64), dtypes=(f32,), loose=3),
     row("mlx::int8_quantized_matmul", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
-        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False, nodes=["Int8QuantizedMatmulNode"]),
+        floats(Dyn("n", 3), 64), cases=[(floats(64),)], loose=3, edge_verified=False,
+        nodes=["Int8QuantizedMatmulNode"]),
     row("mlx::int8_quantized_matmul/portable", with_int8_activations(MLXLinear(*packed(6, 64), **AFFINE)),
         floats(2, 3, 64), loose=3, nodes=["QuantizedMatmulNode"]),
     *mode_rows("quantized_matmul", MLXLinear, floats(3, 64)),
@@ -233,7 +234,7 @@ def test_tied_weight_is_stored_once(delegate, quantize, dtype):
         torch.testing.assert_close(method.execute([x])[0], model(x), rtol=tolerance, atol=tolerance)
 
 
-def test_extent_that_no_group_size_divides_is_dequantized(delegate):
+def test_weight_with_an_axis_that_no_group_size_divides_is_dequantized(delegate):
     config = IntxWeightOnlyConfig(torch.int4, PerAxis(0))
     ops = check(torch.nn.Linear(40, 8), config, f32, torch.randn(2, 40))
     assert "QuantizedMatmulNode" not in names(ops)

@@ -10,7 +10,7 @@ from torchao.quantization.granularity import PerGroup
 from torchao.quantization.quant_primitives import MappingType
 
 
-def int4(layer):
+def quantize_int4(layer):
     config = IntxWeightOnlyConfig(torch.int4, PerGroup(32), MappingType.ASYMMETRIC)
     quantize_(layer, config, lambda module, name: module is layer)
     packed = ExportableInt4Tensor.from_intx_unpacked_to_int8_tensor(layer.weight)
@@ -22,7 +22,7 @@ def quantizer(config):
 
 
 FORMATS = {
-    "dequantize_int4_tensor": int4,
+    "dequantize_int4_tensor": quantize_int4,
     "dequantize_nvfp4": quantizer(ExportableNVFP4Config()),
     "dequantize_mx": quantizer(ExportableMXConfig()),
 }
@@ -43,7 +43,7 @@ class Quantized(torch.nn.Module):
 
 
 class AddedWeight(Quantized):
-    """Adds the dequantized weight to the input: the weight is no operand of a product."""
+    """Adds the dequantized weight to the input, so that no matrix product uses the weight."""
 
     def forward(self, x):
         return x + self.layer.weight.dequantize()

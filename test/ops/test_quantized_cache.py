@@ -7,7 +7,8 @@ from oprows import Dyn, bf16, f16, f32, floats, ints, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 7))
 M = Dyn("m", 3, also=(1, 5))
-SIZE, CAPACITY = 40, 16  # two groups of 32, of which the second has 24 zeros
+HEAD_SIZE = 40  # fills two groups of 32, the second with 8 numbers and 24 zeros
+CAPACITY = 16
 FUSED = ("QuantizeEntriesNode", "QuantizedSdpaNode")
 UNROTATED = EntryFormat(32, 8, False)
 ROTATED = EntryFormat(32, 4, True)
@@ -20,24 +21,24 @@ class QuantizedAttention(torch.nn.Module):
     If `value_size` is None, the values are the first 33 numbers of the keys.
     """
 
-    def __init__(self, format, capacity=CAPACITY, rows=1, value_size=SIZE, dtype=f32, **options):
+    def __init__(self, format, capacity=CAPACITY, rows=1, value_size=HEAD_SIZE, dtype=f32, **options):
         super().__init__()
         self.format, self.rows, self.value_size, self.options = format, rows, value_size, options
-        groups = format.groups(SIZE) + format.groups(value_size or 0)
+        groups = format.groups(HEAD_SIZE) + format.groups(value_size or 0)
         self.register_buffer("entries", torch.zeros(1, 2, rows * capacity, format.bytes(groups), dtype=torch.uint8))
         self.register_buffer("scales", torch.zeros(1, 2, rows * capacity, 2 * groups, dtype=dtype))
 
     def forward(self, query, key, value, start, row=None):
-        given = self.format.group_size, self.format.bits, self.format.rotate
-        states = [key, value] if self.value_size else [key + 0 * value]
-        new = torch.ops.mlx.quantize_entries(states, *given, self.scales.dtype)
+        format_arguments = self.format.group_size, self.format.bits, self.format.rotate
+        tensors = [key, value] if self.value_size else [key + 0 * value]
+        new = torch.ops.mlx.quantize_entries(tensors, *format_arguments, self.scales.dtype)
         for cache, update in zip((self.entries, self.scales), new):
             written = torch.ops.mlx.cache_update(cache, update, start, "window" in self.options, row, self.rows)
             cache.copy_(written)
-        offset = self.format.groups(SIZE) * self.format.group_size if self.value_size else 0
+        offset = self.format.groups(HEAD_SIZE) * self.format.group_size if self.value_size else 0
         return torch.ops.mlx.quantized_attention(
-            query, self.entries, self.scales, start, 0.2, offset, self.value_size or 33, *given, **self.options,
-            row=row, rows=self.rows,
+            query, self.entries, self.scales, start, 0.2, offset, self.value_size or 33, *format_arguments,
+            **self.options, row=row, rows=self.rows,
         )
 
 
@@ -51,12 +52,12 @@ def plain(variant, module, *inputs):
 
 
 def qkv(length):
-    return floats(1, 4, length, SIZE), floats(1, 2, length, SIZE), floats(1, 2, length, SIZE)
+    return floats(1, 4, length, HEAD_SIZE), floats(1, 2, length, HEAD_SIZE), floats(1, 2, length, HEAD_SIZE)
 
 
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
 ROW = ints(1, low=0, high=3)
-# The position and the row of each of four tokens.
+# For calls with four tokens: the position of each token, and its row of the cache.
 TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
@@ -73,7 +74,7 @@ ROWS = [
     plain("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS),
     row("mlx::quantize_entries/scales",
         lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
-        floats(1, 2, 3, SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False),
+        floats(1, 2, 3, HEAD_SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False),
 ]
 
 test_op_row = pytest_function(ROWS)
@@ -81,21 +82,22 @@ test_op_row = pytest_function(ROWS)
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16])
 @pytest.mark.parametrize("format", [UNROTATED, ROTATED, GROUPS_OF_64, EntryFormat(128, 4, False)])
-def test_the_error_is_bounded_by_the_step(format, dtype):
+def test_the_error_is_bounded_by_the_scale(format, dtype):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(1, 2, 5, width, generator=generator) for width in (200, 33))
     y[:, :, 2] = 3.0  # a constant group
     y[:, :, 3] = 0.0
     entries, scales = quantize([x, y], format, dtype)
-    first = 0
+    first_group = 0
     for tensor in (x, y):
         width = tensor.shape[-1]
-        restored = dequantize(entries, scales, first, width, format, f32)
-        step = scales[..., first : first + format.groups(width)].float().amax()
-        # A rotation spreads the error of a group over its numbers. In half precision, the scale is rounded too.
+        restored = dequantize(entries, scales, first_group, width, format, f32)
+        largest_scale = scales[..., first_group : first_group + format.groups(width)].float().amax()
+        # Without a rotation, quantization changes a number by at most half a scale. A rotation spreads the errors of a
+        # group over its numbers. In half precision, the scale is rounded too.
         slack = (format.group_size**0.5 if format.rotate else 1) * (1 if dtype == f32 else 3)
-        assert (restored - tensor).abs().max() <= 0.51 * step * slack
-        first += format.groups(width)
+        assert (restored - tensor).abs().max() <= 0.51 * largest_scale * slack
+        first_group += format.groups(width)
 
 
 def test_hadamard_is_its_own_inverse():

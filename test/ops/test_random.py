@@ -1,4 +1,7 @@
-"""mlx::random_bits and torch's random operators. `test/custom_ops/test_random_bits.py` compares the operator with libmlx."""
+"""mlx::random_bits and torch's random operators.
+
+`test/custom_ops/test_random_bits.py` compares mlx::random_bits with libmlx.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,10 @@ def bits_of_seeds(seeds, shape, width):
 
 
 def inside(draw, low, high):
-    """Returns the shape and dtype of what `draw` returns, as zeros, and whether the values lie in [low, high)."""
+    """Return a function that tests random numbers, which differ from those of eager torch.
+
+    It returns zeros with the shape and dtype of the numbers, and whether all numbers lie in [low, high).
+    """
 
     def function(x):
         drawn = draw(x)
@@ -36,13 +42,15 @@ ROWS = [
     row("mlx::random_bits/dynamic", lambda x, s: random_bits([x.shape[0], 3], s, 4).to(torch.int64),
         floats(Dyn("n", 3, also=(1, 6)), dtype=f32), ints(), edge_verified=False),
     row("rand", inside(lambda x: torch.rand(x.shape[0], 3), 0, 1), floats(N), **RANDOM),
-    row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16), edge_verified=False),
+    row("rand/half", inside(lambda x: torch.rand(500, dtype=x.dtype), 0, 1), floats(2), dtypes=(f16, bf16),
+        edge_verified=False),
     row("rand_like", inside(torch.rand_like, 0, 1), floats(N, 4), **RANDOM),
     row("rand_like.generator", inside(lambda x: torch.rand_like(x, generator=None), 0, 1), floats(N, 4), **RANDOM),
     row("rand.generator", inside(lambda x: torch.rand(5, generator=None), 0, 1), floats(2), **RANDOM),
     row("randn.generator", inside(lambda x: torch.randn(5, generator=None), -7, 7), floats(2), **RANDOM),
     row("randint.generator", inside(lambda x: torch.randint(9, (5,), generator=None), 0, 9), floats(2), **RANDOM),
-    row("randint.low_generator", inside(lambda x: torch.randint(3, 9, (5,), generator=None), 3, 9), floats(2), **RANDOM),
+    row("randint.low_generator", inside(lambda x: torch.randint(3, 9, (5,), generator=None), 3, 9), floats(2),
+        **RANDOM),
     row("randperm.generator", lambda x: torch.randperm(9, generator=None).sort().values, floats(2), **RANDOM),
     row("randn", inside(lambda x: torch.randn(x.shape[0], 3), -7, 7), floats(N), **RANDOM),
     row("randn_like", inside(torch.randn_like, -7, 7), floats(N, 4), **RANDOM),
@@ -66,10 +74,12 @@ ROWS = [
     row("normal.float_Tensor", lambda s: torch.normal(2.0, s * 0), floats(5), **RANDOM),
     row("normal.Tensor_Tensor", lambda m, s: torch.normal(m, s * 0), floats(5), floats(5), **RANDOM),
     row("exponential", lambda x: torch.ops.aten.exponential(x, 2.0) > 0, floats(50), **RANDOM),
-    row("multinomial", lambda p: torch.multinomial(p, 2).sort().values, data([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0]]), **RANDOM),
+    row("multinomial", lambda p: torch.multinomial(p, 2).sort().values, data([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0]]),
+        **RANDOM),
     row("multinomial/replacement", lambda p: torch.multinomial(p, 20, replacement=True), data([[0.0, 1.0], [1.0, 0.0]]),
         **RANDOM),
-    row("native_dropout", lambda x: [F.dropout(x, p, True) for p in (0.0, 1.0)], floats(9), signed_zero=False, **RANDOM),
+    row("native_dropout", lambda x: [F.dropout(x, p, True) for p in (0.0, 1.0)], floats(9), signed_zero=False,
+        **RANDOM),
 ]
 
 test_op_row = pytest_function(ROWS)
@@ -77,7 +87,8 @@ test_op_row = pytest_function(ROWS)
 
 def test_unseeded_bits_differ_within_a_call_and_between_calls(delegate):
     op_row = row(
-        "mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(), edge_verified=False
+        "mlx::random_bits", lambda x: [random_bits([8]).to(torch.int64) + x for _ in range(2)], ints(),
+        edge_verified=False,
     )
     lowered = lower(op_row)
     program = Runtime.get().load_program(lowered.pte)
@@ -94,7 +105,7 @@ def test_a_payload_without_inputs(delegate):
     assert program.load_method("forward").execute([torch.zeros(2)])[0].tolist() == [3] * 4
 
 
-def test_what_is_declined_says_what_to_write():
+def test_reasons_for_declined_draws_give_advice():
     class Model(torch.nn.Module):
         def forward(self, weights, x):
             drawn = torch.multinomial(weights, x.shape[0], replacement=True)

@@ -6,45 +6,46 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 from oprows import Dyn, f32, floats, indices, ints, pytest_function, row
 
-BATCH, HEADS, GROUPS, KEY, VALUE = 2, 4, 2, 8, 6
+BATCH, HEADS, KEY_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 2, 8, 6
+EXAMPLE_LENGTH = 16
 LENGTHS = (1, 7, 8, 64, 65, 150)
 
 
-def linear(length):
+def linear_inputs(length):
     g = torch.Generator().manual_seed(length)
-    query, key = torch.randn(2, BATCH, GROUPS, length, KEY, generator=g)
-    value = torch.randn(BATCH, HEADS, length, VALUE, generator=g)
+    query, key = torch.randn(2, BATCH, KEY_HEADS, length, KEY_SIZE, generator=g)
+    value = torch.randn(BATCH, HEADS, length, VALUE_SIZE, generator=g)
     decay = -torch.rand(BATCH, HEADS, length, generator=g)
-    return [query, key, value, decay, torch.randn(BATCH, HEADS, KEY, VALUE, generator=g)]
+    return [query, key, value, decay, torch.randn(BATCH, HEADS, KEY_SIZE, VALUE_SIZE, generator=g)]
 
 
-def delta(length, channels=()):
-    query, key, value, _, state = linear(length)
+def delta_inputs(length, channels=()):
+    query, key, value, _, state = linear_inputs(length)
     g = torch.Generator().manual_seed(length + 1)
     decay = -torch.rand(BATCH, HEADS, length, *channels, generator=g)
     key = torch.nn.functional.normalize(key, dim=-1)
     return [query, key, value, decay, torch.rand(BATCH, HEADS, length, generator=g), state]
 
 
-def delta_by_channel(length):
-    return delta(length, (KEY,))
+def delta_by_channel_inputs(length):
+    return delta_inputs(length, (KEY_SIZE,))
 
 
-def selective(length):
+def selective_inputs(length):
     g = torch.Generator().manual_seed(length)
     x, step = torch.randn(2, BATCH, length, 10, generator=g)
     key, query = torch.randn(2, BATCH, length, 5, generator=g)
     return [x, step.abs(), key, query, -torch.rand(10, 5, generator=g), torch.randn(BATCH, 10, 5, generator=g)]
 
 
-def diagonal(length):
+def diagonal_inputs(length):
     g = torch.Generator().manual_seed(length)
     x, decay = torch.rand(2, BATCH, length, 10, generator=g)
     return [x - 0.5, decay, torch.randn(BATCH, 10, generator=g)]
 
 
 def expected_linear(query, key, value, decay, state):
-    query, key = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (query, key))
+    query, key = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (query, key))
     out = []
     for t in range(value.shape[2]):
         state = decay[:, :, t, None, None].exp() * state + torch.einsum("bhk,bhv->bhkv", key[:, :, t], value[:, :, t])
@@ -53,7 +54,7 @@ def expected_linear(query, key, value, decay, state):
 
 
 def expected_delta(query, key, value, decay, beta, state):
-    query, key = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (query, key))
+    query, key = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (query, key))
     decay = decay if decay.dim() == 4 else decay[..., None]
     out = []
     for t in range(value.shape[2]):
@@ -83,11 +84,11 @@ def expected_diagonal(x, decay, state):
 
 # Name → operator, function that makes its inputs, formula, axis of the tokens.
 CASES = {
-    "linear": ("gated_linear_attention", linear, expected_linear, 2),
-    "delta": ("gated_delta_rule", delta, expected_delta, 2),
-    "delta by channel": ("gated_delta_rule", delta_by_channel, expected_delta, 2),
-    "selective": ("selective_scan", selective, expected_selective, 1),
-    "diagonal": ("diagonal_recurrence", diagonal, expected_diagonal, 1),
+    "linear": ("gated_linear_attention", linear_inputs, expected_linear, 2),
+    "delta": ("gated_delta_rule", delta_inputs, expected_delta, 2),
+    "delta by channel": ("gated_delta_rule", delta_by_channel_inputs, expected_delta, 2),
+    "selective": ("selective_scan", selective_inputs, expected_selective, 1),
+    "diagonal": ("diagonal_recurrence", diagonal_inputs, expected_diagonal, 1),
 }
 
 
@@ -96,18 +97,21 @@ def assert_close(results, expected):
         torch.testing.assert_close(result, value, rtol=2e-5, atol=2e-5 * float(value.abs().max()))
 
 
-def varies(x, index, count, axis):
-    """Whether input number `index` of `count` inputs has an axis of tokens. The state and the rates have none."""
-    return index < count - 1 and x.dim() > 2 and x.shape[axis] == 16
+def has_token_axis(x, axis):
+    """Whether an input for `EXAMPLE_LENGTH` tokens has one element per token along `axis`.
+
+    The state and the rates have no axis of tokens.
+    """
+    return x.dim() > 2 and x.shape[axis] == EXAMPLE_LENGTH
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_recurrence(name):
     op, inputs, formula, axis = CASES[name]
     operator = getattr(torch.ops.mlx, op)
-    example = inputs(16)
+    example = inputs(EXAMPLE_LENGTH)
     length = torch.export.Dim("length", min=1, max=200)
-    shapes = [{axis: length} if varies(x, i, len(example), axis) else None for i, x in enumerate(example)]
+    shapes = [{axis: length} if has_token_axis(x, axis) else None for x in example]
 
     class Model(torch.nn.Module):
         def forward(self, *tensors):
@@ -116,9 +120,9 @@ def test_a_recurrence(name):
     exported = torch.export.export(Model(), tuple(example), dynamic_shapes=(tuple(shapes),))
     partitioner = MLXPartitioner()
     config = EdgeCompileConfig(_check_ir_validity=False)
-    buffer = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config).to_executorch().buffer
+    manager = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
     assert partitioner.explain().refused == ()
-    program = Runtime.get().load_program(buffer)
+    program = Runtime.get().load_program(manager.to_executorch().buffer)
     method = program.load_method("forward")
     for count in LENGTHS:
         tensors = inputs(count)
@@ -131,19 +135,20 @@ def test_a_recurrence(name):
 def test_a_recurrence_continues_from_its_state(name):
     op, inputs, _, axis = CASES[name]
     operator = getattr(torch.ops.mlx, op)
-    *tensors, state = inputs(16)
+    *tensors, state = inputs(EXAMPLE_LENGTH)
     expected = operator(*tensors, state)
     parts = []
-    for begin, end in ((0, 1), (1, 3), (3, 14), (14, 16)):
-        part = [x.narrow(axis, begin, end - begin) if varies(x, i, 99, axis) else x for i, x in enumerate(tensors)]
+    for begin, end in ((0, 1), (1, 3), (3, 14), (14, EXAMPLE_LENGTH)):
+        part = [x.narrow(axis, begin, end - begin) if has_token_axis(x, axis) else x for x in tensors]
         out, state = operator(*part, state)
         parts.append(out)
     assert_close([torch.cat(parts, axis), state], expected)
 
 
 def test_wrong_shapes():
-    *tensors, state = linear(4)
-    with pytest.raises(ValueError, match=r"gated_linear_attention: state: got shape \[2, 4, 6, 8\], expected \[2, 4, 8, 6\]"):
+    *tensors, state = linear_inputs(4)
+    message = r"gated_linear_attention: state: got shape \[2, 4, 6, 8\], expected \[2, 4, 8, 6\]"
+    with pytest.raises(ValueError, match=message):
         torch.ops.mlx.gated_linear_attention(*tensors, state.mT)
     with pytest.raises(ValueError, match="value: got 3 heads, expected a multiple of the 2 of the query"):
         torch.ops.mlx.gated_linear_attention(*tensors[:2], tensors[2][:, :3], tensors[3][:, :3], state[:, :3])
@@ -153,8 +158,8 @@ N = Dyn("n", 5)
 ROWS = [
     row("mlx::read_layer_state", lambda x, start: torch.ops.mlx.read_layer_state(x, start), floats(1, 1, 1, 6),
         ints(1, low=0, high=2), calls=3, dtypes=(f32,)),
-    row("mlx::read_layer_state/rows", lambda x, start, rows: torch.ops.mlx.read_layer_state(x, start, rows, 3), floats(1, 1, 3, 6),
-        ints(4, low=0, high=2), indices(4, below=3), calls=3, dtypes=(f32,)),
+    row("mlx::read_layer_state/rows", lambda x, start, rows: torch.ops.mlx.read_layer_state(x, start, rows, 3),
+        floats(1, 1, 3, 6), ints(4, low=0, high=2), indices(4, below=3), calls=3, dtypes=(f32,)),
     row("mlx::causal_conv1d", lambda x, w, bias: torch.ops.mlx.causal_conv1d(x, w, bias), floats(2, 3, N), floats(3, 4),
         floats(3), dtypes=(f32,)),
     row("mlx::causal_conv1d/no bias", lambda x, w: torch.ops.mlx.causal_conv1d(x, w), floats(2, 3, 5), floats(3, 2)),

@@ -13,8 +13,8 @@ def interpolated(mode, **options):
     return lambda x: F.interpolate(x, mode=mode, **options)
 
 
-def infinite(*shape):
-    """Numbers, infinities and NaN."""
+def with_infinities(*shape):
+    """Random numbers, some of which are replaced by infinities and NaN."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     x.view(-1)[::3] = torch.inf
     x.view(-1)[1::7] = -torch.inf
@@ -22,18 +22,18 @@ def infinite(*shape):
     return data(x.tolist())
 
 
-OPTIONS = {"edge_verified": False, "loose": 3}
+ANTIALIASED = {"edge_verified": False, "loose": 3}
 
 ROWS = [
     row("upsample_linear1d.vec", interpolated("linear", scale_factor=2), floats(2, 3, 5), loose=10),
-    row("upsample_linear1d.vec/infinite", interpolated("linear", scale_factor=2), infinite(2, 3, 14),
+    row("upsample_linear1d.vec/infinite", interpolated("linear", scale_factor=2), with_infinities(2, 3, 14),
         dtypes=(f32,), loose=10),
     row("upsample_linear1d.vec/shorter", interpolated("linear", size=4, align_corners=True), floats(2, 3, 9), loose=10),
     row("upsample_linear1d.vec/dynamic", interpolated("linear", scale_factor=2), floats(2, 3, Dyn("n", 5)), loose=10),
     row("upsample_bilinear2d.vec", interpolated("bilinear", scale_factor=2), floats(1, 2, 3, 4), loose=10),
     row("upsample_bilinear2d.vec/scales", interpolated("bilinear", scale_factor=(1.7, 0.6)), floats(1, 2, 5, 7),
         loose=10),
-    row("upsample_bilinear2d.vec/infinite", interpolated("bilinear", scale_factor=2), infinite(1, 2, 5, 7),
+    row("upsample_bilinear2d.vec/infinite", interpolated("bilinear", scale_factor=2), with_infinities(1, 2, 5, 7),
         dtypes=(f32,), loose=10),
     row("upsample_bilinear2d", lambda x: torch.ops.aten.upsample_bilinear2d(x, [5, 6], True), floats(1, 2, 3, 4),
         dtypes=(f32,), loose=10, traced=True),
@@ -44,12 +44,14 @@ ROWS = [
     row("upsample_trilinear3d.vec", interpolated("trilinear", scale_factor=2), floats(1, 2, 3, 4, 2), loose=10),
     row("upsample_trilinear3d.vec/size", interpolated("trilinear", size=(2, 7, 3), align_corners=True),
         floats(1, 2, 3, 4, 2), loose=10),
-    row("_upsample_bilinear2d_aa", resampled("bilinear", size=(3, 11)), floats(2, 3, 6, 8), **OPTIONS, dtypes=(f32,)),
-    row("_upsample_bilinear2d_aa/scale", resampled("bilinear", scale_factor=0.4), floats(1, 2, 9, 7), **OPTIONS,
+    row("_upsample_bilinear2d_aa", resampled("bilinear", size=(3, 11)), floats(2, 3, 6, 8), **ANTIALIASED,
+        dtypes=(f32,)),
+    row("_upsample_bilinear2d_aa/scale", resampled("bilinear", scale_factor=0.4), floats(1, 2, 9, 7), **ANTIALIASED,
         dtypes=(f32,)),
     row("_upsample_bilinear2d_aa/corners", resampled("bilinear", size=(3, 5), align_corners=True),
-        floats(1, 2, 9, 7), **OPTIONS, dtypes=(f32,)),
-    row("_upsample_bicubic2d_aa", resampled("bicubic", size=(3, 11)), floats(2, 3, 6, 8), **OPTIONS, dtypes=(f32,)),
+        floats(1, 2, 9, 7), **ANTIALIASED, dtypes=(f32,)),
+    row("_upsample_bicubic2d_aa", resampled("bicubic", size=(3, 11)), floats(2, 3, 6, 8), **ANTIALIASED,
+        dtypes=(f32,)),
 ]
 
 test_op_row = pytest_function(ROWS)

@@ -1,4 +1,4 @@
-"""The random functions with a seed: against MLX, the delegate, and the distributions they draw from."""
+"""The random functions with a seed, compared with MLX, with the delegate, and with their distributions."""
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +22,10 @@ def test_rand_equals_mlx(dtype, seed):
 
 
 class Draws(torch.nn.Module):
-    """Every function with the seed of the caller, and one with a fixed seed. N of `x` [N, 4] sets the sizes."""
+    """Calls every random function with `seed`, and `rand` also with the constant seed 11. `x` is [N, 4].
+
+    Returns the results that the delegate must match exactly, and those that it must match within rounding.
+    """
 
     def forward(self, x, seed):
         n = x.shape[0]
@@ -35,8 +38,8 @@ class Draws(torch.nn.Module):
         return exact, [randn([n, 3], seed=seed, dtype=dtype) for dtype in DTYPES]
 
 
-def lowered(program: torch.export.ExportedProgram):
-    """Returns a loaded program, of which everything must be delegated. It must outlive its methods."""
+def lower_and_load(program: torch.export.ExportedProgram):
+    """Lower a program, check that all of it is delegated, and load it. The result must outlive its methods."""
     partitioner = MLXPartitioner()
     config = EdgeCompileConfig(_check_ir_validity=False)
     manager = to_edge_transform_and_lower(program, partitioner=[partitioner], compile_config=config)
@@ -47,7 +50,7 @@ def lowered(program: torch.export.ExportedProgram):
 def test_the_delegate_draws_what_eager_torch_draws():
     x = torch.rand(300, 4)
     rows = torch.export.Dim("rows", min=2, max=1000)
-    program = lowered(torch.export.export(Draws(), (x, torch.tensor(0)), dynamic_shapes=({0: rows}, None)))
+    program = lower_and_load(torch.export.export(Draws(), (x, torch.tensor(0)), dynamic_shapes=({0: rows}, None)))
     method = program.load_method("forward")
     for count, seed in ((300, 5), (300, -1), (41, 2**40), (1000, 3)):
         inputs = (torch.rand(count, 4), torch.tensor(seed))
@@ -92,7 +95,7 @@ def test_multinomial_draws_with_the_probabilities(scale):
     for drawn in (many, ordered[:, 0], multinomial(weights.expand(40000, 4), 1, seed=3)):
         for index, probability in enumerate(WEIGHTS / 8):
             assert close((drawn == index).double(), probability, (probability * (1 - probability)) ** 0.5 + 1e-9)
-    after_0 = ordered[ordered[:, 0] == 0, 1]  # without index 0, the others have the weights 0, 3 and 4
+    after_0 = ordered[ordered[:, 0] == 0, 1]  # indices 1, 2 and 3 are left, with the weights 0, 3 and 4
     assert close((after_0 == 2).double(), 3 / 7, 0.5)
 
 
@@ -103,7 +106,10 @@ def test_multinomial_without_replacement_repeats_no_index():
 
 
 def test_the_winners_of_a_race_are_not_tied():
-    """Among many equal weights, the smallest words win. Their times are distinct: a tie would go to the lower index."""
+    """`race` turns each random word into a time. Small words give distinct times, so no tie decides who wins.
+
+    With equal weights, the smallest words win. At equal times, the lower index would win.
+    """
     words = torch.tensor([1000, 5, 3, 999, 4, 2**32 - 1]).to(torch.uint32)
     assert race(words, torch.ones(6), 6).tolist() == [2, 4, 1, 3, 0, 5]
 
