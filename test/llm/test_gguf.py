@@ -41,7 +41,7 @@ MODELS = {
 TOKENS = torch.tensor([[5, 17, 100, 3, 77, 9, 150, 12, 60, 33, 2, 8]])
 
 
-def write_gguf(path, architecture, type_, *, permute=True, **metadata):
+def write_gguf(path, architecture, type_, **metadata):
     """Write a random model as llama.cpp stores it. Return the model with the weights of the file, dequantized."""
     model_class, config = MODELS[architecture]
     torch.manual_seed(0)

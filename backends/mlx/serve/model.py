@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import string
-import time
 import uuid
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,11 +19,11 @@ class ServedModel:
 
     - `tool_format`: the name of the format of tool calls, or None to detect it from the chat template.
 
-    Attributes: `llm`, `name`, `created` (a Unix time in seconds), and `format`. Raises KeyError for an unknown format.
+    Attributes: `llm`, `name` and `format`. Raises KeyError for an unknown format.
     """
 
     def __init__(self, llm: LLM, name: str, tool_format: str | None = None):
-        self.llm, self.name, self.created = llm, name, int(time.time())
+        self.llm, self.name = llm, name
         self.format: AnswerFormat = detect(self.template, lambda text: self.token_id(text) is not None, tool_format)
         self.grammars = Grammars(self)
 

@@ -18,9 +18,10 @@ from .model import ServedModel
 class Entry:
     """A model: how to load it, and its state.
 
-    `size` is the memory that the model takes, in bytes. Until the model is loaded for the first
-    time, it is the size of its file.
-    `users` is the number of requests that use the model.
+    - `size`: the memory that the model takes, in bytes. Until the model is loaded for the first time, it is the size of
+      its file.
+    - `users`: the number of requests that use the model.
+    - `created`: the Unix time in seconds at which the server got the model.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Entry:
     model: ServedModel | None = None
     users: int = 0
     last_used: float = 0.0
+    created: int = field(default_factory=lambda: int(time.time()))
     description: dict[str, Any] = field(default_factory=dict)
 
 
@@ -90,7 +92,7 @@ class Models:
     def description(self, name: str) -> dict[str, Any]:
         """Return the object of a model in `/v1/models`. Raises ApiError for an unknown name."""
         entry = self._entry(name)
-        fields = {"id": name, "object": "model", "created": 0, "owned_by": "executorch-mlx"}
+        fields = {"id": name, "object": "model", "created": entry.created, "owned_by": "executorch-mlx"}
         return fields | entry.description | {"loaded": entry.model is not None}
 
     async def acquire(self, name: str) -> ServedModel:
