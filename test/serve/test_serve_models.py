@@ -1,5 +1,6 @@
 """Several models in one server."""
 
+import asyncio
 import shutil
 import time
 from functools import partial
@@ -73,3 +74,15 @@ def test_wrong_models_are_errors_at_the_start(paths):
     models.add("a", lambda: None, 0)
     with pytest.raises(ValueError, match="got 'a' twice"):
         models.add("a", lambda: None, 0)
+
+
+def test_a_model_that_a_request_got_in_the_meantime_stays_loaded(paths):
+    models = models_of(paths)
+    model = asyncio.run(models.acquire("second"))
+    entry = models._entries["second"]
+    models._unload_unused(entry)
+    assert entry.model is model
+    models.release(model)
+    models._unload_unused(entry)
+    assert entry.model is None
+    models.close()

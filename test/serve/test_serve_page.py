@@ -130,6 +130,17 @@ def test_stop_button_cancels_the_answer(page, server, monkeypatch):
     page.click("#clear")
 
 
+def test_new_chat_during_an_answer_begins_empty(page, server, monkeypatch):
+    monkeypatch.setattr(server, "delay", 0.01)
+    page.js("document.getElementById('max-tokens').value = ''")
+    page.type("#text", "Go on" + ENTER)
+    page.until("document.querySelector('.assistant .body')?.textContent.length > 10")
+    page.click("#clear")
+    page.until("running === null && document.getElementById('send').textContent === 'Send'")
+    assert page.messages() == [] and page.said() == []
+    assert page.js("document.getElementById('state').textContent") == ""
+
+
 def test_error_is_shown_and_the_failed_message_leaves_the_chat(page):
     page.js("document.getElementById('max-tokens').value = 5")
     page.js("document.getElementById('text').value = 'x '.repeat(2000)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,10 @@ class Models:
     def __init__(self, budget: int | None = None, idle_seconds: float = 0.0):
         self._budget, self._idle_seconds = budget, idle_seconds
         self._entries: dict[str, Entry] = {}
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # held while models are loaded or unloaded
+        # Protects `model` and `users` of the entries. Models are unloaded in another thread than the one of acquire(),
+        # and no request may get a model that is being unloaded.
+        self._mutex = threading.Lock()
 
     @classmethod
     def of(cls, llm: LLM, name: str, tool_format: str | None = None) -> Models:
@@ -101,7 +105,8 @@ class Models:
         Raises ApiError for an unknown name, or if the model cannot be loaded now.
         """
         entry = self._entry(name)
-        entry.users += 1
+        with self._mutex:
+            entry.users += 1  # from now on, the model is not unloaded
         try:
             if entry.model is None:
                 async with self._lock:
@@ -109,13 +114,15 @@ class Models:
                         await asyncio.to_thread(self._load_with_room, entry)
             return entry.model
         except BaseException:
-            entry.users -= 1
+            with self._mutex:
+                entry.users -= 1
             raise
 
     def release(self, model: ServedModel) -> None:
         entry = self._entries[model.name]
-        entry.users -= 1
-        entry.last_used = time.monotonic()
+        with self._mutex:
+            entry.users -= 1
+            entry.last_used = time.monotonic()
 
     async def unload_idle(self) -> None:
         """Check for idle models at intervals and unload them, until the task is cancelled."""
@@ -124,13 +131,15 @@ class Models:
             async with self._lock:
                 for entry in self._unused():
                     if time.monotonic() - entry.last_used >= self._idle_seconds:
-                        await asyncio.to_thread(self._unload, entry)
+                        await asyncio.to_thread(self._unload_unused, entry)
 
     def close(self) -> None:
-        """Unload all models."""
+        """Unload all models, also those in use."""
         for entry in self._entries.values():
-            if entry.model is not None:
-                self._unload(entry)
+            with self._mutex:
+                model, entry.model = entry.model, None
+            if model is not None:
+                model.llm.close()
 
     def _entry(self, name: str) -> Entry:
         if name not in self._entries:
@@ -162,7 +171,7 @@ class Models:
         ) > self._budget:
             if not unused:
                 return False
-            self._unload(unused.pop(0))
+            self._unload_unused(unused.pop(0))
         return taken <= self._budget
 
     def _load(self, entry: Entry) -> None:
@@ -172,6 +181,10 @@ class Models:
         entry.description, entry.last_used = model.description(), time.monotonic()
         entry.model = model
 
-    def _unload(self, entry: Entry) -> None:
-        model, entry.model = entry.model, None
+    def _unload_unused(self, entry: Entry) -> None:
+        """Unload a model, unless a request uses it by now."""
+        with self._mutex:
+            if entry.users or entry.model is None:
+                return
+            model, entry.model = entry.model, None
         model.llm.close()

@@ -121,6 +121,7 @@ function extend(answer, choice) {
 
 // Streams the answer to `messages` or, without a chat template, the continuation of the last message.
 async function answer() {
+  const conversation = messages; // clear() replaces `messages` if the user starts a new chat during the answer
   running = new AbortController();
   $("send").textContent = "Stop";
   const div = addMessage("assistant", ""), parts = { text: "", reasoning: "", tokens: [] };
@@ -146,9 +147,14 @@ async function answer() {
       }
     }
   } catch (error) {
-    $("state").textContent = error.name === "AbortError" ? "stopped" : "";
-    if (error.name !== "AbortError") addMessage("error", error.message);
+    if (conversation === messages) {
+      $("state").textContent = error.name === "AbortError" ? "stopped" : "";
+      if (error.name !== "AbortError") addMessage("error", error.message);
+    }
   }
+  running = null;
+  $("send").textContent = "Send";
+  if (conversation !== messages) return;
   div.removeAttribute("aria-busy");
   if (parts.text) {
     messages.push({ role: "assistant", content: parts.text });
@@ -158,8 +164,6 @@ async function answer() {
       Copy: () => navigator.clipboard.writeText(parts.text),
     });
   } else { div.remove(); messages.pop(); } // no answer: drop the message as well
-  running = null;
-  $("send").textContent = "Send";
 }
 
 // Removes an element and those after it, and the messages after the first `count`.
