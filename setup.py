@@ -1,4 +1,4 @@
-"""Lists the packages and runs CMake; the rest of the distribution is described in pyproject.toml.
+"""Lists the packages and runs CMake. pyproject.toml describes everything else of the distribution.
 
 A wheel contains the files that `cmake --install` writes below executorch_mlx: libraries in lib/, programs in bin/.
 An editable install uses the libraries in build/, which `cmake --build build` updates.
@@ -49,8 +49,8 @@ class BuildNative(build_ext):
         import ninja
 
         in_place = self.editable_mode or self.inplace
-        # A wheel gets a build folder of its own: pip may build it in an isolated environment, with other versions of
-        # the dependencies than those that build/ was configured with.
+        # A wheel gets a build folder of its own: pip may build it in an isolated environment, where the dependencies
+        # may have other versions than those of build/.
         build = ROOT / "build" if in_place else Path(self.build_temp).resolve() / "cmake"
         cmake(
             *([] if in_place else ["--fresh"]),

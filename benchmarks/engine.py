@@ -252,7 +252,8 @@ def print_stall(weight_format: str, rows: int) -> None:
 def print_speculation(path: Path, name: str, call: str, bar: str, rounds: int, max_draft: int = -1) -> None:
     """Print the speed with draft tokens over the speed without.
 
-    `max_draft` is the largest number of draft tokens, or -1 if the engine chooses it.
+    `call` is the measurement, an expression with the fields `{path}` and `{draft}`. `max_draft` is the largest number
+    of draft tokens, or -1 if the engine chooses it.
     """
     rates = {0: [], max_draft: []}
     for _ in range(rounds):

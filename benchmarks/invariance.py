@@ -59,11 +59,11 @@ class OpenBlas:
         import scipy_openblas32
 
         library = ctypes.CDLL(str(next(Path(scipy_openblas32.get_lib_dir()).glob("libscipy_openblas*.so"))))
-        library.scipy_openblas_set_num_threads(threads())
+        library.scipy_openblas_set_num_threads(thread_count())
         self.cblas_sgemm = library.scipy_cblas_sgemm
 
 
-def threads() -> int:
+def thread_count() -> int:
     return int(os.environ.get("OPENBLAS_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
@@ -109,7 +109,7 @@ def multiply(library, weight_format: str, x: np.ndarray, w: tuple[np.ndarray, ..
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
 
 
-def seconds(library, weight_format, x, weights, y, clock) -> float:
+def seconds_per_product(library, weight_format, x, weights, y, clock) -> float:
     """The mean time of one product, over one product with each matrix."""
     begin = clock()
     for w in weights:
@@ -138,7 +138,7 @@ def compare(new, old, weight_format, k, n, rows, repeats, limits, clock) -> None
         if weight_format == "bf16":
             x, y = bfloat16(x), np.empty((m, n), np.uint16)
         times = [
-            tuple(seconds(library, weight_format, x, weights, y, clock) for library in (new, old))
+            tuple(seconds_per_product(library, weight_format, x, weights, y, clock) for library in (new, old))
             for _ in range(repeats + 1)
         ][1:]
         new_time, ratio = statistics.median(t for t, _ in times), statistics.median(t / s for t, s in times)
@@ -168,15 +168,15 @@ def main() -> None:
         "--int8-activations", action="store_true", help="round the activations of the new library; int8 and int4 only"
     )
     arguments = parser.parse_args()
-    if arguments.cpu_time and threads() > 1:
-        parser.error(f"--cpu-time: got {threads()} threads, expected OPENBLAS_NUM_THREADS=1")
+    if arguments.cpu_time and thread_count() > 1:
+        parser.error(f"--cpu-time: got {thread_count()} threads, expected OPENBLAS_NUM_THREADS=1")
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     new = ctypes.CDLL(str(arguments.library.resolve()))
     old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
     if arguments.int8_activations:
         new = Int8Activations(new)
         arguments.formats = arguments.formats or ["int8", "int4"]
-    print(f"{threads()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
+    print(f"{thread_count()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
     print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
           "          rows of old that differ")  # fmt: skip
     limits = arguments.bandwidth, arguments.flops

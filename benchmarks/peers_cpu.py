@@ -64,7 +64,7 @@ def program_path(shape: str, weight_format: str, builder: str = "models.py", suf
     return build(path, sys.executable, "-W", "ignore", WORKERS / builder, shape, weight_format, CAPACITY[shape], BUILD)
 
 
-def lengths(options: argparse.Namespace) -> list[object]:
+def length_arguments(options: argparse.Namespace) -> list[object]:
     return ["--prefill", *options.prefill, "--context", *options.context, "--steps", options.steps]
 
 
@@ -73,21 +73,21 @@ def lengths(options: argparse.Namespace) -> list[object]:
 
 def ours(weight_format: str, options: argparse.Namespace) -> list[object]:
     path = program_path(options.shape, weight_format)
-    return [sys.executable, "-W", "ignore", WORKERS / "ours.py", path, *lengths(options)]
+    return [sys.executable, "-W", "ignore", WORKERS / "ours.py", path, *length_arguments(options)]
 
 
 def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
     path = BUILD / f"{options.shape}-{weight_format}.gguf"
     build(path, LLAMA_PYTHON, PEERS / "gguf_model.py", checkpoint(options.shape, "float32"), weight_format, path)
     threads = ["--threads", len(os.sched_getaffinity(0))]
-    return [LLAMA_PYTHON, PEERS / "llama_cpp_peer.py", path, *lengths(options), *threads]
+    return [LLAMA_PYTHON, PEERS / "llama_cpp_peer.py", path, *length_arguments(options), *threads]
 
 
 def xnnpack(weight_format: str, options: argparse.Namespace) -> list[object]:
     path = program_path(options.shape, weight_format, "xnnpack_model.py", "-xnnpack")
     vocabulary = models.vocabulary_size(program_path(options.shape, weight_format))
     worker = [sys.executable, "-W", "ignore", WORKERS / "xnnpack.py", path, "--vocabulary", vocabulary]
-    return [*worker, *lengths(options), "--repeats", 1]
+    return [*worker, *length_arguments(options), "--repeats", 1]
 
 
 def mlx_lm(weight_format: str, options: argparse.Namespace) -> list[object]:

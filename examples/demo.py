@@ -59,11 +59,11 @@ def main() -> None:
         print(f"--- {title}, seed {options.seed}\n{options.prompt}{text}")
         answer = llm.generate(prompt, max_new_tokens=options.max_new_tokens, **parameters)
         from_python = answer.result().text
-        print(f"    the same seed again: {_compare(run(*arguments), text)}", end="; ")
-        print(f"in Python: {_compare(from_python, text)}\n")
+        print(f"    the same seed again: {_require_equal(run(*arguments), text)}", end="; ")
+        print(f"in Python: {_require_equal(from_python, text)}\n")
 
 
-def _compare(other: str, text: str) -> str:
+def _require_equal(other: str, text: str) -> str:
     if other != text:
         raise SystemExit(f"different text:\n{other}")
     return "the same text"

@@ -61,7 +61,7 @@ def main() -> None:
     print(f"{len(windows)} windows, difference from torch {error:.1e}")
     best = probabilities.argmax(1)
     pitch = torchcrepe.convert.bins_to_frequency(best)
-    pitch[probabilities.max(1).values < 0.5] = torch.nan
+    pitch[probabilities.max(1).values < 0.5] = torch.nan  # the window has no clear pitch
 
     seconds = np.arange(len(windows)) * HOP / RATE
     figure, (upper, lower) = plt.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")

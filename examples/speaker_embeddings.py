@@ -32,7 +32,7 @@ def synthesize(pitch: float, formant_factor: float, formants: tuple[float, ...],
     phase = np.cumsum(pitch * (1 + 0.03 * np.sin(2 * np.pi * 3 * t))) / RATE
     sound = np.diff(np.floor(phase), prepend=0) + 0.003 * np.random.default_rng(0).standard_normal(len(t))
     for formant in formants:
-        pole = np.exp((-np.pi * 90 + 2j * np.pi * formant * formant_factor) / RATE)
+        pole = np.exp((-np.pi * 90 + 2j * np.pi * formant * formant_factor) / RATE)  # a resonance of 90 Hz bandwidth
         sound = lfilter([1], [1, -2 * pole.real, abs(pole) ** 2], sound)
     return (0.1 * sound / np.abs(sound).max()).astype(np.float32)
 

@@ -43,9 +43,8 @@ FUNCTIONS = {
         "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
         "nan_to_num", "lgamma", "digamma", "isreal", "angle", "conj", "real")},
     **{f"special.{n}": (getattr(torch.special, n), (pos,)) for n in (
-        "entr", "erfcx", "expit", "gammaln", "i0e", "i1", "i1e", "log_ndtr", "ndtr", "ndtri", "psi", "softmax",
-        "bessel_j0", "bessel_j1", "bessel_y0", "modified_bessel_i0", "spherical_bessel_j0")
-        if n != "softmax"},
+        "entr", "erfcx", "expit", "gammaln", "i0e", "i1", "i1e", "log_ndtr", "ndtr", "ndtri", "psi",
+        "bessel_j0", "bessel_j1", "bessel_y0", "modified_bessel_i0", "spherical_bessel_j0")},
     "special.softmax": (lambda x: torch.special.softmax(x, -1), (x34,)),
     "special.zeta": (torch.special.zeta, (pos + 1, pos)),
     "polygamma": (lambda x: torch.polygamma(1, x), (pos,)),
@@ -91,8 +90,7 @@ FUNCTIONS = {
     **{n: (getattr(torch, n), (x34,)) for n in (
         "sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "std", "var", "median", "nanmedian",
         "nansum", "nanmean", "mode", "std_mean", "var_mean", "count_nonzero", "cov", "corrcoef", "trace", "aminmax",
-        "logsumexp", "norm", "msort", "unique", "nonzero", "argwhere")
-        if n != "logsumexp"},
+        "norm", "msort", "unique", "nonzero", "argwhere")},
     "logsumexp": (lambda x: torch.logsumexp(x, 0), (x34,)),
     "nanmedian.dim": (lambda x: tuple(torch.nanmedian(x, 1)), (x34,)),
     "quantile": (lambda x: torch.quantile(x, 0.3, dim=1), (x34,)),

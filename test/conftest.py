@@ -75,7 +75,7 @@ def logits_program(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def batch_program(tmp_path_factory) -> Path:
-    """The path of a program for three sequences, whose head takes no optional parameters."""
+    """The path of a program with three rows, whose head takes no optional parameters."""
     import small_llm
     from executorch_mlx.llm.export import HeadConfig
 

@@ -1,4 +1,4 @@
-"""Compares a small model on the GPU, whose kernels compute several operations at once, with the same model on the CPU.
+"""Compares the logits of a small model on the GPU and on the CPU. The GPU uses kernels that fuse several operations.
 
     python benchmarks/cuda/fused.py export FOLDER     writes the programs; needs no GPU
     python benchmarks/cuda/fused.py FOLDER            compares their logits; run.sh calls it

@@ -32,7 +32,8 @@ static int fail(const char* what, const char* message) {
   return 1;
 }
 
-// Reads ids such as 0,354,264 and returns how many there are. `ids` has room for as many as `text` has characters.
+// Reads ids such as 0,354,264, and returns their number, or 0 if `text` is malformed. `ids` needs room for one id per
+// character of `text`.
 static size_t parse_ids(const char* text, int64_t* ids) {
   size_t count = 0;
   for (char* end = NULL; *text != '\0'; text = *end == ',' ? end + 1 : end) {

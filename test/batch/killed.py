@@ -36,8 +36,8 @@ def lines_in(path: Path) -> int:
 def run_and_kill(command: list, answers: Path, count: int, kills: int, seed: int) -> list[int]:
     """Run `command` until it ends, and kill it `kills` times. Return the number of whole lines after each kill.
 
-    It is killed when the file has certain numbers of answers, which are drawn with `seed`. After each kill, a part of a
-    line is added to the file, as a write that was interrupted would leave it.
+    Each kill happens when the file has a certain number of answers, which is drawn with `seed`. After each kill, a part
+    of a line is added to the file, as an interrupted write would leave it.
     """
     rng, after = random.Random(seed), []
     for point in sorted(rng.sample(range(1, count * 9 // 10), kills)):

@@ -39,7 +39,7 @@ def causal_window(x):
     return torch.where(mask, x, 0.5)
 
 
-# Programs of which instructions are folded away: name → (function, input, expected instructions).
+# Programs with instructions that are folded away: name → (function, input, expected instructions).
 FOLDED = {
     "casts through a wider type": (lambda x: x.to(f32).to(bf16), floats(3, dtype=f16), ["AsTypeNode"]),
     "cast and cast back": (lambda x: x.to(f32).to(f16).exp(), floats(3, dtype=f16), ["ExpNode"]),
@@ -54,7 +54,7 @@ FOLDED = {
     "mask": (causal_window, floats(2, 4, 4), ["WhereNode"]),
     "batch norm": (Norm(), floats(2, 3, 4, 4), ["MultiplyNode", "AddNode"]),
 }
-# Programs of which no instruction may be folded away.
+# Programs in which no instruction may be folded away.
 NOT_FOLDED = {
     "narrowing cast": (lambda x: x.to(f16).to(f32), floats(3, dtype=f32), ["AsTypeNode"] * 2),
     "cast that loses precision": (lambda x: x.to(bf16).to(f32), floats(3, dtype=f16), ["AsTypeNode"] * 2),

@@ -2,8 +2,8 @@
 
     python group_answers.py MODEL.pte [NUMBER_OF_PROCESSES [kill | wait]]
 
-With `kill` or `wait`, the script prints the ids of the other processes of the group instead, and generates without end.
-With `kill`, it ends process 1 after a few tokens. With `wait`, it generates until it is killed.
+With `kill` or `wait`, the script prints the system's ids of all other processes of the group, and generates without
+end. With `kill`, it kills the process of rank 1 after a few tokens. With `wait`, the test kills the script.
 """
 
 import json

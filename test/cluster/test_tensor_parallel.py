@@ -119,8 +119,8 @@ def test_the_others_end_when_process_0_is_killed(pair):
         [sys.executable, SCRIPT, pair[0] / "model.pte", "2", "wait"], stdout=subprocess.PIPE, text=True
     )
     (other,) = json.loads(process.stdout.readline())
-    # The other process is not a child of this process, so that `wait` is impossible. Its pidfd becomes readable when it
-    # ends.
+    # `other` is not a child of this process, so this process cannot wait for it. A pidfd becomes readable when its
+    # process ends.
     handle = os.pidfd_open(other)
     process.send_signal(signal.SIGKILL)
     process.wait()

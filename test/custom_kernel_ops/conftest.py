@@ -9,7 +9,7 @@ import pytest
 import torch
 from sampling_programs import DTYPES, Sample, load
 
-NOISE_KEY = 0x1E3779B97F4A7C15
+NOISE_KEY = 0x1E3779B97F4A7C15  # the constant of custom_kernel_ops/sample.py
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
@@ -38,7 +38,7 @@ def random_bits(batch, count, seed):
 
 
 def kept(logits, temperature, top_p, top_k=None, min_p=None):
-    """Returns which tokens all filters keep, bool `[B, V]`. The definition of the filters is computed in float64."""
+    """Returns which tokens all filters keep, bool `[B, V]`, computed in float64."""
     x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST_FLOAT, -torch.inf).double()
     p = torch.softmax((x - x.amax(-1, keepdim=True).clamp(min=-LARGEST_FLOAT)) / temperature, -1)
     order = torch.sort(x, dim=-1, descending=True, stable=True).indices
@@ -64,8 +64,10 @@ def _kept():
 
 @pytest.fixture
 def reference():
-    """A function that computes tokens by the definition of `mlx::sample`: the argmax of logits with noise over the
-    tokens that the filters keep."""
+    """A function that computes tokens by the definition of `mlx::sample`.
+
+    The token is the argmax of the logits with noise, over the tokens that the filters keep.
+    """
 
     def specification(logits, temperature=1.0, top_p=1.0, seed=0, top_k=None, min_p=None):
         x = torch.nan_to_num(logits.float(), -torch.inf, LARGEST_FLOAT, -torch.inf)
@@ -76,7 +78,7 @@ def reference():
         off = not top_p < 1 and not (top_k and 0 < top_k < vocabulary) and not (min_p or 0) > 0
         if off:  # token v uses word [b, v]
             words = random_bits(batch, vocabulary, seed).float()
-        else:  # the i-th most likely token uses word [b, i]
+        else:  # the i-th most likely token uses word [b, i]. The words come in three parts, each with its own seed.
             near = random_bits(batch, 256, seed)
             middle = random_bits(batch, 2048 - 256, seed ^ NOISE_KEY)
             far = random_bits(batch, max(vocabulary - 2048, 1), seed ^ (2 * NOISE_KEY))

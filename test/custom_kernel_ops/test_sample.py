@@ -13,7 +13,8 @@ SETTINGS = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
 }
-# Sizes that are smaller than a block, small enough for a sort, not divisible by a block, and usual in models.
+# Sizes that are smaller than a block of custom_kernel_ops/sample.py, at most its SHORT_VOCABULARY, not divisible by the
+# size of a block, and usual in models.
 VOCABULARIES = [1, 2, 7, 63, 1000, 8191, 8193, 12289, 32000, 50257]
 
 

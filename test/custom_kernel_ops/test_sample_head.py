@@ -15,12 +15,12 @@ def scalar(value, dtype=torch.float32):
 
 
 class Decoder(torch.nn.Module):
-    """A model that returns its logits in the given form. The forms "text" and "flat" are invalid."""
+    """A model that wraps its logits as `output_kind` says. `SamplingHead` refuses the kinds "text" and "flat"."""
 
-    def __init__(self, form="tensor", vocabulary=300):
+    def __init__(self, output_kind="tensor", vocabulary=300):
         super().__init__()
         torch.manual_seed(0)
-        self.form = form
+        self.output_kind = output_kind
         self.embedding = torch.nn.Embedding(vocabulary, 16)
 
     def forward(self, tokens, scale=1.0):
@@ -33,16 +33,16 @@ class Decoder(torch.nn.Module):
             "output": lambda: SimpleNamespace(logits=logits),
             "text": lambda: "logits",
             "flat": lambda: logits[0, 0],
-        }[self.form]()
+        }[self.output_kind]()
 
 
 TOKENS = torch.tensor([[3, 1, 4], [1, 5, 9]])
 
 
-@pytest.mark.parametrize("form", ["tensor", "last", "tuple", "dict", "output"])
-def test_uses_the_last_position(form):
+@pytest.mark.parametrize("output_kind", ["tensor", "last", "tuple", "dict", "output"])
+def test_uses_the_last_position(output_kind):
     expected = Decoder()(TOKENS)[:, -1]
-    head = SamplingHead(Decoder(form))
+    head = SamplingHead(Decoder(output_kind))
     assert head(TOKENS, temperature=0.0).equal(expected.argmax(-1))
     drawn = head(TOKENS, temperature=1.0, seed=3, top_k=9, top_p=0.9, min_p=0.01)
     given = [scalar(1.0), scalar(0.9), scalar(3, torch.int64), scalar(9, torch.int64), scalar(0.01)]
@@ -93,9 +93,9 @@ def test_invalid_model_outputs_raise():
 
 
 class Step(torch.nn.Module):
-    def __init__(self, form="tensor", **fixed):
+    def __init__(self, output_kind="tensor", **fixed):
         super().__init__()
-        self.head, self.fixed = SamplingHead(Decoder(form)), fixed
+        self.head, self.fixed = SamplingHead(Decoder(output_kind)), fixed
 
     def forward(self, tokens, temperature, top_p, seed):
         return self.head(tokens, temperature=temperature, top_p=top_p, seed=seed, **self.fixed)
@@ -117,9 +117,9 @@ def test_export_preserves_the_operator(strict, fixed):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("form", ["tensor", "last"])
-def test_one_delegate_call_draws_the_token(strict, form):
-    program = lower(Step(form, top_k=40), ARGUMENTS, strict=strict)
+@pytest.mark.parametrize("output_kind", ["tensor", "last"])
+def test_one_delegate_call_draws_the_token(strict, output_kind):
+    program = lower(Step(output_kind, top_k=40), ARGUMENTS, strict=strict)
     calls = [n for n in program.exported_program().graph.nodes if n.op == "call_function"]
     names = [str(n.target) for n in calls]
     assert names[0] == "executorch_call_delegate" and len(names) == 2, names

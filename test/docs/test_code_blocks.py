@@ -28,7 +28,8 @@ MODEL = ROOT / "examples" / "demo_model"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, chat_program, delegate) -> Path:
     """The folder with the files. All processes of a parallel test run share it."""
-    # This module keeps the `sys.stdout` of the time of its import, which therefore must not be that of a test.
+    # executorch.devtools keeps the `sys.stdout` that it finds when it is imported. In a test with `capsys`, this is an
+    # object that pytest closes after the test. The import therefore comes before the first test.
     import executorch.devtools  # noqa: F401
 
     base = tmp_path_factory.getbasetemp()
@@ -37,11 +38,11 @@ def folder(tmp_path_factory, chat_program, delegate) -> Path:
     with open(parent / "docs.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            fill(tmp_path_factory.mktemp("docs"), chat_program).rename(folder)
+            create_files(tmp_path_factory.mktemp("docs"), chat_program).rename(folder)
     return folder
 
 
-def fill(folder: Path, chat_program: Path) -> Path:
+def create_files(folder: Path, chat_program: Path) -> Path:
     """Creates the files that the blocks use in `folder`, and returns the folder."""
     from executorch_mlx.llm import LLM
 

@@ -1,4 +1,4 @@
-"""Classes for the objects of the C API, which call it through the declarations of `llm/binding.py`.
+"""Python classes for the objects of the C API. They call the C API through the declarations of `llm/binding.py`.
 
 An error of the C API raises ApiError with the status and the message.
 """
@@ -182,7 +182,10 @@ class Request:
 
 
 def _fill_mask(allowed: Callable, _, answer, length, mask, words) -> bool:
-    """Writes a mask of the ids that `allowed(answer)` returns. Returns False, which ends the request, if it is None."""
+    """Writes a mask of the ids that `allowed(answer)` returns.
+
+    If `allowed` returns None, returns False, which ends the request.
+    """
     ids = allowed([answer[i] for i in range(length)])
     if ids is None:
         return False

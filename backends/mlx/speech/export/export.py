@@ -59,8 +59,8 @@ def export_speech(
 
     The program takes samples at 16 kHz and returns tokens. A loaded `model` is changed in place.
 
-    - `tokenizer`, `feature_extractor`: by default those of the checkpoint folder; a loaded model has none. Whisper
-      without a feature extractor gets that of OpenAI's models.
+    - `tokenizer`, `feature_extractor`: by default those of the checkpoint folder. A loaded model has no default.
+      Whisper without a feature extractor gets that of OpenAI's models.
     - `dtype`: the dtype of the weights and of the computation; by default float32, or the dtype of a loaded model. The
       features are computed in float32.
     - `quantize`, `group_size`: as in `export_llm`, without `mixed`. Convolutions stay in full precision.

@@ -61,7 +61,7 @@ class Family:
         """Return the number of encoder states for `max_samples`."""
         return int(self.model._get_feat_extract_output_lengths(torch.tensor(self.max_samples)))
 
-    def front(self) -> torch.nn.Module:
+    def module_before_attention(self) -> torch.nn.Module:
         """Return the last module of the encoder before its attention layers. Not called if `has_fixed_length`."""
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class Family:
         """Return the states `[1, T, D]` of the encoder."""
         if self.has_fixed_length:
             return model.model.encoder(features).last_hidden_state
-        with _independent_length(self.front(), self.max_states()):
+        with _independent_length(self.module_before_attention(), self.max_states()):
             return model.model.encoder(features).last_hidden_state
 
     def states_for_decoder(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Moonshine(Family):
             length = (length - 1) * conv.stride[0] + conv.kernel_size[0]
         self.min_samples, self.max_samples = length, int(self.seconds * SAMPLE_RATE)
 
-    def front(self) -> torch.nn.Module:
+    def module_before_attention(self) -> torch.nn.Module:
         return self.model.model.encoder.conv3
 
     def max_states(self) -> int:
@@ -149,7 +149,7 @@ class MoonshineStreaming(Family):
         self.max_samples = math.floor(min(self.seconds * SAMPLE_RATE, limit) / self.multiple) * self.multiple
         self.min_samples = 2 * stride  # two states: torch.export makes a dimension dynamic only if it is never 1
 
-    def front(self) -> torch.nn.Module:
+    def module_before_attention(self) -> torch.nn.Module:
         return self.model.model.encoder.embedder.conv2
 
     def states_for_decoder(self, model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
@@ -164,8 +164,8 @@ FAMILIES = {"whisper": Whisper, "moonshine": Moonshine, "moonshine_streaming": M
 
 
 @contextmanager
-def _independent_length(front: torch.nn.Module, max_length: int) -> Iterator[None]:
-    """A context in which the length of the result `[1, D, T]` of `front` is a symbol of its own.
+def _independent_length(module: torch.nn.Module, max_length: int) -> Iterator[None]:
+    """A context in which the length of the result `[1, D, T]` of `module` is a symbol of its own.
 
     Otherwise, the length is an expression of the number of samples, which `torch.export` would have to solve for each
     later operator. That takes minutes, and fails for some operators.
@@ -179,7 +179,7 @@ def _independent_length(front: torch.nn.Module, max_length: int) -> Iterator[Non
         x = x.narrow(2, 0, length)
         return (x, *rest) if rest else x
 
-    hook = front.register_forward_hook(narrow)
+    hook = module.register_forward_hook(narrow)
     try:
         yield
     finally:
