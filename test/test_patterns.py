@@ -80,7 +80,7 @@ def ir_nodes(lowered):
 
 
 def check(case):
-    """Lower, run and compare with eager torch. Returns the names of the IR nodes."""
+    """Lower an op row, run it, and compare with eager torch. Returns the names of the IR nodes."""
     lowered = lower(case)
     run_in_process(case, lowered)
     return ir_nodes(lowered)
@@ -132,7 +132,7 @@ def test_rope_along_axis_1(delegate, dtype, length):
 
 
 class RotaryAnywhere(Rotary):
-    """Any positions: an input, in place of `arange(S) + start`."""
+    """Takes the positions as an input, in place of `arange(S) + start`, so that they can be any integers."""
 
     def forward(self, query, key, position_ids):
         freqs = position_ids[..., None].float() * self.inv_freq.to(dtype=torch.float)
@@ -158,7 +158,10 @@ def test_rope_at_any_positions(delegate, length, dtype):
 
 
 def test_rope_at_any_positions_of_several_sequences_is_not_fused(delegate):
-    """The fusion makes positions that are not consecutive the axis of the sequences, so x must hold one sequence."""
+    """RopeNode takes one offset per sequence.
+
+    For any positions, the fusion therefore makes each position a sequence of its own, so x must hold one sequence.
+    """
     case = row("program/rope, two sequences", RotaryAnywhere(), floats(2, 4, 3, 8), floats(2, 2, 3, 8),
                ints(1, 3, low=0, high=9), dtypes=[f32], loose=2)
     assert "RopeNode" not in check(case)
@@ -305,7 +308,10 @@ def test_product_of_a_flattened_tensor(delegate):
 
 
 class PartialRotary(Rotary):
-    """As in Phi-3: rotates the first half of the last axis and appends the rest."""
+    """As in Phi-3: rotates the first half of the last axis and appends the second half of `other`.
+
+    In Phi-3, `other` is the query itself.
+    """
 
     def forward(self, query, other, start):
         rotated = super().forward(query[..., :8], query[..., :8], start)[0]

@@ -5,14 +5,14 @@
     python test/token_law.py --tokens 2000 --format int4 --rows 1 4
 
 The same mixed requests are answered in several settings. In the first setting, every request has the engine for itself:
-one row, the largest chunk, no reuse of prompts and no speculation. In the other settings, requests with random arrival
+one row, the largest chunk, no reuse of prompts and no draft tokens. In the other settings, requests with random arrival
 times share 1, 2, 4 or 8 rows. Some of these settings cut prompts into smaller chunks, reuse the KV caches of earlier
-prompts, or let n-grams or a draft model guess tokens. For each setting, the script prints how many tokens differ from
-those of the first setting, in the token or in its log probability. It exits with 1 if any differs.
+prompts, or take draft tokens from n-grams or from a draft model. For each setting, the script prints how many tokens
+differ from those of the first setting, in the token or in its log probability. It exits with 1 if a token differs.
 
-The models have random weights. Their shapes are those of a language model, so that they run the same kernels: "small"
-takes little time, "wide" has the large matrix products, and "windowed" has ring buffers as KV caches. The draft model is
-the model in the other format, so that some of its guesses are wrong.
+The models have random weights, with the shapes of a language model, so that they run the same kernels. "small" takes
+little time, "wide" has the large matrix products, and "windowed" has ring buffers as KV caches. The draft model is the
+same model in the other format, so that some of its draft tokens are wrong.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any
 VOCABULARY = 2048
 CONTEXT = 1024
 FORMATS = ("float32", "int4")
+CPU_CHUNK = 512  # the largest chunk on a CPU
 MODELS = {  # hidden_size, intermediate_size, layers, heads, key heads, head size, sliding window
     "small": (128, 384, 2, 4, 2, 32, 0),
     "wide": (768, 2048, 4, 12, 4, 64, 0),
@@ -56,12 +57,12 @@ class Setting:
     chunk: int = 0  # 0: the largest
     warm: bool = False  # whether prompts reuse KV caches of earlier prompts
     draft: int = 0  # number of draft tokens; 0: none, -1: the engine chooses
-    has_draft_model: bool = False  # whether a draft model guesses tokens instead of n-grams
+    has_draft_model: bool = False  # whether draft tokens come from a draft model instead of n-grams
 
     def __str__(self) -> str:
         cache, drafts = "warm" if self.warm else "cold", "model" if self.has_draft_model else "n-grams"
         drafts = f"{drafts} {self.draft if self.draft > 0 else ''}".strip() if self.draft else "none"
-        return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or 512}, {cache}, drafts: {drafts}"
+        return f"{self.rows} rows, {self.in_flight} at once, chunk {self.chunk or CPU_CHUNK}, {cache}, drafts: {drafts}"
 
 
 ALONE = Setting(rows=1, in_flight=1)
@@ -145,8 +146,8 @@ def _repeat(prompt: list[int], other: int) -> Callable[[Sequence[int]], Any]:
 # Programs -----------------------------------------------------------------------------
 
 
-def export(path: Path, model: str, rows: int, form: str) -> None:
-    """Export `model`, one of `MODELS`, for `rows` rows in `form`, one of `FORMATS`."""
+def export(path: Path, model: str, rows: int, format: str) -> None:
+    """Export `model`, one of `MODELS`, for `rows` rows in `format`, one of `FORMATS`."""
     import torch
     from executorch_mlx.llm.export import HeadConfig, export_llm
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -160,7 +161,7 @@ def export(path: Path, model: str, rows: int, form: str) -> None:
     )  # fmt: skip
     head = HeadConfig(penalties=64, logit_bias=8, allowed_tokens=True, logprobs=2)
     export_llm(
-        Qwen3ForCausalLM(config).eval(), batch=rows, head=head, quantize=form if form != "float32" else "none",
+        Qwen3ForCausalLM(config).eval(), batch=rows, head=head, quantize=format if format != "float32" else "none",
         sliding_window=window or "auto", verify=False,
     ).save(path)  # fmt: skip
 
@@ -221,17 +222,17 @@ def differences(a: Sequence[Sequence[tuple]], b: Sequence[Sequence[tuple]]) -> i
     return sum(x != y for one, other in zip(a, b, strict=True) for x, y in zip_longest(one, other))
 
 
-def check(folder: Path, model: str, form: str, rows: Sequence[int], tokens: int, seed: int) -> int:
-    """Print a table for `model` in `form`, and return the number of tokens that differ."""
+def check(folder: Path, model: str, format: str, rows: Sequence[int], tokens: int, seed: int) -> int:
+    """Print a table for `model` in `format`, and return the number of tokens that differ."""
     requests = make_requests(tokens, seed)
-    alone = answer(program(folder, model, form, 1), None, ALONE, requests, seed)
+    alone = answer(program(folder, model, format, 1), None, ALONE, requests, seed)
     count = sum(map(len, alone.tokens))
-    print(f"{model}, {form}: {len(requests)} requests, {count} tokens; {ALONE}: {alone.seconds:.0f} s", flush=True)
+    print(f"{model}, {format}: {len(requests)} requests, {count} tokens; {ALONE}: {alone.seconds:.0f} s", flush=True)
     total = 0
     for index, setting in enumerate(settings(rows)):
-        path = program(folder, model, form, setting.rows)
-        other_form = FORMATS[1 - FORMATS.index(form)]
-        draft = program(folder, model, other_form, max(rows)) if setting.has_draft_model else None
+        path = program(folder, model, format, setting.rows)
+        other_format = FORMATS[1 - FORMATS.index(format)]
+        draft = program(folder, model, other_format, max(rows)) if setting.has_draft_model else None
         other = answer(path, draft, setting, requests, seed + index + 1)
         different = differences(alone.tokens, other.tokens)
         print(
@@ -243,11 +244,11 @@ def check(folder: Path, model: str, form: str, rows: Sequence[int], tokens: int,
     return total
 
 
-def program(folder: Path, model: str, form: str, rows: int) -> Path:
+def program(folder: Path, model: str, format: str, rows: int) -> Path:
     """The program in `folder`, exported if it does not exist."""
-    path = folder / f"law-{model}-{form}-{rows}.pte"
+    path = folder / f"law-{model}-{format}-{rows}.pte"
     if not path.exists():
-        export(path, model, rows, form)
+        export(path, model, rows, format)
     return path
 
 
@@ -264,7 +265,8 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         total = sum(
-            check(folder, options.model, form, options.rows, options.tokens, options.seed) for form in options.format
+            check(folder, options.model, format, options.rows, options.tokens, options.seed)
+            for format in options.format
         )
     print(f"{total} differences")
     return 1 if total else 0

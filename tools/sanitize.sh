@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and runs the sanitizer targets of the Makefile. They need Clang and run on Linux.
 #
-#   tools/sanitize.sh address   tests under ASan and UBSan  [COUNT=programs of the payload fuzzer] [TESTS=expression for -k]
-#                               [ROWS=op rows] [N=processes]
+#   tools/sanitize.sh address   tests under ASan and UBSan  [COUNT=programs of the payload fuzzer]
+#                               [TESTS=expression for -k] [ROWS=op rows] [N=processes]
 #   tools/sanitize.sh thread    tests under TSan            [REPEAT=runs of the thread tests] [TESTS=expression for -k]
 #   tools/sanitize.sh payload   fuzz payloads               [RUNS=mutations] [FUZZ_ARGS=options of libFuzzer]
 #   tools/sanitize.sh pte       fuzz .pte files             [RUNS=mutations] [FUZZ_ARGS=options of libFuzzer]
@@ -30,7 +30,8 @@ build() {
   if [ ! -f "$folder/build.ninja" ]; then
     "$python" -m cmake -S . -B "$folder" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/.venv/bin/ninja" \
       -DPython_EXECUTABLE="$PWD/$python" -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
-      -DEXECUTORCH_MLX_SANITIZE="$1" -DEXECUTORCH_MLX_FUZZ=$fuzz >"/tmp/sanitize-$1.log" || die "see /tmp/sanitize-$1.log"
+      -DEXECUTORCH_MLX_SANITIZE="$1" -DEXECUTORCH_MLX_FUZZ=$fuzz >"/tmp/sanitize-$1.log" ||
+      die "see /tmp/sanitize-$1.log"
   fi
   shift
   "$python" -m cmake --build "$folder" ${1:+--target "$@"}
@@ -43,11 +44,13 @@ preload() { "$clang" -print-file-name="libclang_rt.$1-x86_64.so"; }
 
 symbolizer=$(command -v llvm-symbolizer || ls /usr/bin/llvm-symbolizer-* 2>/dev/null | head -n 1 || true)
 
-# checked COMMAND...: runs it with reports in files, because pytest captures what a test prints, and shows them.
+# checked COMMAND...: runs COMMAND and shows the reports of the sanitizer. A report, like a failure, ends the script.
+# The sanitizer writes its reports to files, because pytest captures what a test prints.
 checked() {
   rm -f "$EXECUTORCH_MLX_BUILD"/report.*
   status=0
-  env "$options=$value:log_path=$EXECUTORCH_MLX_BUILD/report:external_symbolizer_path=$symbolizer" "$@" || status=$?
+  reports=log_path=$EXECUTORCH_MLX_BUILD/report
+  env "$options_name=$options_value:$reports:external_symbolizer_path=$symbolizer" "$@" || status=$?
   for report in "$EXECUTORCH_MLX_BUILD"/report.*; do
     if [ -f "$report" ]; then cat "$report"; status=1; fi
   done
@@ -56,23 +59,24 @@ checked() {
 
 # Tests that need a build or a process without ASan: they link a program to the uninstrumented runner, expect that an
 # allocation fails with an exception, measure memory, or check which library the dynamic linker binds.
-without_asan="example or kernel_without_memory or leave_no_threads or blas_of_the_delegate"
+without_asan="example or kernel_that_runs_out_of_memory or leave_no_threads or blas_of_the_delegate"
 
 address() {
   build address
   # Python and torch do not free all memory at the end. The fuzz targets look for leaks.
-  options=ASAN_OPTIONS value=detect_leaks=0
+  options_name=ASAN_OPTIONS options_value=detect_leaks=0
   UBSAN_OPTIONS=print_stacktrace=1
   export UBSAN_OPTIONS
   asan=LD_PRELOAD=$(preload asan)
   checked "$asan" "$python" test/fuzz_payloads.py --count "${COUNT:-2000}" --jobs "${N:-2}"
-  checked "$asan" "$python" -m pytest -q -p no:cacheprovider test/runtime test/engine -k "(${TESTS:-test}) and not ($without_asan)"
+  checked "$asan" "$python" -m pytest -q -p no:cacheprovider test/runtime test/engine \
+    -k "(${TESTS:-test}) and not ($without_asan)"
   checked "$python" test/run_all_tests.py ${ROWS:-} -j "${N:-2}"
 }
 
 thread() {
   build thread
-  options=TSAN_OPTIONS value=suppressions=$PWD/tools/sanitizers/tsan.txt
+  options_name=TSAN_OPTIONS options_value=suppressions=$PWD/tools/sanitizers/tsan.txt
   for _ in $(seq "${REPEAT:-3}"); do
     # Without address randomization: TSan reserves fixed ranges of memory.
     checked "LD_PRELOAD=$(preload tsan)" setarch -R "$python" -m pytest -q -p no:cacheprovider \

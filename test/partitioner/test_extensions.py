@@ -15,8 +15,7 @@ class ErfInv(torch.nn.Module):
 
 
 class Small(torch.nn.Module):
-    """Has an operator that the partitioner keeps from being decomposed (`layer_norm`), a mutable buffer, and a
-    `cond`."""
+    """Has `layer_norm`, which the partitioner keeps whole, a mutable buffer, and a `cond`."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +38,7 @@ def lower(way, module, inputs, partitioner):
     return to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
 
 
-def calls(manager):
+def called_operators(manager):
     nodes = [n for n in manager.exported_program().graph.nodes if n.op == "call_function"]
     return [str(n.target) for n in nodes if "getitem" not in str(n.target)]
 
@@ -56,7 +55,7 @@ def test_program_is_one_delegate_and_matches_eager(way, delegate):
     module, x = Small(), torch.randn(3, 4)
     with torch.no_grad():
         manager = lower(way, module, (x,), MLXPartitioner())
-        assert calls(manager) == ["executorch_call_delegate"]
+        assert called_operators(manager) == ["executorch_call_delegate"]
         program = Runtime.get().load_program(manager.to_executorch().buffer)
         method = program.load_method("forward")
         for inputs in (x.abs(), -x.abs()):
@@ -67,7 +66,7 @@ def test_program_is_one_delegate_and_matches_eager(way, delegate):
 def test_extensions_are_used_if_allowed(way, delegate):
     x = torch.rand(5)
     manager = lower(way, ErfInv(), (x,), MLXPartitioner(allow_extensions=True))
-    assert calls(manager) == ["executorch_call_delegate"]
+    assert called_operators(manager) == ["executorch_call_delegate"]
     program = manager.to_executorch()
     (graph,) = payloads(program)
     ops = {i.op.NAME for chain in graph.instruction_chains for i in chain.instructions}
@@ -81,7 +80,7 @@ def test_extensions_are_declined_by_default(way):
     """The program cannot run: ExecuTorch has no kernel for erfinv."""
     partitioner = MLXPartitioner()
     manager = lower(way, ErfInv(), (torch.rand(5),), partitioner)
-    assert any("erfinv" in call for call in calls(manager))
+    assert any("erfinv" in call for call in called_operators(manager))
     (declined,) = partitioner.explain().refused
     assert declined.target == "aten.erfinv.default"
     assert declined.reason.endswith("MLXPartitioner(allow_extensions=True) permits it")

@@ -60,7 +60,7 @@ def test_names_of_constant_slots_are_the_keys_of_their_data():
     assert names == set(module.named_data_store_output.pte_data)
 
 
-def test_dry_run_reads_no_constant(monkeypatch):
+def test_check_reads_no_constant(monkeypatch):
     edge = to_edge(torch.export.export(TwoEqualWeights(), (torch.randn(2, 8),)))
     monkeypatch.setattr(interface, "stored_tensor", lambda _, name: pytest.fail(f"{name} was read"))
     reasons = ProgramBuilder(edge.exported_program()).check()

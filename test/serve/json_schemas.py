@@ -1,41 +1,41 @@
-"""50 JSON schemas of growing difficulty, in the order of `SCHEMAS`."""
+"""`SCHEMAS`, 50 JSON schemas from easy to hard, and functions that make schemas."""
 
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
 
 
-def thing(**properties) -> dict:
-    """An object with required properties and no others."""
+def record(**properties) -> dict:
+    """The schema of an object with required properties and no others."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-def some(items, **limits) -> dict:
+def array_of(items, **limits) -> dict:
     return {"type": "array", "items": items} | limits
 
 
-def choice(*values) -> dict:
+def enum_of(*values) -> dict:
     return {"enum": list(values)}
 
 
-def either(*schemas) -> dict:
+def any_of(*schemas) -> dict:
     return {"anyOf": list(schemas)}
 
 
-def text(pattern: str) -> dict:
+def matching(pattern: str) -> dict:
     return {"type": "string", "pattern": pattern}
 
 
-ADDRESS = thing(street=STRING, zip=text("^[0-9]{5}$"), country=choice("NO", "SE", "DK"))
-TREE = {"$defs": {"node": thing(value=INTEGER, children=some({"$ref": "#/$defs/node"}))}, "$ref": "#/$defs/node"}
+ADDRESS = record(street=STRING, zip=matching("^[0-9]{5}$"), country=enum_of("NO", "SE", "DK"))
+TREE = {"$defs": {"node": record(value=INTEGER, children=array_of({"$ref": "#/$defs/node"}))}, "$ref": "#/$defs/node"}
 EXPRESSION = {
     "$defs": {
-        "sum": thing(kind={"const": "sum"}, left={"$ref": "#/$defs/any"}, right={"$ref": "#/$defs/any"}),
-        "leaf": thing(kind={"const": "leaf"}, value=NUMBER),
+        "sum": record(kind={"const": "sum"}, left={"$ref": "#/$defs/any"}, right={"$ref": "#/$defs/any"}),
+        "leaf": record(kind={"const": "leaf"}, value=NUMBER),
         "any": {"anyOf": [NUMBER, {"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/sum"}]},
     },
     "$ref": "#/$defs/any",
 }
 LINKED = {
-    "$defs": {"list": thing(head=STRING, tail=either({"$ref": "#/$defs/list"}, {"type": "null"}))},
+    "$defs": {"list": record(head=STRING, tail=any_of({"$ref": "#/$defs/list"}, {"type": "null"}))},
     "$ref": "#/$defs/list",
 }
 
@@ -45,30 +45,30 @@ SCHEMAS = [
     INTEGER,
     NUMBER,
     STRING,
-    choice("red", "green", "blue"),
+    enum_of("red", "green", "blue"),
     {"const": {"fixed": [1, 2, None]}},
-    choice(1, "two", None, 3.5, True),
+    enum_of(1, "two", None, 3.5, True),
     {"type": "integer", "minimum": 1, "maximum": 12},
     {"type": "integer", "exclusiveMinimum": -100, "exclusiveMaximum": 1000},
     {"type": "number", "minimum": 0, "maximum": 1},
     {"type": "string", "minLength": 3, "maxLength": 8},
-    text("^.{2,5}$"),
-    text("^(GET|POST) /[a-z0-9/]{1,20}$"),
+    matching("^.{2,5}$"),
+    matching("^(GET|POST) /[a-z0-9/]{1,20}$"),
     {"type": "string", "format": "date"},
     {"type": "string", "format": "date-time"},
     {"type": "string", "format": "email"},
     {"type": "string", "format": "uuid"},
     {"type": "string", "format": "ipv4"},
     {"type": ["string", "null"]},
-    either(INTEGER, STRING),
-    some(INTEGER),
-    some(STRING, minItems=1, maxItems=3),
-    some(choice("a", "b"), minItems=4, maxItems=4),
-    some(some(NUMBER, minItems=2, maxItems=2), maxItems=3),
+    any_of(INTEGER, STRING),
+    array_of(INTEGER),
+    array_of(STRING, minItems=1, maxItems=3),
+    array_of(enum_of("a", "b"), minItems=4, maxItems=4),
+    array_of(array_of(NUMBER, minItems=2, maxItems=2), maxItems=3),
     {"type": "array", "prefixItems": [STRING, INTEGER], "items": False, "minItems": 2},
     {"type": "object"},
-    thing(name=STRING),
-    thing(name=STRING, age=INTEGER, member=BOOLEAN),
+    record(name=STRING),
+    record(name=STRING, age=INTEGER, member=BOOLEAN),
     {"type": "object", "properties": {"a": INTEGER, "b": STRING}},
     {"type": "object", "properties": {"a": INTEGER, "b": STRING}, "required": ["b"]},
     {"type": "object", "additionalProperties": INTEGER},
@@ -76,20 +76,24 @@ SCHEMAS = [
     {"type": "object", "properties": {"id": INTEGER}, "required": ["id", "other"]},
     {"type": "object", "patternProperties": {"^x_[a-z]+$": BOOLEAN}, "additionalProperties": False},
     {"type": "object", "propertyNames": {"pattern": "^[a-z]{1,3}$"}, "maxProperties": 2},
-    thing(place=ADDRESS),
-    thing(people=some(thing(name=STRING, home=ADDRESS), maxItems=2)),
-    thing(status=choice("ok", "failed"), error=either(STRING, {"type": "null"})),
-    either(thing(kind={"const": "circle"}, radius=NUMBER), thing(kind={"const": "square"}, side=NUMBER)),
-    {"oneOf": [thing(kind={"const": "cat"}, lives=INTEGER), thing(kind={"const": "dog"}, good=BOOLEAN)]},
-    {"allOf": [thing(a=INTEGER)]},
+    record(place=ADDRESS),
+    record(people=array_of(record(name=STRING, home=ADDRESS), maxItems=2)),
+    record(status=enum_of("ok", "failed"), error=any_of(STRING, {"type": "null"})),
+    any_of(record(kind={"const": "circle"}, radius=NUMBER), record(kind={"const": "square"}, side=NUMBER)),
+    {"oneOf": [record(kind={"const": "cat"}, lives=INTEGER), record(kind={"const": "dog"}, good=BOOLEAN)]},
+    {"allOf": [record(a=INTEGER)]},
     {
         "$defs": {"id": {"type": "integer", "minimum": 0}},
-        **thing(id={"$ref": "#/$defs/id"}, other={"$ref": "#/$defs/id"}),
+        **record(id={"$ref": "#/$defs/id"}, other={"$ref": "#/$defs/id"}),
     },
-    thing(matrix=some(some(INTEGER, minItems=3, maxItems=3), minItems=3, maxItems=3)),
-    thing(when={"type": "string", "format": "date"}, tags=some(text("^[a-z]+$"), minItems=1, maxItems=4), note=STRING),
-    thing(**{"key with spaces": STRING, 'quote"': INTEGER, "ünïcode": choice("å", "日本")}),
-    thing(**{f"field{i}": either(INTEGER, BOOLEAN, some(STRING, maxItems=1)) for i in range(12)}),
+    record(matrix=array_of(array_of(INTEGER, minItems=3, maxItems=3), minItems=3, maxItems=3)),
+    record(
+        when={"type": "string", "format": "date"},
+        tags=array_of(matching("^[a-z]+$"), minItems=1, maxItems=4),
+        note=STRING,
+    ),
+    record(**{"key with spaces": STRING, 'quote"': INTEGER, "ünïcode": enum_of("å", "日本")}),
+    record(**{f"field{i}": any_of(INTEGER, BOOLEAN, array_of(STRING, maxItems=1)) for i in range(12)}),
     LINKED,
     TREE,
     EXPRESSION,

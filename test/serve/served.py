@@ -12,7 +12,7 @@ from executorch_mlx.serve import Settings, create_app
 from executorch_mlx.serve.server import configuration
 from fastapi import FastAPI
 
-NAME = "small"
+NAME = "small"  # of the served model
 
 
 def resident_bytes() -> int:

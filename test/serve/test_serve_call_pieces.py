@@ -1,4 +1,7 @@
-"""Tool calls in pieces: what a client adds up does not depend on the tokens in which the text arrives."""
+"""Tool calls of an answer that arrives in pieces.
+
+The parser sends parts of a call as early as it can. Joined, the parts must not depend on where the pieces end.
+"""
 
 import json
 
@@ -7,9 +10,9 @@ from executorch_mlx.serve.formats import FORMATS
 from executorch_mlx.serve.formats.detect import THINK
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serve_formats import NAMES, summed
+from test_serve_formats import NAMES, joined
 
-CHECKS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+FIXED_EXAMPLES = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 FUNCTIONS = {name: {"properties": {"text": {"type": "string"}}} for name in NAMES}
 # No text of these characters is a tag.
 TEXTS = st.text("ab {}[]()<>\"'\\,:=#\n\té\U0001f600", max_size=12)
@@ -50,7 +53,7 @@ def tagged(value):
     return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
 
 
-# Name: (format, what writes calls as text).
+# Name: (format, function that writes calls as text).
 WRITERS = {
     "hermes": ("hermes", lambda calls: "\n".join(f"<tool_call>{as_json(*call)}\n</tool_call>" for call in calls)),
     "hermes list": ("hermes", lambda calls: f"<tool_call>[{', '.join(as_json(*c) for c in calls)}]</tool_call>"),
@@ -74,7 +77,7 @@ WRITERS = {
 
 
 def parts_of(format: str, text: str, cuts=()) -> list:
-    """The parts of an answer that arrives in pieces, which end at the positions `cuts`."""
+    """The parts that a parser returns for a text that arrives in pieces. A piece ends at each position of `cuts`."""
     parser = FORMATS[format]([THINK["</think>"]]).parser(FUNCTIONS, "<|start|>assistant" if format == "harmony" else "")
     ends = [*sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [text[start:end] for start, end in zip([0, *ends], ends)]
@@ -82,10 +85,10 @@ def parts_of(format: str, text: str, cuts=()) -> list:
 
 
 def check_all_pieces(format: str, text: str, cuts: list[int]) -> dict:
-    """Check that the sum of the parts does not depend on the pieces of the text, and return it."""
-    whole = summed(parts_of(format, text))
-    assert summed(parts_of(format, text, cuts)) == whole
-    assert summed(parts_of(format, text, range(len(text)))) == whole
+    """Check that the joined parts do not depend on the pieces of the text, and return them."""
+    whole = joined(parts_of(format, text))
+    assert joined(parts_of(format, text, cuts)) == whole
+    assert joined(parts_of(format, text, range(len(text)))) == whole
     return whole
 
 
@@ -100,19 +103,19 @@ CUTS = st.lists(st.integers(0, 2000), max_size=8)
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@CHECKS
+@FIXED_EXAMPLES
 @given(calls=CALLS, cuts=CUTS)
 def test_calls_do_not_depend_on_the_pieces(name, calls, cuts):
     format, write = WRITERS[name]
     found = check_all_pieces(format, write(calls), cuts)
-    if name == "qwen xml":  # it has no quotes: a text that is JSON is read as JSON
+    if name == "qwen xml":  # this format has no quotes, so the parser reads a text that is JSON as JSON
         calls = [(name, {key: as_typed(name, key, value) for key, value in call.items()}) for name, call in calls]
     assert [(name, json.loads(arguments)) for name, arguments in found.pop("calls")] == calls
     assert not found
 
 
 def as_typed(name, key, value):
-    if key == "text" and name in FUNCTIONS:  # by the schema
+    if key == "text" and name in FUNCTIONS:  # the schema says that `text` is a string
         return value if isinstance(value, str) else json.dumps(value)
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -132,7 +135,7 @@ EDITS = st.lists(
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@CHECKS
+@FIXED_EXAMPLES
 @given(calls=CALLS, cuts=CUTS, edits=EDITS)
 def test_damaged_calls_do_not_depend_on_the_pieces_and_never_look_complete(name, calls, cuts, edits):
     format, write = WRITERS[name]
@@ -144,12 +147,13 @@ def test_damaged_calls_do_not_depend_on_the_pieces_and_never_look_complete(name,
     parts = parts_of(format, text, cuts)
     begun = [index for index, (kind, _) in enumerate(parts) if kind == "call"]
     for begin, end in zip(begun, [*begun[1:], len(parts)]):
-        ((_, arguments),) = summed(parts[begin:end])["calls"]
+        ((_, arguments),) = joined(parts[begin:end])["calls"]
         assert is_object(arguments) == (("call_end", "") in parts[begin:end])
     json.dumps(parts, ensure_ascii=False).encode()  # no lone surrogates
 
 
-# Name: (format, beginning of an answer, the arguments that have gone out; None if the call has not).
+# Name: (format, beginning of an answer, the arguments that the parser has returned by then).
+# None: the parser has not returned the call.
 BEGINNINGS = {
     "hermes": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "Os', '{"a": "Os'),
     "hermes, brace": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}', '{"a": 1'),
@@ -171,12 +175,12 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("format, text, expected", BEGINNINGS.values(), ids=BEGINNINGS)
-def test_arguments_go_out_before_their_end(format, text, expected):
+def test_arguments_are_returned_before_their_end(format, text, expected):
     parser = FORMATS[format]().parser(FUNCTIONS, "<|start|>assistant" if format == "harmony" else "")
     parts = [part for character in text for part in parser.feed(character)]
-    assert summed(parts) == ({} if expected is None else {"calls": [("f", expected)]})
+    assert joined(parts) == ({} if expected is None else {"calls": [("f", expected)]})
 
 
 def test_text_after_a_malformed_call_is_content():
     text = '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call> Hi'
-    assert summed(parts_of("hermes", text)) == {"calls": [("f", '{"a": oops')], "content": "}}</tool_call> Hi"}
+    assert joined(parts_of("hermes", text)) == {"calls": [("f", '{"a": oops')], "content": "}}</tool_call> Hi"}

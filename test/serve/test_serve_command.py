@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main", "serve"]
 
 @contextmanager
 def started(folder: Path, *arguments) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Run the command with a model of the name `mine`, and yield its address and its process. The log is in `folder`."""
+    """Run the command with the model name `mine`. Yields its address and its process. The log is in `folder`."""
     with open(folder / "log", "wb") as log:
         command = [*COMMAND, *map(str, arguments), "--port", "0", "--name", "mine"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -52,7 +52,7 @@ def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_pro
 
 
 def test_draft_model_changes_no_answer(logprob_program, chat_program, tmp_path):
-    """Requests one after the other, and several choices at once."""
+    """The requests run one after the other. The second asks for three choices, which run at the same time."""
     prompt = {"model": "mine", "prompt": "Return the", "max_tokens": 40, "ignore_eos": True}
     chat = {"model": "mine", "messages": [{"role": "user", "content": "Return"}], "max_tokens": 24, "seed": 5}
     requests = [
@@ -66,11 +66,12 @@ def test_draft_model_changes_no_answer(logprob_program, chat_program, tmp_path):
         with started(tmp_path, logprob_program, *options) as (url, _):
             answers.append([httpx.post(f"{url}/v1/{path}", json=body, timeout=60).json() for path, body in requests])
             metrics = httpx.get(f"{url}/metrics").text
-    plain, drafted = ([answer["choices"] for answer in answers] for answers in answers)
+    plain, drafted = ([answer["choices"] for answer in of_server] for of_server in answers)
     assert drafted == plain and all(choice["finish_reason"] for choices in plain for choice in choices)
-    counts = dict(re.findall(r'^executorch_mlx_engine_(\w+)_tokens_total\{model="mine"\} (\S+)$', metrics, re.MULTILINE))
-    # Measured times decide about later drafts, but not about the first one: the first request runs alone, and the time of a
-    # guess is not known yet. The draft model has the weights of the model, so that its guesses are right.
+    counter = r'^executorch_mlx_engine_(\w+)_tokens_total\{model="mine"\} (\S+)$'
+    counts = dict(re.findall(counter, metrics, re.MULTILINE))
+    # There is at least one draft, because its time is not known before. Measured times decide about later drafts. The
+    # draft model has the weights of the model, so the engine accepts draft tokens.
     assert 1 <= float(counts["accepted"]) <= float(counts["drafted"])
 
 

@@ -9,18 +9,18 @@ from executorch_mlx.serve.formats.detect import THINK
 NAMES = ("f", "get_weather")
 
 
-def parse(name: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
-    """The parts of an answer that arrives in pieces of `size` characters."""
-    parser = FORMATS[name]([THINK[think]]).parser(dict.fromkeys(names, {}), prompt)
+def parse(format: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
+    """The joined parts of an answer that arrives in pieces of `size` characters."""
+    parser = FORMATS[format]([THINK[think]]).parser(dict.fromkeys(names, {}), prompt)
     parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
-    found = summed(parts + parser.end())
+    found = joined(parts + parser.end())
     if "calls" in found:
         found["calls"] = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
     return found
 
 
-def summed(parts) -> dict:
-    """The sum of the parts of an answer, in which `calls` are pairs of a name and arguments."""
+def joined(parts) -> dict:
+    """The parts of an answer, joined by kind. `calls` are pairs of a name and arguments."""
     found = {"reasoning": "", "content": "", "calls": []}
     for kind, text in parts:
         if kind == "call":
@@ -34,8 +34,11 @@ def summed(parts) -> dict:
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-QWEN_XML = "<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>\n</tool_call>"
-F = ("f", {"a": 1})
+QWEN_XML = (
+    "<tool_call>\n<function=f>\n<parameter=a>\n3\n</parameter>\n<parameter=b>\nx\ny\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+F = ("f", {"a": 1})  # what `CALL` is parsed to
 # Name: (format, answer, parts).
 ANSWERS = {
     "text": ("hermes", "Hello <b>you</b>", {"content": "Hello <b>you</b>"}),
@@ -52,28 +55,32 @@ ANSWERS = {
     "reasoning and a call": ("hermes", f"<think>hm</think>\n{CALL}", {"reasoning": "hm", "calls": [F]}),
     "reasoning without an end": ("hermes", "<think>hm", {"reasoning": "hm"}),
     "llama": ("llama3", '{"name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
-    "llama, two": ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', {"calls": [F, ("g", {})]}),
+    "llama, two": (
+        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', {"calls": [F, ("g", {})]}),
     "llama, tag": ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, function": ("llama3", '<function=f>{"a": 1}</function>', {"calls": [F]}),
     "llama 4": ("llama3", '[f(a=1), get_weather(city="Oslo")]', {"calls": [F, ("get_weather", {"city": "Oslo"})]}),
     "llama, JSON that is no call": ("llama3", '{"a": 1, "b": "name"}' * 9, {"content": '{"a": 1, "b": "name"}' * 9}),
     "llama, list": ("llama3", "[1, 2]", {"content": "[1, 2]"}),
     "mistral": ("mistral", 'ok[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', {"content": "ok", "calls": [F]}),
-    "mistral 11": ("mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', {"calls": [F, ("g", {})]}),
+    "mistral 11": (
+        "mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', {"calls": [F, ("g", {})]}),
     "gemma 3": ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\n```", {"content": "Sure.\n", "calls": [F]}),
     "gemma 3, code": ("gemma", "```tool_code\nimport os\n```", {"content": "```tool_code\nimport os\n```"}),
     "function gemma": (
         "gemma-tags", "<start_function_call>call:f{a:<escape>x{,y<escape>,b:[1,{c:true}]}<end_function_call>",
         {"calls": [("f", {"a": "x{,y", "b": [1, {"c": True}]})]}),
-    "gemma 4": ("gemma-tags", '<|tool_call>call:f{a:1,s:<|"|>x<|"|>}<tool_call|>', {"calls": [("f", {"a": 1, "s": "x"})]}),
-    "gemma, broken": ("gemma-tags", "<|tool_call>call:f{a:<tool_call|>", {"content": "<|tool_call>call:f{a:<tool_call|>"}),
+    "gemma 4": (
+        "gemma-tags", '<|tool_call>call:f{a:1,s:<|"|>x<|"|>}<tool_call|>', {"calls": [("f", {"a": 1, "s": "x"})]}),
+    "gemma, broken": (
+        "gemma-tags", "<|tool_call>call:f{a:<tool_call|>", {"content": "<|tool_call>call:f{a:<tool_call|>"}),
     "harmony": (
         "harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
         {"reasoning": "hm", "content": "Hi"}),
     "harmony call": (
         "harmony",
-        '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json'
-        '<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        '<|constrain|>json<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
     "harmony, other order": ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {"calls": [F]}),
     "harmony, broken call": ("harmony", "<|channel|>commentary to=f<|message|>{", {"content": "{"}),
     "harmony preamble": ("harmony", "<|channel|>commentary<|message|>I look.<|end|>", {"content": "I look."}),
@@ -101,7 +108,7 @@ def test_calls_without_functions_are_text(format):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_parsers_read_what_is_written(format):
-    """The texts of earlier calls in a prompt, and of calls by a grammar."""
+    """A parser reads the calls that its format writes into prompts, and those that a grammar forces."""
     calls = [{"name": "f", "arguments": {"a": [1, "}"], "b": {"c": None}}}]
     text = FORMATS[format]().write_calls(calls)
     assert parse(format, text, 3) == {"calls": [("f", calls[0]["arguments"])]}

@@ -33,7 +33,8 @@ COMMON = {
 BODIES = {
     "/v1/chat/completions": COMMON | {
         "messages": [
-            {"role": "system", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b", "name": "n"},
+            {"role": "system", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": "b", "name": "n"},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "c", "content": "d"},
         ],
@@ -45,22 +46,25 @@ BODIES = {
     "/v1/completions": COMMON | {
         "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "best_of": None, "echo": False, "suffix": None},
     "/v1/responses": {
-        "model": NAME, "input": [{"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c", "name": "f",
-        "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "x"}, {"type": "reasoning"}],
-        "instructions": "i", "max_output_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_logprobs": 1, "stream": False,
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, "metadata": {"a": "b"},
+        "model": NAME, "input": [
+            {"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"}, {"type": "reasoning"}],
+        "instructions": "i", "max_output_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_logprobs": 1,
+        "stream": False, "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+        "metadata": {"a": "b"},
         "tools": [{"type": "function", **FUNCTION}], "tool_choice": {"type": "function", "name": "f"}, "seed": 1,
-        "parallel_tool_calls": True, "include": ["message.output_text.logprobs"], "stop": ["x"], "truncation": "disabled",
+        "parallel_tool_calls": True, "include": ["message.output_text.logprobs"], "stop": ["x"],
+        "truncation": "disabled",
     },
     "/tokenize": {"model": NAME, "prompt": "a", "messages": None, "tools": None, "add_special_tokens": True,
                   "return_token_strs": True, "chat_template_kwargs": None},
     "/detokenize": {"model": NAME, "tokens": [5, 6]},
 }  # fmt: skip
 VALUES = [
-    None, True, False, 0, 1, -1, 2, 2**31, 2**63, -(2**63), 2**64 - 1, 2**70, 0.5, -0.5, 1e-300, 1e300, 1e38, "", "a", "\0",
-    "\ud800", "a" * 5000, "é漢\U0001f600", "auto", "required", [], {}, [[]], [None], ["a", 5], {"a": None}, {"type": "text"},
-    {"type": "object"}, {"$ref": "#"}, {"type": "string", "pattern": "("}, {"5": 1e300}, {"99999": 1}, {"type": "function"},
-    [0] * 2000, [{"role": "user", "content": "x"}],
+    None, True, False, 0, 1, -1, 2, 2**31, 2**63, -(2**63), 2**64 - 1, 2**70, 0.5, -0.5, 1e-300, 1e300, 1e38,
+    "", "a", "\0", "\ud800", "a" * 5000, "é漢\U0001f600", "auto", "required", [], {}, [[]], [None], ["a", 5],
+    {"a": None}, {"type": "text"}, {"type": "object"}, {"$ref": "#"}, {"type": "string", "pattern": "("}, {"5": 1e300},
+    {"99999": 1}, {"type": "function"}, [0] * 2000, [{"role": "user", "content": "x"}],
 ]  # fmt: skip
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -95,10 +99,10 @@ def damaged(path: str, draw: random.Random) -> dict:
         elif isinstance(target, dict):
             target[draw.choice(("extra", "type", "name", "content", "x" * 300))] = copy.deepcopy(draw.choice(VALUES))
     for key in LENGTHS:  # answers stay short
-        if path.startswith("/v1") and (body.get(key) is None or isinstance(body[key], (int, float)) and body[key] > 4):
+        is_long = body.get(key) is None or (isinstance(body[key], (int, float)) and body[key] > 4)
+        if key in BODIES[path] and is_long:
             body[key] = 2
-    other = LENGTHS[:2] if path == "/v1/responses" else LENGTHS[2:] + LENGTHS[1:2] * (path == "/v1/completions")
-    return {key: value for key, value in body.items() if key not in other}
+    return body
 
 
 def test_valid_bodies_have_every_field_of_the_openapi_schema(chat_program):

@@ -14,7 +14,7 @@ import small_llm
 from executorch_mlx.llm import LLM, Generation
 from served import NAME
 
-COUNT = 20
+STREAMS = 20
 TOKENS = 12
 
 
@@ -32,7 +32,7 @@ def threads_outside_pool() -> int:
 
 
 async def stream(client: openai.AsyncOpenAI, number: int) -> str | None:
-    """Returns the text of stream `number`. If it is odd, the client disconnects after three chunks: returns None."""
+    """Returns the text of stream `number`. If `number` is odd, disconnects after three chunks and returns None."""
     disconnects = number % 2 == 1
     chunks = await client.completions.create(
         model=NAME,
@@ -53,7 +53,7 @@ async def stream(client: openai.AsyncOpenAI, number: int) -> str | None:
 
 async def streams(url: str) -> list[str | None]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        return await asyncio.gather(*(stream(client, number) for number in range(COUNT)))
+        return await asyncio.gather(*(stream(client, number) for number in range(STREAMS)))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc, from which the test reads its memory")
@@ -61,7 +61,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
     alone = LLM.load(chat_program)
     expected = [
         alone.generate([5, n + 10], seed=n, temperature=1.0, max_new_tokens=TOKENS, ignore_eos=True).result().text
-        for n in range(0, COUNT, 2)
+        for n in range(0, STREAMS, 2)
     ]
     assert all(expected)
     with served.serve(chat_program) as server:
@@ -69,10 +69,10 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
         threads, memory = [], []
         for _ in range(3):
             texts = asyncio.run(streams(server.url))
-            assert texts[::2] == expected and texts[1::2] == [None] * (COUNT // 2)
+            assert texts[::2] == expected and texts[1::2] == [None] * (STREAMS // 2)
             until(lambda: running_and_waiting(server.llm) == (0, 0))
             dropped = [g for g in server.generations if g.finish == "cancelled"]
-            assert len(server.generations) == COUNT and len(dropped) == COUNT // 2
+            assert len(server.generations) == STREAMS and len(dropped) == STREAMS // 2
             assert all(3 <= g.metrics.generated_tokens < small_llm.CONTEXT - 10 for g in dropped)
             threads.append(threads_outside_pool())
             # The server has released all answers.
@@ -80,7 +80,7 @@ def test_disconnected_streams_are_dropped_and_the_others_complete(chat_program):
             server.generations.clear()
             del dropped
             gc.collect()
-            assert [answer() for answer in answers] == [None] * COUNT
+            assert [answer() for answer in answers] == [None] * STREAMS
             memory.append(served.resident_bytes())
     assert threads[0] == threads[1] == threads[2]
     # Typical growth is 0.2 MB. A leak of one KV cache (0.5 MB) per stream would be 20 MB.
@@ -92,23 +92,23 @@ def running_and_waiting(llm: LLM) -> tuple[int, int]:
     return llm.stats.running, llm.stats.waiting
 
 
-def held(llm: LLM, gate: threading.Event) -> Generation:
+def held_answer(llm: LLM, gate: threading.Event) -> Generation:
     """An answer that waits for `gate` before every token."""
     return llm.generate([5], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=50)
 
 
 def test_disconnected_client_leaves_the_queue(server):
-    """A request without streaming."""
+    """The client does not stream, so the server sends it nothing before the answer is complete."""
 
     async def disconnect():
         gate = threading.Event()
-        running = held(server.llm, gate)
+        running = held_answer(server.llm, gate)
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             waiting = asyncio.create_task(client.completions.create(model=NAME, prompt=[7, 8]))
             while running_and_waiting(server.llm) != (1, 1):
                 await asyncio.sleep(0.01)
             waiting.cancel()
-            while server.generations[-1].finish is None:  # while the model is still held
+            while server.generations[-1].finish is None:  # while `gate` still holds the model
                 await asyncio.sleep(0.01)
         running.cancel()
         gate.set()
@@ -129,7 +129,7 @@ def test_shutdown_cancels_running_and_waiting_answers(chat_program):
             results.append(caught.value.status_code)
 
     with served.serve(chat_program) as server:
-        running = held(server.llm, gate)
+        running = held_answer(server.llm, gate)
         threads = [threading.Thread(target=request, args=(server.url,)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -145,9 +145,9 @@ def test_shutdown_cancels_running_and_waiting_answers(chat_program):
 def test_full_queue_returns_503(chat_program):
     gate = threading.Event()
     with served.serve(chat_program, queue=1) as server:
-        answers = [held(server.llm, gate)]
+        answers = [held_answer(server.llm, gate)]
         until(lambda: running_and_waiting(server.llm) == (1, 0))
-        answers.append(held(server.llm, gate))
+        answers.append(held_answer(server.llm, gate))
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError, match="queue") as caught:
                 client.completions.create(model=NAME, prompt=[5])

@@ -32,10 +32,10 @@ def complete(url: str, model: str) -> httpx.Response:
 
 
 def test_models_are_loaded_on_demand_within_the_budget(paths):
-    everything = models_of(paths)
-    one = max(entry.size for entry in everything._entries.values())
-    everything.close()
-    models = models_of(paths, budget=int(1.5 * one))
+    unlimited = models_of(paths)
+    model_bytes = max(entry.size for entry in unlimited._entries.values())
+    unlimited.close()
+    models = models_of(paths, budget=int(1.5 * model_bytes))
     assert [*models.loaded] == ["second"]
     settings = Settings(host="127.0.0.1", grace_seconds=0)
     with served.listening(create_app(models, settings=settings), settings) as url:

@@ -49,19 +49,20 @@ class Page:
         (element,) = self._post("element", {"using": "css selector", "value": selector}).values()
         self._post(f"element/{element}/click", {})
 
-    def messages(self) -> list[tuple[str, str]]:
-        """The role and the text of each message on the page."""
-        pairs = "[...document.querySelectorAll('#chat > div')].map(d => [d.classList[0], d.querySelector('.body').textContent])"
-        return [tuple(pair) for pair in self.js(pairs)]
+    def shown_messages(self) -> list[tuple[str, str]]:
+        """The role and the rendered text of each message on the page."""
+        pair = "[message.classList[0], message.querySelector('.body').textContent]"
+        pairs = self.js(f"[...document.querySelectorAll('#chat > div')].map(message => {pair})")
+        return [tuple(pair) for pair in pairs]
 
-    def said(self) -> list[tuple[str, str]]:
-        """The role and the text of each message of the chat. The text is not rendered."""
+    def stored_messages(self) -> list[tuple[str, str]]:
+        """The role and the Markdown text of each message in the variable `messages` of the page."""
         return [(message["role"], message["content"]) for message in self.js("messages")]
 
     def until(self, expression: str) -> None:
         deadline = time.monotonic() + 60
         while not self.js(expression):
-            assert time.monotonic() < deadline, (expression, self.messages())
+            assert time.monotonic() < deadline, (expression, self.shown_messages())
             time.sleep(0.05)
 
 
@@ -103,14 +104,14 @@ def test_chat_of_two_turns(page, llm):
     messages = [{"role": "user", "content": "Return"}]
     first = llm.chat(messages, max_new_tokens=9).result().text
     page.until("running === null")
-    assert page.said() == [("user", "Return"), ("assistant", first)]
+    assert page.stored_messages() == [("user", "Return"), ("assistant", first)]
     page.type("#text", "More")
     page.click("#send")
     page.until("messages.length === 4")
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
-    assert page.said()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
+    assert page.stored_messages()[3] == ("assistant", llm.chat(messages, max_new_tokens=9).result().text)
     page.click("#clear")
-    assert page.messages() == [] and page.js("messages.length") == 0
+    assert page.shown_messages() == [] and page.js("messages.length") == 0
 
 
 def test_stop_button_cancels_the_answer(page, server, monkeypatch):
@@ -166,7 +167,7 @@ def test_without_a_chat_template_the_page_continues_each_text(browser, tmp_path)
             browser.type("#text", text + ENTER)
             browser.until("running === null && document.getElementById('state').textContent.startsWith('9 tokens')")
             expected += [("user", text), ("assistant", llm.generate(text, max_new_tokens=9).result().text)]
-            assert browser.said() == expected
+            assert browser.stored_messages() == expected
             browser.js("document.getElementById('state').textContent = ''")
         assert server.generations[-1].metrics.prompt_tokens == len(llm.encode("More"))
 
@@ -178,17 +179,17 @@ def test_regenerate_and_edit(page):
     page.until("running === null && messages.length === 2")
     page.click(".assistant .actions button")
     page.until("running === null && messages.length === 2")
-    assert [role for role, _ in page.said()] == ["user", "assistant"] and len(page.messages()) == 2
+    assert [role for role, _ in page.stored_messages()] == ["user", "assistant"] and len(page.shown_messages()) == 2
     page.click(".user .actions button")
-    assert page.said() == [] and page.messages() == [] and page.js("document.getElementById('text').value") == "Return"
+    assert page.stored_messages() == [] and page.shown_messages() == []
+    assert page.js("document.getElementById('text').value") == "Return"
     page.js("document.getElementById('text').value = ''")
 
 
 def test_answers_are_markdown_without_scripts(page):
     text = "**bold**\\n\\n```python\\nx = 1\\n```\\n<img src=x onerror=alert(1)><script>bad = 1</script>"
-    page.js(
-        f"render(addMessage('assistant', ''), {{ text: '{text.replace('</', '<' + chr(92) + '/')}', reasoning: 'hm', tokens: [] }})"
-    )
+    escaped = text.replace("</", "<\\/")
+    page.js(f"render(addMessage('assistant', ''), {{ text: '{escaped}', reasoning: 'hm', tokens: [] }})")
     html = page.js("document.querySelector('.assistant .body').innerHTML")
     assert "<strong>bold</strong>" in html and 'class="language-python"' in html
     assert "<script" not in html and "onerror" not in html and page.js("typeof bad") == "undefined"
@@ -228,7 +229,8 @@ def test_phone_width_and_dark_mode(page):
 def test_screenshot(page, tmp_path):
     """`SCREENSHOT=1 pytest` writes the picture in the docs."""
     page.click("#clear")
-    answer = "Calls go through **`openai`**:\\n\\n```python\\nclient = openai.OpenAI(base_url=url)\\n```\\n\\n- streaming\\n- tools"
+    code = "```python\\nclient = openai.OpenAI(base_url=url)\\n```"
+    answer = f"Calls go through **`openai`**:\\n\\n{code}\\n\\n- streaming\\n- tools"
     page.js("addMessage('user', 'How do I call the server?')")
     page.js(f"render(addMessage('assistant', ''), {{ text: '{answer}', reasoning: '', tokens: [] }})")
     page.js("addActions(document.querySelector('.assistant'), { Regenerate: () => {}, Copy: () => {} })")

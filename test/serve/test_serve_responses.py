@@ -102,8 +102,9 @@ def test_reasoning_effort_and_allowed_tools(client, server):
     server.text = "Rain."
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}
     answer = create(
-        client, tools=[TOOL, TOOL | {"name": "now"}], tool_choice=choice, reasoning={"effort": "low", "summary": "auto"},
-        extra_body={"prompt": None, "conversation": None},  # of OpenAI's API
+        client, tools=[TOOL, TOOL | {"name": "now"}], tool_choice=choice,
+        reasoning={"effort": "low", "summary": "auto"},
+        extra_body={"prompt": None, "conversation": None},  # unsupported fields are accepted if they are null
     )  # fmt: skip
     assert answer.output_text == "Rain." and answer.reasoning.effort == "low" and answer.tool_choice.mode == "auto"
     assert server.prompts[-1].endswith("[effort low][assistant]") and '"name": "now"' not in server.prompts[-1]

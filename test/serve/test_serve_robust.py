@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 import served
+import small_llm
 from executorch_mlx.serve import Settings
 from executorch_mlx.serve.middleware import is_loopback
 from served import NAME
@@ -59,7 +60,7 @@ def test_failing_request_ends_alone(server, client, llm, fault):
             return None
         if fault == "exception":
             raise RuntimeError("the mask is broken")
-        return numpy.zeros(1 if fault == "wrong mask" else 48, numpy.int32)
+        return numpy.zeros(1 if fault == "wrong mask" else small_llm.VOCABULARY // 32, numpy.int32)
 
     expected = llm.generate([5, 6], seed=1, temperature=1.0, max_new_tokens=12, ignore_eos=True).result().text
     generate = server.llm.generate
@@ -136,7 +137,7 @@ def test_client_that_stops_reading_ends_its_answer_alone(chat_program):
             head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: len(server.generations) == 30)
-            # This request waits until the others are dropped.
+            # This request waits until the 30 answers are dropped.
             other = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
             assert other.json()["usage"]["completion_tokens"] == 3
             dropped = server.generations[:30]

@@ -6,7 +6,7 @@ import os
 import jsonschema
 import openai
 import pytest
-from json_schemas import SCHEMAS, STRING, thing
+from json_schemas import SCHEMAS, STRING, record
 from served import NAME
 
 pytest.importorskip("xgrammar")
@@ -40,7 +40,7 @@ def test_json_object(client):
 
 
 def test_stream_has_the_same_answer(client):
-    schema = thing(name=STRING)
+    schema = record(name=STRING)
     whole = ask(client, schema, seed=3, max_tokens=60).choices[0].message.content
     chunks = ask(client, schema, seed=3, max_tokens=60, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
@@ -83,5 +83,5 @@ def test_model_without_masks_refuses_a_schema(batch_program):
 
     with served.serve(batch_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         with pytest.raises(openai.BadRequestError, match="was exported without allowed_tokens") as caught:
-            ask(client, thing(a=STRING))
+            ask(client, record(a=STRING))
         assert caught.value.param == "response_format"

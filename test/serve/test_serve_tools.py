@@ -124,10 +124,11 @@ def test_calls_of_a_stream_come_in_pieces(client, says):
 
 
 def test_streaming_helper_of_openai(client, says):
-    """Its events have the arguments so far, parsed as far as they go."""
+    """The helper parses the arguments of a call while they arrive."""
     says(f"{CALL}{CALL}")
     tools = [{"type": "function", "function": WEATHER | {"strict": True}}]
-    with client.chat.completions.stream(model=NAME, messages=MESSAGES, tools=tools, parallel_tool_calls=False) as stream:
+    options = {"tools": tools, "parallel_tool_calls": False}
+    with client.chat.completions.stream(model=NAME, messages=MESSAGES, **options) as stream:
         kinds = [event.type for event in stream]
         (choice,) = stream.get_final_completion().choices
     (call,) = choice.message.tool_calls
@@ -252,7 +253,8 @@ def test_template_without_tools_gets_instructions(chat_program):
             result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
             chat(client, messages=[{"role": "developer", "content": "Hi"}, *MESSAGES, message.model_dump(), result])
             call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1"}}
-            server.text = "Hi"  # sent back: arguments that are no JSON object
+            server.text = "Hi"
+            # The client sends back a call whose arguments are no JSON object.
             broken = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
             assert chat(client, messages=broken).choices[0].message.content == "Hi"
     assert '<tools>\n{"type": "function"' in server.prompts[0]

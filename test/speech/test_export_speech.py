@@ -55,5 +55,6 @@ def test_other_models_are_refused(tmp_path):
     config = small_speech.whisper().config
     with torch.device("meta"):
         classifier = WhisperForAudioClassification(config)
-    with pytest.raises(ValueError, match="got WhisperForAudioClassification, expected a model for conditional generation"):
+    message = "got WhisperForAudioClassification, expected a model for conditional generation"
+    with pytest.raises(ValueError, match=message):
         export_speech(classifier)

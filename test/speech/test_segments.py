@@ -5,7 +5,9 @@ import torch
 from executorch_mlx.speech.segments import TimestampSplitter, quiet_window_length
 from transformers import WhisperForConditionalGeneration
 
-BEGIN, WINDOW, STEP = 100, 50, 0.02  # id of the first timestamp token; timestamps in a window; seconds per timestamp
+BEGIN = 100  # the id of the first timestamp token
+WINDOW = 50  # the length of a window, counted in timestamps
+SECONDS_PER_TIMESTAMP = 0.02
 
 
 def ours(tokens):
@@ -22,15 +24,19 @@ def ours(tokens):
 
 
 def theirs(tokens):
-    """Returns the same by transformers, where the last segment includes the timestamp token that follows it."""
+    """Returns what `ours` returns, computed by transformers.
+
+    There, the last segment of an answer includes the timestamp token that follows it.
+    """
     segments, offset = WhisperForConditionalGeneration._retrieve_segment(
         seek_sequence=torch.tensor(tokens), seek_outputs=[{}], time_offset=torch.zeros(1, dtype=torch.float64),
-        timestamp_begin=BEGIN, seek_num_frames=torch.tensor([2 * WINDOW]), time_precision=STEP,
-        time_precision_features=STEP / 2, input_stride=2, prev_idx=0, idx=0, return_token_timestamps=False,
-        decoder_input_ids=torch.zeros(1, 3),
+        timestamp_begin=BEGIN, seek_num_frames=torch.tensor([2 * WINDOW]), time_precision=SECONDS_PER_TIMESTAMP,
+        time_precision_features=SECONDS_PER_TIMESTAMP / 2, input_stride=2, prev_idx=0, idx=0,
+        return_token_timestamps=False, decoder_input_ids=torch.zeros(1, 3),
     )  # fmt: skip
     spans = [
-        (s["tokens"].tolist(), round(float(s["start"]) / STEP), round(float(s["end"]) / STEP)) for s in segments
+        (s["tokens"].tolist(), *(round(float(s[name]) / SECONDS_PER_TIMESTAMP) for name in ("start", "end")))
+        for s in segments
     ]
     return spans, int(offset) // 2
 
@@ -55,7 +61,7 @@ def test_segments_equal_those_of_transformers():
         assert [span[1:] for span in mine] == [span[1:] for span in expected], tokens
         assert all(a == b[: len(a)] for (a, _, _), (b, _, _) in zip(mine, expected)), tokens
         kinds.add((len(mine) > 1, seek == WINDOW))
-    assert len(kinds) == 4  # one or several segments; the next window begins at the end of this one, or before
+    assert len(kinds) == 4  # one segment or several, and a next window that begins at the end of this one or before it
 
 
 def test_an_answer_without_tokens_has_no_segment():

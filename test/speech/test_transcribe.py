@@ -17,7 +17,7 @@ from executorch_mlx.speech.export import export_speech
 from small_speech import EOS, noise
 from transformers import WhisperFeatureExtractor
 
-STEPS = 20
+MAX_TOKENS = 20
 
 
 class Exported:
@@ -30,7 +30,7 @@ class Exported:
         self.model = SpeechModel(self.path)
 
     def tokens(self, samples, **options):
-        answer = self.model.generate(samples, max_new_tokens=STEPS, **options)
+        answer = self.model.generate(samples, max_new_tokens=MAX_TOKENS, **options)
         return answer.prompt + answer.result().tokens
 
 
@@ -47,7 +47,8 @@ def moonshine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def streaming(tmp_path_factory):
-    return Exported(tmp_path_factory.mktemp("streaming"), small_speech.moonshine_streaming(), "streaming", max_seconds=1.0)
+    folder = tmp_path_factory.mktemp("streaming")
+    return Exported(folder, small_speech.moonshine_streaming(), "streaming", max_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def features(samples):
 
 
 def reference(exported, **inputs):
-    options = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": MAX_TOKENS, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         tokens = exported.original.generate(**inputs, **options)[0].tolist()
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
@@ -98,13 +99,12 @@ def test_moonshine_gives_the_tokens_of_transformers(moonshine):
 
 
 def test_moonshine_streaming_gives_the_tokens_of_transformers(streaming):
-    """The reference gets the mask of the feature extractor. Without it, its encoder would use full attention."""
+    """The reference gets the mask of its feature extractor. Without a mask, its encoder would use full attention."""
     for count in (16_000, 8_030, 640):
         samples = noise(count, seed=count)
-        whole, padded = count // 80 * 80, -(-count // 80) * 80
+        padded = -(-count // 80) * 80  # a whole number of frames of 80 samples
         values, mask = torch.zeros(1, padded), torch.zeros(1, padded, dtype=torch.int64)
         values[0, :count], mask[0, :count] = torch.as_tensor(samples), 1
-        assert whole <= count <= padded
         assert streaming.tokens(samples) == reference(streaming, input_values=values, attention_mask=mask), count
 
 
@@ -123,10 +123,10 @@ def test_each_method_is_one_delegate_and_only_encode_has_the_cross_attention_key
 
 def test_requests_with_the_same_sound_share_the_encoder(whisper):
     samples, other = noise(16_000, seed=1), noise(16_000, seed=2)
-    alone = whisper.model.generate(samples, language="de", max_new_tokens=STEPS).result().tokens
-    again = whisper.model.generate(samples.copy(), language="de", max_new_tokens=STEPS)
+    alone = whisper.model.generate(samples, language="de", max_new_tokens=MAX_TOKENS).result().tokens
+    again = whisper.model.generate(samples.copy(), language="de", max_new_tokens=MAX_TOKENS)
     assert again.result().tokens == alone and again.metrics.cached_tokens > 0
-    changed = whisper.model.generate(other, language="de", max_new_tokens=STEPS)
+    changed = whisper.model.generate(other, language="de", max_new_tokens=MAX_TOKENS)
     assert changed.result().tokens != alone and changed.metrics.cached_tokens == 0
     assert whisper.tokens(samples, language="de")[4:] == alone
 
@@ -140,7 +140,7 @@ def test_sampling_depends_on_the_seed_alone(whisper):
 
 def test_long_sound_is_transcribed_in_windows(whisper, moonshine):
     samples = noise(56_000, seed=4)
-    segments = list(whisper.model.transcribe(samples, language="de", max_new_tokens=STEPS))
+    segments = list(whisper.model.transcribe(samples, language="de", max_new_tokens=MAX_TOKENS))
     assert segments[0].start < 1 and segments[-1].end <= 3.5
     assert all(a.start <= a.end and a.start <= b.start for a, b in zip(segments, segments[1:]))
     assert all(segment.language == "de" and segment.text for segment in segments)

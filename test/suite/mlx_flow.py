@@ -2,7 +2,7 @@
 
     pytest -p mlx_flow --flows mlx,xnnpack --results FILE --pyargs executorch.backends.test.suite.operators
 
-Writes one line of JSON for each subtest to FILE. `run.py` reads them.
+Writes one line of JSON for each subtest to FILE, which `run.py` reads.
 """
 
 from __future__ import annotations

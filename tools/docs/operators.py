@@ -53,6 +53,7 @@ def registered() -> dict[str, list]:
     add = REGISTRY.add
 
     def noted(targets, handler):
+        # The family is the module of `ops` that called REGISTRY.add, directly or through a decorator.
         frame = sys._getframe(1)
         while not frame.f_globals["__name__"].startswith(prefix):
             frame = frame.f_back
@@ -64,7 +65,7 @@ def registered() -> dict[str, list]:
     try:
         importlib.import_module(prefix.rstrip("."))
     finally:
-        del REGISTRY.add
+        del REGISTRY.add  # the attribute of the instance, which hid the method
     return families
 
 

@@ -68,7 +68,7 @@ def build_wheel(out: Path) -> Path:
         stubs.write_libcxx(STUBS / "libc++.1.tbd", wheel_libraries())
         stubs.write_libsystem(STUBS / "libSystem.tbd", zig / "lib" / "libc" / "darwin" / "libSystem.tbd")
         compile_project(zig / "zig")
-        return pack(out)
+        return make_wheel(out)
 
 
 def wheel_libraries() -> list[Path]:
@@ -77,10 +77,11 @@ def wheel_libraries() -> list[Path]:
 
 
 def unpack_wheels() -> None:
+    """Downloads the macOS wheels of executorch and mlx to `SITE_PACKAGES`, unless the pinned versions are there."""
     pins = dict(re.findall(r'"(executorch|mlx)==([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
     requirements = [f"executorch=={pins['executorch']}", f"mlx-metal=={pins['mlx']}"]
-    unpacked = WORK / "unpacked"
-    if unpacked.exists() and unpacked.read_text().split() == requirements:
+    installed = WORK / "unpacked"  # a file with the versions in `SITE_PACKAGES`
+    if installed.exists() and installed.read_text().split() == requirements:
         return
     say(f"downloading {' and '.join(requirements)} for macOS")
     downloads = WORK / "downloads"
@@ -91,10 +92,11 @@ def unpack_wheels() -> None:
     for wheel in downloads.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(SITE_PACKAGES)
     shutil.rmtree(downloads)
-    unpacked.write_text("\n".join(requirements))
+    installed.write_text("\n".join(requirements))
 
 
 def zig_folder() -> Path:
+    """Returns the folder of zig, which is downloaded if it is not there."""
     folder = WORK / "zig"
     if not (folder / "ziglang" / "zig").exists() or (folder / "version").read_text() != ZIG:
         say(f"downloading {ZIG}")
@@ -122,16 +124,17 @@ def compile_project(zig: Path) -> None:
     run([*cmake, "--build", WORK / "cmake"], environment)
 
 
-def pack(out: Path) -> Path:
-    packed = WORK / "packed"
-    shutil.rmtree(packed, ignore_errors=True)
+def make_wheel(out: Path) -> Path:
+    """Makes a wheel of the compiled project in the folder `out`, and returns its path."""
+    made = WORK / "packed"
+    shutil.rmtree(made, ignore_errors=True)
     run(
         [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", WORK]
         + ["build", "--build-base", WORK / "setuptools"]
-        + ["bdist_wheel", "--plat-name", PLATFORM, "--dist-dir", packed],
+        + ["bdist_wheel", "--plat-name", PLATFORM, "--dist-dir", made],
         {"EXECUTORCH_MLX_CMAKE_BUILD": str(WORK / "cmake")},
     )
-    (wheel,) = packed.glob("*.whl")
+    (wheel,) = made.glob("*.whl")
     return move(wheel, out)
 
 

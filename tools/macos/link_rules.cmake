@@ -1,5 +1,6 @@
-# Commands that link, in place of those that call the compiler: zig's own linker would link zig's static libc++, whose
-# exception types differ from those of libmlx. toolchain.cmake names this file; CMake reads it after its own rules.
+# Rules that link with ld64.lld. CMake's own rules would link through the compiler, zig, which adds its static libc++.
+# The exception types of that libc++ differ from those of libmlx. toolchain.cmake names this file, which CMake reads
+# after its own rules.
 string(JOIN " " _ld64
   "\"${EXECUTORCH_MLX_LD64}\" -arch arm64 -platform_version macos 14.0 14.0"
   "-adhoc_codesign"  # macOS on arm64 runs only signed code

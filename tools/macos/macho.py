@@ -151,16 +151,17 @@ def _symbol_imports(data: bytes, at: int, libraries: list[str]) -> list[Import]:
     imports = []
     for i in range(count):
         name, kind, _, description, _ = struct.unpack_from("<IBBHQ", data, symbols + 16 * i)
-        if kind & 0xEF == 0x01:  # undefined and external, private or not; not a debug entry
+        # Undefined and external: N_UNDF | N_EXT. The mask ignores the bit N_PEXT. Debug entries have other bits set.
+        if kind & 0xEF == 0x01:
             imports.append(_import(_string(data, strings + name), description >> 8, libraries))
     return imports
 
 
 def _chained_imports(data: bytes, at: int, libraries: list[str]) -> list[Import]:
     (start,) = struct.unpack_from("<I", data, at + 8)
-    _, _, table, strings, count, form, _ = struct.unpack_from("<IIIIIII", data, start)
-    if form != 1:  # DYLD_CHAINED_IMPORT
-        raise ValueError(f"imports in format {form}, expected 1")
+    _, _, table, strings, count, format, _ = struct.unpack_from("<IIIIIII", data, start)
+    if format != 1:  # DYLD_CHAINED_IMPORT
+        raise ValueError(f"imports in format {format}, expected 1")
     imports = []
     for i in range(count):
         (bits,) = struct.unpack_from("<I", data, start + table + 4 * i)
@@ -188,7 +189,7 @@ def _exports(data: bytes, start: int, size: int) -> dict[str, int]:
 
 
 def _uleb(data: bytes, at: int) -> tuple[int, int]:
-    """Decodes an unsigned LEB128 number; returns it and the offset behind it."""
+    """Returns the unsigned LEB128 number at `at`, and the offset of the first byte after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -8,9 +8,9 @@ list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES EXECUTORCH_MLX_ZIG EXECUTORCH_M
 
 set(CMAKE_CXX_COMPILER "${EXECUTORCH_MLX_ZIG}" c++)
 set(CMAKE_CXX_COMPILER_TARGET aarch64-macos.14.0)
-# As with Apple's compiler and SDK: `delete` does not pass the size, libc++'s headers refuse functions that macOS 14
-# lacks, and templates of the standard library are visible outside a library. zig sets both macros the other way, for
-# its own static libc++.
+# The flags give the behaviour of Apple's compiler and SDK: `delete` does not pass the size, libc++'s headers refuse
+# functions that macOS 14 lacks, and templates of the standard library are visible outside a library. zig sets the two
+# macros to other values, for its own static libc++.
 string(JOIN " " CMAKE_CXX_FLAGS_INIT
   -g0 -fno-sanitize=all  # zig adds debug information, and a sanitizer where optimization is off
   -fno-sized-deallocation
