@@ -74,7 +74,7 @@ class RequestLines:
                 fields = _parse(line)
                 if isinstance(fields.get("custom_id"), str):
                     custom_id = fields["custom_id"]
-                url, body = _check(fields, seen)
+                url, body = _checked_url_and_body(fields, seen)
             except LineError as error:
                 yield Request(id, custom_id, error=error)
                 continue
@@ -105,26 +105,26 @@ def _parse(line: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check(fields: dict[str, Any], seen: set[str]) -> tuple[str, bytes]:
+def _checked_url_and_body(fields: dict[str, Any], seen: set[str]) -> tuple[str, bytes]:
     """Return the URL and the body of the request in a line. Raises LineError if the line is not a request."""
     custom_id, method, url, body = (fields.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not custom_id:
-        raise LineError(f"custom_id: got {_show(custom_id)}, expected a string")
+        raise LineError(f"custom_id: got {_shortened_json(custom_id)}, expected a string")
     if custom_id in seen:
-        raise LineError(f"custom_id: {_show(custom_id)} occurs in an earlier line", "duplicate_custom_id")
+        raise LineError(f"custom_id: {_shortened_json(custom_id)} occurs in an earlier line", "duplicate_custom_id")
     if method != "POST":
-        raise LineError(f'method: got {_show(method)}, expected "POST"')
+        raise LineError(f'method: got {_shortened_json(method)}, expected "POST"')
     if not isinstance(url, str) or not url.startswith("/v1/"):
-        raise LineError(f"url: got {_show(url)}, expected a path such as /v1/chat/completions")
+        raise LineError(f"url: got {_shortened_json(url)}, expected a path such as /v1/chat/completions")
     if not isinstance(body, dict):
-        raise LineError(f"body: got {_show(body)}, expected a JSON object")
+        raise LineError(f"body: got {_shortened_json(body)}, expected a JSON object")
     if body.get("stream"):
-        raise LineError(f"body.stream: got {_show(body['stream'])}, expected false in a batch")
+        raise LineError(f"body.stream: got {_shortened_json(body['stream'])}, expected false in a batch")
     if unknown := sorted(fields.keys() - KNOWN_FIELDS):
         raise LineError(f"{unknown[0]}: unknown field")
     return url, json.dumps(body).encode()
 
 
-def _show(value: Any) -> str:
+def _shortened_json(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -37,7 +37,7 @@ class Workers(Protocol):
 
 @dataclass
 class Totals:
-    """The counts of a batch: the answers, the errors among them, and the tokens of the other prompts and answers."""
+    """Counts of answers, of the errors among them, and of prompt and answer tokens. An error adds no tokens."""
 
     answers: int = 0
     errors: int = 0
@@ -56,7 +56,7 @@ class Totals:
 
 
 def http_answer(request: Request, status: int, body: bytes, server_id: str) -> dict[str, Any]:
-    """Return the answer that contains an HTTP response. `server_id` is the id that the server gave the request."""
+    """Wrap an HTTP response in an answer. `server_id` is the id that the server gave the request."""
     try:
         response = {"status_code": status, "request_id": server_id, "body": json.loads(body)}
     except ValueError:

@@ -97,7 +97,7 @@ class TableRequests:
       `chat`, it is the text of a user message or a list of messages.
     - `chat`: whether the prompts are chat messages.
     - `system`: the system message of every chat, or None.
-    - `fields`: the other fields of every body. `model` is always among them.
+    - `fields`: the fields of every request body besides the prompt, among them `model`.
     """
 
     table: Table
@@ -189,18 +189,18 @@ def _write_parquet(table: Table, answers: Iterable[tuple], names: tuple[str, str
     import pyarrow.parquet
 
     answers = iter(answers)
-    fields = [pyarrow.field(name, pyarrow.string()) for name in names]
+    answer_fields = [pyarrow.field(name, pyarrow.string()) for name in names]
     text_fields = [pyarrow.field(name, pyarrow.string()) for name in table.columns]
-    own = table.schema if isinstance(table, _ParquetTable) else text_fields
-    schema = pyarrow.schema([*own, *fields])
+    table_fields = table.schema if isinstance(table, _ParquetTable) else text_fields
+    schema = pyarrow.schema([*table_fields, *answer_fields])
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for columns in _groups(table):
+        for columns in _column_chunks(table):
             texts, errors = zip(*islice(answers, len(columns[0])), strict=True)
             added = [pyarrow.array(values, pyarrow.string()) for values in (texts, errors)]
             writer.write_batch(pyarrow.record_batch([*columns, *added], schema=schema))
 
 
-def _groups(table: Table) -> Iterator[list[Any]]:
+def _column_chunks(table: Table) -> Iterator[list[Any]]:
     """Yields the columns of the table as arrays of pyarrow, `ROWS_AT_A_TIME` rows at a time."""
     import pyarrow
 

@@ -48,26 +48,26 @@ class _Assembler:
         self.builder = builder
         self.constants: dict[str, torch.Tensor] = {}
         self.vids: dict[ValueSlot, int] = {}
-        self.spaces = self._collect_slots()
-        originals = self._store_constants(self.spaces[Space.CONSTANT])
-        self.spaces[Space.CONSTANT] = list(dict.fromkeys(originals.values()))
-        self.persistent = [slot for space in Space if space != Space.TEMP for slot in self.spaces[space]]
-        temporaries = {slot: i for i, slot in enumerate(self.spaces[Space.TEMP])}
+        self.slots_by_space = self._collect_slots()
+        originals = self._store_constants(self.slots_by_space[Space.CONSTANT])
+        self.slots_by_space[Space.CONSTANT] = list(dict.fromkeys(originals.values()))
+        self.non_temporaries = [slot for space in Space if space != Space.TEMP for slot in self.slots_by_space[space]]
+        temporaries = {slot: i for i, slot in enumerate(self.slots_by_space[Space.TEMP])}
         if reuse_slots:
             temporaries = recycle(lifetimes(builder))
         self.num_temporaries = len(set(temporaries.values()))
-        self.tids = {slot: i for i, slot in enumerate(self.persistent)}
+        self.tids = {slot: i for i, slot in enumerate(self.non_temporaries)}
         self.tids |= {slot: self.tids[original] for slot, original in originals.items()}
-        self.tids |= {slot: len(self.persistent) + i for slot, i in temporaries.items()}
+        self.tids |= {slot: len(self.non_temporaries) + i for slot, i in temporaries.items()}
 
     def assemble(self) -> Program:
-        interface, spaces = self.builder.interface, self.spaces
+        interface, slots = self.builder.interface, self.slots_by_space
         graph = ir.MLXGraph(
             version=IR_VERSION,
-            num_constant_tensors=len(spaces[Space.CONSTANT]),
-            num_input_tensors=len(spaces[Space.INPUT]),
-            num_output_tensors=len(spaces[Space.OUTPUT]),
-            num_mutable_buffer_tensors=len(spaces[Space.BUFFER]),
+            num_constant_tensors=len(slots[Space.CONSTANT]),
+            num_input_tensors=len(slots[Space.INPUT]),
+            num_output_tensors=len(slots[Space.OUTPUT]),
+            num_mutable_buffer_tensors=len(slots[Space.BUFFER]),
             num_temp_tensors=self.num_temporaries,
             num_values=len(self.vids),
             instruction_chains=[self._chain(chain) for chain in self.builder.chains],
@@ -77,14 +77,14 @@ class _Assembler:
             output_map=[self._variant(s) for s in interface.outputs],
             mutable_buffer_map=[self._variant(s) for s in interface.buffers],
             named_slots=self._named_slots(),
-            tensor_meta=[_tensor_meta(s) for s in self.persistent],
+            tensor_meta=[_tensor_meta(s) for s in self.non_temporaries],
         )
         return Program(graph, self.constants)
 
     # Slots -----------------------------------------------------------------------------------
 
     def _collect_slots(self) -> dict[Space, list[TensorSlot]]:
-        """Returns the tensor slots of each space: first the slots of the interface, then the others in order of use.
+        """Returns the tensor slots of each space: first those of the interface, then all others in order of use.
 
         Also numbers the value slots, in `self.vids`.
         """
@@ -112,7 +112,7 @@ class _Assembler:
         Also adds to `self.constants` the initial values of the buffers that do not start from zero.
         """
         named = []
-        for slot in self.persistent:
+        for slot in self.non_temporaries:
             name = slot.name
             if slot.space == Space.BUFFER:
                 initial = slot.data().detach().contiguous()
@@ -161,17 +161,17 @@ class _Assembler:
 
     def _instruction(self, emitted: Emitted) -> ir.Op:
         types = {f.name: f.type for f in emitted.op.FIELDS}
-        operands = {
-            name: self._operand(types[name], value)
+        fields = {
+            name: self._field_value(types[name], value)
             for name, value in emitted.fields.items()
             if value is not None
         }
-        return emitted.op(**operands)
+        return emitted.op(**fields)
 
-    def _operand(self, type_: str, value: Any) -> Any:
+    def _field_value(self, type_: str, value: Any) -> Any:
         """Returns `value`, the value of a field, as the type `type_` of the schema."""
         if type_.startswith("["):
-            return [self._operand(type_[1:-1], v) for v in value]
+            return [self._field_value(type_[1:-1], v) for v in value]
         if type_ == "Tid":
             return self._tid(value)
         if type_ == "Vid":
@@ -186,6 +186,7 @@ class _Assembler:
                 return ir.VidOrTid(vid=self._vid(value), is_vid=True)
             return ir.VidOrTid(tid=self._tid(value))
         if type_ == "IntOrVidOrTid":
+            # `kind` is 0 for a literal, 1 for a value slot and 2 for a tensor slot.
             if isinstance(value, ValueSlot):
                 return ir.IntOrVidOrTid(vid=self._vid(value), kind=1)
             if isinstance(value, TensorSlot):

@@ -30,18 +30,20 @@ class ScoreSettings:
 # -- rows -----------------------------------------------------------------------
 
 
-def parts_of_rows(P, x, start, row, rows, capacity, ring) -> Iterator[tuple]:
+def parts_of_rows(P, x, start, row, rows, capacity, is_ring) -> Iterator[tuple]:
     """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and `row_begin`.
 
     `row_begin` is the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
+    `mlx::cached_attention` explains `start`, `row` and `rows`. A row has `capacity` positions. `is_ring` says whether
+    it is a ring buffer, which accepts any position.
     """
     if row is None:
         yield x, P.item(start), None
         return
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
-    positions = [P.item(s) for s in _elements(P, start)] if ring else _checked(P, start, capacity)
+    positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
     if len(row_begins) == 1:
-        position = positions[0] if ring else _checked_end(P, positions[0], P.size(x, 2), capacity)
+        position = positions[0] if is_ring else _checked_begin(P, positions[0], P.size(x, 2), capacity)
         yield x, position, row_begins[0]
         return
     for index, (position, row_begin) in enumerate(zip(positions, row_begins, strict=True)):
@@ -66,7 +68,7 @@ def _checked(P, numbers, bound):
     return [P.item(number) for number in _elements(P, found)]
 
 
-def _checked_end(P, begin, length, capacity):
+def _checked_begin(P, begin, length, capacity):
     """Returns `begin`. At run time, it is an error if `begin + length` is greater than `capacity`."""
     if length == 1:
         return begin
@@ -98,10 +100,10 @@ def _attention(P, query, cache, begin, row_begin, capacity, settings: ScoreSetti
     if is_fused:
         return cache.attend(P, query, first, stop, settings.scale, mask)
     k, v = cache.read(P, query, first, stop)
-    return _composed_attention(P, query, k, v, (cache.heads, cache.value_size), num_held, mask, settings)
+    return _composed_attention(P, query, k, v, cache, num_held, mask, settings)
 
 
-def masking(mask) -> dict[str, Any]:
+def mask_fields(mask) -> dict[str, Any]:
     """Returns the fields of an attention node for `mask`, or for a causal mask if it is None."""
     return {"causal": True} if mask is None else {"mask": mask}
 
@@ -109,7 +111,7 @@ def masking(mask) -> dict[str, Any]:
 def attend_in_floats(P, cache, query, first, stop, scale, mask):
     """Returns the attention over the indices [first, stop) of `cache`, read as floats."""
     k, v = cache.read(P, query, first, stop)
-    return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **masking(mask))
+    return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
 
 def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, dtype):
@@ -152,15 +154,14 @@ def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, 
     return P.emit(ir.WhereNode, condition=mask, x=bias, y=P.scalar(-torch.inf, dtype), dtype=dtype)
 
 
-def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: ScoreSettings):
+def _composed_attention(P, query, k, v, cache, num_held, mask, settings: ScoreSettings):
     """Returns the attention as several instructions, because `SdpaNode` supports neither soft-capped scores nor sinks.
 
     The query heads that share a key head are stacked in one matrix, so that the keys need not be repeated.
     """
     batch, heads, _, size = query.shape
-    kv_heads, value_size = value_shape
     length = P.size(query, 2)
-    stacked = [batch, kv_heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // kv_heads)]
+    stacked = [batch, cache.heads, P.emit(ir.MultiplyIntNode, a=length, b=heads // cache.heads)]
 
     def reshape(x, *extents):
         return P.emit(ir.ReshapeNode, x=x, shape=list(extents))
@@ -187,7 +188,7 @@ def _composed_attention(P, query, k, v, value_shape, num_held, mask, settings: S
     if settings.sinks is not None:
         weights = P.emit(ir.SliceNode, x=weights, axis=3, start=0, stop=num_held)
     out = P.emit(ir.AddmmNode, mat1=reshape(weights, *stacked, num_held), mat2=v)
-    return reshape(out, batch, heads, length, value_size)
+    return reshape(out, batch, heads, length, cache.value_size)
 
 
 # -- integers on the host -----------------------------------------------------

@@ -21,7 +21,8 @@ MAX_BYTES = 2**18
 def fold(node: Node, value: Any, slot_of: Callable[[Node], Any]) -> Any:
     """Returns a constant if `node` can be folded, else `value`, the value to which `node` was lowered.
 
-    A node can be folded if its operator is pure, all of its operands are known, and the data is within `MAX_BYTES`.
+    A node can be folded if its operator is pure, all of its operands are known, and operands and result together
+    take at most `MAX_BYTES`.
 
     A node without tensor operands (`arange`, `zeros`) keeps its instruction, which is smaller than the tensor. Its slot
     also gets a function that computes the tensor, as `value.data`. The users of the node can then be folded. If all
@@ -49,7 +50,7 @@ def _is_pure(target: Any) -> bool:
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "dim_order_ops")
         and torch.Tag.nondeterministic_seeded not in target.tags
-        and "empty" not in target._opname
+        and "empty" not in target._opname  # the elements of `empty` are undefined
     )
 
 

@@ -62,12 +62,12 @@ def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
 
 
 def promote(*operands: Any) -> torch.dtype:
-    """Returns the dtype to which torch promotes the operands, which are slots or Python numbers."""
-    samples = [_sample(o) for o in operands]
-    return torch.result_type(*samples) if len(samples) == 2 else samples[0].dtype
+    """Returns the dtype to which torch promotes two operands, slots or Python numbers, or the dtype of one tensor."""
+    examples = [_example(o) for o in operands]
+    return torch.result_type(*examples) if len(examples) == 2 else examples[0].dtype
 
 
-def _sample(operand: Any) -> Any:
+def _example(operand: Any) -> Any:
     if isinstance(operand, TensorSlot):
         shape = [1] if operand.shape else []  # promotion treats 0-d tensors differently
         return torch.empty(shape, dtype=operand.dtype, device="meta")

@@ -6,7 +6,10 @@ import torch
 
 
 def bounds(extent: int | torch.SymInt) -> tuple[int, int | None]:
-    """Returns the lower and the upper bound of an extent. The upper bound is None if it is not below 2**31 - 1."""
+    """Returns the lower and the upper bound of an extent. The upper bound is None if it is 2**31 - 1 or more.
+
+    MLX stores extents as 32-bit integers, so that such a bound excludes no array.
+    """
     if isinstance(extent, int):
         return extent, extent
     return range_of(extent.node.shape_env.bound_sympy(extent.node.expr))

@@ -57,8 +57,11 @@ def _user_input(P: ProgramBuilder, spec: InputSpec, node: Node) -> Any:
 
 
 def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bool) -> TensorSlot:
-    """Returns the slot of a parameter, buffer or constant: a buffer slot if the program writes it, else a constant."""
-    if not is_mutated and (number := _number(P.program, spec)) is not None:
+    """Returns the slot of a parameter, buffer or constant.
+
+    It is a buffer slot if the program writes the tensor, else the slot of a constant or, for a number, of a scalar.
+    """
+    if not is_mutated and (number := _number_tensor(P.program, spec)) is not None:
         return P.scalar(number.item(), number.dtype)
     slot = slot_for(
         node.meta["val"],
@@ -71,10 +74,10 @@ def _stored_input(P: ProgramBuilder, spec: InputSpec, node: Node, is_mutated: bo
     return slot
 
 
-def _number(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
+def _number_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor | None:
     """Returns the 0-d tensor of a constant or buffer, or None if the input is no such tensor.
 
-    Export makes such a tensor of a Python number.
+    torch.export stores a Python number of the source as a 0-d tensor.
     """
     if spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
         return None
@@ -119,7 +122,7 @@ def bind_outputs(P: ProgramBuilder) -> None:
 def _output(P: ProgramBuilder, slot: Slot) -> Slot:
     """Returns the slot of an output whose value is in `slot`.
 
-    A temporary becomes an output slot. An input, constant, buffer or other output is copied to a new output slot.
+    A temporary becomes an output slot. A slot that is already an input, constant, buffer or output is copied.
     """
     if isinstance(slot, TensorSlot):
         if slot.space != Space.TEMP:

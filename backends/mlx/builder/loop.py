@@ -21,7 +21,8 @@ def fold(
     carry = [_copy(P, s) for s in state]
     slices = [TensorSlot(x.dtype, tuple(x.shape[1:])) for x in xs]
     with P.chain() as body:
-        # Copied twice: a result may itself be a slot of the state, and the second copies overwrite these slots.
+        # All results are copied before the state is overwritten, because a result may be a slot of the state: for
+        # example, if `step` swaps two tensors.
         results = [_copy(P, r) for r in P.trace(step, *carry, *slices, *fixed)]
         for result, slot in zip(results, carry, strict=True):
             P.emit(ir.IdCopyNode, x=result, out=slot)

@@ -26,11 +26,11 @@ def simplify(
     return fields if rule is None else rule(producers, fields)
 
 
-def _producer(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
+def _producer_fields(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | None:
     """Returns the fields of the instruction that computes `x`.
 
-    Returns None if that instruction is not one of `ops`. Also returns None if its operand is a buffer: a later
-    instruction may have overwritten the buffer, so that it no longer holds the value that the instruction read.
+    Returns None if that instruction is not one of `ops`. Also returns None if that instruction reads a
+    buffer, because the buffer may have been overwritten since.
     """
     source = producers.get(x)
     if source is None or source.op not in ops or source.fields["x"].space == Space.BUFFER:
@@ -40,7 +40,7 @@ def _producer(producers, x: TensorSlot, *ops: type[ir.Op]) -> dict[str, Any] | N
 
 def _transpose(producers, fields):
     x, perm = fields["x"], list(fields["perm"])
-    while inner := _producer(producers, x, ir.TransposeNode):
+    while inner := _producer_fields(producers, x, ir.TransposeNode):
         x, perm = inner["x"], [inner["perm"][axis] for axis in perm]
     if perm == list(range(len(perm))) and x.space != Space.BUFFER:
         return x
@@ -49,7 +49,7 @@ def _transpose(producers, fields):
 
 def _reshape(producers, fields):
     x, shape = fields["x"], tuple(fields["shape"])
-    while inner := _producer(producers, x, *_VIEWS):
+    while inner := _producer_fields(producers, x, *_VIEWS):
         x = inner["x"]
     is_static = all(isinstance(size, int) for size in shape)
     if is_static and x.shape == shape and x.space != Space.BUFFER:
@@ -60,7 +60,7 @@ def _reshape(producers, fields):
 def _as_type(producers, fields):
     """Casts directly from the operand of earlier casts if these casts preserve every value."""
     x, target = fields["x"], fields["scalar_type"]
-    while inner := _producer(producers, x, ir.AsTypeNode):
+    while inner := _producer_fields(producers, x, ir.AsTypeNode):
         source = inner["x"]
         if not can_represent(x.dtype, source.dtype):
             break

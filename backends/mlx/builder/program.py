@@ -30,7 +30,7 @@ from .trace import trace
 
 
 class ProgramBuilder(Emitter):
-    """Lowers the graph of an exported program, which is in the edge or the ATen dialect.
+    """Lowers the graph of an exported program in the edge or the ATen dialect.
 
     Handlers and patterns get the builder as `P`. They use these methods and attributes:
 
@@ -55,7 +55,7 @@ class ProgramBuilder(Emitter):
         self._nodes_of: dict[Slot, list[Node]] = defaultdict(list)
         # The time at which an FX node reads its operands: an index in the node list of the graph that contains it.
         self._read_at: dict[Node, int] = {}
-        # A stack. The last FX node is being lowered; the handlers of the others have called `inline`.
+        # The FX nodes that are being lowered, as a stack: a handler that calls `inline` lowers further nodes.
         self._lowering: list[Node] = []
         self._dry_run = False
         inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
@@ -66,7 +66,8 @@ class ProgramBuilder(Emitter):
     def check(self) -> dict[Node, str | None]:
         """Lower the graph as a dry run, which reads the data of no constant.
 
-        Returns the reason why a node is unsupported, or None if it can be lowered, for every call node of the graph.
+        Returns a dictionary of the call nodes of the graph. The value is the reason why the node is unsupported, or
+        None if the node can be lowered.
         """
         self._dry_run = True
         bind_inputs(self)
@@ -79,7 +80,7 @@ class ProgramBuilder(Emitter):
         if not is_operator or self.registry.handler_for(node.target) is None:
             return False
         for operand in node.all_input_nodes:
-            self._values[operand] = _undelegated(operand.meta.get("val"))
+            self._values[operand] = _undelegated_slots(operand.meta.get("val"))
         self._dry_run = True
         self._lower_node(node, _call_handler, [node])
         return self._reasons[node] is None
@@ -144,7 +145,7 @@ class ProgramBuilder(Emitter):
             if not self._dry_run or depth > 1:
                 raise Unsupported(f"{node.target}: {unsupported.reason}") from unsupported
             reason = unsupported.reason
-            self.set_value(node, _undelegated(node.meta.get("val")))
+            self.set_value(node, _undelegated_slots(node.meta.get("val")))
         finally:
             self._lowering.pop()
         if depth == 1:
@@ -223,7 +224,7 @@ class ProgramBuilder(Emitter):
         return x
 
     def _is_only_written_back(self, node: Node) -> bool:
-        """Whether every output of the graph that is `node` is the new value of a buffer."""
+        """Whether the graph returns `node` only as the new value of a buffer, never to the caller."""
         specs = self.program.graph_signature.output_specs
         kinds = [s.kind for s in specs if getattr(s.arg, "name", None) == node.name]
         return all(kind == OutputKind.BUFFER_MUTATION for kind in kinds)
@@ -258,8 +259,8 @@ def _call_handler(P: ProgramBuilder, node: Node) -> Any:
     return handler(P, **bind_arguments(node, P.value))
 
 
-def _undelegated(val: Any) -> Any:
+def _undelegated_slots(val: Any) -> Any:
     """Returns new slots that stand, in a dry run, for a value that is computed outside of MLX. None stays None."""
     if isinstance(val, (list, tuple)):
-        return [_undelegated(v) for v in val]
+        return [_undelegated_slots(v) for v in val]
     return None if val is None else slot_for(val)

@@ -43,7 +43,7 @@ class Registry:
         self.handlers: dict[Any, Callable] = {}
         self.patterns: list[Callable] = []
         self.decompositions: dict[torch._ops.OpOverload, Callable] = {}
-        self.advice: dict[torch._ops.OpOverload, str] = {}
+        self.reasons: dict[torch._ops.OpOverload, str] = {}
 
     def add(self, targets: Any, handler: Callable) -> Callable:
         """Register `handler` for one target or several, and return it. Raises ValueError if a target has a handler."""
@@ -68,11 +68,11 @@ class Registry:
 
     def decline(self, target: torch._ops.OpOverload, reason: str) -> None:
         """Register the reason why `target`, an operator without a handler, is not delegated."""
-        self.advice[target] = reason
+        self.reasons[target] = reason
 
     def reason_for(self, target: Any) -> str:
         """Returns the reason why `target`, an operator without a handler, is not delegated."""
-        return self.advice.get(aten_target(target), "no lowering for this operator")
+        return self.reasons.get(aten_target(target), "no lowering for this operator")
 
     def pattern(self, match: Callable) -> Callable:
         """A decorator that registers a pattern.
@@ -91,8 +91,8 @@ class Registry:
         """Returns the overloads that have a handler and that export would decompose by default.
 
         Three kinds are left out: views, because functionalization needs their decomposition; operators that return
-        sizes or numbers, which may remain on the host; and the `dim_order_ops`, which no graph contains yet when export
-        decomposes it.
+        sizes or numbers, which may remain on the host; and the `dim_order_ops`, which ExecuTorch introduces only after
+        export has decomposed the graph.
         """
         decomposed = _decomposed_by_default()
         return [

@@ -23,7 +23,7 @@ def trace(
 ) -> tuple[GraphModule, list[TensorSlot]]:
     """Returns the ATen graph of `function(*args, **kwargs)`, and the tensor slots that belong to its placeholders.
 
-    `function` gets a fake tensor of the same shape and dtype in place of each tensor slot, also of those in lists. It
+    `function` gets a fake tensor of the same shape and dtype in place of each tensor slot, including slots in lists. It
     gets all other arguments unchanged. Operators without a handler are decomposed. Raises `Unsupported` if tracing
     would specialize or restrict a dynamic dimension.
     """

@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         table, requests = _open_requests(options)
         _check_output(options, table)
         is_table = options.output.suffix in TABLES
+        # A table cannot be appended to. Its answers are collected in a .jsonl file until all requests are answered.
         path = options.output.with_name(f"{options.output.name}{JSON_LINES}") if is_table else options.output
         if is_table and options.output.exists() and not path.exists():
             raise CommandError(f"{options.output} exists: delete it, or choose another file for the answers")
@@ -78,13 +79,13 @@ def run(options: argparse.Namespace) -> int:
 
         with AnswerFile(path) as answers:
             totals = _answer(options, requests, answers)
-            total = len(answers.answered)
+            num_requests = len(answers.answered)
             if is_table:
                 from ..batch.table_file import write_table
 
                 write_table(table, path, options.output, options.answer_column)
                 path.unlink()
-    print(f"{options.output}: {_summary(totals, total)}", file=sys.stderr)
+    print(f"{options.output}: {_summary(totals, num_requests)}", file=sys.stderr)
     return 0
 
 
@@ -203,10 +204,10 @@ async def _workers(options: argparse.Namespace) -> AsyncIterator[Workers]:
             yield worker
 
 
-def _summary(totals: Totals, total: int) -> str:
+def _summary(totals: Totals, num_requests: int) -> str:
     if not totals.answers:
-        return f"all {total} requests are answered already"
+        return f"all {num_requests} requests are answered already"
     return (
-        f"{totals.answers} of {total} requests answered in this run, {totals.errors} with an error; "
+        f"{totals.answers} of {num_requests} requests answered in this run, {totals.errors} with an error; "
         f"{totals.prompt_tokens} prompt tokens, {totals.answer_tokens} generated tokens"
     )

@@ -53,7 +53,7 @@ def _add_weights(add: Callable) -> None:
         help="number of weights that share a quantization scale (default: 32)")
     add("--calibrate", type=Path, metavar="FILE",
         help="measure the model on the text in this file instead of a part of Python's documentation; with int4, int8 "
-             "and mixed, also tune the weights on it, which takes longer")
+             "and mixed, also tune the weights on this text, which takes longer")
     add("--activations", choices=("float", "int8"), default="float",
         help="int8 rounds the inputs of the quantized linear layers to 8 bits, which is faster on a CPU with "
              "--allow-extensions (default: %(default)s)")
@@ -77,7 +77,7 @@ def _add_sizes(add: Callable) -> None:
         help="split the weights and KV caches among N processes, which `run --hosts` starts: writes N files, named "
              "like FILE with -0-of-N to -(N-1)-of-N before the suffix (default: %(default)s)")
     add("--max-seconds", type=float, default=argparse.SUPPRESS, metavar="S",
-        help="speech models with a dynamic length: the longest sound that one call takes (default: 30)")
+        help="speech models that take sounds of different lengths: the longest sound that one call takes (default: 30)")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:

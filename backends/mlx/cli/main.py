@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except BrokenPipeError:
+    except BrokenPipeError:  # an OSError that `console` handles
         raise
     except (CommandError, OSError) as error:
         print(f"executorch-mlx: {error}", file=sys.stderr)

@@ -89,7 +89,10 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
-    """Returns a function for argparse that parses a number of type `kind` in [low, high]. Without `high`, it is 1e9."""
+    """Returns a function for argparse that parses a number of type `kind` in [low, high].
+
+    Without `high`, the upper limit is 1e9, which no sensible value reaches, so that `inf` is refused.
+    """
 
     def parse(argument: str) -> float:
         try:
@@ -149,7 +152,7 @@ def _models(options: argparse.Namespace) -> Models:
         try:
             models.add(name, load, path.stat().st_size if path.is_file() else 0, options.tool_format)
         except ValueError as error:
-            raise CommandError(f"--{error}") from error
+            raise CommandError(f"--{error}") from error  # the error begins with "name:"
     try:
         models.load_all()
     except ModuleNotFoundError as error:

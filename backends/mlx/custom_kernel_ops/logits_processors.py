@@ -15,7 +15,7 @@ import torch
 from ..custom_ops.library import define
 from .sample import is_per_row
 
-WORD = 32  # the number of tokens for which one integer of the mask has a bit
+TOKENS_PER_WORD = 32  # an integer of the mask has a bit for each of 32 tokens
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -46,17 +46,17 @@ def penalize_definition(logits, history, valid=None, repetition=None, presence=N
     occurrences, before = occurrences.gather(1, token), logits.gather(1, token)
     after = before
     if repetition is not None:
-        repetition = _number(repetition)
+        repetition = _as_float32(repetition)
         repetition = torch.where(repetition > 0, repetition, 1.0)
         after = torch.where(after > 0, after / repetition, after * repetition)
     if presence is not None:
-        after = after - _number(presence)
+        after = after - _as_float32(presence)
     if frequency is not None:
-        after = after - _number(frequency) * occurrences
+        after = after - _as_float32(frequency) * occurrences
     return logits.scatter(1, token, torch.where(occurrences > 0, after, before))
 
 
-def _number(x):
+def _as_float32(x):
     """Returns `x` as float32, 0-d or `[B, 1]`."""
     if is_per_row(x):
         return x.to(torch.float32).unsqueeze(1)
@@ -67,12 +67,12 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
     _check_logits("penalize_logits", logits)
     if history.dim() != 2 or history.shape[0] != logits.shape[0] or history.dtype != torch.int64:
         raise ValueError(
-            f"mlx::penalize_logits: history: got {_kind(history)}, expected torch.int64 of shape "
+            f"mlx::penalize_logits: history: got {_describe(history)}, expected torch.int64 of shape "
             f"[{logits.shape[0]}, N]"
         )
     if valid is not None and (valid.shape != history.shape or valid.dtype != torch.bool):
         raise ValueError(
-            f"mlx::penalize_logits: valid: got {_kind(valid)}, expected torch.bool of shape {list(history.shape)}"
+            f"mlx::penalize_logits: valid: got {_describe(valid)}, expected torch.bool of shape {list(history.shape)}"
         )
     penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
     for name, value in penalties.items():
@@ -81,8 +81,8 @@ def _check_penalties(logits, history, valid=None, repetition=None, presence=None
         has_shape = value.shape == logits.shape[:1] if is_per_row(value) else value.numel() == 1
         if not has_shape or not value.is_floating_point():
             raise ValueError(
-                f"mlx::penalize_logits: {name}: got {_kind(value)}, expected a floating-point tensor of one element "
-                f"or of shape [{logits.shape[0]}]"
+                f"mlx::penalize_logits: {name}: got {_describe(value)}, expected a floating-point tensor of one "
+                f"element or of shape [{logits.shape[0]}]"
             )
 
 
@@ -110,12 +110,12 @@ def _check_bias(logits, tokens, values):
     has_shape = tokens.dim() == 1 or tokens.dim() == 2 and tokens.shape[0] == logits.shape[0]
     if not has_shape or tokens.dtype != torch.int64:
         raise ValueError(
-            f"mlx::bias_logits: tokens: got {_kind(tokens)}, expected torch.int64 of shape [K] or "
+            f"mlx::bias_logits: tokens: got {_describe(tokens)}, expected torch.int64 of shape [K] or "
             f"[{logits.shape[0]}, K]"
         )
     if values.shape != tokens.shape or values.dtype not in FLOATS:
         raise ValueError(
-            f"mlx::bias_logits: values: got {_kind(values)}, expected float32, float16 or bfloat16 of shape "
+            f"mlx::bias_logits: values: got {_describe(values)}, expected float32, float16 or bfloat16 of shape "
             f"{list(tokens.shape)}"
         )
 
@@ -130,7 +130,7 @@ def mask_definition(logits, allowed):
     ignored. If no token of a sequence is allowed, `mlx::sample` returns token 0.
     """
     batch, vocabulary = logits.shape
-    bits = torch.pow(2, torch.arange(WORD)).to(torch.int32)  # the last one is the sign bit
+    bits = torch.pow(2, torch.arange(TOKENS_PER_WORD)).to(torch.int32)  # the last one is the sign bit
     allowed = torch.bitwise_and(allowed.unsqueeze(-1), bits) != 0
     allowed = allowed.reshape(batch, -1)[:, :vocabulary]
     return torch.where(allowed, logits.to(torch.float32), -torch.inf)
@@ -141,14 +141,14 @@ def _check_mask(logits, allowed):
     shape = (logits.shape[0], mask_word_count(logits.shape[1]))
     if allowed.shape != shape or allowed.dtype != torch.int32:
         raise ValueError(
-            f"mlx::mask_logits: allowed: got {_kind(allowed)}, expected torch.int32 of shape "
+            f"mlx::mask_logits: allowed: got {_describe(allowed)}, expected torch.int32 of shape "
             f"{list(shape)}, a bit for each of {logits.shape[1]} tokens"
         )
 
 
 def mask_word_count(vocabulary: int) -> int:
     """Returns the number of 32-bit integers in the mask of a sequence: ceil(vocabulary / 32)."""
-    return -(-vocabulary // WORD)
+    return -(-vocabulary // TOKENS_PER_WORD)
 
 
 # The operators -------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def mask_word_count(vocabulary: int) -> int:
 def _check_logits(name, logits):
     if logits.dim() != 2 or logits.dtype not in FLOATS or logits.shape[1] == 0:
         raise ValueError(
-            f"mlx::{name}: logits: got {_kind(logits)}, expected float32, float16 or bfloat16 of shape [B, V]"
+            f"mlx::{name}: logits: got {_describe(logits)}, expected float32, float16 or bfloat16 of shape [B, V]"
         )
 
 
-def _kind(x):
+def _describe(x):
     return f"{x.dtype} of shape {list(x.shape)}"
 
 

@@ -44,7 +44,7 @@ def top_logprobs_definition(logits, enabled, count):
 
     def compute(logits, enabled):
         logits = clean(logits.to(torch.float32))
-        tokens, values = _largest(logits, count)
+        tokens, values = _top_tokens(logits, count)
         on = _enabled_rows(enabled, logits).unsqueeze(1)
         return [torch.where(on, tokens, 0), torch.where(on, _logprobs(values, logits), 0.0)]
 
@@ -72,18 +72,18 @@ def _logprobs(chosen, logits):
     return torch.where(chosen > -torch.inf, (chosen - top) - torch.log(total), -torch.inf)
 
 
-def _largest(logits, count):
+def _top_tokens(logits, count):
     """Returns the `count` largest logits and their tokens, as (tokens, logits).
 
     The `count` largest logits lie in the `count` blocks with the largest maxima. Of blocks with equal maxima, those with
     lower token ids are chosen.
     """
-    parts = split_blocks(logits, BLOCK)
-    blocks = torch.sort(-parts.amax(-1), dim=-1, stable=True).indices[:, :count]
-    blocks = torch.sort(blocks, -1).values
-    size = parts.shape[2]
-    values = parts.gather(1, blocks.unsqueeze(-1).expand(-1, -1, size)).flatten(1)
-    tokens = (blocks.unsqueeze(-1) * size + torch.arange(size)).flatten(1)
+    blocks = split_blocks(logits, BLOCK)
+    chosen = torch.sort(-blocks.amax(-1), dim=-1, stable=True).indices[:, :count]
+    chosen = torch.sort(chosen, -1).values
+    size = blocks.shape[2]
+    values = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, size)).flatten(1)
+    tokens = (chosen.unsqueeze(-1) * size + torch.arange(size)).flatten(1)
     negated, order = torch.sort(-values, dim=-1, stable=True)
     return tokens.gather(1, order)[:, :count], -negated[:, :count]
 

@@ -24,7 +24,9 @@ import torch
 from ..custom_ops.library import define
 
 BLOCK = 64  # tokens of a block
-CHANNEL_BLOCK = 16  # the same with a decay for each channel, where products take `key size` times as much memory
+# Tokens of a block if each of the K channels of a key has a decay of its own. The block rule then needs tensors K times
+# as large, so its blocks are smaller.
+CHANNEL_BLOCK = 16
 MIN_TOKENS_FOR_BLOCKS = 8  # fewer tokens are processed one by one
 
 
@@ -76,8 +78,8 @@ def _run(rule, tensors, state):
     return out.flatten(2, 3)[:, :, :length].contiguous(), state
 
 
-def _grouped(x, heads):
-    """Returns `x` [B, G, ...] as [B, heads, ...]: consecutive heads share a group."""
+def _per_head(x, heads):
+    """Returns `x` [B, G, ...] as [B, heads, ...]: repeats each of the G keys or queries for the heads that share it."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -86,7 +88,7 @@ def _grouped(x, heads):
 
 def _linear_token(state, q, k, v, decay):
     heads = v.shape[1]
-    q, k = (_grouped(x, heads) for x in (q, k))
+    q, k = (_per_head(x, heads) for x in (q, k))
     state = state * decay.exp()[..., None, None] + k[..., None] * v[..., None, :]
     return state, (q[:, :, None] @ state)[:, :, 0]
 
@@ -94,8 +96,8 @@ def _linear_token(state, q, k, v, decay):
 def _linear_block(state, q, k, v, decay):
     heads = v.shape[1]
     since_start, pairwise, until_end = _decays(decay)
-    scores = _grouped(q @ k.mT, heads) * pairwise
-    q, k = (_grouped(x, heads) for x in (q, k))
+    scores = _per_head(q @ k.mT, heads) * pairwise
+    q, k = (_per_head(x, heads) for x in (q, k))
     out = (q * since_start[..., None]) @ state + scores @ v
     state = state * since_start[..., -1:, None] + (k * until_end[..., None]).mT @ v
     return state, out
@@ -107,10 +109,10 @@ def _decays(decay):
     Their shapes are [..., C], [..., C, C] and [..., C].
     """
     total = decay.cumsum(-1)
-    return total.exp(), _lower(total[..., None] - total[..., None, :]), (total[..., -1:] - total).exp()
+    return total.exp(), _exp_of_lower_triangle(total[..., None] - total[..., None, :]), (total[..., -1:] - total).exp()
 
 
-def _lower(exponents):
+def _exp_of_lower_triangle(exponents):
     """Returns `exp(exponents)` of the pairs [..., C, C] in which the second token is not after the first, else 0."""
     size = exponents.shape[-1]
     is_before = torch.ones(size, size, dtype=torch.bool).tril()
@@ -122,7 +124,7 @@ def _lower(exponents):
 
 def _delta_token(state, q, k, v, decay, beta):
     heads = v.shape[1]
-    q, k = (_grouped(x, heads) for x in (q, k))
+    q, k = (_per_head(x, heads) for x in (q, k))
     state = state * (decay[..., None, None] if decay.dim() == 2 else decay[..., None]).exp()
     error = (v - (k[:, :, None] @ state)[:, :, 0]) * beta[..., None]
     state = state + k[..., None] * error[..., None, :]
@@ -132,10 +134,10 @@ def _delta_token(state, q, k, v, decay, beta):
 def _delta_block(state, q, k, v, decay, beta):
     heads = v.shape[1]
     since_start, pairwise, until_end = _decays(decay)
-    overlap = _grouped(k @ k.mT, heads) * pairwise
-    scores = _grouped(q @ k.mT, heads) * pairwise
-    q, k = (_grouped(x, heads) for x in (q, k))
-    return _corrected(
+    overlap = _per_head(k @ k.mT, heads) * pairwise
+    scores = _per_head(q @ k.mT, heads) * pairwise
+    q, k = (_per_head(x, heads) for x in (q, k))
+    return _delta_update(
         state, q * since_start[..., None], k * since_start[..., None], k * until_end[..., None], v, beta, overlap,
         scores, since_start[..., -1:, None],
     )
@@ -144,23 +146,23 @@ def _delta_block(state, q, k, v, decay, beta):
 def _delta_channel_block(state, q, k, v, decay, beta):
     """As `_delta_block`, with a decay for each channel of the keys: `decay` is [B, H, C, K]."""
     heads = v.shape[1]
-    q, k = (_grouped(x, heads) for x in (q, k))
+    q, k = (_per_head(x, heads) for x in (q, k))
     total = decay.cumsum(-2)
-    pairwise = _lower((total[..., None, :] - total[..., None, :, :]).movedim(-1, -3)).movedim(-3, -1)
+    pairwise = _exp_of_lower_triangle((total[..., None, :] - total[..., None, :, :]).movedim(-1, -3)).movedim(-3, -1)
     weighted = k[..., None, :, :] * pairwise
     overlap, scores = ((x[..., None, :] * weighted).sum(-1) for x in (k, q))
     since_start, until_end = total.exp(), (total[..., -1:, :] - total).exp()
-    return _corrected(
+    return _delta_update(
         state, q * since_start, k * since_start, k * until_end, v, beta, overlap, scores, since_start[..., -1, :, None]
     )
 
 
-def _corrected(state, q_start, k_start, k_end, v, beta, overlap, scores, decay):
-    """Returns the state after a block, and the outputs.
+def _delta_update(state, q_start, k_start, k_end, v, beta, overlap, scores, decay):
+    """Returns the state after a block of the gated delta rule, and the outputs.
 
     Token i adds key_i ⊗ errors_i to the state, where errors_i is beta_i * (value_i - what the state holds for key_i).
     That state includes what the earlier tokens of the block have added. The errors therefore solve the equation
-    (I + beta * lower(overlap)) errors = beta * (v - k_start @ state).
+    (I + beta * L) errors = beta * (v - k_start @ state), where L is `overlap` below the diagonal and zero elsewhere.
     """
     errors = _inverse(overlap.tril(-1) * beta[..., None]) @ ((v - k_start @ state) * beta[..., None])
     return state * decay + k_end.mT @ errors, q_start @ state + scores @ errors

@@ -42,7 +42,7 @@ import torch
 from ..custom_ops.library import define
 
 LOG2_E = 1.4426950408889634
-LARGEST = 3.4028234663852886e38  # of float32
+LARGEST_FLOAT = 3.4028234663852886e38  # float32
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 UNSURE = -1  # in place of a token
@@ -82,16 +82,16 @@ def _sample(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _sample_rows(logits, *parameters):
-    """Draws one sequence after the other, so that each gets the token that it gets alone.
+    """Draws one sequence after the other, so that each gets the same token as in a batch of one.
 
     `_greedy` needs no such loop, because its result is exact.
     """
     rows = [logits, *(p for p in parameters if is_per_row(p))]
     shared = [p for p in parameters if p is not None and not is_per_row(p)]
 
-    def step(done, row, *rest):
-        own, others = iter(rest[: len(rows) - 1]), iter(rest[len(rows) - 1 :])
-        values = [p if p is None else next(own if is_per_row(p) else others) for p in parameters]
+    def step(done, row, *given):
+        per_row, for_all = iter(given[: len(rows) - 1]), iter(given[len(rows) - 1 :])
+        values = [p if p is None else next(per_row if is_per_row(p) else for_all) for p in parameters]
         return done + 1, _sample(row.unsqueeze(0), *values).squeeze(0)
 
     count = torch.zeros((), dtype=torch.int64)
@@ -120,6 +120,7 @@ def _cond(predicate, true_fn, false_fn, *operands):
 
 
 def _number(x, dtype):
+    """Returns a parameter as a tensor of `dtype`, 0-d or `[B]`. None stays None."""
     if x is None:
         return None
     return (x if is_per_row(x) or not x.dim() else x.reshape(())).to(dtype)
@@ -128,8 +129,8 @@ def _number(x, dtype):
 def _or_else(next_version, tokens, *operands):
     """Returns `tokens` if none of them is UNSURE, else `next_version(*operands)`.
 
-    The host waits for the predicate before it chooses a branch. The predicate depends on `tokens`, so that these are
-    computed by then, and the host does not wait for them again.
+    The host waits for the predicate before it chooses a branch. The predicate depends on `tokens`, so the tokens are
+    computed by then: reading them later takes no second wait.
     """
     return _cond(
         (tokens >= 0).all(),
@@ -190,6 +191,7 @@ def split_columns(x, height, padding=-torch.inf):
 
 
 def _near(size):
+    """Returns the integers from size / 2 to 2 * size, those nearest to `size` first."""
     return sorted(range(size // 2, 2 * size + 1), key=lambda n: abs(n - size))
 
 
@@ -199,7 +201,7 @@ def clean(logits):
     With +inf, differences from the largest logit would be NaN.
     """
     logits = torch.where(logits != logits, -torch.inf, logits)
-    return torch.clamp(logits, max=LARGEST)
+    return torch.clamp(logits, max=LARGEST_FLOAT)
 
 
 # Draws without filters: two versions ------------------------------------------------------
@@ -264,7 +266,7 @@ def _minus_gumbel(words):
     MLX computes the same uniform numbers from random words. The result is finite even for the word 0.
     """
     uniform = torch.clamp(words * 2.0**-32, max=BELOW_ONE)
-    return torch.clamp(torch.log(-torch.log(uniform)), max=LARGEST)
+    return torch.clamp(torch.log(-torch.log(uniform)), max=LARGEST_FLOAT)
 
 
 # Draws with filters: one version per tier, and one for all tokens --------------------------
@@ -276,7 +278,8 @@ def _filtered(logits, temperature, top_p, seed, top_k, min_p):
         return _filtered_all(*operands)
     nucleus_weight = _cond(top_p < 1, _nucleus_weight, _infinite_weight, logits, temperature, top_p)
     tiers = TIERS if top_k is None else TIERS_WITH_TOP_K
-    tiers = [t for t in tiers if 2 * t[0] * t[1] < logits.shape[1]]
+    # A tier looks at count * height tokens. It is not worth its time if these are half of the vocabulary or more.
+    tiers = [(count, height) for count, height in tiers if 2 * count * height < logits.shape[1]]
     return _filtered_tiers(tiers, nucleus_weight, *operands)
 
 
@@ -310,9 +313,9 @@ def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top
     """
     logits = split_columns(logits, height)
     maxima = logits.amax(1)
-    columns = _largest(maxima, count)
+    columns = _indices_of_largest(maxima, count)
     picked = _pick(logits, columns)
-    best = _largest(picked, count)
+    best = _indices_of_largest(picked, count)
     # The candidates are sorted by token id first, so that the stable sort by drop below ranks ties by token id.
     token, order = torch.sort(_token_ids(columns, logits).gather(1, best), -1)
     drop = maxima.amax(-1, keepdim=True) - picked.gather(1, best.gather(1, order))
@@ -399,10 +402,10 @@ def _weight(drop, temperature):
 
 def row_max(logits):
     """Returns the largest logit of each sequence, `[B, 1]`. It is finite even if all logits are -inf."""
-    return torch.clamp(logits.amax(-1, keepdim=True), min=-LARGEST)
+    return torch.clamp(logits.amax(-1, keepdim=True), min=-LARGEST_FLOAT)
 
 
-def _largest(x, count):
+def _indices_of_largest(x, count):
     """Returns the indices of the `count` largest elements of each sequence, in no particular order."""
     size = x.shape[1]
     return torch.ops.mlx.argpartition(x, size - count, -1)[:, size - count :]

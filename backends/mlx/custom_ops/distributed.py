@@ -1,8 +1,8 @@
-"""Torch operators over a group of processes: schema, eager kernel, fake kernel.
+"""Torch operators with which the processes of a tensor-parallel model exchange tensors.
 
 A program with these operators belongs to the process `rank` of a group of `size` processes. Eager torch has no such
-group. There, the operators run inside `simulated_group`, where the processes are threads. Importing this module defines
-the operators in the operator library `mlx`.
+group: there, the operators run only inside `simulated_group`, which uses threads as processes. Importing this module
+defines the operators in the operator library `mlx`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _this_thread = threading.local()
 
 
 class _Exchange:
-    """Exchanges tensors among several threads."""
+    """Exchanges tensors among several threads. `gathered` is the list that `simulated_group` fills."""
 
     def __init__(self, size: int, gathered: list[torch.Tensor]):
         self.size, self.barrier, self.tensors, self.gathered = size, threading.Barrier(size), [None] * size, gathered
 
     def gather(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the tensors of all threads. `tensor` is that of the thread `rank`, which calls the function."""
+        """Returns the tensors of all threads, by rank. Each thread passes its own `rank` and `tensor`."""
         self.tensors[rank] = tensor
         self.barrier.wait()
         result = list(self.tensors)

@@ -1,4 +1,4 @@
-"""Torch operators with a handler of their own: schema, eager kernel, fake kernel.
+"""Torch operators for what ATen lacks: random bits with a seed, partial sorting, KV caches and state.
 
 Importing this module defines the operators in the operator library `mlx`.
 """
@@ -105,7 +105,7 @@ def _positions_and_row_begins(name, cache, start, row, rows, length, ring):
     Both are int64 `[length]`. Raises ValueError if a position or a row is out of range.
     """
     capacity = cache.shape[2] // rows
-    single = start.numel() == 1
+    has_one_start = start.numel() == 1
     for argument, values in {"start": start, "row": row}.items():
         if values is not None and (values.dtype != torch.int64 or values.dim() > 1 or values.numel() != start.numel()):
             raise ValueError(
@@ -117,7 +117,7 @@ def _positions_and_row_begins(name, cache, start, row, rows, length, ring):
             f"mlx::{name}: got start {list(start.shape)}, {'no row' if row is None else 'row'}, {rows} rows and a "
             f"cache {list(cache.shape)}, expected start of shape [1] or [{length}], and row if there are several rows"
         )
-    positions = start.reshape(-1) + torch.arange(length if single else 1)
+    positions = start.reshape(-1) + torch.arange(length if has_one_start else 1)
     if int(positions.min()) < 0:
         raise ValueError(f"mlx::{name}: start: got {int(positions.min())}, expected a position from 0")
     if not ring:
@@ -172,10 +172,10 @@ def cached_attention_in_torch(
                 f"mlx::cached_attention: {argument}: got shape {list(values_of_heads.shape)}, expected "
                 f"[{query.shape[1]}], a number for each query head"
             )
-    single = start.numel() == 1
+    has_one_start = start.numel() == 1
     results = []
     for index in range(start.numel()):
-        queries = query if single else query[:, :, index : index + 1]
+        queries = query if has_one_start else query[:, :, index : index + 1]
         chosen = 0 if row is None else int(row.reshape(-1)[index])
         k, v = (c.unflatten(2, (rows, -1))[:, :, chosen] for c in (keys, values))
         begin = int(start.reshape(-1)[index])
@@ -226,8 +226,8 @@ def _attend(query, keys, values, begin, scale, window, softcap, blocks, sinks, s
 # only to its row. Returns [1, H, S, E].
 #
 # With `window`, a query attends to the last `window` positions, including the position of the query, and the rows are
-# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `blocks`, a query attends
-# to the positions of its own block only, which are p with p // window equal to that of the query. With `softcap`, the
+# ring buffers with L >= min(window + S - 1, start + S); S counts the queries of a row. With `blocks`, the query
+# at position q attends only to its own block: to positions p with p // window == q // window. With `softcap`, the
 # scores become softcap * tanh(scores / softcap). `slopes` [H] adds slope * (key position - query position) to the
 # scores. `sinks` [H] adds a score to the softmax that belongs to no key.
 cached_attention = define(
@@ -242,9 +242,9 @@ cached_attention = define(
 # State ------------------------------------------------------------------------------------
 
 
-# Returns a copy of `buffer`, for a method that reads a buffer that only another method writes. If no operator of a
-# method writes a buffer, the MLX program of the method stores the buffer as a constant. The module therefore copies the
-# result to the buffer, which adds no instruction to the MLX program:
+# Returns a copy of `buffer`, for a method that reads a buffer and leaves the writing to another method. If no operator
+# of a method writes a buffer, the MLX program of the method stores the buffer as a constant. The module therefore
+# copies the result to the buffer, which adds no instruction to the MLX program:
 #
 #     state = torch.ops.mlx.read_state(self.buffer)
 #     self.buffer.copy_(state)

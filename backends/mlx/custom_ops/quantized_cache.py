@@ -1,9 +1,9 @@
 """Torch operators on quantized KV caches: schema, eager kernel, fake kernel.
 
-An *entry* of a cache is what it holds for one position: the numbers of several tensors, such as a key and a value, each
-padded with zeros to whole groups of `group_size` numbers. A group holds integers q of 4 or 8 bits, and its numbers are
-q * scale + bias. The scale and the bias are rounded to the dtype of the scales before the integers are computed. A cache
-consists of two tensors:
+An *entry* is what a cache holds for one position of a key head: the numbers of several tensors, such as a key and a
+value, each padded with zeros to whole groups of `group_size` numbers. A group holds integers q of 4 or 8 bits, and its
+numbers are q * scale + bias. The scale and the bias are rounded to the dtype of the scales before the integers are
+computed. A cache of G key heads and N positions consists of two tensors:
 
     entries  uint8 [1, G, N, groups * group_size * bits / 8]; with 4 bits, the first of two numbers is in the low bits
     scales   [1, G, N, 2 * groups]: the scales of the groups, then their biases
@@ -63,12 +63,12 @@ def in_groups(x: torch.Tensor, format: EntryFormat) -> torch.Tensor:
 def quantize(xs: list[torch.Tensor], format: EntryFormat, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """The torch function of `mlx::quantize_entries`, whose arguments and results are explained below."""
     x = torch.cat([in_groups(x, format) for x in xs], -2)
-    levels = 2**format.bits - 1
+    largest = 2**format.bits - 1
     low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    scales, biases = ((high - low) / levels).to(dtype), low.to(dtype)
+    scales, biases = ((high - low) / largest).to(dtype), low.to(dtype)
     divisors = scales.float()
     divisors = torch.where(divisors == 0, 1.0, divisors)
-    q = ((x - biases.float()) / divisors).round().clamp(0, levels)
+    q = ((x - biases.float()) / divisors).round().clamp(0, largest)
     if format.bits == 4:
         q = q[..., ::2] + 16 * q[..., 1::2]
     q = q.to(torch.uint8).reshape(*q.shape[:-2], q.shape[-2] * q.shape[-1])

@@ -315,7 +315,7 @@ executorch_mlx_status executorch_mlx_engine_score(
     check_argument(
         program.max_verify() > 0 && program.metadata().logprobs > 0,
         "score: the program was exported without the method verify or without logprobs");
-    // The last token of the prompt predicts the first target, and each target but the last the next one.
+    // The last token of the prompt predicts the first target. Each target except the last predicts the target after it.
     std::vector<int64_t> inputs = {ids.back()};
     inputs.insert(inputs.end(), expected.begin(), expected.end() - 1);
     ids.pop_back();

@@ -101,8 +101,8 @@ void DraftModel::release(Request& request) {
 }
 
 // At position p, the head reads the program's hidden state at p and the token at p + 1. The program has computed the
-// hidden states of all tokens but the last. To guess further tokens, the head reads hidden states of its own. It reads
-// these positions again when the program has computed theirs: `mtp_length` does not count them.
+// hidden states of all tokens but the last. To guess further tokens, the head reads hidden states that it computed
+// itself. `mtp_length` does not count those positions: the head reads them again with the program's hidden states.
 std::vector<int64_t> MtpHead::guess(const std::shared_ptr<Request>& request, int64_t count, int64_t chunk) {
   Row& row = *request->row;
   const auto rest = std::span<const int64_t>(request->ids).subspan(row.mtp_length + 1);

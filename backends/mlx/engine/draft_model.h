@@ -1,7 +1,8 @@
 // Models that guess the next tokens of answers: a draft model, or the program's own head for multi-token prediction.
 //
-// They draw each token with the sampling parameters and the seed of the token's step. The noise is then that of the
-// program whose tokens they guess: where the models agree about the logits, they draw the same token at any temperature.
+// They draw each token with the sampling parameters and the seed of the token's step. They then use the same noise as
+// the program whose tokens they guess: where the models agree about the logits, both draw the same token, at any
+// temperature.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ namespace executorch_mlx {
 // bytes of a token differ.
 void check_draft(const LlmProgram& program, const LlmProgram& draft);
 
+// A model that drafts tokens. The class Drafter in speculation.h drafts without a model, by lookup.
 class Guesser {
  public:
   virtual ~Guesser() = default;
@@ -31,7 +33,7 @@ class Guesser {
   // Frees the row that the model uses for a request. The request is over.
   virtual void release(Request&) {}
 
-  // How many of its tokens were accepted.
+  // How many of its tokens were accepted. Begins as if 1.6 of 2 tokens had been.
   Acceptance acceptance = {.accepted = 1.6, .judged = 2};
   // Returns the measured time of one token, or 0 if it is unknown.
   double token_seconds() const {
@@ -40,7 +42,7 @@ class Guesser {
 
   // Returns true at every 256th call: a few tokens should then be drafted although that does not pay, so that
   // `acceptance` stays known.
-  bool is_due() {
+  bool is_trial_due() {
     constexpr uint64_t kEvery = 256;
     return ++passed_over_ % kEvery == 0;
   }
@@ -61,13 +63,13 @@ class Guesser {
  private:
   bool is_warm_ = false; // whether there was a call with one token; the first one also loads the method
   double seconds_ = 0;
-  uint64_t passed_over_ = 0;
+  uint64_t passed_over_ = 0; // calls of is_trial_due()
 };
 
 // Another program with the same tokenizer.
 class DraftModel : public Guesser {
  public:
-  // With `reuse`, rows keep what they held, as in Rows. The program must outlive the object.
+  // `reuse` is an argument of Rows. The program must outlive the object.
   DraftModel(LlmProgram& program, bool reuse) : program_(program), rows_(program, reuse) {}
 
   void release(Request& request) override;

@@ -32,11 +32,12 @@ constexpr uint64_t kMaxMessage = 1 << 30;
 // Whether this process has a Group. There can be only one: the collective operations of two models would get mixed up.
 std::atomic<bool> has_group = false;
 
-using Token = std::array<char, 16>;
+// A random value that identifies the group: process 0 refuses connections of other programs.
+using GroupKey = std::array<char, 16>;
 
 // How the other processes reach process 0.
 struct Address {
-  Token token;
+  GroupKey key;
   uint16_t port;
   uint16_t count;
   uint32_t addresses[kMaxAddresses];
@@ -44,7 +45,7 @@ struct Address {
 
 // What a process says about itself.
 struct Hello {
-  Token token;
+  GroupKey key;
   int64_t process; // its rank in the group
   TensorParallel part; // the part of the model that its file has
 };
@@ -65,11 +66,11 @@ std::optional<Group::Message> receive_message(int socket) {
   return receive_all(socket, message.data(), length) ? std::optional(std::move(message)) : std::nullopt;
 }
 
-Token random_token() {
+GroupKey random_key() {
   std::random_device device;
-  Token token;
-  std::generate(token.begin(), token.end(), [&] { return static_cast<char>(device()); });
-  return token;
+  GroupKey key;
+  std::generate(key.begin(), key.end(), [&] { return static_cast<char>(device()); });
+  return key;
 }
 
 // Returns what is wrong with the file of the process that sent `hello`, or "".
@@ -152,7 +153,7 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
   Address address = {};
   int listener = -1;
   if (is_leader()) {
-    address.token = random_token();
+    address.key = random_key();
     listener = listen_on_any_port(address.port);
     const auto addresses = own_addresses();
     address.count = static_cast<uint16_t>(std::min(addresses.size(), kMaxAddresses));
@@ -163,10 +164,10 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
       ": cannot reach the other processes, see the log for details");
   std::string refusal;
   if (is_leader()) {
-    refusal = admit(listener, part, address.token);
+    refusal = admit(listener, part, address.key);
     close(listener);
   } else {
-    const int socket = connect_to_leader(address, {address.token, rank_, part});
+    const int socket = connect_to_leader(address, {address.key, rank_, part});
     check(socket >= 0, EXECUTORCH_MLX_FAILED, path, ": cannot connect to process 0");
     sockets_ = {socket};
     set_timeout(socket, std::chrono::duration<double>(kStartTime).count());
@@ -189,10 +190,10 @@ void Group::connect(const TensorParallel& part, const std::string& path) {
 
 // Accepts the connections of all other processes. Sends each the reason why the group cannot start, or "", and returns
 // the reason.
-std::string Group::admit(int listener, const TensorParallel& part, const Token& token) {
+std::string Group::admit(int listener, const TensorParallel& part, const GroupKey& key) {
   sockets_.assign(size_, -1);
   results_.resize(size_);
-  std::string refusal = fault({token, 0, part}, part, size_);
+  std::string refusal = fault({key, 0, part}, part, size_);
   const auto deadline = std::chrono::steady_clock::now() + kStartTime;
   for (int missing = size_ - 1; missing > 0;) {
     const std::chrono::duration<double> left = deadline - std::chrono::steady_clock::now();
@@ -204,7 +205,7 @@ std::string Group::admit(int listener, const TensorParallel& part, const Token& 
     set_timeout(socket, kAnswerSeconds);
     Hello hello;
     const char welcome = 1;
-    const bool is_member = receive_all(socket, &hello, sizeof(hello)) && hello.token == token && 0 < hello.process &&
+    const bool is_member = receive_all(socket, &hello, sizeof(hello)) && hello.key == key && 0 < hello.process &&
         hello.process < size_ && sockets_[hello.process] < 0 && send_all(socket, &welcome, 1);
     if (!is_member) { // not of this group
       close(socket);
@@ -233,7 +234,8 @@ bool Group::lead(const Message& message, const Call& call) {
   return result;
 }
 
-// Waits until all other processes have made the call that ended in this process with `result`.
+// Waits until all other processes have made the call that ended in this process with `result`. Ends this process if one
+// of them has another result.
 void Group::wait_for_results(bool result) {
   std::unique_lock lock(mutex_);
   const auto is_complete = [this] {

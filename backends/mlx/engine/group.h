@@ -1,8 +1,8 @@
 // The processes that run the parts of a tensor-parallel model.
 //
-// Process 0 runs the engine. Before each call of the model, it sends the call to the others over TCP connections, and all
-// make the call together; the sums over the group are a part of the program. If a process ends, all others end with an
-// error, because a call that waits for it cannot be cancelled.
+// Process 0 runs the engine. Before each call of the model, it sends the call to the other processes over TCP, and all
+// processes make the call together. The programs themselves contain the sums over the group. If a process ends, all
+// other processes end with an error, because they cannot cancel a call that waits for data of the lost process.
 #pragma once
 
 #include <array>
@@ -26,9 +26,9 @@ class Group {
   using Call = std::function<bool()>;
   using Message = std::vector<char>;
 
-  // Joins the group of this process and connects it with the others. `path` is the file that this process has loaded,
-  // and `part` says which part of the model it is. Throws EngineError in all processes if one of them has a file that
-  // does not belong to the group.
+  // Joins the group to which this process belongs, and connects to the other processes. `path` is the file that this
+  // process has loaded, and `part` says which part of the model it is. Throws EngineError in all processes if one of
+  // them has a file that does not belong to the group.
   Group(const TensorParallel& part, const std::string& path);
   Group(const Group&) = delete;
   ~Group(); // in process 0: ends follow() in the others
@@ -46,7 +46,7 @@ class Group {
 
  private:
   void connect(const TensorParallel& part, const std::string& path);
-  std::string admit(int listener, const TensorParallel& part, const std::array<char, 16>& token);
+  std::string admit(int listener, const TensorParallel& part, const std::array<char, 16>& key);
   void watch_followers();
   void read_messages();
   void wait_for_results(bool result);
@@ -56,7 +56,7 @@ class Group {
   int size_ = 1;
   std::vector<int> sockets_; // in process 0: by rank; in the others: only the connection to process 0
 
-  std::mutex mutex_; // guards the rest
+  std::mutex mutex_; // guards the members below, except thread_
   std::condition_variable changed_;
   std::vector<std::deque<bool>> results_; // in process 0, by rank: results of calls that lead() has not compared yet
   std::deque<Message> messages_; // in the other processes: messages that follow() has not taken yet

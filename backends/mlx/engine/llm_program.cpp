@@ -50,7 +50,7 @@ std::unique_ptr<Module> open(const std::string& path, const std::string& device)
   return module;
 }
 
-// Changes if another file takes the place of this one, or if it is written to.
+// Returns a string that changes if the file is written to, or if another file takes its place.
 std::string version_of(const std::string& path) {
   struct stat status = {};
   check(stat(path.c_str(), &status) == 0, EXECUTORCH_MLX_NOT_FOUND, path, ": cannot read the file");
@@ -70,8 +70,8 @@ void check_has_method(const MetadataReader& reader, const std::string& path, con
 // The logits of the last position of task `i`, from [B, S, V] or [B, V].
 template <typename T>
 std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_size) {
-  const int64_t slot_size = logits.numel() / logits.size(0);
-  const T* end = logits.const_data_ptr<T>() + (i + 1) * slot_size;
+  const int64_t task_numel = logits.numel() / logits.size(0);
+  const T* end = logits.const_data_ptr<T>() + (i + 1) * task_numel;
   return {end - vocab_size, end};
 }
 
@@ -330,7 +330,7 @@ void LlmProgram::encode(std::span<const float> samples) {
 
 namespace {
 
-// A message to the other processes that is no call of a method: it begins with a zero byte.
+// A message to the other processes: copy a row. It begins with a zero byte, where the call of a method has its name.
 struct RowCopy {
   char is_method = 0;
   int64_t from, to, length, written;
@@ -353,7 +353,7 @@ void LlmProgram::follow() {
   group_->follow([this](std::span<const char> message) { return repeat(message); });
 }
 
-// Makes a call of process 0. Returns whether it succeeded.
+// Makes the call that process 0 describes in `message`. Returns whether it succeeded.
 bool LlmProgram::repeat(std::span<const char> message) {
   try {
     if (message.size() == sizeof(RowCopy) && message[0] == 0) {

@@ -89,11 +89,12 @@ class LlmProgram {
   // row.
   std::vector<Drawn> draw(std::span<const RowTask> tasks);
 
-  // Whether submit_draw() can return before the tokens are drawn, and a draw that is not wanted does no harm.
+  // Whether submit_draw() can return before the tokens are drawn, and it does no harm to discard a draw.
   bool can_defer() const;
 
-  // Like draw(), but returns as soon as the device has its work. With `source`, an earlier call that can be one, the
-  // token of task i is the one that `source` draws for its task sources[i]; task i then has one token, which is not used.
+  // Like draw(), but returns as soon as the device has its work. With `source`, an earlier call whose
+  // can_be_source() is true, the token of task i is the one that `source` draws for its task sources[i]. Each task then
+  // has one token, whose value is not used.
   PendingDraw submit_draw(
       std::span<const RowTask> tasks, const PendingDraw* source = nullptr, std::span<const size_t> sources = {});
 
@@ -111,7 +112,8 @@ class LlmProgram {
   // the log probability of each in `target_logprobs`.
   std::vector<Drawn> verify(const RowTask& task, std::vector<float>* target_logprobs = nullptr);
 
-  // Returns the logits after the last token of each task, [V] each. Several tasks as for draw(), if has_logits_of_rows().
+  // Returns the logits after the last token of each task, [V] each. If has_logits_of_rows(), there may be
+  // several tasks, as for draw().
   std::vector<std::vector<float>> logits(std::span<const RowTask> tasks);
 
   // Runs the encoder of a speech model: the tokens of later calls are those for this sound. Throws EngineError.

@@ -49,9 +49,9 @@ struct LlmMetadata {
   SpeechMetadata speech;
 };
 
-// The values of the metadata methods. boolean(), integer(), integers() and array() return the value of one. They throw
-// EngineError if it has another type. A function without the parameter `default_value` also throws if the method is
-// missing.
+// The values of the metadata methods. boolean(), integer(), integers() and array() return the value of the method
+// `name`. They throw EngineError if that value has another type. A function without the parameter `default_value` also
+// throws if the method is missing.
 class MetadataReader {
  public:
   // Runs all methods that have neither inputs nor delegates. `path` is the name of the file in error messages. `module`

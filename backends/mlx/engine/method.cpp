@@ -19,7 +19,8 @@ using executorch::runtime::EValue;
 namespace {
 
 constexpr int64_t kNoToken = -1; // in bias_tokens: an unused entry
-// The input `logprobs`. Other methods than `verify` return those of drawn tokens for any value but 0.
+// Values of the input `logprobs`; 0: no log probabilities. Only `verify` has targets: other methods return the log
+// probabilities of drawn tokens for any value but 0.
 constexpr int64_t kLogprobsOfTargets = 1;
 constexpr int64_t kLogprobsOfDrawn = 2;
 
@@ -135,23 +136,23 @@ void Method::load() {
   }
 }
 
-void Method::fill(size_t task, const RowTask& source) {
+void Method::fill(size_t index, const RowTask& task) {
   static const SamplingParameters kGreedy;
-  const SamplingParameters& s = source.sampling ? *source.sampling : kGreedy;
+  const SamplingParameters& s = task.sampling ? *task.sampling : kGreedy;
   Values& v = values_;
-  const size_t count = source.tokens.size();
-  std::copy(source.tokens.begin(), source.tokens.end(), v.tokens.begin() + task * count);
-  v.position[task] = source.position;
-  const auto set = [task](auto& values, auto value) {
+  const size_t count = task.tokens.size();
+  std::copy(task.tokens.begin(), task.tokens.end(), v.tokens.begin() + index * count);
+  v.position[index] = task.position;
+  const auto set = [index](auto& values, auto value) {
     if (!values.empty()) {
-      values[task] = value;
+      values[index] = value;
     }
   };
-  set(v.row, source.row);
-  set(v.row_length, source.row_length);
+  set(v.row, task.row);
+  set(v.row_length, task.row_length);
   set(v.temperature, s.temperature);
   set(v.top_p, s.top_p);
-  set(v.seed, source.seed);
+  set(v.seed, task.seed);
   set(v.top_k, s.top_k);
   set(v.min_p, s.min_p);
   set(v.repetition_penalty, s.repetition_penalty);
@@ -160,23 +161,23 @@ void Method::fill(size_t task, const RowTask& source) {
   const int64_t bias = metadata_.logit_bias;
   for (int64_t i = 0; i < bias && !v.bias_tokens.empty(); ++i) {
     const bool is_used = i < static_cast<int64_t>(s.logit_bias.size());
-    v.bias_tokens[task * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
-    v.bias_values[task * bias + i] = is_used ? s.logit_bias[i].second : 0;
+    v.bias_tokens[index * bias + i] = is_used ? s.logit_bias[i].first : kNoToken;
+    v.bias_values[index * bias + i] = is_used ? s.logit_bias[i].second : 0;
   }
   if (!v.allowed_tokens.empty()) {
     const size_t words = mask_words_ * (kind_ == Kind::kVerify ? count : 1);
-    const auto begin = v.allowed_tokens.begin() + task * words;
-    if (source.allowed_tokens.empty()) {
+    const auto begin = v.allowed_tokens.begin() + index * words;
+    if (task.allowed_tokens.empty()) {
       std::fill_n(begin, words, kAllTokens);
     } else {
-      std::copy_n(source.allowed_tokens.begin(), words, begin);
+      std::copy_n(task.allowed_tokens.begin(), words, begin);
     }
   }
-  set(v.logprobs, !source.wants_logprobs ? 0 : source.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets);
-  set(v.timestamps, int64_t{source.timestamps});
+  set(v.logprobs, !task.wants_logprobs ? 0 : task.targets.empty() ? kLogprobsOfDrawn : kLogprobsOfTargets);
+  set(v.timestamps, int64_t{task.timestamps});
   if (!v.targets.empty()) {
     std::fill_n(v.targets.begin(), count, 0);
-    std::copy(source.targets.begin(), source.targets.end(), v.targets.begin());
+    std::copy(task.targets.begin(), task.targets.end(), v.targets.begin());
   }
 }
 
@@ -219,7 +220,7 @@ Outputs Method::submit(std::span<const RowTask> tasks, const Outputs* source, st
     elements.push_back(static_cast<int64_t>(sources[i < static_cast<int64_t>(sources.size()) ? i : 0]));
   }
   const void* const tokens = source == nullptr ? nullptr : source->values[0].toTensor().const_data_ptr();
-  load(); // no call of the delegate may come between the next two lines
+  load(); // now, because the next call of the delegate after executorch_mlx_defer() must be the one in run()
   executorch_mlx_defer(source == nullptr ? nullptr : source->pending.get(), tokens, elements.data(), elements.size());
   Outputs outputs;
   try {
@@ -238,7 +239,8 @@ void Method::finish(Outputs& outputs) const {
   }
 }
 
-// The name of the method, ended by a zero byte, the number of tokens and the bytes of the inputs.
+// Returns the call as a message to the other processes: the name of the method, ended by a zero byte, the number of
+// tokens and the bytes of the inputs.
 std::vector<char> Method::inputs_of_call() const {
   std::vector<char> message(name_.begin(), name_.end());
   message.push_back(0);

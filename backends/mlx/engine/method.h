@@ -23,14 +23,14 @@ struct RowTask {
   std::span<const int64_t> tokens;
   int64_t position = 0; // of the first token
   int64_t row = 0;
-  int64_t row_length = 0; // of `draft`: the tokens of the row that the other methods have taken
-  // How to draw. The other fields have no effect on a method that returns logits.
+  int64_t row_length = 0; // for the method draft: how many tokens the other methods have written to the row
+  // The fields below say how to draw. They have no effect on a method that returns logits.
   const SamplingParameters* sampling = nullptr; // null: greedy
   int64_t seed = 0;
   std::span<const int32_t> allowed_tokens = {}; // ceil(V / 32) words per draw; empty: all tokens are allowed
   bool wants_logprobs = false;
-  std::span<const int64_t> targets = {}; // of `verify`: the tokens whose log probability is wanted, one after each
-                                         // of `tokens`; empty: none
+  std::span<const int64_t> targets = {}; // for the method verify: targets[i] is the token whose log probability
+                                         // after tokens[i] is wanted; empty: none
   bool timestamps = false; // whether timestamps may be drawn
 };
 
@@ -84,7 +84,8 @@ class Method {
   std::vector<executorch::runtime::EValue> run(std::span<const RowTask> tasks);
 
   // Like run(), but may return before the outputs are computed. With `source`, a pending call of this or another method,
-  // the token of task i is sources[i] of the first output of `source`; each task then has one token, which is not used.
+  // the token of task i is element sources[i] of the first output of `source`. Each task then has one token, which
+  // is not used.
   Outputs submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources);
 
   // Waits until the outputs are computed. Throws EngineError.
@@ -108,7 +109,7 @@ class Method {
 
   std::vector<MethodInput> inputs();
   void add_head_inputs(std::vector<MethodInput>& inputs);
-  void fill(size_t task, const RowTask& source);
+  void fill(size_t index, const RowTask& task);
   void resize(size_t tokens);
   std::vector<char> inputs_of_call() const;
 

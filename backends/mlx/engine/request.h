@@ -62,8 +62,8 @@ class Request {
   }
 
   // Returns the task that draws the next token and, with a `draft`, the token after each draft token. The caller sets
-  // the task's tokens, position and row. Calls options.allowed_tokens, and removes the draft tokens from the first one
-  // on that it does not allow. Throws EngineError if it returns false for the next token.
+  // the task's tokens, position and row. Calls the callback options.allowed_tokens, and cuts the draft before the first
+  // token that the callback does not allow. Throws EngineError if the callback returns false for the next token.
   RowTask draw_task(std::vector<int64_t>& draft);
 
   // Adds the drawn token and calls on_event. `has_room`: see AnswerBuilder::take().
@@ -75,13 +75,14 @@ class Request {
   // Ends the request, with a last event. It is not over for other threads until close().
   void end(executorch_mlx_finish reason, executorch_mlx_status status = EXECUTORCH_MLX_OK, std::string error = "");
 
+  // Ends the wait of other threads.
   void close();
 
   // Removes the callbacks: none is called any more.
   void detach();
 
   const RequestOptions options;
-  const std::function<bool(Row&)> work; // empty: generates an answer
+  const std::function<bool(Row&)> work; // empty: the request generates an answer
   const bool samples_on_host;
   std::vector<int64_t> ids; // prompt and answer
   Row* row = nullptr;
@@ -89,7 +90,8 @@ class Request {
   // Whether the next token can be drawn: the row holds all of `ids` but the last one.
   bool is_decoding = false;
   Drafter drafter;
-  // In a step without a draft: the level and the first token of the draft that the lookup found and that was not used.
+  // If the lookup found a draft that does not pay: its Draft::level and first token. The next token drawn shows whether
+  // this token was right.
   std::optional<std::pair<size_t, int64_t>> plain_guess;
 
  private:
@@ -111,7 +113,7 @@ class Request {
   std::atomic<bool> cancelled_ = false;
   static_assert(std::atomic<bool>::is_always_lock_free);
 
-  mutable std::mutex mutex_; // guards the rest
+  mutable std::mutex mutex_; // guards the members below
   std::condition_variable ended_;
   bool has_ended_ = false;
   executorch_mlx_request_info info_ = {};

@@ -30,22 +30,22 @@ struct JoiningThread {
   }
 };
 
-// The header of a file. The file consists of this header, `ids` token ids, and the contents of the buffers in the order
-// of executorch_mlx/buffers.h. What the buffers contain follows from the program and the header.
+// The header of a file. The file consists of this header, the token ids of the row, and the contents of the buffers in
+// the order of executorch_mlx/buffers.h. The sizes of these contents follow from the program and the header.
 struct Header {
   char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
   uint64_t version = 1;
   uint64_t program = 0; // hash of the .pte file
-  uint64_t ids = 0;
+  uint64_t num_ids = 0;
   int64_t written = 0; // Row::written
-  uint64_t bytes = 0; // of the contents
+  uint64_t num_bytes = 0; // of the contents of the buffers
   uint64_t checksum = 0; // of the file, with 0 in place of the checksum
 };
 
 // Returns a 64-bit hash that depends on all bytes and on `seed`. Eight independent lanes make it as fast as the memory.
 uint64_t hash(std::span<const char> bytes, uint64_t seed) {
   constexpr size_t kBlock = 64;
-  constexpr uint64_t kFactor = 0x9FB21C651E98DF25;
+  constexpr uint64_t kFactor = 0x9FB21C651E98DF25; // odd, with irregular bits
   uint64_t lanes[8];
   for (uint64_t i = 0; i < 8; ++i) {
     lanes[i] = (seed + i + 1) * kFactor;
@@ -111,7 +111,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// The buffers of a program, and the part of each that a row uses.
+// The buffers of a program, and the range of each that a row uses.
 class RowBuffers {
  public:
   explicit RowBuffers(const LlmProgram& program) : program_(program) {
@@ -126,14 +126,14 @@ class RowBuffers {
     return executorch_mlx_buffers_count(buffers_.get());
   }
 
-  struct Part {
+  struct Range {
     int64_t begin; // index on axis 2 at which the row begins
     int64_t count; // number of indices from there on
     size_t bytes; // size of their contents
   };
-  // Returns the part of a buffer that holds the first `length` positions of a row. A buffer whose rows are shorter than
-  // the context is a ring buffer. Of a ring buffer, the part is all that was written.
-  Part part(size_t buffer, int64_t row, int64_t length, int64_t written) const {
+  // Returns the range of a buffer that holds the first `length` positions of a row. A buffer whose rows are shorter
+  // than the context is a ring buffer. Of a ring buffer, the range is all that was written.
+  Range range(size_t buffer, int64_t row, int64_t length, int64_t written) const {
     int64_t size = 0;
     size_t index_bytes = 0;
     executorch_mlx_buffers_size(buffers_.get(), buffer, &size, &index_bytes);
@@ -149,11 +149,11 @@ class RowBuffers {
   void copy(size_t buffer, int64_t from, int64_t to, int64_t count) {
     check_call(executorch_mlx_buffers_copy(buffers_.get(), buffer, from, to, count), buffer);
   }
-  void read(size_t buffer, const Part& part, char* data) {
-    check_call(executorch_mlx_buffers_read(buffers_.get(), buffer, part.begin, part.count, data), buffer);
+  void read(size_t buffer, const Range& range, char* data) {
+    check_call(executorch_mlx_buffers_read(buffers_.get(), buffer, range.begin, range.count, data), buffer);
   }
-  void write(size_t buffer, const Part& part, const char* data) {
-    check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, part.begin, part.count, data), buffer);
+  void write(size_t buffer, const Range& range, const char* data) {
+    check_call(executorch_mlx_buffers_write(buffers_.get(), buffer, range.begin, range.count, data), buffer);
   }
 
  private:
@@ -189,8 +189,8 @@ bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t l
   try {
     RowBuffers buffers(program);
     for (size_t i = 0; i < buffers.count(); ++i) {
-      const auto source = buffers.part(i, from, length, written);
-      const auto target = buffers.part(i, to, length, written);
+      const auto source = buffers.range(i, from, length, written);
+      const auto target = buffers.range(i, to, length, written);
       buffers.copy(i, source.begin, target.begin, source.count);
     }
     return true;
@@ -220,10 +220,10 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   const auto length = static_cast<int64_t>(row.ids.size());
   Header header;
   header.program = program_hash(program);
-  header.ids = row.ids.size();
+  header.num_ids = row.ids.size();
   header.written = row.written;
   for (size_t i = 0; i < buffers.count(); ++i) {
-    header.bytes += buffers.part(i, row.index, length, row.written).bytes;
+    header.num_bytes += buffers.range(i, row.index, length, row.written).bytes;
   }
   // The file has a temporary name until it is complete.
   const std::string temporary = str(path, ".", getpid(), ".tmp");
@@ -236,9 +236,9 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   write(as_bytes(row.ids));
   std::vector<char> bytes;
   for (size_t i = 0; i < buffers.count(); ++i) {
-    const auto part = buffers.part(i, row.index, length, row.written);
-    bytes.resize(part.bytes);
-    buffers.read(i, part, bytes.data());
+    const auto range = buffers.range(i, row.index, length, row.written);
+    bytes.resize(range.bytes);
+    buffers.read(i, range, bytes.data());
     checksum = hash(bytes, checksum);
     write(bytes);
   }
@@ -264,11 +264,12 @@ void load_row(const LlmProgram& program, Row& row, const std::string& path) {
   rest = rest.subspan(sizeof(header));
   check_argument(header.version == Header().version, path, ": got format version ", header.version, ", expected ", Header().version);
   check_argument(header.program == program_hash(program), path, ": the prompt cache of another program");
-  const bool has_ids = header.ids <= rest.size() / sizeof(int64_t) && header.bytes == rest.size() - header.ids * sizeof(int64_t);
-  check_argument(has_ids, path, ": the file is incomplete");
-  std::vector<int64_t> ids(header.ids);
-  std::memcpy(ids.data(), rest.data(), header.ids * sizeof(int64_t));
-  rest = rest.subspan(header.ids * sizeof(int64_t));
+  const bool is_complete = header.num_ids <= rest.size() / sizeof(int64_t) &&
+      header.num_bytes == rest.size() - header.num_ids * sizeof(int64_t);
+  check_argument(is_complete, path, ": the file is incomplete");
+  std::vector<int64_t> ids(header.num_ids);
+  std::memcpy(ids.data(), rest.data(), header.num_ids * sizeof(int64_t));
+  rest = rest.subspan(header.num_ids * sizeof(int64_t));
   const uint64_t expected = std::exchange(header.checksum, 0);
   uint64_t checksum = hash(as_bytes(ids), hash_of(header));
   check_prompt(program.metadata(), ids, "prefix");
@@ -277,13 +278,13 @@ void load_row(const LlmProgram& program, Row& row, const std::string& path) {
   row.truncate(0);
   const auto length = static_cast<int64_t>(ids.size());
   for (size_t i = 0; i < buffers.count(); ++i) {
-    const auto part = buffers.part(i, row.index, length, header.written);
-    check_argument(part.bytes <= rest.size(), path, ": the file is damaged");
+    const auto range = buffers.range(i, row.index, length, header.written);
+    check_argument(range.bytes <= rest.size(), path, ": the file is damaged");
     // The checksum is computed while the buffer is written.
-    JoiningThread sum{std::thread([bytes = rest.first(part.bytes), &checksum] { checksum = hash(bytes, checksum); })};
-    buffers.write(i, part, rest.data());
+    JoiningThread sum{std::thread([bytes = rest.first(range.bytes), &checksum] { checksum = hash(bytes, checksum); })};
+    buffers.write(i, range, rest.data());
     sum.thread.join();
-    rest = rest.subspan(part.bytes);
+    rest = rest.subspan(range.bytes);
   }
   check_argument(rest.empty() && checksum == expected, path, ": the file is damaged");
   row.append(ids);

@@ -41,8 +41,8 @@ bool Rows::has_free() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.request == nullptr; });
 }
 
-// Returns how many tokens at the beginning of `prompt` the row holds, at most `limit`; 0 if the row cannot rewind to
-// there.
+// Returns how many tokens at the beginning of `prompt` the row holds, at most `limit`. Returns 0 if the row cannot
+// rewind to the end of these tokens.
 int64_t Rows::usable_prefix_length(
     const Row& row, std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples) const {
   if (!row.has_same_sound(samples)) {
@@ -75,8 +75,8 @@ Row* Rows::take(std::span<const int64_t> prompt, int64_t limit, const std::vecto
     }
     return oldest;
   }
-  // The request gets the source itself if that is free, and either is the oldest row or has few tokens behind the prefix,
-  // which are lost. Otherwise a long prefix is copied to the oldest row.
+  // The request takes over the source if the source is free and little is lost: if it is the oldest row, or if it holds
+  // few tokens behind the prefix. Otherwise a long prefix is copied to the oldest row.
   const bool is_free = source->request == nullptr;
   const int64_t lost = static_cast<int64_t>(source->ids.size()) - longest;
   const bool takes_over = is_free && (source == oldest || lost <= longest / 4);

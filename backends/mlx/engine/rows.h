@@ -37,8 +37,8 @@ class Rows {
   bool has_free() const;
 
   // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens, possibly
-  // copied from another row. What the least recently used row held is lost first. `samples` is the request's sound: a row
-  // with another one holds no beginning.
+  // copied from another row. What the least recently used row held is lost first. `samples` is the request's sound: the
+  // tokens of a row with another sound do not count as a beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
   // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.

@@ -12,10 +12,10 @@ namespace executorch_mlx {
 
 namespace {
 
-// The largest chunk on a CPU, unless an option says otherwise: a larger one does not make the matrix products faster, but
-// the attention scores larger. A GPU takes as many tokens as the program does.
+// The largest chunk on a CPU, unless an option says otherwise. A larger one would not make the matrix products faster,
+// and would need more memory for the attention scores. On a GPU, a chunk is as large as the program permits.
 constexpr int64_t kCpuChunk = 512;
-// The smallest chunk while answers run. The first one, as long as the speed of the prefill is unknown.
+// The smallest chunk while answers run. Also the size of a chunk while the speed of the prefill is unknown.
 constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
 
@@ -232,7 +232,7 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   count_steps(0, 0, 0, seconds);
 }
 
-// Draws the next token of all answers that run, or several of those for which speculation pays.
+// Draws the next token of every running answer. An answer for which speculation pays may get several tokens.
 void Scheduler::step() {
   if (!pending_.empty()) {
     may_follow_pending() ? advance_pending() : finish_pending();
@@ -240,7 +240,7 @@ void Scheduler::step() {
       return;
     }
   }
-  Requests head, host;
+  Requests head, host; // by what draws their tokens: the sampling head, or the host
   for (const auto& request : running_) {
     if (request->is_decoding) {
       (request->samples_on_host ? host : head).push_back(request);
@@ -258,11 +258,11 @@ void Scheduler::step() {
   });
   const bool one_by_one = costs_.prefers_single_steps(head.size());
   const auto overlaps = [this](const auto& request) { return can_overlap(*request); };
-  const bool is_pending = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
-  const size_t group = one_by_one ? 1 : head.size();
-  for (size_t i = 0; i < head.size(); i += group) {
-    const Requests requests(head.begin() + i, head.begin() + i + group);
-    is_pending ? guarded(requests, [&] { pending_.push_back(submit(requests)); }) : draw(requests);
+  const bool submits_ahead = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
+  const size_t per_call = one_by_one ? 1 : head.size();
+  for (size_t i = 0; i < head.size(); i += per_call) {
+    const Requests requests(head.begin() + i, head.begin() + i + per_call);
+    submits_ahead ? guarded(requests, [&] { pending_.push_back(submit(requests)); }) : draw(requests);
   }
   for (auto& [request, draft] : drafts) {
     verify(request, std::move(draft));
@@ -275,14 +275,14 @@ void Scheduler::step() {
   }
 }
 
-// Whether the steps of this request may be submitted before the host knows the tokens of the steps before them.
+// Whether a step of this request may be submitted before the host knows the token of the previous step.
 bool Scheduler::can_overlap(const Request& request) const {
   const RequestOptions& options = request.options;
   return overlaps_ && !request.samples_on_host && options.allowed_tokens == nullptr &&
       !program_.metadata().speech.is_speech() && (guesser_ == nullptr || options.draft == 0);
 }
 
-// Whether another draw follows the pending one of this request, unless that one ends the answer.
+// Whether this request needs a draw after its pending one, unless the pending token turns out to end the answer.
 bool Scheduler::needs_draw_after_pending(const Request& request) const {
   if (request.is_over()) {
     return false;
@@ -293,7 +293,8 @@ bool Scheduler::needs_draw_after_pending(const Request& request) const {
   return (most == 0 || generated + 1 < most) && position < program_.metadata().max_context_len;
 }
 
-// Whether the next step consists of the same calls as the pending one, or of those without the requests that end there.
+// Whether the next step can be submitted before the pending tokens are read. This is so if it makes the same calls as
+// the pending step, except for requests that certainly end with their pending token.
 bool Scheduler::may_follow_pending() {
   const size_t running =
       std::count_if(running_.begin(), running_.end(), [](const auto& request) { return request->is_decoding; });
@@ -312,7 +313,7 @@ bool Scheduler::may_follow_pending() {
   return pending == running && (running < 2 || costs_.prefers_single_steps(running) == (pending_.size() > 1));
 }
 
-// Submits the calls that follow the pending ones, and takes the tokens of the latter.
+// Submits the calls of the next step, and takes the tokens of the pending calls.
 void Scheduler::advance_pending() {
   for (PendingStep& step : std::exchange(pending_, {})) {
     Requests requests;
@@ -326,7 +327,7 @@ void Scheduler::advance_pending() {
         next = submit(requests, &step);
       }
     } catch (...) {
-      error = std::current_exception(); // of the requests that the pending token does not end
+      error = std::current_exception(); // ends only requests that their pending token does not end
     }
     finish(std::move(step));
     if (error != nullptr) {
@@ -340,7 +341,8 @@ void Scheduler::advance_pending() {
   }
 }
 
-// Submits the next draw of each request, in one call. With `source`, it follows the draws of these requests there.
+// Submits the next draw of each request, in one call. With `source`, a pending step of these requests, the call takes
+// the tokens of `source` on the device.
 Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* source) {
   const auto begin = Clock::now();
   const size_t ahead = source == nullptr ? 0 : 1;
@@ -364,12 +366,12 @@ Scheduler::PendingStep Scheduler::submit(Requests requests, const PendingStep* s
   return {std::move(requests), std::move(draw), begin};
 }
 
-// Waits for the tokens of a call, and takes those of the requests that are not over.
+// Waits for the tokens of a call, and gives them to the requests that are not over.
 void Scheduler::finish(PendingStep step) {
   guarded(step.requests, [&] {
     const auto drawn = program_.finish_draw(step.draw);
     const auto now = Clock::now();
-    // Calls run one after the other.
+    // Calls run one after the other: this one began when it was submitted, or later, when the previous one ended.
     const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
     finished_ = now;
     step.requests.size() == 1 ? costs_.record_one_row(1, seconds) : costs_.record_all_rows(seconds);
@@ -399,11 +401,11 @@ int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCo
   if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
     return choice.length;
   }
-  return running == 1 && guesser_->is_due() ? std::min(kTrial, most) : 0;
+  return running == 1 && guesser_->is_trial_due() ? std::min(kTrial, most) : 0;
 }
 
-// Returns the draft for the next call, or an empty one for a plain step. A plain step still tells whether the draft
-// would have been right.
+// Returns the draft for the next call, or an empty one for a plain step. If the lookup finds a draft that does not pay,
+// its first token is kept in Request::plain_guess: the plain step shows whether it is right.
 Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) {
   Request& request = *given;
   const LlmMetadata& meta = program_.metadata();
@@ -444,7 +446,7 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
   return draft;
 }
 
-// Draws the token after each token of a draft, and takes those that follow accepted ones.
+// Draws the token after each token of a draft. The request gets the drawn tokens up to the first that was not guessed.
 void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
   guarded({request}, [&] {
     Row& row = *request->row;
@@ -556,7 +558,7 @@ void Scheduler::take_plain(const std::shared_ptr<Request>& request, std::span<co
   take(request, fed, drawn);
 }
 
-// The tokens `fed` are in the row now, and the token after them is drawn.
+// Records that the tokens `fed` are in the row, and adds the token drawn after them to the answer.
 void Scheduler::take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn) {
   request->row->append(fed);
   {

@@ -1,11 +1,12 @@
 // The engine: a thread that gives rows to requests and runs the program.
 //
-// Between two steps, requests join and leave. A step takes all answers that run by one token. While answers run, the
-// chunks of a new prompt alternate with steps.
+// Between two steps, requests join and leave. A step adds one token to every running answer, or several with
+// speculation. While answers run, the chunks of a new prompt alternate with steps.
 //
-// With overlap, a step is submitted before the tokens of the step before are read, which it takes on the device: the host
-// works while the device does. If a token ends its request, the draw after it is discarded. It has written one position
-// behind the answer, which is overwritten when the row is used again, like that of a rejected draft token.
+// With overlap, a step is submitted before the host has read the tokens of the previous step: the new step takes them
+// on the device. Host and device then work at the same time. If a token ends its request, the draw after it is
+// discarded. The discarded draw has written a position behind the answer, which is overwritten when the row is used
+// again.
 #pragma once
 
 #include <condition_variable>
@@ -39,7 +40,8 @@ class Scheduler {
   // Queues a request. Throws EngineError with BUSY if the queue is full.
   void submit(std::shared_ptr<Request> request);
 
-  // Runs Request::work between steps, and waits for it. Throws EngineError if it fails.
+  // Reads `prompt` into a row, then calls `work` between steps until it returns false. Waits until this is done. Throws
+  // EngineError if it fails.
   void run(std::vector<int64_t> prompt, std::function<bool(Row&)> work);
 
   executorch_mlx_engine_stats stats() const;
@@ -51,7 +53,7 @@ class Scheduler {
  private:
   using Requests = std::vector<std::shared_ptr<Request>>;
 
-  // A call that draws a token for each request.
+  // A submitted call that draws a token for each request.
   struct PendingStep {
     Requests requests; // some may be over: their tokens are discarded
     PendingDraw draw;
@@ -95,12 +97,12 @@ class Scheduler {
   Requests running_; // those that have a row, in the order in which they began
   const bool overlaps_;
   std::vector<PendingStep> pending_; // calls of one step, whose tokens are not read yet
-  Clock::time_point finished_; // the last pending call
+  Clock::time_point finished_; // when the last pending call ended
   double token_seconds_ = 0; // of a token in a prefill chunk; 0: unknown
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
 
-  mutable std::mutex mutex_; // guards the rest
+  mutable std::mutex mutex_; // guards the members below, except thread_
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Request>> queue_;
   executorch_mlx_engine_stats stats_ = {};

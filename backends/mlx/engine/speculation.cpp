@@ -82,6 +82,7 @@ bool StepCosts::prefers_single_steps(size_t count) {
   return is_cheaper && ++choices_ % kMeasureEvery != 0;
 }
 
+// Returns the seconds of a call for one row with this many tokens: measured, or estimated from a shorter call.
 double StepCosts::cost(int64_t tokens) const {
   int64_t known = tokens;
   while (known > 1 && one_row_[known] == 0) {
@@ -101,8 +102,8 @@ StepCosts::Choice StepCosts::best_draft(
   if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0) || is_plain_due) {
     return {};
   }
-  // Tokens per second without speculation. A call of `verify` for one of several answers delays the others, which go on
-  // without it: it has to gain more tokens per second than the others draw.
+  // Tokens per second without speculation. A call of `verify` for one of several answers delays all others. It has to
+  // gain more tokens per second than steps of all rows draw.
   const double plain = running > 1 ? static_cast<double>(running) / all_rows_ : 1 / one_row_[1];
   Choice best = {.rate = kMinGain * plain};
   double expected = 1; // tokens of a call with a draft of `length` tokens
@@ -114,6 +115,7 @@ StepCosts::Choice StepCosts::best_draft(
       expected += probability;
     }
     const double seconds = cost(length + 1) + static_cast<double>(length) * draft_seconds;
+    // A step of all rows would draw one of the expected tokens without an extra call.
     const double rate = (running > 1 ? expected - 1 : expected) / seconds;
     if (length > 0 && rate > best.rate) {
       best = {.length = length, .rate = rate};

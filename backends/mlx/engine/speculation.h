@@ -1,7 +1,8 @@
-// Speculation: several tokens per call without a change of the answer.
+// Speculation: one call draws several tokens, and the answer stays the same.
 //
 // A draft guesses the next tokens. The method `verify` draws the token after each of them with the seed of its step. A
-// draft token is accepted if it equals the token drawn in its place, so that the answer is that of plain steps.
+// draft token is accepted if it equals the token drawn in its place, so that the answer is the same as without drafts.
+// A step without a draft is a plain step.
 #pragma once
 
 #include <array>
@@ -24,7 +25,7 @@ struct Acceptance {
   double judged;
 
   // Records a draft of `proposed` tokens. The first `right` tokens were accepted. The token after them, if any, was
-  // wrong, and the others were not judged.
+  // wrong, and the tokens after that one were not judged.
   void learn(int64_t proposed, int64_t right);
 
   // The probability that a draft token is accepted if all before it are.
@@ -54,7 +55,7 @@ class Drafter {
     std::unordered_map<uint64_t, size_t> next; // by the hash of an n-gram: the index after its last occurrence
     Acceptance acceptance;
   };
-  // The statistics of each level begin as if two draft tokens had been judged.
+  // The statistics of each level begin as if two draft tokens had been judged, with acceptance rates 0.8, 0.5 and 0.25.
   std::array<Level, kSizes.size()> levels_ = {{{{}, {1.6, 2}}, {{}, {1.0, 2}}, {{}, {0.5, 2}}}};
   size_t indexed_ = 0; // n-grams that end before this index are in the maps
 };
@@ -86,7 +87,7 @@ class StepCosts {
 
  private:
   struct Warmth {
-    // Whether there was a call. The first call also loads the method.
+    // Whether there was a call of each kind. The first call is not measured, because it also loads the method.
     bool plain = false, verify = false, all_rows = false;
   };
   double cost(int64_t tokens) const;

@@ -18,7 +18,7 @@ struct SpeechMetadata {
   int64_t max_samples = 0;
   int64_t sample_multiple = 1; // a sound is split into parts of this size; an incomplete last part becomes zeros
   int64_t timestamp_begin = -1; // the timestamp tokens are those from this one to the end of the vocabulary; -1: none
-  int64_t max_initial_timestamp = -1; // the index of the last timestamp that may begin an answer; -1: any
+  int64_t max_initial_timestamp = -1; // the latest timestamp that may begin an answer, from 0; -1: any
   std::vector<int64_t> suppressed; // tokens that are never drawn
   std::vector<int64_t> suppressed_first; // tokens that do not begin an answer
 
@@ -33,8 +33,8 @@ SpeechMetadata read_speech_metadata(const MetadataReader& reader, int64_t vocab_
 // Checks the sound of a request. Throws EngineError.
 void check_samples(const SpeechMetadata& metadata, std::span<const float> samples);
 
-// Returns the samples for a call of the program: `samples`, padded with zeros to a length that the program takes. An
-// incomplete last part, as of sample_multiple, becomes zeros.
+// Returns the samples for a call of the program: `samples`, padded with zeros to a length that the program takes. If
+// the last part of sample_multiple samples is incomplete, it becomes zeros.
 std::vector<float> padded_samples(const SpeechMetadata& metadata, std::span<const float> samples);
 
 // Clears the bits of the tokens that may not follow `answer`. The mask has a bit for each token, as that of

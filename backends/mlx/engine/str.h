@@ -1,4 +1,4 @@
-// Text from parts.
+// Builds strings from parts, mostly for messages.
 #pragma once
 
 #include <sstream>

@@ -35,8 +35,8 @@ class _Block:
 def peak_of_temporaries(graph: ir.MLXGraph) -> Peak:
     """Estimate the peak memory of the temporaries in one call.
 
-    The estimate assumes that each result has memory of its own, except a view, which shares that of its operand. The
-    memory is allocated and freed in program order. Dynamic extents are at their upper bounds. MLX often takes less
+    The estimate assumes that each result has memory of its own, except a view, which shares the memory of its operand.
+    The memory is allocated and freed in program order. Dynamic extents are at their upper bounds. MLX often takes less
     memory, because it evaluates lazily, fuses operations and reuses the memory of operands.
     """
     instructions = infer_types(graph, upper_bound=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executorch.exir.schema import Program
 
 BACKEND = "MLXBackend"
+_HEADER_SIZE = 64  # ExecuTorch's extended header lies within this many bytes at the beginning of a file
 _IDENTIFIER = b"ET"  # followed by a version of two digits, currently 12
 
 # ExecuTorch's deserializer does not validate its input. It raises one of these exceptions for a damaged file.
@@ -61,8 +62,8 @@ class Contents:
 def read_pte(path: str | Path) -> Contents:
     """Read the MLX programs of a .pte file. Raises ProgramError if the file is damaged or is not a .pte file."""
     size = Path(path).stat().st_size
-    if size < 64:
-        raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least 64")
+    if size < _HEADER_SIZE:
+        raise ProgramError(f"{path} is not a .pte file: got {size} bytes, expected at least {_HEADER_SIZE}")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_payloads(data, path)
 
@@ -80,7 +81,7 @@ def _read(path: str | Path, data: bytes | mmap.mmap) -> Contents:
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
 
-    header = _get_extended_header(data[:64])
+    header = _get_extended_header(data[:_HEADER_SIZE])
     program_size = header.program_size if header else len(data)
     if program_size > len(data):
         raise ProgramError(f"{path} is truncated: got {len(data)} bytes, expected a program of {program_size} bytes")

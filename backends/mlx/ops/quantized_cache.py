@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..builder import dtypes
-from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, masking
+from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, mask_fields
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
@@ -68,7 +68,7 @@ class _QuantizedCache:
         return P.emit(
             ir.QuantizedSdpaNode, q=query, cache=self.entries, scales=self.scales, start=first, stop=stop,
             value_offset=self.value_offset, value_size=self.value_size, group_size=self.format.group_size,
-            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **masking(mask),
+            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **mask_fields(mask),
         )  # fmt: skip
 
     def _dequantize(self, P, first, stop, group, width, dtype):

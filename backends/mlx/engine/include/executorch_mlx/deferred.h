@@ -20,22 +20,24 @@ extern "C" {
 // A call whose results may not be computed yet. It must be freed before its method is unloaded.
 typedef struct executorch_mlx_deferred executorch_mlx_deferred;
 
-// Makes the next call on this thread of a method that consists of one MLX program return as soon as its work has been
-// submitted. Its outputs keep what they have until executorch_mlx_deferred_finish(). The call computes its results before it
-// returns if it is the first one, there is a memory limit, it is profiled, or the KV caches belong to the runtime.
+// Defers the next call on this thread, which must be of a method that consists of one MLX program. The call returns as
+// soon as its work has been submitted. The memory of its outputs does not change until
+// executorch_mlx_deferred_finish(). The first call of a method still computes its results before it returns. So does
+// every call if there is a memory limit or a profile, or if the KV caches belong to the runtime.
 //
-// With `source`, an earlier call, the input named "tokens" is not read. Its element i is element elements[i] of the
-// output of `source` that has the memory `output`. Both are int64. The call fails if one of them is missing, `count` is not
-// the number of elements of the input, or an element is out of range.
+// With `source`, an earlier deferred call, the next call does not read its input named "tokens". In its place, it takes
+// elements of an output of `source` on the device: element i of the input is element elements[i] of the output whose
+// memory is `output`. Input and output are int64. The call fails if there is no such input or output, if `count` is not
+// the number of elements of the input, or if an element of `elements` is out of range.
 void executorch_mlx_defer(
     const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count);
 
-// Returns the call that was made since executorch_mlx_defer(), for the caller to free. Returns NULL if it failed, or if the
-// program has no input named "tokens": it was then not deferred. The next call is a usual one.
+// Returns the call that was made since executorch_mlx_defer(). The caller frees it. Returns NULL if the call failed, or
+// if it was not deferred because the program has no input named "tokens". Later calls are not deferred.
 executorch_mlx_deferred* executorch_mlx_deferred_take(void);
 
-// Waits for the results and writes them to the memory of the outputs. Returns 0, or the number of an ExecuTorch Error; the
-// mutable buffers are then lost.
+// Waits for the results and writes them to the memory of the outputs. Returns 0, or the number of an ExecuTorch Error.
+// After an error, the contents of the mutable buffers are lost.
 int executorch_mlx_deferred_finish(executorch_mlx_deferred* call);
 
 // Waits for the results and frees them.

@@ -27,9 +27,9 @@ int executorch_mlx_register(void);
 // Returns 0, or the number of an ExecuTorch Error; the log then has the details.
 int executorch_mlx_set_option(const char* key, const char* value);
 
-// Returns the device on which a program runs that is loaded with the option "device" = `device`: "cpu" or "gpu". Null or
-// "" stands for a program that is loaded without this option. Returns null if the device is unknown or not available;
-// the log then has the reason.
+// Returns "cpu" or "gpu": the device on which a program runs if it is loaded with the option "device" = `device`. Null
+// or "" stands for a program that is loaded without this option. Returns null if the device is unknown or not
+// available; the log then has the reason.
 const char* executorch_mlx_device(const char* device);
 
 // Joins the group of processes that a launcher of MLX or MPI has started, and waits until all processes have joined.

@@ -183,7 +183,7 @@ class Request {
 
   // Ends the request that this object held, as the destructor does.
   Request& operator=(Request&& other) noexcept {
-    handle_ = std::move(other.handle_); // first: callbacks of the old request use the old state
+    handle_ = std::move(other.handle_); // before state_: callbacks of the old request use the old state
     state_ = std::move(other.state_);
     return *this;
   }

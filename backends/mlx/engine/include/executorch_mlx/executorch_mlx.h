@@ -72,8 +72,9 @@ executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* m
 executorch_mlx_status executorch_mlx_model_get_data(
     const executorch_mlx_model* model, const char* name, const void** data, size_t* size);
 
-// Gives the bytes of all tokens to a program that has none: those of token i are from offsets[i] to offsets[i + 1] of
-// `bytes`, for `count` tokens; ids from `count` on have no text. Copies both. Only before the engine is created.
+// Gives the bytes of `count` tokens to a program that has none. The bytes of token i begin at bytes[offsets[i]] and end
+// before bytes[offsets[i + 1]]. `offsets` has count + 1 elements. Token ids from `count` on have no text. Copies both
+// arrays. Only before the engine is created.
 executorch_mlx_status executorch_mlx_model_set_token_bytes(
     executorch_mlx_model* model, const void* bytes, const int64_t* offsets, size_t count);
 
@@ -93,7 +94,7 @@ typedef struct {
   int64_t chunk;               // largest prefill chunk in tokens; 0: the program's, but 512 on a CPU
   double chunk_seconds;        // while answers run, a prefill chunk should take about this long; 0: 0.25 s
   bool reuse_prompts;          // keep the rows of finished requests for prompts that begin like them
-  int64_t overlap;             // submit a step before the tokens of the one before are read; 0: no, 1: yes, -1: on a GPU
+  int64_t overlap;             // submit a step before the previous one's tokens are read; 0: no, 1: yes, -1: on a GPU
 } executorch_mlx_engine_options;
 #define EXECUTORCH_MLX_ENGINE_OPTIONS {sizeof(executorch_mlx_engine_options), 0, 0, 0, true, -1}
 
@@ -109,7 +110,7 @@ typedef struct {
   int64_t running;             // requests that have a row
   int64_t waiting;             // requests in the queue
   int64_t rows;                // rows of the program
-  int64_t requests;            // requests that ended, since the engine was created; the other counts too
+  int64_t requests;            // requests that have ended; this and the counts below begin when the engine is created
   int64_t failed;              // of these, by an error
   int64_t prompt_tokens;       // tokens of prompts
   int64_t reused_tokens;       // of these, already in the cache
@@ -123,17 +124,19 @@ typedef struct {
 // Fills `stats`, whose field `size` the caller has set.
 executorch_mlx_status executorch_mlx_engine_get_stats(executorch_mlx_engine* engine, executorch_mlx_engine_stats* stats);
 
-// Writes the cache of a prompt to a file, computing what is not in the cache yet. load_prefix() puts it into a row, as
-// if a request with this prompt had just ended. Both wait until the engine can do it between two steps. load_prefix()
-// refuses a damaged file, and one of another program or format version: INVALID_ARGUMENT.
+// Writes the cache of a prompt to a file. Positions that are not in the cache yet are computed first. load_prefix()
+// puts the cache into a row, as if a request with this prompt had just ended. Both do their work between two steps, and
+// wait until it is done. load_prefix() refuses a damaged file, and one of another program or format version:
+// INVALID_ARGUMENT.
 executorch_mlx_status executorch_mlx_engine_save_prefix(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t length, const char* path);
 executorch_mlx_status executorch_mlx_engine_load_prefix(
     executorch_mlx_engine* engine, const char* path, int64_t* length);
 
-// Computes the log probability of each of `targets`, as the model's own (temperature 1, no filters), after `prompt` and
-// the targets before it. `logprobs` [target_count]. `is_greedy` [target_count] may be NULL: whether the target is the
-// most likely token. Needs a program with the method verify and logprobs; else INVALID_ARGUMENT.
+// Computes the log probability of each target, given `prompt` and the earlier targets, under the model's own
+// distribution (temperature 1, no filters). Writes `logprobs` [target_count] and, unless it is NULL, `is_greedy`
+// [target_count]: whether the target is the most likely token. Needs a program with the method verify and logprobs;
+// else INVALID_ARGUMENT.
 executorch_mlx_status executorch_mlx_engine_score(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, float* logprobs, bool* is_greedy);
@@ -154,9 +157,9 @@ typedef struct {
   size_t size;
   // -1 if the answer ends without a new token. A stop id has finish STOP and stop_index -1: it is not part of the answer.
   int64_t token;
-  const char* text;              // UTF-8, whole characters, `text_length` bytes; text that may begin a stop string waits
+  const char* text;              // UTF-8, whole characters; a possible beginning of a stop string is held back
   size_t text_length;
-  int32_t finish;                // executorch_mlx_finish; not RUNNING only in the last event of a request
+  int32_t finish;                // executorch_mlx_finish; RUNNING in every event of a request but the last
   int32_t stop_index;            // the stop string that ended the answer, or -1
   float logprob;                 // of the token; only if options.logprobs >= 0
   int64_t top_count;             // the most likely tokens: options.logprobs, at most the program's number
@@ -168,9 +171,10 @@ typedef struct {
 // functions of the same engine other than executorch_mlx_request_cancel() and executorch_mlx_engine_submit().
 typedef bool (*executorch_mlx_on_event)(void* user_data, const executorch_mlx_event* event);
 
-// Selects the tokens that may be drawn next: clears the bits of the others in `mask`, `words` = ceil(V / 32) words, all
-// set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds the tokens of the answer so far (with
-// speculation, followed by draft tokens). Returns false to end the request with ERROR.
+// Selects the tokens that may be drawn next: clears the bits of all other tokens in `mask`. The mask has `words` =
+// ceil(V / 32) words, and all its bits are set before the call. Bit v % 32 of mask[v / 32] is token v. `answer` holds
+// the tokens of the answer so far (with speculation, followed by draft tokens). Returns false to end the request with
+// ERROR.
 typedef bool (*executorch_mlx_allowed_tokens)(
     void* user_data, const int64_t* answer, size_t answer_length, int32_t* mask, size_t words);
 
@@ -202,7 +206,7 @@ typedef struct {
 
   int32_t logprobs;              // -1: none; k: the log probability of the token, and the k most likely tokens
   int32_t priority;              // requests with a higher priority start first
-  int32_t draft;                 // tokens to draft per step: -1 chooses by itself, 0 never drafts
+  int32_t draft;                 // tokens to draft per step; -1: the engine chooses, 0: none
   executorch_mlx_on_event on_event;
   void* user_data;               // for both callbacks
 
@@ -211,13 +215,14 @@ typedef struct {
   const float* samples;
   size_t sample_count;
   bool timestamps;               // draw timestamp tokens, by Whisper's rules
-  bool allow_suppressed;         // no rules for the tokens: also those may be drawn that the model suppresses
+  bool allow_suppressed;         // no rules for the tokens: tokens that the model suppresses may be drawn too
 } executorch_mlx_request_options;
 #define EXECUTORCH_MLX_REQUEST_OPTIONS \
   {sizeof(executorch_mlx_request_options), NULL, 0, 0, 1, 0, 0, false, 0, 1, 0, 0, NULL, NULL, 0, NULL, 0, NULL, 0, \
    false, NULL, 0, -1, 0, -1, NULL, NULL, NULL, 0, false, false}
 
-// Checks a request and queues it. Copies everything that `options` points to. Frees with executorch_mlx_request_free().
+// Checks a request and queues it. Copies everything that `options` points to. Free the request with
+// executorch_mlx_request_free().
 executorch_mlx_status executorch_mlx_engine_submit(
     executorch_mlx_engine* engine, const executorch_mlx_request_options* options, executorch_mlx_request** request);
 
@@ -236,13 +241,13 @@ typedef struct {
   int64_t stop_id;               // the stop id that ended the answer, or -1
   int64_t prompt_tokens;
   int64_t reused_tokens;         // of the prompt, already in the cache
-  int64_t generated_tokens;      // with a stop id
+  int64_t generated_tokens;      // including a stop id
   int64_t drafted_tokens;
   int64_t accepted_tokens;
   double queue_seconds;          // from submit to the first chunk
   double prompt_seconds;         // from the first chunk to the first token
   double generation_seconds;     // from the first token to the last
-  int64_t calls;                 // that drew its tokens: without speculation, one for each
+  int64_t calls;                 // calls that drew its tokens: without speculation, one for each token
 } executorch_mlx_request_info;
 
 // Fills `info`, whose field `size` the caller has set. Complete from the last event on, also within its callback.
