@@ -144,14 +144,14 @@ def write_table(table: Table, answers: Path, output: Path, column: str) -> None:
     offsets = {request_number(answer["id"]): offset for offset, answer in read_answers(answers)}
     with open(answers, "rb") as file:
 
-        def columns() -> Iterator[tuple[str | None, str | None]]:
+        def texts_and_errors() -> Iterator[tuple[str | None, str | None]]:
             for number in range(1, len(offsets) + 1):
                 file.seek(offsets[number])
                 yield text_and_error(json.loads(file.readline()))
 
         unfinished = output.with_name(f"{output.name}.unfinished")
         names = (column, f"{column}_error")
-        (_write_csv if output.suffix == CSV else _write_parquet)(table, columns(), names, unfinished)
+        (_write_csv if output.suffix == CSV else _write_parquet)(table, texts_and_errors(), names, unfinished)
     unfinished.replace(output)
 
 

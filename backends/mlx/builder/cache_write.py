@@ -1,4 +1,7 @@
-"""Emits instructions that write into KV caches, and the host arithmetic on positions for these writes."""
+"""Emits instructions that write into KV caches, and the host arithmetic on positions for these writes.
+
+`P` is the `ProgramBuilder`.
+"""
 
 from __future__ import annotations
 

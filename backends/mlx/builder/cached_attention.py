@@ -1,4 +1,7 @@
-"""Emits attention over the rows of a KV cache. `FloatCache` in `ops/kv_cache.py` says what a cache has to provide."""
+"""Emits attention over the rows of a KV cache. `FloatCache` in `ops/kv_cache.py` says what a cache has to provide.
+
+`P` is the `ProgramBuilder`. In shapes, H is the number of query heads, S of queries and D the size of a query.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emits a loop with a fixed number of iterations, as `ScanNode`."""
+"""Emits a loop with a fixed number of iterations, as `ScanNode`. `P` is the `ProgramBuilder`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..serialization import ir
 from .slots import TensorSlot
 
 
-def fold(
-    P: Any, step: Callable, state: Sequence[TensorSlot], xs: Sequence[TensorSlot], *fixed: TensorSlot
+def emit_loop(
+    P: Any, iteration: Callable, state: Sequence[TensorSlot], xs: Sequence[TensorSlot], *fixed: TensorSlot
 ) -> list[TensorSlot]:
     """Emits a loop over the first axis of the tensors `xs`, and returns the slots of the final state.
 
-    `step(*state, *slices, *fixed)` is a torch function of one iteration. It returns the new state, a list of tensors
+    `iteration(*state, *slices, *fixed)` is a torch function. It returns the new state, a list of tensors
     with the dtypes and shapes of the old one. `slices` are the slices of `xs`. `fixed` are further operands, which all
     iterations share. The shape of every operand must be known.
     """
@@ -22,8 +22,8 @@ def fold(
     slices = [TensorSlot(x.dtype, tuple(x.shape[1:])) for x in xs]
     with P.chain() as body:
         # All results are copied before the state is overwritten, because a result may be a slot of the state: for
-        # example, if `step` swaps two tensors.
-        results = [_copy(P, r) for r in P.trace(step, *carry, *slices, *fixed)]
+        # example, if `iteration` swaps two tensors.
+        results = [_copy(P, r) for r in P.trace(iteration, *carry, *slices, *fixed)]
         for result, slot in zip(results, carry, strict=True):
             P.emit(ir.IdCopyNode, x=result, out=slot)
     P.emit(

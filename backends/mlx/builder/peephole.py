@@ -86,7 +86,7 @@ def can_represent(wide: torch.dtype, narrow: torch.dtype) -> bool:
     return torch.iinfo(wide).min <= limits.min and limits.max <= torch.iinfo(wide).max
 
 
-def _neutral(neutral: int, kinds: str, commutes: bool = True) -> Callable:
+def _neutral_element_rule(neutral: int, kinds: str, commutes: bool = True) -> Callable:
     """Returns a rule that drops an operation one of whose operands is the constant `neutral`, the neutral element.
 
     The rule applies to the dtypes of `kinds`, a string of the letters b(ool), i(nteger) and f(loat). If the operation
@@ -113,10 +113,10 @@ _RULES = {
     ir.ReshapeNode: _reshape,
     ir.AsTypeNode: _as_type,
     # Addition of 0 is kept for floats, because -0.0 + 0 is 0.0.
-    ir.AddNode: _neutral(0, "i"),
-    ir.SubtractNode: _neutral(0, "i", commutes=False),
-    ir.MultiplyNode: _neutral(1, "if"),
-    ir.DivideNode: _neutral(1, "f", commutes=False),
-    ir.BitwiseAndNode: _neutral(True, "b"),
-    ir.LogicalAndNode: _neutral(True, "b"),
+    ir.AddNode: _neutral_element_rule(0, "i"),
+    ir.SubtractNode: _neutral_element_rule(0, "i", commutes=False),
+    ir.MultiplyNode: _neutral_element_rule(1, "if"),
+    ir.DivideNode: _neutral_element_rule(1, "f", commutes=False),
+    ir.BitwiseAndNode: _neutral_element_rule(True, "b"),
+    ir.LogicalAndNode: _neutral_element_rule(True, "b"),
 }

@@ -7,6 +7,8 @@ A `read_*` function takes the arguments of a dequantize operator and describes t
 - `can_pack`: whether MLX has a packing for the matrix.
 - `packed_fields`: the fields of MLX's quantized instructions for the packed matrix.
 - `factor`: None, or the slot of a scalar by which the values that MLX dequantizes must be multiplied.
+
+`P` is the `ProgramBuilder`.
 """
 
 from __future__ import annotations

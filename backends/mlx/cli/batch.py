@@ -49,13 +49,13 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     table.add_argument("--chat", action="store_true",
         help="treat the prompts as chat messages: apply the chat template")
     table.add_argument("--system", metavar="TEXT", help="system message of every chat")
-    table.add_argument("--body", metavar="JSON", type=_json_object, default={},
+    table.add_argument("--body", metavar="JSON", type=_parse_json_object, default={},
         help='further fields of every request, such as \'{"max_tokens": 100, "temperature": 0}\'')
     # fmt: on
     parser.set_defaults(run=run)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _parse_json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:

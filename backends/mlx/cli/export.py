@@ -64,7 +64,7 @@ def _add_weights(add: Callable) -> None:
 def _add_sizes(add: Callable) -> None:
     add("--max-context-len", type=int, metavar="N",
         help="capacity of the KV caches in positions (default: the model's limit, but at most 4096)")
-    add("--sliding-window", type=_window, default="auto", metavar="N",
+    add("--sliding-window", type=_parse_window, default="auto", metavar="N",
         help="attention window of every layer in positions, 0 for none (default: auto, as in the model's config)")
     add("--chunk", type=int, metavar="N",
         help="largest number of tokens in one call (default: 2048; 512 for a model with sliding windows)")
@@ -222,7 +222,7 @@ class _Progress:
         self.steps.__exit__(*error)
 
 
-def _window(argument: str) -> str | int:
+def _parse_window(argument: str) -> str | int:
     if argument != "auto" and not argument.isdecimal():
         raise argparse.ArgumentTypeError(f"got {argument!r}, expected auto or a number of positions")
     return argument if argument == "auto" else int(argument)

@@ -29,14 +29,15 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     model_arguments.add_to(parser, several=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_number(int, 0, 65535), default=8000, help="port; 0 picks a free one (default: %(default)s)"
-    )
+        "--port", type=_number_parser(int, 0, 65535), default=8000,
+        help="port; 0 picks a free one (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--name", action="append", metavar="NAME",
         help="name of the model in the API; once for each model (default: the file name without .pte)",
     )  # fmt: skip
     parser.add_argument(
-        "--queue", type=_number(int, 1), default=64, metavar="N",
+        "--queue", type=_number_parser(int, 1), default=64, metavar="N",
         help="number of requests that may wait, for each model (default: %(default)s)",
     )  # fmt: skip
     _add_limits(parser)
@@ -56,13 +57,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-body", metavar="SIZE", type=parse_size, default=16 * 2**20,
         help="largest size of a request, such as 1MiB (default: 16MiB)",
     )  # fmt: skip
-    seconds = _number(float, 0)
+    seconds = _number_parser(float, 0)
     group.add_argument(
         "--request-timeout", metavar="SECONDS", type=seconds, default=0.0,
         help="longest time of an answer, waiting included; 0: no limit (default: 0)",
     )  # fmt: skip
     group.add_argument(
-        "--stall-timeout", metavar="SECONDS", type=_number(float, 1), default=120.0,
+        "--stall-timeout", metavar="SECONDS", type=_number_parser(float, 1), default=120.0,
         help="/health fails if requests run and no step ended for this long (default: 120)",
     )  # fmt: skip
     group.add_argument(
@@ -78,7 +79,7 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
         help="memory that loaded models may take together, such as 8GiB; others are loaded on demand (default: no limit)",
     )  # fmt: skip
     group.add_argument(
-        "--idle-timeout", metavar="SECONDS", type=_number(float, 0), default=0.0,
+        "--idle-timeout", metavar="SECONDS", type=_number_parser(float, 0), default=0.0,
         help="unload a model that no request used for this long; 0: never (default: 0)",
     )  # fmt: skip
     group.add_argument(
@@ -88,7 +89,7 @@ def _add_several_models(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _number(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
+def _number_parser(kind: type, low: float, high: float | None = None) -> Callable[[str], float]:
     """Returns a function for argparse that parses a number of type `kind` in [low, high].
 
     Without `high`, the upper limit is 1e9, which no sensible value reaches, so that `inf` is refused.

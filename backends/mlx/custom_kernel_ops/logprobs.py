@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ..custom_ops.library import define
-from .sample import clean, is_per_row, row_max, split_blocks, split_columns
+from .sample import is_per_row, replace_nan_and_inf, row_max, split_blocks, split_columns
 
 BLOCK = 64  # tokens in a block of the search for the most likely tokens
 
@@ -24,7 +24,7 @@ def token_logprobs_definition(logits, tokens, enabled):
     """
 
     def compute(logits, tokens, enabled):
-        logits = clean(logits.to(torch.float32))
+        logits = replace_nan_and_inf(logits.to(torch.float32))
         known = (tokens >= 0) & (tokens < logits.shape[1])
         chosen = logits.gather(1, torch.where(known, tokens, 0).unsqueeze(1))
         logprobs = torch.where(known, _logprobs(chosen, logits).squeeze(1), -torch.inf)
@@ -43,7 +43,7 @@ def top_logprobs_definition(logits, enabled, count):
     """
 
     def compute(logits, enabled):
-        logits = clean(logits.to(torch.float32))
+        logits = replace_nan_and_inf(logits.to(torch.float32))
         tokens, values = _top_tokens(logits, count)
         on = _enabled_rows(enabled, logits).unsqueeze(1)
         return [torch.where(on, tokens, 0), torch.where(on, _logprobs(values, logits), 0.0)]

@@ -163,7 +163,7 @@ def _greedy_with_ties(logits):
     block = blocks.gather(1, best.reshape(-1, 1, 1).expand(-1, 1, blocks.shape[2])).squeeze(1)
     tokens = best * blocks.shape[2] + block.argmax(-1)
     tokens = torch.where((maxima == maxima).all(-1), tokens, UNSURE)
-    return _or_else(lambda logits: clean(logits).argmax(-1), tokens, logits)
+    return _or_else(lambda logits: replace_nan_and_inf(logits).argmax(-1), tokens, logits)
 
 
 def split_blocks(x, size):
@@ -195,7 +195,7 @@ def _near(size):
     return sorted(range(size // 2, 2 * size + 1), key=lambda n: abs(n - size))
 
 
-def clean(logits):
+def replace_nan_and_inf(logits):
     """Replaces NaN by -inf, which never wins, and +inf by the largest float32.
 
     With +inf, differences from the largest logit would be NaN.
@@ -234,7 +234,7 @@ def _unfiltered(logits, temperature, top_p, seed, top_k, min_p):
 
 
 def _unfiltered_all(logits, temperature, words):
-    logits = clean(logits)
+    logits = replace_nan_and_inf(logits)
     return ((row_max(logits) - logits) / temperature + _minus_gumbel(words)).argmin(-1)
 
 
@@ -326,7 +326,7 @@ def _filtered_candidates(count, height, nucleus_weight, logits, temperature, top
 
 
 def _filtered_all(logits, temperature, top_p, seed, top_k, min_p):
-    logits = clean(logits)
+    logits = replace_nan_and_inf(logits)
     drop = row_max(logits) - logits
     weight = _weight(drop, temperature).sum(-1, keepdim=True)
     nucleus_weight = torch.where(top_p < 1, top_p * weight, torch.inf)

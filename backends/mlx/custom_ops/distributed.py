@@ -27,9 +27,9 @@ class _Exchange:
     def gather(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Returns the tensors of all threads, by rank. Each thread passes its own `rank` and `tensor`."""
         self.tensors[rank] = tensor
-        self.barrier.wait()
+        self.barrier.wait()  # until all tensors are there
         result = list(self.tensors)
-        self.barrier.wait()
+        self.barrier.wait()  # until all threads have read them
         return result
 
 

@@ -104,19 +104,19 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   const bool both = metadata_.has_head && metadata_.has_logits;
   const char* const first = rows > 1 ? "prefill" : "forward";
   if (metadata_.has_logits) {
-    logits_ = method(both && rows > 1 ? "logits" : first, Kind::kLogits);
+    logits_ = make_method(both && rows > 1 ? "logits" : first, Kind::kLogits);
   }
   if (metadata_.has_head) {
-    draw_ = method(both && rows == 1 ? "sample" : first, Kind::kDraw);
+    draw_ = make_method(both && rows == 1 ? "sample" : first, Kind::kDraw);
   }
   if (rows > 1) {
     check_has_method(*reader_, path, "decode");
     auto& decode = metadata_.has_head ? decode_ : decode_logits_;
-    decode = method("decode", metadata_.has_head ? Kind::kDraw : Kind::kLogits, rows);
+    decode = make_method("decode", metadata_.has_head ? Kind::kDraw : Kind::kLogits, rows);
   }
   if (metadata_.has_verify) {
-    verify_ = method("verify", Kind::kVerify);
-    draft_ = reader_->has_method("draft") ? method("draft", Kind::kDraft) : nullptr;
+    verify_ = make_method("verify", Kind::kVerify);
+    draft_ = reader_->has_method("draft") ? make_method("draft", Kind::kDraft) : nullptr;
   }
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
@@ -127,7 +127,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   (draw_ ? draw_ : logits_)->load();
 }
 
-std::unique_ptr<Method> LlmProgram::method(const char* name, Method::Kind kind, int64_t tasks) {
+std::unique_ptr<Method> LlmProgram::make_method(const char* name, Method::Kind kind, int64_t tasks) {
   Group* const group = leads_group() ? group_.get() : nullptr;
   return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), group);
 }

@@ -102,7 +102,7 @@ class LlmProgram {
   std::vector<Drawn> finish_draw(PendingDraw& draw) const;
 
   // Whether the program has a head for multi-token prediction.
-  bool has_draft() const {
+  bool has_mtp_head() const {
     return draft_ != nullptr;
   }
   // Runs this head, and returns the token that it guesses. docs/llm-program.md says what the task means.
@@ -153,7 +153,7 @@ class LlmProgram {
 
   bool wants_logprobs(std::span<const RowTask> tasks) const;
   bool repeat(std::span<const char> message);
-  std::unique_ptr<Method> method(const char* name, Method::Kind kind, int64_t tasks = 1);
+  std::unique_ptr<Method> make_method(const char* name, Method::Kind kind, int64_t tasks = 1);
   std::vector<Drawn> read_drawn(
       const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
       bool has_logprobs) const;

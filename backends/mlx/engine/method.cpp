@@ -44,7 +44,7 @@ Method::Method(
   if (max_tasks == 1) {
     max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
-  const auto all = inputs();
+  const auto all = allocate_inputs();
   checker.check_inputs(all);
   checker.check_backends();
   kind == Kind::kLogits ? checker.check_returns_logits() : checker.check_returns_tokens();
@@ -55,8 +55,8 @@ Method::Method(
   }
 }
 
-// Allocates the memory of the inputs, and lists them in order.
-std::vector<MethodInput> Method::inputs() {
+// Allocates the memory of the inputs. Returns the inputs in order.
+std::vector<MethodInput> Method::allocate_inputs() {
   const auto tasks = static_cast<SizesType>(max_tasks_);
   const auto tokens = static_cast<SizesType>(max_tokens_);
   values_.tokens.resize(max_tasks_ * max_tokens_);
@@ -203,7 +203,7 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
   }
   std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
   const auto call = [&] { return result.emplace(module_.execute(name_, arguments_)).ok(); };
-  group_ == nullptr ? call() : group_->lead(inputs_of_call(), call);
+  group_ == nullptr ? call() : group_->lead(message_of_call(), call);
   auto& outputs = *result;
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
   for (const EValue& value : *outputs) {
@@ -241,7 +241,7 @@ void Method::finish(Outputs& outputs) const {
 
 // Returns the call as a message to the other processes: the name of the method, ended by a zero byte, the number of
 // tokens and the bytes of the inputs.
-std::vector<char> Method::inputs_of_call() const {
+std::vector<char> Method::message_of_call() const {
   std::vector<char> message(name_.begin(), name_.end());
   message.push_back(0);
   const auto add = [&message](const void* data, size_t size) {

@@ -91,7 +91,8 @@ class Method {
   // Waits until the outputs are computed. Throws EngineError.
   void finish(Outputs& outputs) const;
 
-  // Makes a call that process 0 of the group makes: `inputs` are what inputs_of_call() returned there. Throws EngineError.
+  // Makes a call that process 0 of the group makes. `inputs` is the message that message_of_call() returned in process
+  // 0, without the name of the method. Throws EngineError.
   void repeat(std::span<const char> inputs);
 
  private:
@@ -107,11 +108,11 @@ class Method {
     std::vector<int64_t> logprobs, targets, timestamps;
   };
 
-  std::vector<MethodInput> inputs();
+  std::vector<MethodInput> allocate_inputs();
   void add_head_inputs(std::vector<MethodInput>& inputs);
   void fill(size_t index, const RowTask& task);
   void resize(size_t tokens);
-  std::vector<char> inputs_of_call() const;
+  std::vector<char> message_of_call() const;
 
   executorch::extension::Module& module_;
   const std::string& path_;

@@ -32,7 +32,7 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
       overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()) {
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
-  } else if (program.has_draft()) {
+  } else if (program.has_mtp_head()) {
     guesser_ = std::make_unique<MtpHead>(program);
   }
   thread_ = std::thread([this] { loop(); });

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..builder.loop import fold
+from ..builder.loop import emit_loop
 from ..builder.registry import REGISTRY
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def gcd(P, self, other):
     steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
     # The loop runs once for each element. The values are not used.
     iterations = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
-    return fold(P, _step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
+    return emit_loop(P, _step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
 
 
 @REGISTRY.lower(aten.lcm.default)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..builder.loop import fold
+from ..builder.loop import emit_loop
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def _slogdet_step(rows, sign, logarithm, here, below):
 def _solve(P, matrix, right):
     size = _size(matrix)
     (rows,) = P.trace(_augmented, matrix, right)
-    (rows,) = fold(P, _solve_step, [rows], _masks(P, size))
+    (rows,) = emit_loop(P, _solve_step, [rows], _masks(P, size))
     return P.trace(lambda rows: rows[..., size:], rows)[0]
 
 
@@ -122,14 +122,14 @@ def solve(P, A, B, left):
 @REGISTRY.lower(aten.linalg_det.default, aten.det.default)
 def det(P, A=None, self=None):
     matrix = self if A is None else A
-    return fold(P, _det_step, [matrix, _filled(P, matrix, 1.0)], _masks(P, _size(matrix)))[1]
+    return emit_loop(P, _det_step, [matrix, _filled(P, matrix, 1.0)], _masks(P, _size(matrix)))[1]
 
 
 @REGISTRY.lower(aten.linalg_slogdet.default, aten.slogdet.default)
 def slogdet(P, A=None, self=None):
     matrix = self if A is None else A
     start = [matrix, _filled(P, matrix, 1.0), _filled(P, matrix, 0.0)]
-    return fold(P, _slogdet_step, start, _masks(P, _size(matrix)))[1:]
+    return emit_loop(P, _slogdet_step, start, _masks(P, _size(matrix)))[1:]
 
 
 @REGISTRY.lower(aten.logdet.default)
@@ -159,7 +159,7 @@ def _substitute(P, matrix, right, upper, unit=False):
         return [torch.where(here.unsqueeze(-1), value.unsqueeze(-2), solution)]
 
     (start,) = P.trace(lambda m, r: _augmented(m, r)[..., size:] * 0, matrix, right)
-    return fold(P, step, [start], [order], matrix, right)[0]
+    return emit_loop(P, step, [start], [order], matrix, right)[0]
 
 
 def _solve_triangular(P, matrix, right, upper, left=True, unit=False):
@@ -211,5 +211,5 @@ def cholesky(P, self, upper):
     if upper:
         # torch reads only the triangle that it returns.
         (self,) = P.trace(lambda m: m.mT, self)
-    (factor,) = fold(P, _cholesky_step, [start], _masks(P, _size(self)), self)
+    (factor,) = emit_loop(P, _cholesky_step, [start], _masks(P, _size(self)), self)
     return _transposed(P, factor) if upper else factor

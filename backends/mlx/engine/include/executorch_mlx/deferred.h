@@ -33,7 +33,7 @@ void executorch_mlx_defer(
     const executorch_mlx_deferred* source, const void* output, const int64_t* elements, size_t count);
 
 // Returns the call that was made since executorch_mlx_defer(). The caller frees it. Returns NULL if the call failed, or
-// if it was not deferred because the program has no input named "tokens". Later calls are not deferred.
+// if it was not deferred: with a profile, or if the program has no input named "tokens". Later calls are not deferred.
 executorch_mlx_deferred* executorch_mlx_deferred_take(void);
 
 // Waits for the results and writes them to the memory of the outputs. Returns 0, or the number of an ExecuTorch Error.
