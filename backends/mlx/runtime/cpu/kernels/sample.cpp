@@ -71,7 +71,8 @@ class Logits {
   }
 
   int64_t argmax() const {
-    // If there is a NaN, sample.py takes the argmax of clean(logits), in which plus infinity is the largest float32.
+    // If there is a NaN, sample.py takes the argmax of replace_nan_and_inf(logits), in which plus infinity is the
+    // largest float32.
     const float target = has_nan_ && maximum_ == kInfinity ? kLargest : maximum_;
     for (int64_t block = 0; block < num_blocks(); ++block) {
       if (maxima_[block] >= target) {
