@@ -138,7 +138,7 @@ def test_new_chat_during_an_answer_begins_empty(page, server, monkeypatch):
     page.until("document.querySelector('.assistant .body')?.textContent.length > 10")
     page.click("#clear")
     page.until("running === null && document.getElementById('send').textContent === 'Send'")
-    assert page.messages() == [] and page.said() == []
+    assert page.shown_messages() == [] and page.stored_messages() == []
     assert page.js("document.getElementById('state').textContent") == ""
 
 
