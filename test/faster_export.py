@@ -10,21 +10,21 @@ from torch.export import decomp_utils, exported_program
 
 def remember_composites() -> None:
     collect = exported_program._collect_all_valid_cia_ops
-    known = {}
+    cache = {}
 
-    def state():
+    def operator_counts():
         registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
         sizes = (len(getattr(getattr(torch.ops, name), "_dir", ())) for name in torch.ops._dir)
         return len(registered), *sizes
 
     def remembered():
-        now = state()
-        if now not in known:
-            known.clear()
+        key = operator_counts()
+        if key not in cache:
+            cache.clear()
             found = collect()
-            known[state()] = found  # the collection itself adds operators to the namespaces
+            cache[operator_counts()] = found  # the collection itself adds operators to the namespaces
             return found
-        return known[now]
+        return cache[key]
 
     for module in (exported_program, decomp_utils):
         module._collect_all_valid_cia_ops = remembered

@@ -24,17 +24,18 @@ from irprograms import Model
 from irprograms.examples import EXAMPLES
 
 BATCH = 250  # programs per worker
-SECONDS = 30  # for one program
-START_SECONDS = 120  # for the imports of a worker
-GIGABYTES = 4
+SECONDS = 30  # timeout for one program
+START_SECONDS = 120  # timeout for the imports of a worker
+GIGABYTES = 4  # by which a program may increase the memory of its worker
 
+# Values at limits of integer types: WORDS overwrite 32-bit words of the payload, and NUMBERS integer fields.
 WORDS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 NUMBERS = (0, 1, -1, 2, 3, -2, 7, 64, 255, 1 << 16, 1 << 20, (1 << 31) - 1, -(1 << 31))
 PADDING = 1024  # room for damage that makes a program longer
 
 
 def mutated(value, rng: random.Random):
-    """A value of the same type that the schema allows, and that is most likely wrong."""
+    """Returns a random value that the schema allows in place of `value`. For the program, it is most likely wrong."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -67,8 +68,8 @@ def mutate_fields(payload: bytes, rng: random.Random) -> bytes:
         instruction = rng.choice(rng.choice(graph.instruction_chains).instructions)
         op = instruction.op
         if rng.random() < 0.1:
-            kinds = [k for k in ir.OPS.values() if k.FIELDS == op.FIELDS]
-            op = rng.choice(kinds)(**{f.name: getattr(op, f.name) for f in op.FIELDS})
+            same_fields = [node for node in ir.OPS.values() if node.FIELDS == op.FIELDS]
+            op = rng.choice(same_fields)(**{f.name: getattr(op, f.name) for f in op.FIELDS})
         if op.FIELDS:
             name = rng.choice(op.FIELDS).name
             setattr(op, name, mutated(getattr(op, name), rng))
@@ -108,7 +109,11 @@ def peak_gigabytes() -> float:
 
 
 def run_worker(seed: int, start: int, count: int) -> None:
-    """Runs `count` damaged programs. Prints the number and name of each one before it runs."""
+    """Runs `count` damaged programs. Prints lines for `run_batch`.
+
+    The line before a program is `try NUMBER NAME`, and the line after it is `ran` or `refused`. A line `memory` follows
+    if the program used too much memory. The last line is `done`.
+    """
     import torch
 
     torch.manual_seed(0)
@@ -156,7 +161,8 @@ class Counts:
 
 
 def run_batch(seed: int, start: int, count: int) -> Counts:
-    """Runs programs in workers. A program that kills its worker is counted, and the next worker goes on after it."""
+    """Runs programs in workers. If a program kills its worker, it counts as a failure, and a new worker continues with
+    the next program."""
     counts = Counts()
     end = start + count
     while start < end:

@@ -25,9 +25,9 @@ def run_two_methods(model: Model, args, first: str) -> None:
     del model.method
     for method in methods.values():
         method.execute(args)
-    for name in sorted(methods, key=first.__ne__):
+    for name in sorted(methods, key=first.__ne__):  # `first`, then the other method
         del methods[name], method
-        model.program._methods[name] = method = None
+        model.program._methods[name] = method = None  # the last reference to the method
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Small programs with the methods and metadata of an LLM program, on ExecuTorch's portable kernels.
 
-Each computes its tokens by a simple rule, so that a test can predict them.
+Each program computes its tokens by a simple rule, so that a test can predict the tokens.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from executorch.exir import to_edge
 
-# Example values of the optional parameters of the head.
+# The optional parameters of the sampling head, with example values.
 OPTIONAL = {
     "seed": torch.tensor(0),
     "top_k": torch.tensor(0),
@@ -52,7 +52,7 @@ def export(
     - `parameters`: False removes the sampling parameters, as for a method that returns logits.
     - `optional`: the optional sampling parameters that the program takes.
     - `state`: the buffers of `self`.
-    - `metadata`: replaces metadata methods; None removes one.
+    - `metadata`: values that replace those of metadata methods. The value None removes the method.
     """
     optional = optional if parameters else ()
     examples = {"temperature": torch.tensor(0.0), "top_p": torch.tensor(1.0)} if parameters else {}
@@ -111,13 +111,16 @@ def seeded(self, tokens, input_pos, *, seed, **_):
 
 
 def digits_of_parameters(self, tokens, input_pos, *, temperature, top_p, top_k, min_p, **_):
-    """A rule: returns `1000 * temperature + 100 * top_p + 10 * min_p + top_k`, with the first three in tenths."""
+    """A rule: returns `1000 * t + 100 * p + 10 * m + top_k`. t, p and m are temperature, top_p and min_p in tenths."""
     digits = [torch.round(value * 10).to(torch.int64) for value in (temperature, top_p, min_p)]
     return (digits[0] * 1000 + digits[1] * 100 + digits[2] * 10 + top_k).reshape(1)
 
 
 def summed(self, tokens, input_pos, **_):
-    """A rule: returns the sum of (position + 1) * token over the context, modulo 256. A cache keeps the tokens."""
+    """A rule: returns the sum of (position + 1) * token over the context, modulo 256.
+
+    The buffer `self.cache` keeps the tokens of earlier calls.
+    """
     length = tokens.shape[1]
     positions = torch.arange(length) + input_pos
     self.cache.index_copy_(0, positions, tokens[0])
@@ -135,15 +138,15 @@ def summed_state(capacity: int) -> dict[str, torch.Tensor]:
 
 
 class _RowMethod(torch.nn.Module):
-    """A method of a program with rows. The token after `t` is `t + 1`, plus the lowest 3 bits of the seed if the
-    temperature is positive. `form` is chunk, decode or verify."""
+    """The method prefill, decode or verify of a program with rows. The token after `t` is `t + 1`, plus the lowest 3
+    bits of the seed if the temperature is positive."""
 
-    def __init__(self, form: str):
+    def __init__(self, name: str):
         super().__init__()
-        self.form = form
+        self.name = name
 
     def forward(self, tokens, input_pos, row, temperature, top_p, seed):
-        if self.form == "verify":
+        if self.name == "verify":
             last, seed = tokens, seed + torch.arange(tokens.shape[1])
         else:
             last = tokens[:, -1]
@@ -154,18 +157,18 @@ def export_rows(path: Path, rows: int, *, max_seq_len: int = 8, max_context_len:
     """Export a program with the methods prefill, decode and verify, for `rows` rows and without a cache."""
     sequence = torch.export.Dim("sequence", min=1, max=max_seq_len)
     programs = {}
-    for name, form in (("prefill", "chunk"), ("decode", "decode"), ("verify", "verify")):
-        batch, scalar = (rows, (rows,)) if form == "decode" else (1, ())
+    for name in ("prefill", "decode", "verify"):
+        batch, parameter_shape = (rows, (rows,)) if name == "decode" else (1, ())
         inputs = (
-            torch.zeros(batch, 1 if form == "decode" else 2, dtype=torch.int64),
+            torch.zeros(batch, 1 if name == "decode" else 2, dtype=torch.int64),
             torch.zeros(batch, dtype=torch.int64),
             torch.zeros(batch, dtype=torch.int64),
-            torch.zeros(scalar),
-            torch.ones(scalar),
-            torch.zeros(scalar, dtype=torch.int64),
+            torch.zeros(parameter_shape),
+            torch.ones(parameter_shape),
+            torch.zeros(parameter_shape, dtype=torch.int64),
         )
-        shapes = (None if form == "decode" else {1: sequence}, None, None, None, None, None)
-        programs[name] = torch.export.export(_RowMethod(form), inputs, dynamic_shapes=shapes)
+        shapes = (None if name == "decode" else {1: sequence}, None, None, None, None, None)
+        programs[name] = torch.export.export(_RowMethod(name), inputs, dynamic_shapes=shapes)
     methods = {
         "get_max_seq_len": max_seq_len, "get_max_context_len": max_context_len, "get_max_batch_size": rows,
         "get_vocab_size": 256, "sampling_head": True, "sampling_seed": True,

@@ -111,7 +111,7 @@ def test_many_requests_share_the_rows(engine):
         request.free()
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.rows, stats.requests, stats.failed) == (0, 0, 4, 21, 0)
-    total = sum(range(5, 25)) + 1  # and the token of the gate
+    total = sum(range(5, 25)) + 1  # plus the token of the gate's request
     assert stats.generated_tokens == total and stats.prompt_tokens == 20 + len(PROMPT)
     assert stats.steps < total / 2, "the requests did not run side by side"
 
@@ -136,18 +136,18 @@ def test_requests_begin_by_priority_then_in_order(tmp_path, program):
 
 def test_running_answers_go_on_while_a_prompt_is_read(engine):
     """Chunks of a prompt alternate with steps: the running answer gets a token for each chunk of 8 prompt tokens."""
-    counts = []
-    with engine.submit(PROMPT, lambda r: counts.append(1), max_new_tokens=10**9) as runner:
-        while len(counts) < 3:
+    events = []
+    with engine.submit(PROMPT, events.append, max_new_tokens=10**9) as running:
+        while len(events) < 3:
             pass
-        before = []
+        ends = []
         gate = Gate(engine)  # no chunk runs before `begin` is read
-        with engine.submit([1] * 800, lambda r: before.append(len(counts)), max_new_tokens=1) as long:
-            begin = len(counts)
+        with engine.submit([1] * 800, lambda r: ends.append(len(events)), max_new_tokens=1) as long:
+            begin = len(events)
             gate.open()
             assert long.wait()
-        assert before[0] - begin >= 800 / 8 - 1
-        runner.cancel()
+        assert ends[0] - begin >= 800 / 8 - 1
+        running.cancel()
 
 
 def test_cancelled_requests_end_with_an_event(engine):
@@ -255,7 +255,7 @@ def test_failing_step_ends_its_requests_only(tmp_path):
 
 
 def token_offsets_of(count: int):
-    """Returns the offsets of `count` tokens in 256 bytes. Each token has one byte, and the last has the rest."""
+    """Returns the offsets of `count` tokens in 256 bytes. Each token has one byte, but the last has all that remain."""
     import torch
 
     return torch.cat([torch.arange(count), torch.tensor([256])])
@@ -326,7 +326,7 @@ def test_token_bytes_can_be_added(program):
 
 
 def test_older_structs_are_read_to_their_end_only(engine):
-    """The size of a struct tells that the caller was built with an older header, which lacks the later fields."""
+    """A smaller `size` means that the caller was built with an older header. The fields beyond it are not touched."""
     options = api.RequestOptions(prompt=api.array(c.c_int64, PROMPT), prompt_length=1, temperature=float("nan"))
     options.size = api.RequestOptions.temperature.offset
     handle = c.c_void_p()
@@ -396,7 +396,7 @@ def test_answers_end_within_a_draft(engine, end):
 
 
 def test_a_thousand_requests_from_16_threads(tmp_path):
-    """A third is cancelled, some fail, the others are complete. Nothing is left behind."""
+    """A third of the requests is cancelled, some fail, and all others are complete. No request or thread is left."""
     path = programs.export_rows(tmp_path / "rows.pte", 4, get_vocab_size=200, token_offsets=token_offsets_of(200))
     numbers, wrong = itertools.count(), []
     with api.Engine(path) as engine:

@@ -27,12 +27,12 @@ def _arguments(demo: Path, options: dict, *more: str) -> list[str]:
 def test_tokens_match_python(run, demo, options):
     from executorch_mlx.llm import LLM
 
-    python = LLM.load(demo)
+    llm = LLM.load(demo)
     # The default of the runner and of Python is greedy decoding, which ignores the seed.
-    expected = python.generate(PROMPT, max_new_tokens=60, **options).result().tokens
+    expected = llm.generate(PROMPT, max_new_tokens=60, **options).result().tokens
     arguments = _arguments(demo, options, "--max-new-tokens", "60")
     assert run(*arguments, "--ids").ids == expected
-    assert run(*arguments).text == python.text(expected)
+    assert run(*arguments).text == llm.text(expected)
 
 
 def test_text_is_the_same_for_equal_seeds_only(run, demo):

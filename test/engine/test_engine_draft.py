@@ -29,7 +29,10 @@ def answer(engine, **options):
 
 
 def test_draft_model_draws_with_the_seeds_of_the_answer(counting, drafted):
-    """Every guess is therefore right, also at a temperature. The first call gives 1 token, and 5 calls give 8 each."""
+    """With the same seeds, every guess is right, also at a positive temperature.
+
+    The first call returns 1 token, and the 5 calls after it return 8 tokens each.
+    """
     for options in ({}, {"temperature": 1, "seed": 77}, {"temperature": 1, "seed": 2**63 - 4}):
         with api.Engine(counting) as plain:
             expected = plain.generate([3, 9], max_new_tokens=41, draft=0, **options)
@@ -54,7 +57,7 @@ def test_more_requests_than_rows_of_the_draft_model(counting, drafted):
 
 @pytest.mark.parametrize("draft", [-1, 2, 7])
 def test_wrong_guesses_are_rejected(counting, program, draft):
-    """The draft model counts by one, whatever the temperature is, and ends at position 40."""
+    """The draft model adds 1 to the token at every temperature. Its context ends at position 40."""
     path = program("short_successor", programs.successor, max_context_len=40)
     model = api.Model(counting, draft=str(path).encode())
     with api.Engine(counting) as plain:

@@ -1,4 +1,4 @@
-"""The library in another CMake project, and its errors for invalid programs."""
+"""The engine library: it builds into other CMake projects, and refuses invalid programs with an error."""
 
 import shutil
 import subprocess
@@ -44,8 +44,10 @@ def test_headers_of_the_c_api_are_valid_c(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """`chat(model, seconds, *turns)` runs examples/cpp. It returns the texts of the answers, and the
-    line on stderr for each."""
+    """`chat(model, seconds, *turns)` runs the program of examples/cpp, which cancels an answer after `seconds`.
+
+    It returns the text of each answer, and the line that the program prints on stderr for the answer.
+    """
     build = build_project(EXAMPLES / "cpp", tmp_path_factory.mktemp("chat"))
 
     def start(model: Path, seconds: float, *turns: str) -> tuple[list[bytes], list[str]]:
@@ -59,7 +61,7 @@ def chat(tmp_path_factory):
 
 
 def summed_answer(context: list[int], end: int, capacity: int) -> list[int]:
-    """The answer of `programs.summed`. Appends its tokens to `context`."""
+    """Returns the answer of `programs.summed` before the token `end`. Appends drawn tokens, and `end`, to `context`."""
     answer = []
     while True:
         token = sum((i + 1) * t for i, t in enumerate(context)) % 256
@@ -99,7 +101,7 @@ def test_example_replaces_a_turn(chat, program, tmp_path):
     # The replaced turn has added the last token of the first answer to the cache.
     reused = [int(report.split(", ")[2].split()[0]) for report in (expected[1][1], reports[2])]
     assert reused[1] == reused[0] + 1 > 1
-    # A program with a ring buffer cannot rewind that far, and computes the prompt again.
+    # A program that can rewind by 2 positions only, as with a ring buffer, computes the prompt again.
     short = tmp_path / "short.pte"
     programs.export(short, programs.summed, state=state, max_context_len=64, get_max_rewind=2, **options)
     again, reports = chat(short, 60, "3,1", "2,5", "^7,7,9")
@@ -182,19 +184,19 @@ def test_wrong_input_dtype_is_an_error(run, tmp_path, monkeypatch):
 
 
 def test_wrong_output_dtype_is_an_error(run, tmp_path):
-    def logits(self, tokens, input_pos, **_):
+    def float_token(self, tokens, input_pos, **_):
         return tokens[:, -1].to(torch.float32)
 
-    done = run(programs.export(tmp_path / "model.pte", logits), "--prompt-ids", "1")
+    done = run(programs.export(tmp_path / "model.pte", float_token), "--prompt-ids", "1")
     assert done.code == 1
     assert "forward: output: got Float, expected tokens (Long)" in done.stderr
 
 
 def test_token_outside_the_vocabulary_is_an_error(run, tmp_path):
-    def next_up(self, tokens, input_pos, **_):
+    def unlimited_successor(self, tokens, input_pos, **_):
         return tokens[:, -1] + 1
 
-    path = programs.export(tmp_path / "model.pte", next_up)
+    path = programs.export(tmp_path / "model.pte", unlimited_successor)
     done = run(path, "--prompt-ids", "254", "--ids")
     assert done.code == 1
     assert done.stdout == "255\n"

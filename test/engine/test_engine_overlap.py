@@ -1,4 +1,7 @@
-"""Overlap: a step is submitted before the tokens of the one before are read. On a CPU only if the caller asks for it."""
+"""Overlap: the engine submits a step before it reads the tokens of the previous step.
+
+On a CPU, the engine overlaps steps only if the caller asks for it.
+"""
 
 import c_api as api
 import pytest
@@ -32,11 +35,11 @@ def test_overlap_is_minus_one_zero_or_one(path):
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_stop_id_costs_one_discarded_step(path, expected, overlap):
     """The discarded step writes one position behind the answer, which does not change later answers."""
-    end = expected.index(expected[5])
+    end = expected.index(expected[5])  # where that token occurs first
     with api.Engine(path, overlap=overlap) as engine:
         assert engine.generate(PROMPT, **SETTINGS, stop_ids=[expected[end]]) == expected[:end]
         assert engine.generate(PROMPT, **SETTINGS) == expected
-        # The prompt draws the first token. Then each token and the stop id take a step.
+        # Each answer takes a step for each drawn token. The stop id is drawn too. With overlap, one step is discarded.
         assert engine.stats().steps == end + 1 + overlap + len(expected)
         assert engine.stats().reused_tokens == len(PROMPT) - 1
         assert engine.generate([*PROMPT, *expected[:6]], **SETTINGS)[:6] == expected[6:]

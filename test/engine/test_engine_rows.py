@@ -150,7 +150,7 @@ def test_rows_in_use_are_copied(path, cold):
         assert engine.stats().reused_tokens == 1000
 
 
-def test_short_prompt_does_not_replace_the_long_row_that_it_begins(path):
+def test_short_prompt_does_not_replace_a_longer_row_that_starts_with_it(path):
     with api.Engine(path) as engine:
         first, _ = answer(engine, LONG)
         _, reused = answer(engine, LONG[:50])  # copied to another row
@@ -194,10 +194,10 @@ def test_ring_buffers_and_speculation(windowed, draft):
             request.free()
 
 
-@pytest.mark.parametrize("guesses", ["itself", "ring buffers", "one row"])
-def test_draft_model_changes_nothing(path, one_row, windowed, alone, guesses):
+@pytest.mark.parametrize("draft_model", ["itself", "ring buffers", "one row"])
+def test_draft_model_changes_nothing(path, one_row, windowed, alone, draft_model):
     """The draft model has the same weights. With a window of 24 positions it often guesses wrong."""
-    draft = {"itself": path, "ring buffers": windowed, "one row": one_row}[guesses]
+    draft = {"itself": path, "ring buffers": windowed, "one row": one_row}[draft_model]
     model = api.Model(path, draft=str(draft).encode())
     with api.Engine(model) as engine:
         for length in (4, -1):
@@ -208,7 +208,7 @@ def test_draft_model_changes_nothing(path, one_row, windowed, alone, guesses):
             if length > 0:
                 drafted = sum(request.info.drafted_tokens for request in requests)
                 accepted = sum(request.info.accepted_tokens for request in requests)
-                assert drafted > 30 and accepted > (0.95 * drafted if guesses == "itself" else 0)
+                assert drafted > 30 and accepted > (0.95 * drafted if draft_model == "itself" else 0)
             for request in requests:
                 request.free()
     model.free()
@@ -249,6 +249,7 @@ def test_prefix_is_saved_while_an_answer_runs(path, saved, tmp_path):
 
 
 def refusal(path, file) -> str:
+    """Returns the message of the error of `load_prefix`. After the error, the engine answers without a prefix."""
     with api.Engine(path) as engine:
         with pytest.raises(api.ApiError) as error:
             engine.load_prefix(file)
@@ -261,12 +262,13 @@ def test_damaged_prefix_is_refused(path, saved, tmp_path):
     data = saved.read_bytes()
     file = tmp_path / "bad.cache"
     source = random.Random(3)
-    for at in [*range(0, 56, 7), *(source.randrange(len(data)) for _ in range(20)), len(data) - 1]:
+    header = 56  # its size in bytes
+    for at in [*range(0, header, 7), *(source.randrange(len(data)) for _ in range(20)), len(data) - 1]:
         damaged = bytearray(data)
         damaged[at] ^= 1 << source.randrange(8)
         file.write_bytes(damaged)
         refusal(path, file)
-    for length in (1, 55, 56, 1000, len(data) - 1):
+    for length in (1, header - 1, header, 1000, len(data) - 1):
         file.write_bytes(data[:length])
         refusal(path, file)
     file.write_bytes(data + b"x")

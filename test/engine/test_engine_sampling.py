@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# With filters, the noise of a token comes from one of three parts, depending on the token's rank. This vocabulary is
-# large enough to need all three.
+# With filters, the noise of a token depends on its rank: ranks from 0, from 256 and from 2048 on use different seeds.
+# This vocabulary is large enough for all three.
 VOCABULARY = 3000
 PROMPT = [5, 900, 17, 2999, 4]
 
@@ -54,8 +54,8 @@ def prompt_flags(*prompts):
 
 
 def flags(settings):
-    bias = {"logit_bias": lambda value: ",".join(f"{k}:{v}" for k, v in value.items())}
-    return [f"--{k.replace('_', '-')}={bias.get(k, str)(v)}" for k, v in settings.items()]
+    formats = {"logit_bias": lambda value: ",".join(f"{k}:{v}" for k, v in value.items())}
+    return [f"--{k.replace('_', '-')}={formats.get(k, str)(v)}" for k, v in settings.items()]
 
 
 SETTINGS = [
@@ -80,11 +80,11 @@ def test_host_draws_the_tokens_of_the_head(run, full, bare, settings):
         assert run(bare, *arguments).ids == run(full, *arguments).ids
 
 
-@pytest.mark.parametrize("where", ["full", "bare"])
-def test_only_allowed_tokens_are_drawn(run, request, where):
+@pytest.mark.parametrize("fixture", ["full", "bare"])
+def test_only_allowed_tokens_are_drawn(run, request, fixture):
     allowed = {3, 31, 32, 2999}
     arguments = [*prompt_flags(PROMPT), "--ids", "--max-new-tokens=30", "--temperature=5", "--seed=1"]
-    path = request.getfixturevalue(where)
+    path = request.getfixturevalue(fixture)
     ids = run(path, *arguments, "--allow-ids", ",".join(map(str, allowed))).ids
     assert len(ids) == 30 and set(ids) == allowed
 

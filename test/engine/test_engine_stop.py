@@ -56,8 +56,8 @@ def test_stop_string_needs_token_bytes(run, program):
 
 
 def test_text_is_held_back(run, tmp_path):
-    """Text is held back until its characters are complete, and while it may begin a stop string. The last token comes
-    with the rest."""
+    """Text is held back until its characters are complete, and while it may begin a stop string. The line of the last
+    token has all text that is still held back."""
     script = 'aé€😀"\\\n\x01 <en<end'.encode()
     *tokens, answer = play(run, tmp_path, script, "--json", "--stop=<end>").json
     assert [line["token"] for line in tokens] == list(script) == answer["tokens"]

@@ -1,4 +1,4 @@
-"""The engine against the table of sampling parameters: options, inputs, metadata and off values."""
+"""The engine agrees with the Python table of sampling parameters: options, inputs, metadata and off values."""
 
 import re
 from dataclasses import replace
@@ -9,7 +9,7 @@ from executorch.exir import to_edge
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.sampling_parameters import PARAMETERS, SCALARS
 
-VOCABULARY = 1 << len(PARAMETERS)
+VOCABULARY = 1 << len(PARAMETERS)  # a token for each set of parameters, see `Probe`
 FULL = HeadConfig(penalties=4, logit_bias=2, allowed_tokens=True)
 OPTIONS = {name: f"--{name.replace('_', '-')}" for name in PARAMETERS} | {"allowed_tokens": "--allow-ids"}
 OTHER_OPTIONS = {
@@ -89,5 +89,5 @@ def test_metadata_tells_whether_the_program_takes_a_parameter(draw, name):
     if name in SCALARS and spec.off is not None:
         assert draw(HeadConfig.minimal(), f"{OPTIONS[name]}={spec.off}").ids == [0]
     field = spec.metadata.removeprefix("sampling_")
-    only = replace(HeadConfig.minimal(), **{field: getattr(FULL, field)})
-    assert draw(only, option).ids == [1 << list(PARAMETERS).index(name)]
+    head = replace(HeadConfig.minimal(), **{field: getattr(FULL, field)})
+    assert draw(head, option).ids == [1 << list(PARAMETERS).index(name)]

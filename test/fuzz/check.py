@@ -25,7 +25,8 @@ class WrongAnswer(AssertionError):
 
 @dataclass
 class Counts:
-    """The number of programs that eager torch runs, of those compared, and of those not compared, by reason."""
+    """Numbers of programs. `programs` counts those that eager torch runs, and `compared` those that were compared with
+    it. `not_exported` and `not_delegated` count other programs by the reason."""
 
     programs: int = 0
     compared: int = 0
@@ -120,7 +121,7 @@ def _with_source(failure: Exception, program: Program) -> Exception:
 def compare(program: Program, extent: int, results: Sequence[torch.Tensor] | Exception) -> None:
     """Raises WrongAnswer if `results` differ from eager torch by more than rounding explains.
 
-    Raises `results` if they are an exception. Returns if eager torch refuses the extent, whatever the results are.
+    Raises `results` if they are an exception. If eager torch refuses the extent, returns without a comparison.
 
     The tolerance of each element comes from runs in eager torch with rounding noise. Where the results of these runs
     differ, the result of the runtime may differ too.

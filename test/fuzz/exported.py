@@ -40,7 +40,8 @@ class ExportedRoute:
 
 
 def _lower(batch: Batch):
-    """Returns the lowered module, and the reason for each program that was not delegated completely, by its index."""
+    """Returns the lowered module, and a dict from the index of each program that was not delegated completely to the
+    reason."""
     example = tuple(t for p in batch.programs for t in p.arguments(EXTENTS[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

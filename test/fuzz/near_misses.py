@@ -48,7 +48,7 @@ class _Writer:
     def let(self, name: str, expression: str) -> str:
         """Adds the statement `name = expression` and returns `name`.
 
-        In one of twenty cases, the value also becomes an output of the program, which is a user outside the pattern.
+        In one of twenty cases, the value also becomes an output of the program, and so has a user outside the pattern.
         """
         self.statements.append(Statement(name, expression))
         if self.draw(st.integers(0, 19)) == 0:
@@ -166,15 +166,15 @@ def gelus(draw) -> Program:
 
 @st.composite
 def ropes(draw) -> Program:
-    """x * cos + rotate_half(x) * sin, whole or partial, in several layouts of heads and sequence."""
+    """x * cos + rotate_half(x) * sin, on all or only the first features, in several layouts of heads and sequence."""
     s = _Writer(draw)
     dtype = s.either(*DTYPES)
     length, half = s.either(4, DYNAMIC, DYNAMIC, 1), s.pick(2, 1, 4)
     batch, heads = s.either(1, 2), s.either(2, 4, 1)
     layout = s.pick("bhsd", "bshd", "bsd", "hsd", "sbhd", "bhsd")
     extents = {"b": batch, "h": heads, "s": length, "d": 2 * half}
-    extra = s.pick(0, 2)
-    shape = [extents[c] + (extra if c == "d" else 0) if c == "d" else extents[c] for c in layout]
+    extra = s.pick(0, 2)  # features that are not rotated
+    shape = [2 * half + extra if c == "d" else extents[c] for c in layout]
     s.input("x", *shape, dtype=dtype)
     s.input("start", s.pick(1, 1), dtype=torch.int64, low=0, high=9)
     inv_freq = f"1.0 / 100 ** (torch.arange(0, {2 * half}, 2).float() / {2 * half})"
@@ -255,7 +255,7 @@ def attentions(draw) -> Program:
 
 @st.composite
 def linears(draw) -> Program:
-    """A matrix product between two views, as export writes a linear layer over a tensor of rank 3."""
+    """A matrix product between two views, as torch.export writes a linear layer over a tensor of rank 3."""
     s = _Writer(draw)
     dtype, length = s.either(*DTYPES), s.either(3, DYNAMIC)
     s.input("x", 2, length, 4, dtype=dtype)
@@ -279,13 +279,15 @@ def quantized(draw) -> Program:
         block = (1, columns)
     low, high, stored = s.either((-8, 7, "int8"), (-128, 127, "int8"), (0, 15, "uint8"), (0, 255, "uint8"), (-2, 1, "int8"),
                                  (-16, 15, "int8"), (-8, 8, "int8"))
-    groups = f"{rows // block[0]}, {columns // block[1]}"
+    scale_shape = f"{rows // block[0]}, {columns // block[1]}"
     count = (rows // block[0]) * (columns // block[1])
     s.constant("q", f"(torch.arange({rows * columns}) * 37 % {high - low + 1} + {low}).reshape({rows}, {columns}).to(torch.{stored})")
-    s.constant("scale", f"(torch.arange({count}) % 5 + 1).reshape({groups}).to({_type(s.pick(dtype, F32))}) / 32")
+    s.constant("scale", f"(torch.arange({count}) % 5 + 1).reshape({scale_shape}).to({_type(s.pick(dtype, F32))}) / 32")
     zero = s.either("zero", "None")
     if zero == "zero":
-        s.constant("zero", f"(torch.arange({count}) % 3 + {max(low, -1)}).reshape({groups}).to(torch.{s.pick('int32', 'int8')})")
+        dtype_of_zero = s.pick("int32", "int8")
+        zeros = f"(torch.arange({count}) % 3 + {max(low, -1)}).reshape({scale_shape})"
+        s.constant("zero", f"{zeros}.to(torch.{dtype_of_zero})")
     s.let("w", f"torch.ops.torchao.dequantize_affine(q, {list(block)}, scale, {zero}, torch.{stored}, {low}, {high}, "
                f"output_dtype={_type(dtype)})")
     w = "w" if s.pick(True, True, False) else s.let("w2", s.either("w * 1.0", "w.t().t()", "-w", "w + 0"))

@@ -79,8 +79,8 @@ class Graph:
             raise Skip
         return self.choice(found)
 
-    def floating(self, ndim: int = 0) -> Value:
-        return self.value(lambda v: v.is_float and v.ndim >= ndim)
+    def floating(self, min_ndim: int = 0) -> Value:
+        return self.value(lambda v: v.is_float and v.ndim >= min_ndim)
 
     def axis(self, v: Value, static: bool = False) -> int:
         axes = [a for a in range(v.ndim) if not static or v.is_static(a)]
@@ -132,7 +132,7 @@ class Graph:
 
 _UNARY = """abs neg exp sin cos tanh sigmoid relu sqrt rsqrt log log1p expm1 erf floor ceil round trunc sign square
 reciprocal atan asinh sinh logical_not isnan isinf frac exp2 log2""".split()
-_FUNCTIONS = """relu silu gelu elu leaky_relu hardtanh hardswish hardsigmoid softplus mish relu6 selu logsigmoid
+_ACTIVATIONS = """relu silu gelu elu leaky_relu hardtanh hardswish hardsigmoid softplus mish relu6 selu logsigmoid
 softsign tanhshrink""".split()
 _BINARY = """add sub mul div maximum minimum atan2 fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or
 logical_xor hypot""".split()
@@ -143,8 +143,8 @@ def unary(g: Graph):
     return f"torch.{name}({g.value().name})"
 
 
-def function(g: Graph):
-    name, x = g.choice(_FUNCTIONS), g.floating()
+def activation(g: Graph):
+    name, x = g.choice(_ACTIVATIONS), g.floating()
     if name == "gelu":
         return f"F.gelu({x.name}, approximate={g.choice(['none', 'tanh'])!r})"
     return f"F.{name}({x.name})"
@@ -202,7 +202,7 @@ def reduce(g: Graph):
     if name == "linalg.vector_norm":
         return f"torch.linalg.vector_norm({x.name}, {g.choice([1, 2, 2.0, float('inf')])!r}, {axes}, keepdim={keep})".replace(
             "inf", "math.inf")
-    if name == "total":
+    if name == "total":  # over all axes
         return f"{x.name}.{g.choice(['sum', 'mean', 'max', 'min', 'any'])}()"
     return f"torch.{name}({x.name}, {axes}, keepdim={keep})"
 
@@ -358,14 +358,14 @@ def attention(g: Graph):
     return f"F.scaled_dot_product_attention({q.name}, {value}, {value}{mask})"
 
 
-def write(g: Graph):
+def computed_indices(g: Graph):
     """Reads and writes at computed indices, such as scatter, index_put, index_add and gather."""
     x = g.value(lambda v: v.ndim > 0)
     axis = g.axis(x, static=True)
     limit = x.shape[axis]
     indices = "(torch.arange(" + str(limit) + ") * 3 + 1).remainder(" + str(limit) + ")"  # fixed values in range
     values = f"{x.name}.index_select({axis}, {indices})"
-    lined_up = f"{indices}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
+    expanded = f"{indices}.reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim}).expand({x.name}.shape)"
     before = ":, " * (axis % x.ndim)
     return g.choice([
         f"torch.index_copy({x.name}, {axis}, torch.arange({limit}).flip(0), {x.name})",
@@ -373,12 +373,12 @@ def write(g: Graph):
         f"torch.index_fill({x.name}, {axis}, {indices}[:1], {g.number()})",
         f"torch.scatter({x.name}, {axis}, torch.arange({limit}).flip(0).reshape([-1] + [1] * {x.ndim - 1 - axis % x.ndim})"
         f".expand({x.name}.shape), {x.name})",
-        f"torch.scatter_add({x.name}, {axis}, {lined_up}, {x.name})",
-        f"torch.scatter_reduce({x.name}, {axis}, {lined_up}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
+        f"torch.scatter_add({x.name}, {axis}, {expanded}, {x.name})",
+        f"torch.scatter_reduce({x.name}, {axis}, {expanded}, {x.name}, {g.choice(['amax', 'amin', 'sum', 'mean'])!r})",
         f"torch.select_scatter({x.name}, {x.name}.select({axis}, 0), {axis}, {limit - 1})",
         f"torch.slice_scatter({x.name}, {x.name}.narrow({axis}, 0, 1), {axis}, {limit - 1}, {limit})",
         f"torch.index_put({x.name}, ({indices},), torch.ones_like({x.name}[:1]))" if axis % x.ndim == 0 else values,
-        f"torch.take_along_dim({x.name}, {lined_up}, {axis})",
+        f"torch.take_along_dim({x.name}, {expanded}, {axis})",
         f"{x.name}[{before}{indices}]",
     ])
 
@@ -396,7 +396,7 @@ def three_operands(g: Graph):
     ])
 
 
-def layer(g: Graph):
+def decomposed(g: Graph):
     """Functions that torch expresses in several operators."""
     x = g.floating(2)
     forms = [f"F.glu({x.name}, -1)", f"F.softmin({x.name}, 0)", f"torch.cdist({x.name}, {x.name})", f"F.hardshrink({x.name})",
@@ -428,9 +428,10 @@ def search(g: Graph):
     ])
 
 
-TEMPLATES = (write, three_operands, layer, search, unary, function, binary, binary, with_number, with_number, integer_bits, select, cast, reduce, reduce, scan,
-             topk, reorder, reorder, reshape, reshape, cut, join, repeat, index, product, linear, norm, convolution,
-             pool, attention)
+# A template that is listed twice is chosen twice as often.
+TEMPLATES = (computed_indices, three_operands, decomposed, search, unary, activation, binary, binary, with_number,
+             with_number, integer_bits, select, cast, reduce, reduce, scan, topk, reorder, reorder, reshape, reshape,
+             cut, join, repeat, index, product, linear, norm, convolution, pool, attention)
 
 _SHAPES = ((2, 3), (3,), (2, 3, 4), (4,), (DYNAMIC, 4), (2, DYNAMIC), (2, DYNAMIC, 4), (1, 2, DYNAMIC, 4), (2, 3, 4, 4),
            (1, 4), (), (4, 4), (DYNAMIC,), (2, 1, 4))

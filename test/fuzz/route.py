@@ -23,14 +23,14 @@ class NotDelegated(Exception):
 class Route(Protocol):
     """Compiled programs. The constructor takes a list of programs.
 
-    The constructor may raise an error that a single program causes.
+    If a program cannot be compiled, the constructor either adds its error to `failures` or raises it.
     """
 
     failures: dict[int, Exception]
     """The failures of programs that could not be compiled, by the index of the program in the list."""
 
     def run(self, extent: int) -> dict[int, Sequence[torch.Tensor] | Exception]:
-        """Runs the compiled programs with dynamic extents of `extent`.
+        """Runs the compiled programs, with `extent` as the size of every dynamic dimension.
 
         Returns the outputs of each program, or the error that its call raised, by the index of the program.
         """

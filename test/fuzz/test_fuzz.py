@@ -54,7 +54,7 @@ def cancelling() -> Program:
 
 
 def test_rounding_of_sums_that_cancel_is_no_finding():
-    """The terms of a sum have rounding errors that can exceed the result by far."""
+    """If terms cancel, their rounding errors can be far larger than the sum."""
     program = cancelling()
     arguments = program.arguments(EXTENTS[0])
     y, z = (output.float() for output in program.run([a.double() for a in arguments]))
@@ -82,6 +82,7 @@ def test_source_of_a_program_runs(capsys):
     assert capsys.readouterr().out.startswith("(tensor([[")
 
 
+# A field of a fused node for each family, and a function that changes its value.
 BROKEN = {
     "rms_norm": (ir.RMSNormNode, "eps", lambda eps: eps + 0.001),
     "layer_norm": (ir.LayerNormNode, "eps", lambda eps: eps + 0.001),

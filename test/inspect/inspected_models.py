@@ -1,6 +1,7 @@
-"""Modules to export.
+"""The modules that conftest.py exports.
 
-They are not in conftest.py because torch looks up the globals of a branch by the name of its module.
+They have a file of their own because torch.cond finds the globals of a branch by the name of its Python module, and
+`conftest` is the name of several modules.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The types that the inspector infers are the types of the results, for the cases of all nodes."""
+"""For the test cases of every IR node, the inspector infers the types that the results have."""
 
 import pytest
 from executorch_mlx.inspect.infer_types import infer_types

@@ -1,6 +1,6 @@
 """Every IR node has a rule for the types of its results. For a node without a rule, the inspector shows `?`.
 
-A table here is a FlatBuffer table of the schema. Nodes with the same fields share a table, and so its rule.
+A table here is a FlatBuffer table of the schema. Nodes with the same fields share a table and the rule of the table.
 """
 
 from executorch_mlx.inspect.infer_types import infer_types

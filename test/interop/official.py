@@ -138,7 +138,10 @@ VERDICTS = {0: "correct", 3: "wrong", 4: "error", 5: "not lowered"}
 
 
 def run_all(folder: Path, every: int, lower: bool) -> None:
-    """Run each program in a process of its own, so that a crash counts as a result. Print the results."""
+    """Run each program in a process of its own, so that a crash counts as a result. Print the results.
+
+    With `lower`, the programs are lowered with this partitioner. Without it, they are those of the official delegate.
+    """
     import executorch.exir  # noqa: F401  (imported once, before the forks)
 
     results: Counter = Counter()
@@ -222,6 +225,7 @@ def lower_with_ours(source: Path, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    # "export-here" is what "export" runs in the process that imports the private copy.
     parser.add_argument("command", choices=["export", "export-here", "run", "ours"])
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth configuration")

@@ -56,6 +56,7 @@ class Graph:
         self.meta: dict[int, ir.TensorMeta] = {}
         self.names: dict[int, str] = {}
         self.data: dict[str, torch.Tensor] = {}
+        # Of a tensor: (slot, shape, dtype, dim order). Of a value: (slot, type of the slot).
         self.inputs: list[tuple[Any, ...]] = []
         self.outputs: list[tuple[Any, ...]] = []
         self.chains: list[list[ir.Op]] = [[]]
@@ -244,6 +245,10 @@ def _plan(name: str, graph: Graph, payload_index: int) -> et.ExecutionPlan:
 
 
 def _evalue(slot, memory: int) -> tuple[et.EValue, int]:
+    """Returns ExecuTorch's description of an input or output, and the end of its memory.
+
+    `slot` is an element of `Graph.inputs` or `Graph.outputs`. `memory` is the offset at which a tensor gets its memory.
+    """
     if isinstance(slot[0], ir.Vid):
         kind = slot[1]
         if kind == ir.SlotType.IntValueSlot:

@@ -15,14 +15,14 @@ def products(size: int, count: int = 1) -> Graph:
     """
     g = Graph()
     x, total = g.input(((1, size), 64)), g.output(((1, size),))
-    scaled, product = g.new_temp(), g.new_temp()
-    g.emit(ir.IdCopyNode(x=x, out=scaled))
+    s, product = g.new_temp(), g.new_temp()
+    g.emit(ir.IdCopyNode(x=x, out=s))
     for _ in range(count):
         g.emit(
-            ir.TransposeNode(x=scaled, out=product, perm=[1, 0]),
-            ir.AddmmNode(mat1=scaled, mat2=product, out=product),
+            ir.TransposeNode(x=s, out=product, perm=[1, 0]),
+            ir.AddmmNode(mat1=s, mat2=product, out=product),
             ir.SinNode(x=product, out=product),
-            ir.AddmmNode(mat1=product, mat2=x, out=scaled),
+            ir.AddmmNode(mat1=product, mat2=x, out=s),
         )
-    g.emit(ir.SumNode(x=scaled, out=total, axes=[1]))
+    g.emit(ir.SumNode(x=s, out=total, axes=[1]))
     return g

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 from executorch_mlx.loader import load_delegate
 
-DEFAULTS = {"device": "", "metal_kernels": "false", "kv_windows": "", "max_instructions": str(2**24), "max_operations": str(2**50)}
+DEFAULTS = {
+    "device": "", "metal_kernels": "false", "kv_windows": "",
+    "max_instructions": str(2**24), "max_operations": str(2**50),
+}  # fmt: skip
 
 
 def set_option(key: str, value: str) -> int:

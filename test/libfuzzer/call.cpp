@@ -29,7 +29,7 @@ using executorch::aten::Tensor;
 using executorch::aten::TensorImpl;
 using et::Error;
 
-constexpr int64_t kMaxElements = 1 << 12;  // of a tensor that is made up
+constexpr int64_t kMaxElements = 1 << 12;  // of an argument or a constant
 constexpr int kDefaultSize = 4;            // of a dynamic dimension without an upper bound
 constexpr size_t kMaxRank = 16;
 
@@ -77,7 +77,7 @@ class Values {
 };
 
 // What a TensorImpl needs to know about a tensor: sizes, dim order, strides and dtype.
-struct MadeUp {
+struct TensorSpec {
   std::vector<TensorImpl::SizesType> sizes;
   std::vector<TensorImpl::DimOrderType> order;
   std::vector<TensorImpl::StridesType> strides;
@@ -86,7 +86,7 @@ struct MadeUp {
   int64_t elements = 1;
 };
 
-// The metadata of a slot, or null for a temporary: the runtime does not verify the metadata of those.
+// The metadata of a slot, or null for a temporary: the runtime does not verify the metadata of temporaries.
 const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
   const uint64_t first_temp = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors();
@@ -94,48 +94,48 @@ const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
   return metas != nullptr && slot < first_temp && slot < metas->size() ? metas->Get(slot) : nullptr;
 }
 
-// Makes up a tensor with the given metadata. Returns null if it is too large or if MLX lacks its dtype.
-std::unique_ptr<MadeUp> make_up(const fb::TensorMeta& meta) {
-  auto made = std::make_unique<MadeUp>();
-  made->type = static_cast<ScalarType>(meta.scalar_type());
+// Chooses a tensor that fits the metadata. Returns null if the tensor is too large or if MLX lacks the dtype.
+std::unique_ptr<TensorSpec> choose_spec(const fb::TensorMeta& meta) {
+  auto spec = std::make_unique<TensorSpec>();
+  spec->type = static_cast<ScalarType>(meta.scalar_type());
   const auto* shape = meta.shape();
-  if (shape == nullptr || shape->size() > kMaxRank || !executorch_mlx::find_dtype(made->type)) {
+  if (shape == nullptr || shape->size() > kMaxRank || !executorch_mlx::find_dtype(spec->type)) {
     return nullptr;
   }
-  made->is_dynamic = false;
+  spec->is_dynamic = false;
   for (const auto* dim : *shape) {
-    made->is_dynamic |= dim->value() < 0;
+    spec->is_dynamic |= dim->value() < 0;
     const int highest = dim->max_value() >= 0 ? dim->max_value() : std::max(kDefaultSize, dim->min_value());
     const int64_t size = dim->value() >= 0 ? dim->value() : highest;
-    made->elements *= size;
-    if (made->elements > kMaxElements || size > kMaxElements) {
+    spec->elements *= size;
+    if (spec->elements > kMaxElements || size > kMaxElements) {
       return nullptr;
     }
-    made->sizes.push_back(static_cast<int>(size));
+    spec->sizes.push_back(static_cast<int>(size));
   }
-  made->strides.resize(made->sizes.size());
+  spec->strides.resize(spec->sizes.size());
   const auto order = executorch_mlx::memory_order(meta);
   int stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
-    made->strides[order[i]] = stride;
-    stride *= std::max(1, made->sizes[order[i]]);
+    spec->strides[order[i]] = stride;
+    stride *= std::max(1, spec->sizes[order[i]]);
   }
-  made->order.assign(order.begin(), order.end());
-  return made;
+  spec->order.assign(order.begin(), order.end());
+  return spec;
 }
 
 // The named data that a payload asks for, filled with random values. Each tensor is an allocation of its own, so that
 // ASan detects an access beyond its end.
-class Data final : public et::NamedDataMap {
+class RandomNamedData final : public et::NamedDataMap {
  public:
-  Data(const fb::MLXGraph& graph, Values& values) : values_(values) {
+  RandomNamedData(const fb::MLXGraph& graph, Values& values) : values_(values) {
     const auto* slots = graph.named_slots();
     for (uint32_t i = 0; slots != nullptr && i < slots->size(); ++i) {
       const auto& named = *slots->Get(i);
       const uint32_t slot = named.slot()->idx();
       const uint32_t constants = graph.num_constant_tensors();
       const uint32_t buffers = constants + graph.num_input_tensors() + graph.num_output_tensors();
-      const bool has_data = slot < constants || (slot >= buffers && i % 2 == 0);
+      const bool has_data = slot < constants || (slot >= buffers && i % 2 == 0); // half of the buffers are initialized
       if (meta_of(graph, slot) != nullptr && has_data) {
         entries_.push_back({named.name()->c_str(), meta_of(graph, slot)});
       }
@@ -145,13 +145,13 @@ class Data final : public et::NamedDataMap {
   et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
     for (const auto& entry : entries_) {
       if (entry.name == key) {
-        const auto made = make_up(*entry.meta);
-        if (made == nullptr) {
+        const auto spec = choose_spec(*entry.meta);
+        if (spec == nullptr) {
           return Error::NotFound;
         }
-        const size_t bytes = made->elements * executorch::runtime::elementSize(made->type);
+        const size_t bytes = spec->elements * executorch::runtime::elementSize(spec->type);
         void* memory = std::malloc(bytes);
-        values_.fill(memory, made->elements, made->type);
+        values_.fill(memory, spec->elements, spec->type);
         return et::FreeableBuffer(memory, bytes, [](void*, void* data, size_t) { std::free(data); });
       }
     }
@@ -183,7 +183,7 @@ class Data final : public et::NamedDataMap {
 // The arguments of a call: inputs with values, and outputs of the declared sizes.
 class Arguments {
  public:
-  // Sets `complete` to false if an argument cannot be made up.
+  // Sets `complete` to false if `choose_spec` finds no tensor for an argument.
   Arguments(const fb::MLXGraph& graph, Values& values) {
     const auto add_all = [&](const auto* map, bool is_input) {
       for (uint32_t i = 0; map != nullptr && i < map->size(); ++i) {
@@ -219,27 +219,27 @@ class Arguments {
 
   bool add_tensor(const fb::MLXGraph& graph, uint32_t slot, bool is_input, Values& values) {
     const auto* meta = meta_of(graph, slot);
-    auto made = meta != nullptr ? make_up(*meta) : nullptr;
-    if (made == nullptr) {
+    auto spec = meta != nullptr ? choose_spec(*meta) : nullptr;
+    if (spec == nullptr) {
       return false;
     }
-    memory_.emplace_back(std::malloc(made->elements * executorch::runtime::elementSize(made->type)), std::free);
+    memory_.emplace_back(std::malloc(spec->elements * executorch::runtime::elementSize(spec->type)), std::free);
     if (is_input) {
-      values.fill(memory_.back().get(), made->elements, made->type);
+      values.fill(memory_.back().get(), spec->elements, spec->type);
     }
     const auto dynamism =
-        made->is_dynamic ? et::TensorShapeDynamism::DYNAMIC_BOUND : et::TensorShapeDynamism::STATIC;
+        spec->is_dynamic ? et::TensorShapeDynamism::DYNAMIC_BOUND : et::TensorShapeDynamism::STATIC;
     tensors_.emplace_back(
-        made->type, static_cast<ssize_t>(made->sizes.size()), made->sizes.data(), memory_.back().get(),
-        made->order.data(), made->strides.data(), dynamism);
-    made_.push_back(std::move(made));
+        spec->type, static_cast<ssize_t>(spec->sizes.size()), spec->sizes.data(), memory_.back().get(),
+        spec->order.data(), spec->strides.data(), dynamism);
+    specs_.push_back(std::move(spec));
     values_.emplace_back(Tensor(&tensors_.back()));
     return true;
   }
 
   std::deque<et::EValue> values_;
   std::deque<TensorImpl> tensors_;
-  std::vector<std::unique_ptr<MadeUp>> made_;
+  std::vector<std::unique_ptr<TensorSpec>> specs_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
   std::vector<et::EValue*> pointers_;
 };
@@ -271,14 +271,14 @@ void load_and_call(const uint8_t* data, size_t size) {
 
   Values values({reinterpret_cast<const char*>(data), size});
   const auto* graph = parse(data, size);
-  std::unique_ptr<Data> named_data = graph ? std::make_unique<Data>(*graph, values) : nullptr;
+  auto named_data = graph != nullptr ? std::make_unique<RandomNamedData>(*graph, values) : nullptr;
   et::BackendInitContext init(nullptr, nullptr, "forward", named_data.get(), {options, std::size(options)});
   et::FreeableBuffer processed(data, size, nullptr);
   const auto handle = backend->init(init, &processed, {});
   if (!handle.ok()) {
     return;
   }
-  Arguments arguments(*graph, values);
+  Arguments arguments(*graph, values); // `graph` is not null, because `init` refuses what `parse` refuses
   if (arguments.complete) {
     for (int call = 0; call < 2; ++call) {
       et::BackendExecutionContext context(nullptr, nullptr, "forward");

@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-// Three mutations out of four change fields. The others change any bytes, and most of them do not verify.
+// Three mutations out of four change fields. The others change any bytes, and most of these payloads are refused.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   if (seed % 4 != 0 && fuzz::mutate_fields(data, size, seed / 4)) {
     return size;

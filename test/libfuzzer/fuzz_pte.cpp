@@ -58,7 +58,8 @@ bool has_only_delegates(const et::MethodMeta& meta) {
   return meta.num_backends() > 0 && meta.num_instructions() == meta.num_backends();
 }
 
-// Loads a method and, if the delegate runs all of it, calls it twice. Returns false if the method is too large to load.
+// Loads a method and, if the delegate runs all of it, calls it twice. Returns false if the method has invalid metadata
+// or plans more memory than kMaxMemory.
 bool run_method(const et::Program& program, const char* name) {
   const auto meta = program.method_meta(name);
   if (!meta.ok()) {
@@ -86,7 +87,8 @@ bool run_method(const et::Program& program, const char* name) {
   return true;
 }
 
-// Loads the program and runs its methods. Returns whether the methods are few and small enough to load all of them.
+// Loads the program and runs its methods. Returns true if the program is valid and its methods are few and small, so
+// that the engine may load all of them.
 bool run_program(const uint8_t* data, size_t size) {
   BufferDataLoader loader(data, size);
   const auto program = et::Program::load(&loader, et::Program::Verification::InternalConsistency);
@@ -139,7 +141,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 // Half of the mutations change fields of a payload in the file. The others change any bytes.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
   const std::string_view file(reinterpret_cast<const char*>(data), size);
-  const size_t magic = file.find("MLX0");
+  const size_t magic = file.find("MLX0"); // at offset 4 of a payload, which is aligned to 8 bytes
   if (seed % 2 == 0 && magic != std::string_view::npos && magic % 8 == 4) {
     const size_t begin = magic - 4;
     std::vector<uint64_t> payload((size - begin + 7) / 8);

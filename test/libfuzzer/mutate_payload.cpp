@@ -26,15 +26,15 @@ constexpr double kReals[] = {0, -1, 1, 0.5, -0.0, 1e-30, 1e30, 1e300, std::numer
 // A place in the payload that a mutation can change.
 struct Site {
   uint8_t* at;
-  flat::ElementaryType type;  // ET_SEQUENCE: an entry of a vector of tables; `at` is the vector
+  flat::ElementaryType type;  // ET_SEQUENCE stands for an entry of a vector of tables. `at` is then the vector.
 };
 
-// Finds the sites in the tables below a root.
+// Collects the sites of a table and of all tables that it refers to.
 class Walker {
  public:
   std::vector<Site> sites;
 
-  void table(const uint8_t* at, const flat::TypeTable& type) {
+  void visit_table(const uint8_t* at, const flat::TypeTable& type) {
     const auto& table = *reinterpret_cast<const flat::Table*>(at);
     uint8_t tag = 0;
     for (size_t i = 0; i < type.num_elems; ++i) {
@@ -46,34 +46,35 @@ class Walker {
       if (code.base_type == flat::ET_UTYPE) {
         tag = *value;
       }
-      field(value, code, type, tag);
+      visit_field(value, code, type, tag);
     }
   }
 
  private:
-  void field(const uint8_t* value, const flat::TypeCode& code, const flat::TypeTable& type, uint8_t tag) {
+  // `tag` is the member of the union if the field is one.
+  void visit_field(const uint8_t* value, const flat::TypeCode& code, const flat::TypeTable& type, uint8_t tag) {
     const auto base = static_cast<flat::ElementaryType>(code.base_type);
     const auto* nested = base == flat::ET_SEQUENCE ? type.type_refs[code.sequence_ref]() : nullptr;
     if (code.is_repeating) {
-      return list(value + flat::ReadScalar<flat::uoffset_t>(value), base, nested);
+      return visit_list(value + flat::ReadScalar<flat::uoffset_t>(value), base, nested);
     }
     if (nested == nullptr) {
-      return scalar(value, base);
+      return add_scalar(value, base);
     }
     if (nested->st == flat::ST_STRUCT) {
-      return scalar(value, flat::ET_UINT);  // Tid and Vid hold one index each
+      return add_scalar(value, flat::ET_UINT);  // Tid and Vid hold one index each
     }
     const uint8_t* target = value + flat::ReadScalar<flat::uoffset_t>(value);
     if (nested->st == flat::ST_TABLE) {
-      return table(target, *nested);
+      return visit_table(target, *nested);
     }
     const auto* member = std::lower_bound(nested->values, nested->values + nested->num_elems, int64_t{tag});
     if (tag != 0 && member != nested->values + nested->num_elems && *member == tag) {
-      table(target, *nested->type_refs[nested->type_codes[member - nested->values].sequence_ref]());
+      visit_table(target, *nested->type_refs[nested->type_codes[member - nested->values].sequence_ref]());
     }
   }
 
-  void list(const uint8_t* at, flat::ElementaryType base, const flat::TypeTable* nested) {
+  void visit_list(const uint8_t* at, flat::ElementaryType base, const flat::TypeTable* nested) {
     const auto size = flat::ReadScalar<flat::uoffset_t>(at);
     const uint8_t* first = at + sizeof(flat::uoffset_t);
     if (nested != nullptr && nested->st == flat::ST_TABLE) {
@@ -81,17 +82,17 @@ class Walker {
     }
     for (flat::uoffset_t i = 0; i < size; ++i) {
       if (nested == nullptr) {
-        scalar(first + i * flat::InlineSize(base, nullptr), base);
+        add_scalar(first + i * flat::InlineSize(base, nullptr), base);
       } else if (nested->st == flat::ST_STRUCT) {
-        scalar(first + i * sizeof(uint32_t), flat::ET_UINT);
+        add_scalar(first + i * sizeof(uint32_t), flat::ET_UINT);
       } else {
         const uint8_t* entry = first + i * sizeof(flat::uoffset_t);
-        table(entry + flat::ReadScalar<flat::uoffset_t>(entry), *nested);
+        visit_table(entry + flat::ReadScalar<flat::uoffset_t>(entry), *nested);
       }
     }
   }
 
-  void scalar(const uint8_t* at, flat::ElementaryType base) {
+  void add_scalar(const uint8_t* at, flat::ElementaryType base) {
     if (base == flat::ET_STRING) {
       const uint8_t* text = at + flat::ReadScalar<flat::uoffset_t>(at);
       if (flat::ReadScalar<flat::uoffset_t>(text) == 0) {
@@ -153,6 +154,7 @@ class Mutator {
     flat::WriteScalar<T>(at, below(3) == 0 ? near : static_cast<T>(pick(kIntegers)));
   }
 
+  // Mostly writes a small number, which many programs of the corpus have as a slot.
   void write_slot(uint8_t* at) {
     flat::WriteScalar<uint32_t>(at, below(16) == 0 ? static_cast<uint32_t>(pick(kIntegers)) : below(24));
   }
@@ -206,7 +208,7 @@ bool mutate_fields(uint8_t* data, size_t size, unsigned seed) {
       // Verified each time: a field may overlap with another table.
       const auto* graph = executorch_mlx::open_payload(data, size);
       Walker walker;
-      walker.table(reinterpret_cast<const uint8_t*>(graph), *fb::MLXGraphTypeTable());
+      walker.visit_table(reinterpret_cast<const uint8_t*>(graph), *fb::MLXGraphTypeTable());
       if (walker.sites.empty()) {
         break;
       }

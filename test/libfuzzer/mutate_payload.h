@@ -1,5 +1,5 @@
-// Changes fields of a payload in place. The result is a valid FlatBuffer, so that most mutations reach the checks
-// behind its verification.
+// Changes fields of a payload in place. The result is a valid FlatBuffer, so that most mutations reach the checks that
+// follow the verification of the FlatBuffer.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace fuzz {
 
-// Changes a few fields of the payload at `data`, which may be anything. Returns false if it is not a valid payload.
+// Changes a few fields of the payload at `data`. Returns false if the bytes at `data` are not a valid payload.
 bool mutate_fields(uint8_t* data, size_t size, unsigned seed);
 
 } // namespace fuzz

@@ -23,8 +23,8 @@ def main() -> None:
     # The models have no tokenizer.
     utils.load_tokenizer = lambda *_, **__: SimpleNamespace(save_pretrained=lambda path: None)
     for job in jobs:
-        folder, form = job.split("=")
-        mode, bits, group = form.split(",")
+        folder, quantization = job.split("=")
+        mode, bits, group = quantization.split(",")
         converted = Path(folder) / "mlx"
         convert(folder, str(converted), quantize=True, q_mode=mode, q_bits=int(bits), q_group_size=int(group),
                 dtype="float32")

@@ -1,4 +1,4 @@
-"""Checkpoints of small models with a head for multi-token prediction, under the names of published checkpoints."""
+"""Checkpoints of small models with a head for multi-token prediction. Their tensors have the names used on the hub."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MODELS = {
 def make(name: str, folder: Path, *, guesses_right: bool = False) -> Path:
     """Write a random checkpoint to `folder`, and return `folder`. If `guesses_right`, the head guesses right.
 
-    In that case, the layers of the model add nothing: the model predicts from its last token alone. The head passes on
-    the embedding of the same token. It therefore makes the same prediction.
+    In that case, the layers of the model add nothing, so that the model predicts from the embedding of the last token
+    alone. The head predicts from the same embedding, and therefore predicts the same token.
     """
     torch.manual_seed(3)
     kind, config, sizes = MODELS[name]

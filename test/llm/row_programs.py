@@ -45,13 +45,13 @@ class RowProgram:
         return [given[name].reshape(off.shape) for name, off in values.items()]
 
     def prefill(self, tokens: Sequence[int], position: int, row: int = 0, name: str | None = None, **parameters):
-        """The outputs of a `prefill` call, or of `forward` if there is one row. `allowed_tokens` has the shape [W]."""
+        """The outputs of a call of `prefill`, or of `forward` if there is one row. `allowed_tokens` has W words."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         name = name or ("prefill" if self.rows > 1 else "forward")
         return self.call(name, [*inputs, *self._parameters(1, parameters)])
 
     def draft(self, tokens: Sequence[int], position: int, row_length: int, row: int = 0, **parameters):
-        """The outputs of one call of `draft`."""
+        """The outputs of one call of `draft`. The model has computed `row_length` tokens in the row."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row), torch.tensor([row_length])]
         return self.call("draft", [*inputs, *self._parameters(1, parameters)])
 
@@ -74,7 +74,7 @@ class RowProgram:
         return [output[:count] for output in outputs]
 
     def verify(self, tokens: Sequence[int], position: int, row: int = 0, targets=None, **parameters):
-        """The outputs of one call of `verify`. `allowed_tokens` has the shape [S, W]."""
+        """The outputs of one call of `verify`. `allowed_tokens` has W words for each of the S tokens: [S, W]."""
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         inputs += self._parameters(len(tokens), parameters)
         if self.head.logprobs:

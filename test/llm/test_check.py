@@ -39,11 +39,11 @@ def test_right_program_is_written(options, tokens, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pte"] and (tmp_path / "model.pte").stat().st_size == size
 
 
-@pytest.mark.parametrize("length, calls", [(2, 2), (4, 4), (16, 5)])
-def test_context_of_one_chunk(length, calls, tmp_path):
+@pytest.mark.parametrize("length, tokens", [(2, 2), (4, 4), (16, 5)])
+def test_context_of_one_chunk(length, tokens, tmp_path):
     exported = export_llm(small_llm.model(), max_context_len=length, outputs="logits")
     exported.save(tmp_path / "model.pte")
-    assert exported.check.ok and exported.check.tokens == calls
+    assert exported.check.ok and exported.check.tokens == tokens
 
 
 WEIGHT = "decoder.model.model.layers.0.mlp.down_proj.weight"
@@ -64,7 +64,7 @@ def test_broken_lowering_is_refused(outputs, tmp_path):
 
 
 def test_wrong_token_is_refused(tmp_path):
-    """A program that returns tokens, of a model that was changed after its export."""
+    """The weights of the model change after its export, so that the program draws other tokens than the model."""
     model = small_llm.model()
     exported = export_llm(model, chunk=16, head=HeadConfig.minimal(), speculation=False)
     model.lm_head.weight.data = model.lm_head.weight.data.roll(1, 0).clone()

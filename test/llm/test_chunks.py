@@ -11,11 +11,12 @@ from test_families import CHUNK, CONTEXT, FAMILIES, family_program, wide_model
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems use MLX's matrix products")
 
 PROMPT_LENGTH = 110
+# Lengths of the chunks. If the prompt is longer, the lengths are repeated.
 SPLITS = {"1": [1], "3": [3], "16": [16], "64": [64], "mixed": [33, 1, 7, 40, 2, 12]}
 
 
 def logits_by_position(method, prompt, lengths):
-    """The logits after each chunk, by the position of its last token. The chunk lengths are `lengths`, repeated."""
+    """Returns the logits after each chunk, by the position of the last token of the chunk."""
     logits, at, i = {}, 0, 0
     while at < len(prompt):
         tokens = prompt[at : at + lengths[i % len(lengths)]]
@@ -47,7 +48,7 @@ def test_float32(name, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "form",
+    "options",
     [
         dict(dtype=torch.bfloat16),
         dict(dtype=torch.float16),
@@ -59,10 +60,10 @@ def test_float32(name, tmp_path_factory):
     ids=["bfloat16", "float16", "int4", "int8", "int4 of bfloat16", "int4 with int8 activations"],
 )
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "mixtral"])
-def test_forms(name, form, tmp_path):
-    sizes = dict(hidden_size=320, intermediate_size=448) if "quantize" in form else {}  # multiples of a group
+def test_half_precision_and_quantization(name, options, tmp_path):
+    sizes = dict(hidden_size=320, intermediate_size=448) if "quantize" in options else {}  # multiples of the group size
     model = wide_model(name, **sizes)
-    exported = export_llm(model, **form, chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
+    exported = export_llm(model, **options, chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     assert_chunks_do_not_matter(tmp_path / "model.pte")

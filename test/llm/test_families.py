@@ -74,17 +74,17 @@ def random_model(config_class, model_class, changes):
 
 
 def wide_model(name, **changes):
-    config, model, of_family = FAMILIES[name]
+    config, model, family_changes = FAMILIES[name]
     changes = WIDE | changes
     if "longrope" in name:
         del changes["hidden_size"]  # the factors of the family are for a small head
-    return random_model(config, model, of_family | changes)
+    return random_model(config, model, family_changes | changes)
 
 
 def family_program(name, tmp_path_factory):
     """The path of a program that returns the logits of `wide_model(name)`. All test processes share the file."""
     base = tmp_path_factory.getbasetemp()
-    folder = base.parent if base.name.startswith("popen-") else base
+    folder = base.parent if base.name.startswith("popen-") else base  # popen-N is the folder of a pytest-xdist process
     path = folder / f"family_{hashlib.md5(name.encode()).hexdigest()}.pte"
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -213,11 +213,11 @@ def test_load_errors(tmp_path, logits_program):
         LLM.load(tmp_path / "none.pte")
     with pytest.raises(ValueError, match="has no tokenizer"):
         LLM.load(logits_program, tmp_path)
-    torch_module = torch.export.export(torch.nn.Identity(), (torch.ones(1),))
+    exported = torch.export.export(torch.nn.Identity(), (torch.ones(1),))
     from executorch.exir import to_edge_transform_and_lower
 
     path = tmp_path / "other.pte"
-    path.write_bytes(to_edge_transform_and_lower(torch_module).to_executorch().buffer)
+    path.write_bytes(to_edge_transform_and_lower(exported).to_executorch().buffer)
     with pytest.raises(ValueError, match="other.pte: missing method get_max_seq_len"):
         LLM.load(path)
 
@@ -227,7 +227,7 @@ def test_load_errors(tmp_path, logits_program):
 
 def test_chat_reuses_the_cache(llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Return"}]
-    # The text that random weights generate would not be encoded to the tokens that were drawn. This text is.
+    # A chat encodes the answer again. Random tokens would give other ids then, and the token " the" gives the same id.
     answer = llm.chat(messages, allowed_tokens=allow_text(llm, " the"), max_new_tokens=6)
     assert answer.prompt == llm.encode("Be brief.\nReturn\n", special=False)
     assert ids(answer) == llm.encode(" the" * 6, special=False)

@@ -1,4 +1,4 @@
-"""`Generation` with `async for`, many at once, and cancelled when nothing refers to it any more."""
+"""`Generation`: `async for`, many answers at once, and cancellation of an answer to which nothing refers any more."""
 
 import asyncio
 import gc
@@ -157,6 +157,7 @@ def test_close(chat_program):
 def test_full_queue(chat_program):
     gate = threading.Event()
     with LLM.load(chat_program, queue_limit=2) as llm:
+        # The callback blocks the engine. Then it returns None, which allows every token.
         held = llm.generate(PROMPTS[0], allowed_tokens=lambda answer: gate.wait(60) and None, max_new_tokens=2)
         wait_until(lambda: llm.stats.running == 1)
         waiting = [llm.generate(prompt, max_new_tokens=2) for prompt in PROMPTS[:2]]
@@ -165,7 +166,7 @@ def test_full_queue(chat_program):
         assert llm.stats.waiting == 2
         gate.set()
         assert all(len(answer.result().tokens) == 2 for answer in (held, *waiting))
-        # A batch waits for room instead.
+        # A batch waits for room in the queue, and raises no BusyError.
         results = llm.generate_batch(PROMPTS, max_new_tokens=3)
         assert [len(result.tokens) for result in results] == [3] * len(PROMPTS)
 
@@ -200,7 +201,8 @@ def test_stats(chat_program):
 
 
 def test_many_requests_leave_nothing_behind(chat_program):
-    """300 requests, 16 at once; a third is cancelled or dropped, and some fail. All others are complete and right."""
+    """Runs 300 requests, 16 at once. A third is cancelled or dropped, and some fail. All others are complete and right.
+    """
 
     async def request(number: int, llm: LLM) -> list[int] | None:
         fails = number % 7 == 0
@@ -253,7 +255,7 @@ def python(source: str) -> str:
 
 
 def test_generation_imports_no_torch(chat_program):
-    """Text, a chat, a file of its own: none of the large packages is imported."""
+    """A process that generates from a text and answers a chat imports none of the large packages."""
     source = f"""
 import sys
 from executorch_mlx import LLM

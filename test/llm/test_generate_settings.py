@@ -7,7 +7,9 @@ from executorch_mlx.llm import LLM, SettingError
 from executorch_mlx.llm.scoring import allow_only
 
 PROMPT = [7, 300, 12, 300, 45]
-COUNT = 27  # prompt and answer fill the history of the head, which limits the penalties; the host keeps all tokens
+# The length of an answer. Prompt and answer have 32 tokens, as many as the history of the head. The host has no such
+# limit: after more tokens, its penalties would differ from those of the head.
+COUNT = 27
 
 SETTINGS = {
     "greedy": {},
@@ -28,11 +30,13 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def head(chat_program) -> LLM:
+    """A model whose sampling head draws the tokens."""
     return LLM.load(chat_program)
 
 
 @pytest.fixture(scope="module")
 def host(logits_program) -> LLM:
+    """A model whose program returns logits, from which the host draws the tokens."""
     return LLM.load(logits_program)
 
 

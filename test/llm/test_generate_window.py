@@ -41,15 +41,16 @@ def greedy(prompt: list[int], count: int) -> list[int]:
     return mistral().generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("back, reused", [(CHUNK - 1, True), (CHUNK, False)])
-def test_rewind_is_limited_by_the_ring_buffer(llm, back, reused):
-    prompt = [random.Random(back).randrange(2, 300) for _ in range(50)]
+@pytest.mark.parametrize("rewind, reused", [(CHUNK - 1, True), (CHUNK, False)])
+def test_rewind_is_limited_by_the_ring_buffer(llm, rewind, reused):
+    generator = random.Random(rewind)
+    prompt = [generator.randrange(2, 300) for _ in range(50)]
     llm.generate([7, *prompt], max_new_tokens=1).result()
     llm.generate(prompt, max_new_tokens=1).result()
     # The last token of a prompt is always fed again.
-    shorter = llm.generate(prompt[: len(prompt) - back + 1], max_new_tokens=12)
+    shorter = llm.generate(prompt[: len(prompt) - rewind + 1], max_new_tokens=12)
     assert shorter.result().tokens == greedy(shorter.prompt, 12)
-    assert shorter.metrics.cached_tokens == (len(prompt) - back if reused else 0)
+    assert shorter.metrics.cached_tokens == (len(prompt) - rewind if reused else 0)
 
 
 def test_random_prefixes_are_reused_correctly(llm):

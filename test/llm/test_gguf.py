@@ -83,7 +83,7 @@ def close(writer):
 def _write_tensor(writer, names, architecture, name, parameter, type_):
     """Write a parameter, and set it to the values that the file has after quantization."""
     values = parameter.data
-    if parameter.dim() > 1 and "mlp.gate." not in name:
+    if parameter.dim() > 1 and "mlp.gate." not in name:  # `mlp.gate` is the router of the experts, which stays float32
         quantized = gguf.quantize(values.numpy(), type_)
         parameter.data = torch.from_numpy(gguf.dequantize(quantized, type_)).clone()
         values = parameter.data

@@ -26,7 +26,7 @@ def mistral():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The path of a program with 8-bit KV caches and two rows, and the result of its `export_llm`."""
+    """The path of a program with 8-bit KV caches and two rows, and what `export_llm` returned."""
     path = tmp_path_factory.mktemp("kv") / "model.pte"
     result = export_llm(llama(), kv_bits=8, allow_extensions=True, batch=2, chunk=32, outputs="both")
     result.save(path)
@@ -39,7 +39,8 @@ def test_the_export_reports_the_error_and_agrees_with_eager_torch(exported):
     assert (quantization.bits, quantization.layers, quantization.perplexity) == (8, 2, None)
     assert 1e-4 < quantization.error < 1e-2 and 0 < quantization.logits < 0.1
     assert result.check.ok and result.report.refused == ()
-    # Two groups of a key and two of a value, with a scale and a bias for each group.
+    # 2 layers, 2 rows, 512 positions, 2 key heads. An entry has two groups for the key and two for the value, each with
+    # 32 bytes, a scale and a bias.
     assert result.cache_bytes == 2 * 2 * 512 * 2 * (4 * 32 + 4 * 2 * 4)
     assert result.cache_values_per_token == (160, 160)
 
@@ -61,10 +62,10 @@ def test_answers_do_not_depend_on_rows_reuse_drafts_or_saved_prefixes(exported, 
     assert answer.tokens == alone and answer.metrics.cached_tokens == 100
 
 
-@pytest.mark.parametrize("bits, fused", [(4, True), (8, False)])
-def test_chunks_do_not_matter_in_a_ring_buffer(bits, fused, tmp_path):
+@pytest.mark.parametrize("bits, extensions", [(4, True), (8, False)])
+def test_chunks_do_not_matter_in_a_ring_buffer(bits, extensions, tmp_path):
     result = export_llm(
-        mistral(), kv_bits=bits, allow_extensions=fused, chunk=64, max_context_len=128, outputs="logits"
+        mistral(), kv_bits=bits, allow_extensions=extensions, chunk=64, max_context_len=128, outputs="logits"
     )
     result.save(tmp_path / "model.pte")  # compares the logits with eager torch
     assert_chunks_do_not_matter(tmp_path / "model.pte")

@@ -24,7 +24,8 @@ def tokens(llm: LLM, prompt: list[int] = PROMPT, **options) -> list[int]:
 
 @pytest.mark.parametrize("name", ["chat_program", "logits_program"])
 def test_failed_step_leaves_the_model_usable(name, request):
-    """With a small limit, prefill fails. With a larger one, a later step fails, or none. Then the limit is removed."""
+    """With a small limit, prefill fails. With a larger limit, a later step fails, or no step. After each attempt, the
+    model generates the same tokens without a limit."""
     path = request.getfixturevalue(name)
     llm, fresh = LLM.load(path), LLM.load(path)
     expected, other = tokens(fresh), tokens(fresh, [7, 8, 9])

@@ -8,7 +8,7 @@ from row_programs import RowProgram
 from test_families import FAMILIES, random_model
 
 ROWS, CHUNK, CONTEXT, STEPS = 3, 16, 64, 20
-VOCABULARY, WORDS = 256, 8
+VOCABULARY, WORDS = 256, 8  # a mask of allowed tokens has 8 words of 32 bits
 FULL = HeadConfig(penalties=12, logit_bias=3, allowed_tokens=True, logprobs=4)
 NEOX = (hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, dict(rotary_pct=0.5, num_key_value_heads=4))
 # Name → model, head, outputs. gemma2 has ring buffers and soft-capped scores; the rings wrap around in these tests.
@@ -88,6 +88,7 @@ def test_row_and_chunks_do_not_matter(program, alone):
 
 
 def advanced(parameters, step):
+    """Return the parameters that draw token `step` of the answer: the seed advances with each token."""
     return parameters | ({"seed": parameters["seed"] + step} if "seed" in parameters else {})
 
 

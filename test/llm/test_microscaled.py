@@ -1,4 +1,4 @@
-"""Linear layers with torchao's NVFP4 and MX weights: exported in their own format."""
+"""Linear layers with NVFP4 or MX weights of torchao keep the format of their weights in an export."""
 
 import pytest
 import torch

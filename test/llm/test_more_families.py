@@ -1,4 +1,4 @@
-"""Families whose caches or attention differ from those in test_families.py. Their greedy tokens equal transformers'.
+"""Families with other caches or another attention than test_families.py. Greedy tokens equal those of transformers.
 
 One family of each kind is exported. The others run in eager torch, in the module that an export would lower.
 """

@@ -1,4 +1,4 @@
-"""Multi-token prediction: the head guesses the tokens that it guesses in transformers, and answers stay the same."""
+"""Multi-token prediction: the head guesses the same tokens as in transformers, and its guesses change no answer."""
 
 import mtp_checkpoints
 import pytest
@@ -17,7 +17,8 @@ SETTINGS = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.5, "seed": 6,
 
 @pytest.fixture(scope="module")
 def random_head(tmp_path_factory):
-    """A folder: a checkpoint with latent attention and a random head, and its program with one row."""
+    """A folder with a checkpoint and the program exported from it. The model has latent attention and a random head.
+    The program has one row."""
     folder = mtp_checkpoints.make("deepseek_v3", tmp_path_factory.mktemp("deepseek_v3"))
     head = HeadConfig(penalties=16)
     export_llm(folder, max_context_len=CONTEXT, chunk=8, head=head, verify=False).save(folder / "model.pte")
@@ -68,9 +69,9 @@ def answers(path, draft: int, **load) -> tuple[list, int, int]:
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_wrong_guesses_are_rejected(random_head, reuse):
-    expected, none, _ = answers(random_head / "model.pte", draft=0, reuse_prompts=False)
+    expected, drafted_without, _ = answers(random_head / "model.pte", draft=0, reuse_prompts=False)
     tokens, drafted, accepted = answers(random_head / "model.pte", draft=3, reuse_prompts=reuse)
-    assert tokens == expected and none == 0 and drafted > accepted
+    assert tokens == expected and drafted_without == 0 and drafted > accepted
 
 
 def test_right_guesses_are_accepted(right_head):

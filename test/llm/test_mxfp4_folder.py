@@ -1,4 +1,4 @@
-"""Checkpoints with MXFP4 experts, as gpt-oss is stored: loaded without dequantizing them."""
+"""Checkpoints with MXFP4 experts, such as gpt-oss, are loaded without dequantizing the experts."""
 
 import json
 
@@ -16,7 +16,8 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize [E, K, N]. Returns the blocks [E, N, K / 32, 16], the scales [E, N, K / 32] and the values [E, K, N]."""
+    """Quantize a weight [E, K, N]. Returns the blocks [E, N, K / 32, 16], the scales [E, N, K / 32] and the dequantized
+    weight [E, K, N]."""
     groups = weight.mT.unflatten(-1, (-1, 32))
     exponents = groups.abs().amax(-1, keepdim=True).clamp(min=1e-9).log2().floor() - 2  # the largest element is 6
     scaled = groups / torch.exp2(exponents)

@@ -124,23 +124,23 @@ def test_an_unknown_format_is_refused(argument):
         quantize_model(torch.nn.Linear(64, 64), **argument)
 
 
-def torchao(model):
+def with_torchao(model):
     config = IntxWeightOnlyConfig(torch.int4, PerGroup(32))
     quantize_(model, config, lambda module, name: isinstance(module, (torch.nn.Linear, torch.nn.Embedding)))
     return model
 
 
-def quantized(model):
+def with_quantize_model(model):
     quantize_model(model, 4, 32)
     return model
 
 
-@pytest.mark.parametrize("quantize_linear", (quantized, torchao), ids=lambda f: f.__name__)
-def test_greedy_equals_the_eager_model(quantize_linear, tmp_path):
+@pytest.mark.parametrize("quantized", (with_quantize_model, with_torchao), ids=lambda f: f.__name__)
+def test_greedy_equals_the_eager_model(quantized, tmp_path):
     prompt = torch.tensor([PROMPT])
-    tokens = quantize_linear(small_model(num_hidden_layers=1)).generate(prompt, do_sample=False, max_new_tokens=STEPS)
+    tokens = quantized(small_model(num_hidden_layers=1)).generate(prompt, do_sample=False, max_new_tokens=STEPS)
     expected = tokens[0, len(PROMPT) :].tolist()
-    exported = export_llm(quantize_linear(small_model(num_hidden_layers=1)), head=HeadConfig.minimal(), speculation=False)
+    exported = export_llm(quantized(small_model(num_hidden_layers=1)), head=HeadConfig.minimal(), speculation=False)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     tokens = LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=STEPS).result().tokens

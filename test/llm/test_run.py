@@ -1,4 +1,4 @@
-"""executorch-mlx run. Tests with signals, pipes and terminals use a process of their own."""
+"""The command `executorch-mlx run`. Tests with signals, pipes and terminals use a process of their own."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The plan, made from a model's graph, splits the weights. The parts together give the logits of the whole model."""
+"""The plan of a tensor-parallel model, made from its graph. The parts together give the logits of the whole model."""
 
 import os
 
@@ -10,12 +10,13 @@ from executorch_mlx.llm.export.decoder import CachedDecoder
 from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.head_config import HeadConfig
 from executorch_mlx.llm.export.methods import MethodKind, export_methods
-from executorch_mlx.llm.export.tensor_parallel.plan import plan, tensors_of
+from executorch_mlx.llm.export.tensor_parallel.plan import Plan, plan, tensors_of
 from executorch_mlx.llm.export.tensor_parallel.rewriter import part_of, rewritten
 from tensor_parallel_models import FAMILIES, MORE_FAMILIES, VOCABULARY, model
 
 
 def exported(family, heads=4, key_heads=2, quantize="none", capacity=64):
+    """Return the exported methods of a small model, before they are lowered."""
     made = model(family, heads, key_heads)
     use_gathered_experts(made)
     group = None if quantize == "none" else 32
@@ -26,14 +27,15 @@ def exported(family, heads=4, key_heads=2, quantize="none", capacity=64):
     return export_methods(decoder, {"forward": MethodKind("chunk", False)}, HeadConfig.minimal())
 
 
-def parts_of(methods, found):
+def parts_of(methods, found: Plan):
+    """Yield the program of each part."""
     program, tensors = methods["forward"], tensors_of(methods["forward"])
     for rank in range(found.processes):
         parts = {name: part_of(tensors[name], s, rank, found.processes) for name, s in found.tensors.items()}
         yield rewritten(program, found.analyses["forward"], parts, rank, found.processes)
 
 
-def check_parts(methods, found):
+def check_parts(methods, found: Plan):
     """Compare all parts with the whole model in two calls. The second call reads the caches of the first."""
     whole, modules = methods["forward"].module(), [part.module() for part in parts_of(methods, found)]
     generator = torch.Generator().manual_seed(1)
@@ -46,7 +48,7 @@ def check_parts(methods, found):
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4 * expected.std().item())
 
 
-def split_axes(found):
+def split_axes(found: Plan):
     """Return the axis of each weight that is split, by the last two components of its name."""
     return {".".join(name.split(".")[-2:]): split.axis for name, split in found.tensors.items()}
 

@@ -49,19 +49,20 @@ def with_bos(backend: Backend) -> Backend:
     return backend
 
 
-NAMES = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "TokenizersBackend"}
+CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "TokenizersBackend"}
 CASES = {
-    "plain": (byte_level, NAMES),
-    "bos in the file": (lambda: with_bos(byte_level()), NAMES),
-    # A tokenizer.json outranks these settings, which belong to the older formats.
-    "bos in the config": (byte_level, NAMES | {"add_bos_token": True, "add_eos_token": True}),
-    "no bos in the config": (lambda: with_bos(byte_level()), NAMES | {"add_bos_token": False}),
+    "plain": (byte_level, CONFIG),
+    "bos in the file": (lambda: with_bos(byte_level()), CONFIG),
+    # `add_bos_token` and `add_eos_token` belong to older formats. They have no effect beside a tokenizer.json.
+    "bos in the config": (byte_level, CONFIG | {"add_bos_token": True, "add_eos_token": True}),
+    "no bos in the config": (lambda: with_bos(byte_level()), CONFIG | {"add_bos_token": False}),
     "added tokens": (
         byte_level,
-        NAMES | {"pad_token": "<|pad|>", "extra_special_tokens": ["<|more|>"], "eos_token": {"__type": "AddedToken", "content": "<|end|>"}},
+        CONFIG | {"pad_token": "<|pad|>", "extra_special_tokens": ["<|more|>"],
+                  "eos_token": {"__type": "AddedToken", "content": "<|end|>"}},
     ),
-    "pieces": (sentencepiece, NAMES | {"unk_token": "<unk>"}),
-    "pieces with bos": (lambda: with_bos(sentencepiece()), NAMES | {"unk_token": "<unk>", "legacy": False}),
+    "pieces": (sentencepiece, CONFIG | {"unk_token": "<unk>"}),
+    "pieces with bos": (lambda: with_bos(sentencepiece()), CONFIG | {"unk_token": "<unk>", "legacy": False}),
 }
 
 

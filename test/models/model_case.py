@@ -17,7 +17,7 @@ class Model:
 
     `make` returns the module and its inputs. `tolerance` bounds the largest difference, relative to the largest output.
     `delegates` is the number of delegate calls, and `host` names the calls that are not delegated. If there are
-    `lengths`, the second dimension of the first input is dynamic, and the model also runs with these sizes of it.
+    `lengths`, the second dimension of the first input is dynamic, and the model also runs with each of these lengths.
     """
 
     name: str
@@ -65,8 +65,8 @@ def measure(model: Model) -> Result:
     if model.lengths:
         length = torch.export.Dim("length", min=2, max=max(*model.lengths, inputs[0].shape[1]))
         dynamic = ({1: length}, *({} for _ in inputs[1:]))
-        if hasattr(module, "names"):
-            dynamic = (dynamic,)  # `forward` takes *inputs
+        if hasattr(module, "names"):  # an instance of transformers_zoo.OneResult, whose `forward` takes *inputs
+            dynamic = (dynamic,)
     partitioner = MLXPartitioner()
     with torch.no_grad():
         expected = [results(module(*call)) for call in calls]

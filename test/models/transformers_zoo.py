@@ -34,8 +34,8 @@ DECODERS = {
 }
 
 
-class Only(torch.nn.Module):
-    """Calls a model with positional inputs and returns one of its results."""
+class OneResult(torch.nn.Module):
+    """Calls a model with positional inputs, which become the arguments `names`, and returns the attribute `result`."""
 
     def __init__(self, model: torch.nn.Module, result: str, *names: str, **fixed):
         super().__init__()
@@ -52,13 +52,13 @@ def tokens(*shape: int) -> torch.Tensor:
 def decoder(name: str, batch: int = 1, length: int = 8):
     config, differences = DECODERS[name]
     model = hf.AutoModelForCausalLM.from_config(config(**DECODER | differences))
-    return Only(model, "logits", "input_ids", use_cache=False), (tokens(batch, length),)
+    return OneResult(model, "logits", "input_ids", use_cache=False), (tokens(batch, length),)
 
 
 def gpt2():
     config = hf.GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4, **SPECIAL)
     model = hf.GPT2LMHeadModel(config)
-    return Only(model, "logits", "input_ids", use_cache=False), (tokens(2, 8),)
+    return OneResult(model, "logits", "input_ids", use_cache=False), (tokens(2, 8),)
 
 
 ENCODER_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -70,7 +70,7 @@ def bert():
     model = hf.BertModel(hf.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **ENCODER))
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 5:] = 0
-    return Only(model, "last_hidden_state", "input_ids", "attention_mask"), (tokens(2, 8), mask)
+    return OneResult(model, "last_hidden_state", "input_ids", "attention_mask"), (tokens(2, 8), mask)
 
 
 def t5_encoder():
@@ -78,12 +78,12 @@ def t5_encoder():
         vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
         feed_forward_proj="gated-gelu", **SPECIAL,
     )
-    return Only(hf.T5EncoderModel(config), "last_hidden_state", "input_ids"), (tokens(2, 8),)
+    return OneResult(hf.T5EncoderModel(config), "last_hidden_state", "input_ids"), (tokens(2, 8),)
 
 
 def vit():
     config = hf.ViTConfig(image_size=32, patch_size=8, num_labels=10, **ENCODER)
-    return Only(hf.ViTForImageClassification(config), "logits", "pixel_values"), (torch.randn(2, 3, 32, 32),)
+    return OneResult(hf.ViTForImageClassification(config), "logits", "pixel_values"), (torch.randn(2, 3, 32, 32),)
 
 
 class Similarity(torch.nn.Module):
@@ -116,11 +116,11 @@ def whisper_config():
 
 def whisper_encoder():
     model = hf.WhisperModel(whisper_config()).encoder
-    return Only(model, "last_hidden_state", "input_features"), (torch.randn(1, 8, 32),)
+    return OneResult(model, "last_hidden_state", "input_features"), (torch.randn(1, 8, 32),)
 
 
 def whisper_decoder():
     model = hf.WhisperModel(whisper_config()).decoder
     encoder_states = torch.randn(1, 16, 32)
-    wrapped = Only(model, "last_hidden_state", "input_ids", "encoder_hidden_states", use_cache=False)
+    wrapped = OneResult(model, "last_hidden_state", "input_ids", "encoder_hidden_states", use_cache=False)
     return wrapped, (tokens(1, 8), encoder_states)

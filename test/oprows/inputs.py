@@ -25,7 +25,7 @@ _INT_EDGES = (-7, -3, -2, -1, 0, 1, 2, 3, 7)
 
 @dataclass(frozen=True)
 class Dyn:
-    """A dynamic extent: `size` at export and in the first call, then each of `also` in a further call."""
+    """A dynamic extent: `size` at export and in the first call, then each of `also` in a further call, then `size`."""
 
     name: str
     size: int
@@ -106,10 +106,10 @@ def spread(*shape: int, dtype=None) -> Input:
 
 def data(values, dtype=None) -> Input:
     """The given values. Without a `dtype`, whole numbers are int64, and floats have the op row's dtypes."""
-    kind = torch.tensor(values)
-    shape = tuple(kind.shape)
-    if dtype is None and not kind.is_floating_point():
-        dtype = kind.dtype
+    tensor = torch.tensor(values)
+    shape = tuple(tensor.shape)
+    if dtype is None and not tensor.is_floating_point():
+        dtype = tensor.dtype
     return Input(shape, dtype, lambda shape, dtype, generator: torch.tensor(values, dtype=dtype))
 
 

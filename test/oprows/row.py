@@ -166,8 +166,8 @@ def row(
         loose_half: the factor by which the tolerances of float16 and bfloat16 are multiplied.
         calls: how many times the exported program runs, each time with new inputs; by default once for each size of
             the dynamic extents.
-        traced: whether the operator is called in a composite, which lowering traces. It must be if export would replace
-            the operator by another.
+        traced: whether the operator is called in a composite, which lowering traces. This is necessary if torch.export
+            would replace the operator by another one.
         host: the reason why part of the program is not delegated. If None, all of the program must be delegated.
         edge_verified: whether ExecuTorch's verifier of the edge dialect checks the program. The verifier rejects unsigned
             integers, operators that promote dtypes and operators outside core ATen. It also makes a dynamic first

@@ -7,8 +7,9 @@ from executorch_mlx.builder.registry import REGISTRY
 from executorch_mlx.serialization import ir
 from oprows.lowering import target_name
 
-# The registered targets without an op row, and the reason. Torch replaces many of them in export and in tracing: their
-# handlers serve programs that are made by other means. Assertions compute nothing. Other tests run the rest.
+# The registered targets without an op row, and the reason. torch.export and tracing replace many of these targets, and
+# only programs that are made by other means contain them. Assertions compute nothing. The loops, the composites and the
+# targets of process groups have other tests.
 WITHOUT_OP_ROW = {
     "aten.chunk.default": "becomes split.Tensor",
     "aten.contiguous.default": "disappears",

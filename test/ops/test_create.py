@@ -29,7 +29,7 @@ ROWS = [
         cases=[(floats(N, 2),), (floats(),)], dtypes=FLOATS + (i32,)),
     row("zeros_like", torch.zeros_like, floats(N, 2), dtypes=F32_ONLY, traced=True),
     row("ones_like", lambda x: torch.ones_like(x, dtype=i64), floats(N, 2), dtypes=F32_ONLY, traced=True),
-    # The elements that `empty` returns are undefined. These op rows test that it is lowered, with the right shape.
+    # The elements that `empty` returns are undefined. These op rows test that the operators give the right shape.
     row("empty.memory_format", lambda x: torch.where(x > x, torch.empty([2, 3]), x), floats(3), dtypes=F32_ONLY,
         traced=True),
     row("empty_like", lambda x: torch.where(x > x, torch.empty_like(x), x), floats(3), dtypes=F32_ONLY, traced=True),

@@ -40,9 +40,9 @@ def cached(variant, module, *inputs, **options):
                **{"dtypes": (f32,), "loose": 10, "nodes": SDPA, **options})
 
 
-def qkv(length, query=4, kv=2, value_size=8):
-    """Return query, key and value for `length` positions."""
-    return floats(1, query, length, 8), floats(1, kv, length, 8), floats(1, kv, length, value_size)
+def qkv(length, kv_heads=2, value_size=8):
+    """Return a query of 4 heads, a key and a value for `length` positions."""
+    return floats(1, 4, length, 8), floats(1, kv_heads, length, 8), floats(1, kv_heads, length, value_size)
 
 
 CAP = {"softcap": 2.0}
@@ -55,7 +55,7 @@ ROW = ints(1, low=0, high=3)
 TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
 ROWS = [
-    cached("", CachedAttention(4), *qkv(3, kv=4), ints(low=0, high=13), calls=3),
+    cached("", CachedAttention(4), *qkv(3, kv_heads=4), ints(low=0, high=13), calls=3),
     cached("/grouped, dynamic", CachedAttention(2), *qkv(N), ints(low=0, high=9)),
     cached("/softcap", CachedAttention(2, **CAP), *qkv(N), ints(low=0, high=9), nodes=()),
     cached("/ring", CachedAttention(2, **RING), *qkv(M), ints(low=0, high=100), calls=4),

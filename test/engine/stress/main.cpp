@@ -1,7 +1,8 @@
 // stress MODEL.pte COUNT
 //
 // Submits COUNT requests from 16 threads. Some are cancelled at once, some are destroyed or replaced while they run,
-// some callbacks throw. In the model, token t is followed by t + 1. Prints the number of complete answers, and of wrong ones.
+// some callbacks throw. In the model, token t is followed by t + 1. Prints how many answers are complete and how many
+// are wrong, how many requests the engine counted, and how many of them are left.
 #include <executorch_mlx/engine.h>
 
 #include <atomic>
@@ -48,10 +49,10 @@ void run_request(executorch_mlx::Engine& engine, int number, Counts& counts) {
     request.cancel();
   }
   if (number % 14 == 0) {
-    request = engine.submit(std::vector<int64_t>{start}, options); // replaces it while it runs
+    request = engine.submit(std::vector<int64_t>{start}, options); // replaces the first request while that runs
   }
   if (number % 7 == 0) {
-    return; // destroyed while it runs
+    return; // destroys the request while it runs
   }
   bool has_thrown = false;
   try {

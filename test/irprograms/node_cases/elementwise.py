@@ -1,9 +1,10 @@
-"""Unary, binary and other elementwise nodes."""
+"""Test cases of the elementwise nodes."""
 
 import torch
 
 from executorch_mlx.serialization import ir
 
+from ..graph import SCALAR_TYPES
 from ..node_case import FLOATS, NodeCase, random
 
 X = random(3, 5)
@@ -126,7 +127,7 @@ INTEGERS = [
     ),
 ]
 
-PARAMETERS = [
+OTHERS = [
     *(
         NodeCase(
             ir.GeluNode,
@@ -162,11 +163,11 @@ PARAMETERS = [
             ir.AsTypeNode,
             {"x": torch.tensor([0.0, 1.0, 2.7, 200.0])},
             lambda x, to=to: x.to(to),
-            {"scalar_type": tag},
+            {"scalar_type": SCALAR_TYPES[to]},
             note=str(to),
         )
-        for to, tag in ((torch.int32, 3), (torch.bool, 11), (torch.uint8, 0), (torch.bfloat16, 15))
+        for to in (torch.int32, torch.bool, torch.uint8, torch.bfloat16)
     ),
 ]
 
-CASES = UNARY + BINARY + INTEGERS + PARAMETERS
+CASES = UNARY + BINARY + INTEGERS + OTHERS

@@ -1,4 +1,4 @@
-"""Slices, gathers and scatters."""
+"""Test cases of the nodes that slice, gather and scatter."""
 
 import torch
 
@@ -11,7 +11,9 @@ X = random(4, 5, 6)
 I32 = torch.int32
 
 
+
 def take_index(literal=None, tid=None):
+    """The operand `index` of a TakeNode: an integer literal, or the tensor slot `tid`."""
     if tid is not None:
         return ir.IntOrVidOrTid(kind=2, tid=tid)
     return ir.IntOrVidOrTid(literal=literal)
@@ -68,7 +70,7 @@ CASES = [
         {"dst": random(2, 3000), "update": random(2, 1500), "indices": torch.arange(0, 3000, 2)},
         lambda dst, update, indices: dst.index_copy(1, indices, update),
         {"axis": 1},
-        note="many runs",
+        note="no consecutive indices",
     ),
     NodeCase(
         ir.ScatterAddNode,

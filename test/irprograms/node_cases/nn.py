@@ -1,6 +1,6 @@
-"""Linear algebra, convolution, norm, attention and quantization.
+"""Test cases of the nodes of linear algebra, convolution, norm, attention and quantization.
 
-torch computes the expected results in float32. In the quantized cases, its weights come from `mx.dequantize`.
+torch computes the expected results in float32. For the quantized cases, `mx.dequantize` computes torch's weights.
 """
 
 import mlx.core as mx

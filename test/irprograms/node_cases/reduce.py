@@ -1,4 +1,4 @@
-"""Reductions, argmax, sort and cumsum."""
+"""Test cases of the nodes that reduce or sort, and of cumsum."""
 
 import torch
 
