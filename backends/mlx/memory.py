@@ -75,12 +75,12 @@ def set_cache_limit(limit: int) -> int:
     Raises:
         ValueError: `limit` is negative or too large.
     """
-    return _library().executorch_mlx_set_cache_limit(_size("set_cache_limit", limit, 0))
+    return _library().executorch_mlx_set_cache_limit(_checked_size("set_cache_limit", limit, 0))
 
 
 def get_memory_limit() -> int | None:
     """Return the memory limit in bytes, or None if there is no limit."""
-    return _limit(_library().executorch_mlx_get_memory_limit())
+    return _limit_or_none(_library().executorch_mlx_get_memory_limit())
 
 
 def set_memory_limit(limit: int | None) -> int | None:
@@ -105,8 +105,8 @@ def set_memory_limit(limit: int | None) -> int | None:
     Raises:
         ValueError: `limit` is not positive, or too large.
     """
-    size = _NO_LIMIT if limit is None else _size("set_memory_limit", limit, 1)
-    return _limit(_library().executorch_mlx_set_memory_limit(size))
+    size = _NO_LIMIT if limit is None else _checked_size("set_memory_limit", limit, 1)
+    return _limit_or_none(_library().executorch_mlx_set_memory_limit(size))
 
 
 def set_wired_limit(limit: int) -> int:
@@ -121,7 +121,7 @@ def set_wired_limit(limit: int) -> int:
         ValueError: `limit` is negative, or more than the system permits.
     """
     previous = ctypes.c_size_t()
-    size = _size("set_wired_limit", limit, 0)
+    size = _checked_size("set_wired_limit", limit, 0)
     if _library().executorch_mlx_set_wired_limit(size, ctypes.byref(previous)) != 0:
         raise ValueError(f"set_wired_limit: got {limit}, which is more than the system permits")
     return previous.value
@@ -158,11 +158,11 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _limit(size: int) -> int | None:
+def _limit_or_none(size: int) -> int | None:
     return None if size == _NO_LIMIT else size
 
 
-def _size(function: str, limit: int, lowest: int) -> int:
+def _checked_size(function: str, limit: int, lowest: int) -> int:
     size = operator.index(limit)
     if not lowest <= size < _NO_LIMIT:
         raise ValueError(f"{function}: got {limit}, expected {lowest} to {_NO_LIMIT - 1} bytes")

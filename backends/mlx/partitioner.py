@@ -98,7 +98,7 @@ class MLXPartitioner(Partitioner):
         self._reports.append(Report(tuple(decisions)))
         partitions = CapabilityBasedPartitioner(
             exported_program.graph_module,
-            _Supported({n for n, reason in reasons.items() if reason is None}),
+            _SupportedNodes({n for n, reason in reasons.items() if reason is None}),
             allows_single_node_partition=True,
         ).propose_partitions()
         tags = {}
@@ -156,7 +156,7 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
             yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
-class _Supported(OperatorSupportBase):
+class _SupportedNodes(OperatorSupportBase):
     def __init__(self, nodes: set[Node]):
         self.nodes = nodes
 

@@ -1,4 +1,4 @@
-"""Renders the report as a graph: DOT source for graphviz, or an SVG."""
+"""Draws the report of `report.py` as a graph: DOT source for graphviz, or an SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _COLORS = {"constant": "#e8e8e8", "input": "#cfe8cf", "output": "#f6d5c2", "buff
 
 
 def dot(delegates: list[dict[str, Any]]) -> str:
-    """Returns the DOT source of the graph. A chain is a cluster, and an edge is a tensor or a number with its type."""
+    """Returns the DOT source of the graph of `delegates`, which are descriptions from the report.
+
+    A chain is a cluster, and an edge is a tensor or a number with its type.
+    """
     lines = [
         "digraph mlx {",
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname=Helvetica, fontsize=10];',
@@ -57,22 +60,22 @@ class _Drawing:
         self.lines.append(f"  subgraph cluster_{prefix} {{ label={_quoted(title)};")
         for chain in (delegate["init_chain"], delegate["main_chain"]):
             if chain is not None:
-                self._chain(chain)
+                self._draw_chain(chain)
         for tid in outputs:
-            self._edge(self.writers.get(("tensor", tid)), self._tensor(tid), "")
+            self._draw_edge(self.writers.get(("tensor", tid)), self._draw_tensor(tid), "")
         self.lines.append("  }")
 
-    def _chain(self, index: int) -> None:
+    def _draw_chain(self, index: int) -> None:
         if index in self.drawn_chains or index >= len(self.chains):
             return
         self.drawn_chains.add(index)
         label = _quoted(f"chain {index}")
         self.lines.append(f"  subgraph cluster_{self.prefix}_c{index} {{ label={label}; color=grey;")
         for instruction in self.chains[index]:
-            self._instruction(index, instruction)
+            self._draw_instruction(index, instruction)
         self.lines.append("  }")
 
-    def _instruction(self, chain: int, instruction: dict[str, Any]) -> None:
+    def _draw_instruction(self, chain: int, instruction: dict[str, Any]) -> None:
         node = f"{self.prefix}_{chain}_{instruction['index']}"
         notes = [f"{k}={format_attribute(v)}" for k, v in instruction["attributes"].items()]
         label = "\n".join([instruction["op"], *([", ".join(notes)] if notes else [])])
@@ -80,41 +83,42 @@ class _Drawing:
         for name, value in instruction["operands"].items():
             for slot in value if isinstance(value, list) else [value]:
                 if isinstance(slot, dict):
-                    self._edge(self._writer(slot), node, f"{name}: {slot.get('type', 'int')}")
+                    self._draw_edge(self._source_of(slot), node, f"{name}: {slot.get('type', 'int')}")
         results = dict.fromkeys(map(_key, instruction["results"]), node)
         # The results are recorded before the inner chains, because a scan writes its slices before its chain reads
         # them. They are recorded again after the inner chains, because those may write the same slots.
         self.writers |= results
         for inner in instruction["chains"]:
-            self._chain(inner)
+            self._draw_chain(inner)
             if inner < len(self.chains) and self.chains[inner]:
                 cluster = f"cluster_{self.prefix}_c{inner}"
                 self.lines.append(f"    {node} -> {self.prefix}_{inner}_0 [style=dashed, lhead={cluster}];")
         self.writers |= results
 
-    def _writer(self, slot: dict[str, Any]) -> str:
+    def _source_of(self, slot: dict[str, Any]) -> str:
         """Returns the graph node at which an edge from `slot` starts: the last writer, or a node for the slot."""
         kind, number = _key(slot)
         if (kind, number) in self.writers:
             return self.writers[kind, number]
         if kind == "tensor" and number in self.tensors:
-            return self._tensor(number)
+            return self._draw_tensor(number)
         node = f"{self.prefix}_{kind}{number}"
-        self._node(node, slot["name"], _COLORS["input"])
+        self._draw_node(node, slot["name"], _COLORS["input"])
         return node
 
-    def _tensor(self, tid: int) -> str:
+    def _draw_tensor(self, tid: int) -> str:
+        """Draws a graph node for a tensor, and returns its name."""
         tensor = self.tensors[tid]
         node = f"{self.prefix}_t{tid}"
-        self._node(node, f"{tensor['name']}\n{tensor['type']}", _COLORS[tensor["space"]])
+        self._draw_node(node, f"{tensor['name']}\n{tensor['type']}", _COLORS[tensor["space"]])
         return node
 
-    def _node(self, node: str, label: str, color: str) -> None:
+    def _draw_node(self, node: str, label: str, color: str) -> None:
         if node not in self.drawn_nodes:
             self.drawn_nodes.add(node)
             self.lines.append(f"    {node} [label={_quoted(label)}, fillcolor={_quoted(color)}];")
 
-    def _edge(self, source: str | None, target: str, label: str) -> None:
+    def _draw_edge(self, source: str | None, target: str, label: str) -> None:
         if source is not None:
             self.lines.append(f"    {source} -> {target} [label={_quoted(label)}];")
 

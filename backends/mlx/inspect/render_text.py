@@ -1,4 +1,4 @@
-"""Renders the report as lines of text."""
+"""Formats the report of `report.py` as lines of text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def summary(path: str, report: dict[str, Any]) -> Iterator[str]:
         yield f"  {method}, outside MLX: " + ", ".join(f"{name} x{count}" for name, count in calls.items())
     for delegate in report["delegates"]:
         yield ""
-        yield from _delegate(delegate)
+        yield from _delegate_lines(delegate)
 
 
-def _delegate(d: dict[str, Any]) -> Iterator[str]:
+def _delegate_lines(d: dict[str, Any]) -> Iterator[str]:
     chains = len(d["chains"])
     yield f"{d['method']}, MLX program {d['index']}: {format_bytes(d['payload_bytes'])}"
-    yield f"  inputs        {_slots(d['inputs'])}"
-    yield f"  outputs       {_slots(d['outputs'])}"
+    yield f"  inputs        {_format_slots(d['inputs'])}"
+    yield f"  outputs       {_format_slots(d['outputs'])}"
     init = "" if d["init_chain"] is None else f"; chain {d['init_chain']} runs at load"
     yield f"  instructions  {d['instructions']} in {chains} chain{'s' * (chains != 1)}{init}"
     yield f"  constants     {d['constants']['count']}, {format_bytes(d['constants']['bytes'])}"
@@ -48,7 +48,7 @@ def _delegate(d: dict[str, Any]) -> Iterator[str]:
     yield "  ops           " + ", ".join(f"{op} {count}" for op, count in d["ops"].items())
 
 
-def _slots(slots: list[dict[str, str]]) -> str:
+def _format_slots(slots: list[dict[str, str]]) -> str:
     return ", ".join(f"{s['slot']}: {s['type']}" for s in slots) or "none"
 
 

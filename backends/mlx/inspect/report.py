@@ -1,4 +1,4 @@
-"""The report on a file, made of dicts, lists and strings. `--json` prints the report as it is.
+"""The report on a `.pte` file. It consists of JSON values, and `executorch-mlx inspect --json` prints it as it is.
 
 The modules `render_text` and `render_graph` make text and a graph of the report.
 """
@@ -32,7 +32,7 @@ def describe(delegate: Delegate, named_data: dict[str, int]) -> dict[str, Any]:
     typed = {(t.instruction.chain, t.instruction.index): t for t in infer_types(graph)}
     chains = list_instructions(graph)
     peak = peak_of_temporaries(graph)
-    tensors = [_tensor(graph, names, tid, named_data) for tid in range(tensor_ids(graph)["temporary"].start)]
+    tensors = [_describe_tensor(graph, names, tid, named_data) for tid in range(tensor_ids(graph)["temporary"].start)]
     sizes = {space: [t["bytes"] for t in tensors if t["space"] == space] for space in SPACES}
     return {
         "method": delegate.method,
@@ -52,14 +52,14 @@ def describe(delegate: Delegate, named_data: dict[str, int]) -> dict[str, Any]:
         },
         "values": graph.num_values,
         "ops": dict(Counter(instruction.op for chain in chains for instruction in chain).most_common()),
-        "inputs": [_variant(names, tensors, s) for s in graph.input_map or ()],
-        "outputs": [_variant(names, tensors, s) for s in graph.output_map or ()],
+        "inputs": [_describe_interface_slot(names, tensors, s) for s in graph.input_map or ()],
+        "outputs": [_describe_interface_slot(names, tensors, s) for s in graph.output_map or ()],
         "tensors": tensors,
-        "chains": [[_instruction(names, i, typed.get((i.chain, i.index))) for i in chain] for chain in chains],
+        "chains": [[_describe_instruction(names, i, typed.get((i.chain, i.index))) for i in chain] for chain in chains],
     }
 
 
-def _tensor(graph: ir.MLXGraph, names: SlotNames, tid: int, named_data: dict[str, int]) -> dict[str, Any]:
+def _describe_tensor(graph: ir.MLXGraph, names: SlotNames, tid: int, named_data: dict[str, int]) -> dict[str, Any]:
     metas = graph.tensor_meta or []
     meta = metas[tid] if tid < len(metas) else None
     type_ = declared_type(meta) if meta else Type()
@@ -71,7 +71,7 @@ def _tensor(graph: ir.MLXGraph, names: SlotNames, tid: int, named_data: dict[str
         "name": names(ir.Tid(tid)),
         "key": key,
         "type": str(type_),
-        **_type(type_),
+        **_describe_type(type_),
         "bounds": bounds if any(bounds) else None,
         "bytes": declared_type(meta, upper_bound=True).nbytes if meta else None,
         "stored_bytes": named_data.get(key),
@@ -83,44 +83,46 @@ def _bounds(dim: ir.ShapeDim) -> list[int | None] | None:
     return [dim.min_value, dim.max_value if dim.max_value >= 0 else None] if dim.value < 0 else None
 
 
-def _type(type_: Type) -> dict[str, Any]:
+def _describe_type(type_: Type) -> dict[str, Any]:
     return {"shape": None if type_.shape is None else list(type_.shape), "dtype": type_.dtype}
 
 
-def _variant(names: SlotNames, tensors: list[dict], variant: ir.SlotVariant) -> dict[str, Any]:
+def _describe_interface_slot(names: SlotNames, tensors: list[dict], variant: ir.SlotVariant) -> dict[str, Any]:
     if variant.slot_type == ir.SlotType.TensorSlot:
         type_ = tensors[variant.idx]["type"] if variant.idx < len(tensors) else "?"
         return {"slot": names(ir.Tid(variant.idx)), "type": type_}
     return {"slot": names(ir.Vid(variant.idx)), "type": variant.slot_type.name.removesuffix("ValueSlot").lower()}
 
 
-def _instruction(names: SlotNames, instruction: ListedInstruction, typed: TypedInstruction | None) -> dict[str, Any]:
+def _describe_instruction(
+    names: SlotNames, instruction: ListedInstruction, typed: TypedInstruction | None
+) -> dict[str, Any]:
     """Returns the description of an instruction. `typed` is None if the instruction can never run."""
     results = []
     for slot in instruction.results:
         is_tensor = isinstance(slot, ir.Tid)
         type_ = str(typed.results.get(slot.idx, Type())) if is_tensor and typed else "?" if is_tensor else "int"
-        results.append(_slot(names, slot) | {"type": type_})
+        results.append(_describe_slot(names, slot) | {"type": type_})
     return {
         "index": instruction.index,
         "op": instruction.op,
         "results": results,
-        "operands": {name: _operand(names, value, typed) for name, value in instruction.operands.items()},
+        "operands": {name: _describe_operand(names, value, typed) for name, value in instruction.operands.items()},
         "attributes": instruction.attributes,
         "chains": instruction.chains,
     }
 
 
-def _slot(names: SlotNames, slot: Slot) -> dict[str, Any]:
+def _describe_slot(names: SlotNames, slot: Slot) -> dict[str, Any]:
     kind = "value" if isinstance(slot, ir.Vid) else "tensor"
     return {kind: slot.idx, "name": names(slot)}
 
 
-def _operand(names: SlotNames, value: Any, typed: TypedInstruction | None) -> Any:
+def _describe_operand(names: SlotNames, value: Any, typed: TypedInstruction | None) -> Any:
     if isinstance(value, list):
-        return [_operand(names, v, typed) for v in value]
+        return [_describe_operand(names, v, typed) for v in value]
     if isinstance(value, ir.Vid):
-        return _slot(names, value)
+        return _describe_slot(names, value)
     if isinstance(value, ir.Tid):
-        return _slot(names, value) | {"type": str(typed.operands[value.idx]) if typed else "?"}
+        return _describe_slot(names, value) | {"type": str(typed.operands[value.idx]) if typed else "?"}
     return value

@@ -11,7 +11,7 @@ from .types import Env, Shape, Type, Unknown, at_least_float, broadcast, dtype_n
 
 Rule = Callable[[ir.Op, Env], Type | list[Type]]
 """`rule(n, env)` returns the Type of the result of IR node `n`, or a list of Types if `n` has several results. `env`
-has the types of the operands. The rule raises Unknown if it needs a shape that is unknown."""
+has the types and numbers of the operands. The rule raises Unknown if it needs a shape that is unknown."""
 
 
 def _with_extent(shape: Shape, axis: int, extent: int | None) -> Shape:
@@ -82,7 +82,7 @@ def clip(n, env):
 # -- reductions ----------------------------------------------------------------
 
 
-def _reduced(n, env) -> Shape:
+def _reduced_shape(n, env) -> Shape:
     shape = env.shape(n.x)
     axes = {a % len(shape) for a in n.axes} if n.axes else set(range(len(shape)))
     return tuple(1 if i in axes else d for i, d in enumerate(shape) if n.keepdims or i not in axes)
@@ -90,7 +90,7 @@ def _reduced(n, env) -> Shape:
 
 def reduction(result_dtype: Callable[[str | None], str | None]) -> Rule:
     """Returns the rule for a reduction. `result_dtype` maps the dtype of `x` to the dtype of the result."""
-    return lambda n, env: Type(_reduced(n, env), result_dtype(env.dtype(n.x)))
+    return lambda n, env: Type(_reduced_shape(n, env), result_dtype(env.dtype(n.x)))
 
 
 def summed_dtype(dtype: str | None) -> str | None:
@@ -258,14 +258,14 @@ def sample(n, env):
 # -- products ------------------------------------------------------------------
 
 
-def _matmul(a: Shape, b: Shape) -> Shape:
+def _matmul_shape(a: Shape, b: Shape) -> Shape:
     rows = a[-2:-1] if len(a) > 1 else ()
     columns = b[-1:] if len(b) > 1 else ()
     return broadcast(a[:-2], b[:-2]) + rows + columns if len(a) > 2 or len(b) > 2 else rows + columns
 
 
 def addmm(n, env):
-    return Type(_matmul(env.shape(n.mat1), env.shape(n.mat2)), promote(env.dtype(n.mat1), env.dtype(n.mat2)))
+    return Type(_matmul_shape(env.shape(n.mat1), env.shape(n.mat2)), promote(env.dtype(n.mat1), env.dtype(n.mat2)))
 
 
 def _batch_dims(n, env, a: Shape, b: Shape) -> Shape:
@@ -338,8 +338,8 @@ def update_and_attend(n, env):
 def convolution(axes: str, transposed: bool = False) -> Rule:
     """Returns the rule for a convolution of x [N, *axes, C] with w [O, *axes, I].
 
-    `axes` has a letter for each axis, the suffix of the fields for this axis: "hw" for `stride_h` and `stride_w`. For a
-    convolution over one axis, whose fields have no suffix, `axes` is empty.
+    `axes` names the axes of the convolution by one letter each, which ends the names of their fields: "hw" for the
+    fields `stride_h` and `stride_w`. A convolution over one axis has fields without such a letter: `axes` is empty.
     """
 
     suffixes = [f"_{a}" for a in axes] or [""]
@@ -349,6 +349,7 @@ def convolution(axes: str, transposed: bool = False) -> Rule:
         extents = []
         for i, suffix in enumerate(suffixes):
             stride, padding, dilation = (getattr(n, f + suffix) for f in ("stride", "padding", "dilation"))
+            # The reach is the distance between the first and the last element under the kernel.
             size, reach = x[1 + i], None if w[1 + i] is None else dilation * (w[1 + i] - 1)
             if size is None or reach is None:
                 extents.append(None)

@@ -78,7 +78,8 @@ def dtype_name(scalar_type: int) -> str | None:
 def promote(*dtypes: str | None) -> str | None:
     """Returns the dtype to which operands of `dtypes` are promoted, or None if it is unknown.
 
-    It is the one dtype other than bool, or bool if all are bool. It is unknown if there are several other than bool.
+    If all are bool, the result is bool. If all except bools are the same dtype, the result is this dtype. If there are
+    several dtypes besides bool, the result is unknown.
     """
     dtypes_but_bool = set(dtypes) - {"bool"} or {"bool"}
     return dtypes_but_bool.pop() if len(dtypes_but_bool) == 1 else None

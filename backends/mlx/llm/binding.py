@@ -1,7 +1,7 @@
 """The C API of the engine, `executorch_mlx.h`, through ctypes. A test compares the declarations with the header.
 
-ctypes releases the GIL during every call, so that the callbacks, which the engine calls on a thread of its own, can
-take it. The header says what the functions do.
+The header says what the functions do. The engine runs callbacks on its own thread, where they need the GIL. They can
+get it, because ctypes releases the GIL during every call of the API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..loader import load_engine
 from ..memory import OutOfMemoryError
 from .sampling_parameters import SettingError
 
-OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, INVALID_PROGRAM, FAILED, BUSY, NOT_FOUND = range(7)  # executorch_mlx_status
 RUNNING, STOP, LENGTH, CONTEXT, CANCELLED, FINISH_ERROR = range(6)  # executorch_mlx_finish
 
 
@@ -26,7 +26,7 @@ class BusyError(RuntimeError):
 
 
 class _Struct(ctypes.Structure):
-    """A struct that begins with its size. The fields have the values of the macro that initializes it in C."""
+    """A struct whose first field is its size. Fields that are not given have the defaults of the C API."""
 
     _defaults_: dict[str, Any] = {}
 
@@ -98,7 +98,7 @@ STRUCTS = {
 }  # fmt: skip
 
 _HANDLE, _IDS = c_void_p, POINTER(c_int64)
-# Name without the prefix → the type of the result, and those of the arguments.
+# The name of a function without the prefix "executorch_mlx_" → the type of its result, the types of its arguments.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "last_error": (c_char_p, []),
     "model_load": (c_int32, [c_char_p, POINTER(LoadOptions), POINTER(_HANDLE)]),
@@ -139,13 +139,16 @@ def library() -> SimpleNamespace:
 
 
 def check(status: int) -> None:
-    """Raise the exception for the status of the call that this thread just made."""
+    """Raise an exception unless `status`, which the last call on this thread returned, is OK."""
     if status != OK:
         raise error_of(status, library().last_error().decode(errors="replace"))
 
 
 def error_of(status: int, message: str) -> Exception:
-    """Return the exception for a status that is not OK. A SettingError if the message begins with a setting's name."""
+    """Return the exception for a status that is not OK.
+
+    It is a SettingError if the message begins with the name of a setting, as in `top_p: got 2, ...`.
+    """
     if status == INVALID_ARGUMENT and (found := re.match(r"(?!prompt\b)(\w+)(: .*)", message, re.DOTALL)):
         return SettingError(found[1], found[2])
     classes = {

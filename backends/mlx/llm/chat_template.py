@@ -30,7 +30,7 @@ def render(
     Raises ValueError if the template is invalid or rejects the messages, or if a message or a variable has no JSON form.
     """
     try:
-        # The sandbox cannot know which methods of an arbitrary object are harmless. It gets JSON values only.
+        # The sandbox cannot know which methods of an arbitrary object are harmless. Templates get JSON values only.
         messages, variables = json.loads(json.dumps([list(messages), dict(variables)]))
     except (TypeError, ValueError) as error:
         raise ValueError(f"messages: expected JSON values: {error}") from error

@@ -131,8 +131,8 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
     @property
     def metrics(self) -> Metrics:
         info = self._request.info()
-        same = set(Metrics.__dataclass_fields__) - {"cached_tokens"}
-        return Metrics(cached_tokens=info.reused_tokens, **{name: getattr(info, name) for name in same})
+        common = set(Metrics.__dataclass_fields__) - {"cached_tokens"}
+        return Metrics(cached_tokens=info.reused_tokens, **{name: getattr(info, name) for name in common})
 
     def __next__(self) -> Token:
         while self.finish is None:
@@ -226,7 +226,7 @@ class Request:
         self._allowed_tokens, self._words = parameters.allowed_tokens, mask_word_count(program.vocab_size)
         self._wants_logprobs = options.logprobs is not None
         self._waker: Callable[[], object] | None = None
-        self._exception: BaseException | None = None  # of allowed_tokens
+        self._exception: BaseException | None = None  # what `allowed_tokens` raised
         self._parties = [None, None]
         key = next(_keys)
         _requests[key] = self

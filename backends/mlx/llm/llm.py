@@ -42,17 +42,17 @@ class LLM:
     - `stop`: one or several stop strings. The answer ends before the first one that occurs.
     - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
     - `ignore_eos`: do not stop at `eos_ids`.
-    - `logprobs`: compute the log probability of each token, and find this number of most likely tokens. They are those
-      of the model itself: temperature 1, no filters and no penalties. None computes none.
+    - `logprobs`: compute the log probability of each token, and find this number of most likely tokens. The log
+      probabilities are those of the model itself: temperature 1, no filters and no penalties. None computes none.
     - `priority`: if requests wait, those with a higher priority start first.
     - `draft`: the number of tokens that speculation may guess in each step, which changes the speed and not the tokens.
-      0 never guesses, and -1 lets the engine choose, or means 0 together with `allowed_tokens`: the guesses would be
-      part of the answers that the function gets.
+      0 never guesses. -1 lets the engine choose, or is 0 if `allowed_tokens` is given: this function would get guesses
+      as a part of the answer.
 
-    The engine runs as many requests at once as the program has rows; others wait. It starts with a request when you
-    make it, on a thread of its own, and Python code runs meanwhile. The tokens of an answer do not depend on other
-    requests. If the KV cache already holds the first tokens of a prompt, these tokens are not computed again. A turn
-    of a chat therefore only computes the new messages. All methods may be called from any thread.
+    The engine runs as many requests at once as the program has rows; others wait. It starts a request as soon as
+    you make it. It has its own thread, so that Python code runs meanwhile. The tokens of an answer do not depend on
+    other requests. If the KV cache already holds the first tokens of a prompt, these tokens are not computed again. A
+    turn of a chat therefore only computes the new messages. All methods may be called from any thread.
 
     Attributes: `program`; `tokenizer`, or None; `eos_ids`, the token ids that end an answer; `rows`, the number of
     requests that run at once.
@@ -95,21 +95,22 @@ class LLM:
           takes, but at most 512 on a CPU.
         - `chunk_seconds`: while answers run, a chunk of another prompt should take about this long, in seconds, because
           the answers wait for it. 0: 0.25 s.
-        - `reuse_prompts`: keep the rows of finished requests for prompts that begin like them.
-        - `overlap`: submit a step before the tokens of the one before are read, so that the host works while the device
-          does. None: on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model never overlap.
+        - `reuse_prompts`: keep the rows of finished requests for later prompts that begin with the same tokens.
+        - `overlap`: submit a step before the tokens of the previous step are read, so that the host works while the
+          device does. None: only on a GPU. The tokens are the same. Requests with `allowed_tokens` or a draft model
+          never overlap.
         - `hosts`: for a tensor-parallel model: the hosts of its processes, of which this one is the first. `path` is the
           name without the number of the part. If a launcher such as `mlx.launch` has started the processes, leave
-          `hosts` out: each process calls `LLM.load`, which returns in process 0 only; in the others it ends the process
-          when process 0 has ended.
+          `hosts` out: each process calls `LLM.load`. The call returns in process 0 only. In any other process, it
+          makes the calls of process 0, and then ends the process.
 
         Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model, if `draft` does
-        not fit to it or if the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file:
-        `executorch_mlx.memory.OutOfMemoryError` if it does not fit into memory.
+        not fit to it or if the folder has no tokenizer, and RuntimeError if ExecuTorch rejects the file. If
+        the program does not fit into memory, this RuntimeError is an `executorch_mlx.memory.OutOfMemoryError`.
         """
         if tokenizer is not None:
             loaded, eos_ids = Tokenizer.from_folder(tokenizer), _eos_ids_in(Path(tokenizer))
-        path, processes = _join(Path(path), hosts, device)
+        path, processes = _start_processes(Path(path), hosts, device)
         try:
             program = Program(path, profile=profile, device=device, draft=draft, processes=processes)
         except BaseException:
@@ -214,8 +215,9 @@ class LLM:
     ) -> list[Result]:
         """Generate the answers to all `prompts`, and return the results in the order of the prompts.
 
-        As many answers as the program has rows are generated at once. Each is the one that `generate` gives with the
-        same seed; without a seed, each has a random one. The result for an invalid prompt has an `error`.
+        As many answers as the program has rows are generated at once. Each answer is equal to that of `generate`
+        with the same seed. Without a seed, each answer has a random seed. The result for an invalid prompt has an
+        `error`.
 
         Raises the errors of `generate`, except those about a prompt.
         """
@@ -307,8 +309,8 @@ class LLM:
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.
 
-        Prompts that begin like it do not compute these tokens again. Raises FileNotFoundError if there is no file, and
-        ValueError if it is damaged, or belongs to another program or another version of the format.
+        Prompts that begin with these tokens do not compute them again. Raises FileNotFoundError if there is no file,
+        and ValueError if it is damaged, or belongs to another program or another version of the format.
         """
         return self.program.load_prefix(path)
 
@@ -385,7 +387,7 @@ class LLM:
         return Options(max_new_tokens, strings, ids, ignore_eos, logprobs, priority, draft)
 
 
-def _join(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:
+def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:
     """Return the file to load, and the processes that were started for the other parts of a model in parts."""
     found = find_parts(path)
     if found is None:
@@ -414,7 +416,7 @@ def _tokenizer_in(program: Program) -> Tokenizer | None:
 
 
 def _eos_ids_in(folder: Path) -> set[int]:
-    """Return the token ids that end an answer by the generation config of a folder, if there is one."""
+    """Return the token ids that end an answer according to the generation config of a folder, if there is one."""
     config = folder / "generation_config.json"
     found = json.loads(config.read_text(encoding="utf-8")).get("eos_token_id") if config.is_file() else None
     return set(found if isinstance(found, list) else [] if found is None else [found])

@@ -41,17 +41,17 @@ class Metrics:
     @property
     def prompt_tokens_per_second(self) -> float:
         """The speed of the prefill. Tokens that were in the KV cache do not count."""
-        return _rate(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
+        return _ratio(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
 
     @property
     def generation_tokens_per_second(self) -> float:
         """The speed of the tokens after the first."""
-        return _rate(self.generated_tokens - 1, self.generation_seconds)
+        return _ratio(self.generated_tokens - 1, self.generation_seconds)
 
     @property
     def tokens_per_call(self) -> float:
         """The number of tokens that one call drew on average."""
-        return _rate(self.generated_tokens, self.calls)
+        return _ratio(self.generated_tokens, self.calls)
 
     def as_dict(self) -> dict[str, float]:
         """Return all metrics by name, and the peak memory of this process so far, in bytes."""
@@ -83,5 +83,5 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux reports KiB
 
 
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if count > 0 and seconds > 0 else 0.0
+def _ratio(count: int, divisor: float) -> float:
+    return count / divisor if count > 0 and divisor > 0 else 0.0

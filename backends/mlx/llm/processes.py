@@ -27,7 +27,7 @@ from ..loader import load_engine
 
 _PART = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _FIRST_PORT = 32323  # if there are several machines, process r listens on the port _FIRST_PORT + r
-_SECONDS_TO_END = 10
+_SECONDS_TO_END = 10  # how long `close` waits for a process
 # The environment variables in which launchers pass a process its rank.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -68,7 +68,7 @@ def rank_in_environment() -> int | None:
 def read_hosts(text: str) -> list[str]:
     """Return the hosts that `--hosts` names: a list separated by commas, or a file.
 
-    The file has a host in each line, or is a hostfile of `mlx.launch`, of which the first address of each host counts.
+    The file has a host in each line, or is a hostfile of `mlx.launch`. The first address of each host in it counts.
     Raises ValueError if the file is invalid.
     """
     path = Path(text)
@@ -91,7 +91,7 @@ class Processes:
 
     `hosts` has the host of each process, from process 0 on. This process is process 0, and must be on the first host.
     On NVIDIA GPUs, the processes communicate by NCCL, and each has a GPU of its own. Otherwise, they communicate by
-    MLX's ring. On other hosts, they are started by ssh, and need the same Python, files and current folder.
+    MLX's ring. Processes on other hosts are started by ssh, and need the same Python, files and current folder.
 
     If one of them ends with an error, this process ends with exit status 1.
     """
@@ -178,10 +178,12 @@ def _environments(hosts: Sequence[str], device: str | None) -> list[dict[str, st
         shared |= {"MLX_HOSTFILE": json.dumps(ring)}  # the contents; each process writes them to a file
     environments = []
     for rank, host in enumerate(hosts):
-        before, on_host = hosts[:rank].count(host), hosts.count(host)
+        index_on_host, on_host = hosts[:rank].count(host), hosts.count(host)
         environment = shared | {"MLX_RANK": str(rank)}
         if uses_nccl:
-            environment["CUDA_VISIBLE_DEVICES"] = _visible_devices()[before] if is_local(host) else str(before)
+            environment["CUDA_VISIBLE_DEVICES"] = (
+                _visible_devices()[index_on_host] if is_local(host) else str(index_on_host)
+            )
         elif on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
             environment["OMP_NUM_THREADS"] = str(max(1, _processors() // on_host))
         environments.append(environment)

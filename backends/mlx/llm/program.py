@@ -59,7 +59,7 @@ class Program:
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
-    `has_logits` and `has_verify`, which say what the program returns.
+    `has_logits` and `has_verify`: whether the program has a sampling head, returns logits, and has a method `verify`.
 
     Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
     `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and

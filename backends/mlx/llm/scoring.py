@@ -116,7 +116,7 @@ class Classifier:
 def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
     """Return the `Generation` of one token, the most likely of `tokens`.
 
-    If the program can score, the token has its log probability, and the most likely of all tokens.
+    If the program can score, the token comes with its log probability and with the most likely of all tokens.
     """
     mask = allow_only(program.vocab_size, tokens)
     logprobs = 1 if can_score(program) else None
@@ -125,7 +125,7 @@ def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int]) -
 
 
 def allow_only(vocab_size: int, tokens: Sequence[int]):
-    """Return the mask that allows only `tokens`, a numpy array, int32 `[ceil(vocab_size / 32)]`."""
+    """Return the mask that allows only `tokens`: a numpy array of int32, `[ceil(vocab_size / 32)]`."""
     import numpy
 
     mask = numpy.zeros(mask_word_count(vocab_size), dtype=numpy.uint32)

@@ -25,8 +25,8 @@ class Tokenizer:
     - `config`: the contents of `tokenizer_config.json`.
     - `template`: a chat template, in place of the one in `config`.
 
-    Attributes: `chat_template`, the Jinja source or None; `special_tokens`, the named ones, such as `bos_token`, by
-    name; `backend`, the `tokenizers.Tokenizer`.
+    Attributes: `chat_template`, the Jinja source or None; `special_tokens`, which maps a name such as `bos_token` to
+    a token; `backend`, the `tokenizers.Tokenizer`.
     """
 
     def __init__(self, data: str, config: Mapping[str, Any] = {}, template: str | None = None):

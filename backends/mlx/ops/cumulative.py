@@ -14,41 +14,43 @@ from ..builder.registry import REGISTRY
 aten = torch.ops.aten
 
 
-def _inclusive_scan(combine, dim, *parts):
-    """Combines each element of `parts` with all earlier elements along `dim`. Returns a list, one tensor for each part.
+def _inclusive_scan(combine, dim, *tensors):
+    """Combines each element of `tensors` with all earlier elements along `dim`. Returns a list of as many tensors.
 
-    `combine(earlier, later)` is associative. It takes and returns lists of tensors, one for each of `parts`.
+    `combine(earlier, later)` takes two lists of tensors, one for each of `tensors`, and returns such a list. It is
+    elementwise and associative.
     """
-    extent = parts[0].shape[dim]
+    extent = tensors[0].shape[dim]
     step = _static_step if isinstance(extent, int) else _dynamic_step
     _, largest = bounds(extent)
     if largest is None:
         largest = 2**31 - 1
     covered = 1
     while covered < largest:
-        parts = step(combine, dim, covered, parts)
+        tensors = step(combine, dim, covered, tensors)
         covered *= 2
-    return parts
+    return tensors
 
 
-def _static_step(combine, dim, covered, parts):
-    rest = parts[0].shape[dim] - covered
-    head = [p.narrow(dim, 0, covered) for p in parts]
-    earlier = [p.narrow(dim, 0, rest) for p in parts]
-    later = [p.narrow(dim, covered, rest) for p in parts]
+def _static_step(combine, dim, covered, tensors):
+    """Doubles the number of elements that each result covers, which is `covered` before the step."""
+    rest = tensors[0].shape[dim] - covered
+    head = [p.narrow(dim, 0, covered) for p in tensors]
+    earlier = [p.narrow(dim, 0, rest) for p in tensors]
+    later = [p.narrow(dim, covered, rest) for p in tensors]
     return [torch.cat(pair, dim) for pair in zip(head, combine(earlier, later))]
 
 
-def _dynamic_step(combine, dim, covered, parts):
+def _dynamic_step(combine, dim, covered, tensors):
     """Does the same as `_static_step` for a dynamic extent.
 
     It never compares the extent with `covered`, because such a comparison would restrict the extent.
     """
-    x = parts[0]
+    x = tensors[0]
     positions = torch.arange(x.shape[dim])
-    earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in parts]
+    earlier = [p.index_select(dim, (positions - covered).clamp(min=0)) for p in tensors]
     has_earlier = _along(positions >= covered, x, dim)
-    return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, parts), parts)]
+    return [torch.where(has_earlier, new, old) for new, old in zip(combine(earlier, tensors), tensors)]
 
 
 def _along(values, x, dim):

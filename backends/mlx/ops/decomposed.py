@@ -41,6 +41,7 @@ def _erfc(x):
 
 
 def _signbit(x):
+    # The reciprocal of -0.0 is negative infinity.
     return torch.where(x == 0, 1 / x, x) < 0 if x.is_floating_point() else x < 0
 
 

@@ -35,6 +35,7 @@ def auto_functionalized(P, arguments, _all_bases, **fields):
     if not isinstance(ring_size, int) or ring_size > cache.shape[2]:
         raise Unsupported(f"kv_cache_update: ring_size: got {ring_size}, expected at most {cache.shape[2]} positions")
     written = write_cache(P, cache, new_values, fields["start_pos"], ring_size or None)
+    # The operator's own result, of shape [1], has no meaning.
     return [P.full([1], 0.0, new_values.dtype), written]
 
 

@@ -152,7 +152,7 @@ class PooledAxis:
     table: TensorSlot | None = None
 
 
-def _windows(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
+def _pooled_axes(P, axes: list[Pooling], extents, substitute) -> list[PooledAxis]:
     """Returns the windows of each axis.
 
     `substitute(window, extent)` gives the index that is read in place of an index outside the axis.
@@ -197,17 +197,17 @@ def _gather(x, axis: int, table, count: int):
 # -- maximum ------------------------------------------------------------------
 
 
-def _max_pool(x, tables, windows):
+def _max_pool(x, tables, pooled_axes):
     """Returns the maximum of each window, and its index in the flattened pooled axes.
 
     If several elements are maximal, the index is that of the first.
     """
-    plane = x.shape[-len(windows):]
+    plane = x.shape[-len(pooled_axes):]
     index = torch.arange(math.prod(plane), device=x.device).reshape(plane).expand(x.shape)
-    for axis in range(-1, -len(windows) - 1, -1):
-        table, count = tables[axis], windows[axis].count
+    for axis in range(-1, -len(pooled_axes) - 1, -1):
+        table, count = tables[axis], pooled_axes[axis].count
         if count is None:
-            indices, inside, first = windows[axis].pooling.dynamic_windows(x.shape[axis])
+            indices, inside, first = pooled_axes[axis].pooling.dynamic_windows(x.shape[axis])
             table = torch.where(inside, indices, first)
         x, which = _gather(x, axis, table, count).max(axis)
         index = _gather(index, axis, table, count).gather(axis, which.unsqueeze(axis)).squeeze(axis)
@@ -221,8 +221,8 @@ def _first_inside(window: range, extent: int) -> int:
 def _lower_max(P, x, axes: list[Pooling]):
     if 0 in x.shape:
         raise Unsupported("an empty input is unsupported")
-    windows = _windows(P, axes, _extents(P, x, len(axes)), _first_inside)
-    return P.trace(_max_pool, x, [w.table for w in windows], windows)
+    pooled_axes = _pooled_axes(P, axes, _extents(P, x, len(axes)), _first_inside)
+    return P.trace(_max_pool, x, [a.table for a in pooled_axes], pooled_axes)
 
 
 def _max_pool_over(rank: int):
@@ -244,11 +244,11 @@ def adaptive_max_pool(P, self, output_size):
 # -- average ------------------------------------------------------------------
 
 
-def _avg_pool(x, tables, windows, divisors, divisor_override):
+def _avg_pool(x, tables, pooled_axes, divisors, divisor_override):
     """Returns the mean of each window. The sums are float32, as in torch, and are divided once at the end."""
     total = x.float() if x.is_floating_point() else x
     product = 1
-    for axis, table, pooled, divisor in zip(range(-len(windows), 0), tables, windows, divisors):
+    for axis, table, pooled, divisor in zip(range(-len(pooled_axes), 0), tables, pooled_axes, divisors):
         if pooled.count is None:
             extent = x.shape[axis]
             indices, inside, _ = pooled.pooling.dynamic_windows(extent)
@@ -270,9 +270,9 @@ def _lower_avg(P, x, axes: list[Pooling], divisor_override: int | None = None):
     if not x.dtype.is_floating_point:
         raise Unsupported(f"input: got {x.dtype}, expected a floating-point dtype; cast it first")
     extents = _extents(P, x, len(axes))
-    windows = _windows(P, axes, extents, lambda window, extent: extent)
+    pooled_axes = _pooled_axes(P, axes, extents, lambda window, extent: extent)
     divisors = [_divisors(P, axis, *pair) for axis, pair in zip(axes, extents)]
-    return P.trace(_avg_pool, x, [w.table for w in windows], windows, divisors, divisor_override)[0]
+    return P.trace(_avg_pool, x, [a.table for a in pooled_axes], pooled_axes, divisors, divisor_override)[0]
 
 
 def _divisors(P, axis: Pooling, extent, count) -> int | TensorSlot | None:

@@ -1,9 +1,9 @@
 """Quantized weights: the `mlx::quantized_*` operators over MLX's packing, and torchao's quantization operators.
 
 A product with a quantized weight is a `QuantizedMatmulNode` or a `GatherQmmNode`. An embedding is a `DequantizeNode` of
-the matrix rows that it looks up. A dequantization of torchao is a `DequantizeNode` of the weight, repacked as a
-constant, if MLX has a packing for the block size and element type; otherwise it is arithmetic. `patterns/quant.py`
-fuses a dequantization with the product that reads its result.
+the matrix rows that it looks up. A dequantization of torchao is a `DequantizeNode` of the repacked weight if MLX has a
+packing for the block size and element type. Otherwise, it becomes arithmetic instructions. `patterns/quant.py` fuses a
+dequantization with the product that reads its result.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ for _target in (
     REGISTRY.add(_target, _traced_definition(_target))
 
 
+# The number of products of a 4-bit and an 8-bit integer whose sum is exact in float32: 8192 * 15 * 128 < 2^24.
 _EXACT_PRODUCTS = 8192
 
 
@@ -141,14 +142,13 @@ _EXACT_PRODUCTS = 8192
 def int_mm(P, self, mat2):
     """Lowers an integer product to two float32 products: one with the lower and one with the upper four bits of `self`.
 
-    In float32, a sum of up to 8192 products of a 4-bit and an 8-bit integer is exact. Longer products are sums of such
-    parts.
+    A sum of more than `_EXACT_PRODUCTS` products is divided into sums that are exact.
     """
     length = self.shape[1]
     if not isinstance(length, int):
         raise Unsupported("the length of the sums is dynamic")
 
-    def part(a, b):
+    def exact_product(a, b):
         low = torch.bitwise_and(a, 15)
         high = ((a - low) // 16).to(torch.float32)
         return (high @ b).to(torch.int32) * 16 + (low.to(torch.float32) @ b).to(torch.int32)
@@ -156,7 +156,8 @@ def int_mm(P, self, mat2):
     def product(a, b):
         a, b = a.to(torch.int32), b.to(torch.float32)
         return sum(
-            part(a[:, k : k + _EXACT_PRODUCTS], b[k : k + _EXACT_PRODUCTS]) for k in range(0, length, _EXACT_PRODUCTS)
+            exact_product(a[:, k : k + _EXACT_PRODUCTS], b[k : k + _EXACT_PRODUCTS])
+            for k in range(0, length, _EXACT_PRODUCTS)
         )
 
     return P.trace(product, self, mat2)[0]

@@ -59,6 +59,7 @@ class _QuantizedCache:
         return self.entries.shape[1]
 
     def read(self, P, query, first, stop):
+        # The first group of a key and its size, then those of a value.
         parts = ((0, query.shape[3]), (self.value_offset // self.format.group_size, self.value_size))
         return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
 
@@ -79,21 +80,22 @@ class _QuantizedCache:
         format, heads = self.format, self.heads
         groups, total = format.groups(width), self.scales.shape[3] // 2
 
-        def part(x, begin, end):
+        def sliced(x, begin, end):
             x = P.emit(ir.SliceNode, x=x, axis=2, start=first, stop=stop)
             return P.emit(ir.SliceNode, x=x, axis=3, start=begin, stop=end)
 
         def reshape(x, *shape):
             return P.emit(ir.ReshapeNode, x=x, shape=[1, heads, -1, *shape])
 
-        q = part(self.entries, format.bytes(group), format.bytes(group + groups))
+        q = sliced(self.entries, format.bytes(group), format.bytes(group + groups))
         if format.bits == 4:
             low = P.emit(ir.BitwiseAndNode, a=q, b=P.scalar(15, torch.uint8))
             high = P.emit(ir.FloorDivideNode, a=q, b=P.scalar(16, torch.uint8))
             q = P.emit(ir.StackNode, tensors=[low, high], axis=-1, dtype=torch.uint8)
         q = P.cast(reshape(q, groups, format.group_size), torch.float32)
         scale, bias = (
-            P.cast(reshape(part(self.scales, i, i + groups), groups, 1), torch.float32) for i in (group, total + group)
+            P.cast(reshape(sliced(self.scales, i, i + groups), groups, 1), torch.float32)
+            for i in (group, total + group)
         )
         x = P.emit(ir.AddNode, a=P.emit(ir.MultiplyNode, a=q, b=scale), b=bias)
         if format.rotate:

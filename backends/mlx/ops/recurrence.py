@@ -1,7 +1,7 @@
 """Lowers the recurrences of `custom_kernel_ops/recurrence.py`, such as `mlx::gated_delta_rule`, to `ScanNode`.
 
 The body of the loop is the traced rule for a token, or for a block of tokens. If the number of tokens is dynamic and
-there is a rule for blocks, an `IfNode` chooses the loop.
+there is a rule for blocks, an `IfNode` chooses between the two loops at run time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def _lowering(choose_rule):
     def lower(P, **arguments):
         *tensors, state = (P.cast(x, torch.float32) for x in arguments.values())
         rule = choose_rule(tensors)
+        # The last operands have no axis of tokens.
         fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
         length = P.size(tensors[0], rule.axis)
         if rule.block is None or (isinstance(length, int) and length < MIN_TOKENS_FOR_BLOCKS):
@@ -34,6 +35,7 @@ def _lowering(choose_rule):
                 for value, out in zip(loop(), outs, strict=True):
                     P.emit(ir.IdCopyNode, x=value, out=out)
             chains.append(index)
+        # The quotient is nonzero from MIN_TOKENS_FOR_BLOCKS tokens on.
         is_many = P.emit(ir.FloorDivideIntNode, a=length, b=MIN_TOKENS_FOR_BLOCKS)
         P.emit(ir.IfNode, cond=is_many, then_chain_idx=chains[0], else_chain_idx=chains[1])
         return outs

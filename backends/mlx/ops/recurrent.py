@@ -46,7 +46,8 @@ class Cell:
 
     `step(P, projected, state, weights)` emits one time step and returns the new state. `state` is a list of slots
     [B, H] whose first is the output of the cell. `projected` [B, G] is the product of the inputs and the input weights,
-    plus the input bias. If `projected_has_hidden_bias`, it also includes the hidden bias.
+    plus the input bias; G is H times the number of gates. If `projected_has_hidden_bias`, it also includes the hidden
+    bias.
     """
 
     step: Callable
@@ -60,8 +61,8 @@ def _product(P, x, matrix, bias=None):
     return P.emit(ir.AddmmNode, mat1=x, mat2=matrix, bias=bias)
 
 
-def _parts(P, x, count, width):
-    """Splits the last axis of `x` into `count` parts of `width`."""
+def _split_columns(P, x, count, width):
+    """Splits the last axis of `x` into `count` tensors of `width` columns."""
     outs = [TensorSlot(x.dtype) for _ in range(count)]
     return P.emit(ir.SplitNode, x=x, sizes=[width], axis=-1, outs=outs)
 
@@ -70,12 +71,12 @@ def _lstm_step(P, projected, state, weights):
     hidden, cell = state
     width = weights.hidden.shape[1] // 4
     gates = _product(P, hidden, weights.hidden, projected)
-    # One sigmoid of all gates costs less than three of the parts.
-    enter, forget, _, leave = _parts(P, P.emit(ir.SigmoidNode, x=gates), 4, width)
+    # One sigmoid of all columns, including those of the candidate, costs less than one for each gate.
+    input_gate, forget_gate, _, output_gate = _split_columns(P, P.emit(ir.SigmoidNode, x=gates), 4, width)
     candidate = P.emit(ir.TanhNode, x=_columns(P, gates, 2 * width, 3 * width))
-    kept = P.emit(ir.MultiplyNode, a=forget, b=cell)
-    cell = P.emit(ir.AddNode, a=kept, b=P.emit(ir.MultiplyNode, a=enter, b=candidate))
-    hidden = P.emit(ir.MultiplyNode, a=leave, b=P.emit(ir.TanhNode, x=cell))
+    kept = P.emit(ir.MultiplyNode, a=forget_gate, b=cell)
+    cell = P.emit(ir.AddNode, a=kept, b=P.emit(ir.MultiplyNode, a=input_gate, b=candidate))
+    hidden = P.emit(ir.MultiplyNode, a=output_gate, b=P.emit(ir.TanhNode, x=cell))
     if weights.projection is not None:
         hidden = _product(P, hidden, weights.projection)
     return [hidden, cell]
@@ -88,7 +89,7 @@ def _gru_step(P, projected, state, weights):
     gates = P.emit(
         ir.AddNode, a=_columns(P, projected, 0, 2 * width), b=_columns(P, recurrent, 0, 2 * width)
     )
-    reset, update = _parts(P, P.emit(ir.SigmoidNode, x=gates), 2, width)
+    reset, update = _split_columns(P, P.emit(ir.SigmoidNode, x=gates), 2, width)
     gated = P.emit(ir.MultiplyNode, a=reset, b=_columns(P, recurrent, 2 * width, 3 * width))
     candidate = P.emit(
         ir.TanhNode, x=P.emit(ir.AddNode, a=_columns(P, projected, 2 * width, 3 * width), b=gated)
@@ -115,8 +116,10 @@ def _columns(P, x, start, stop):
 
 
 def _transposed(P, matrix):
-    """Returns `matrix` transposed. A float32 constant is stored transposed, because the CPU kernels multiply the few rows
-    of a time step fastest by a matrix in rows. Those for half precision expect the matrix in columns.
+    """Returns `matrix` transposed. A float32 constant is stored transposed, with contiguous rows.
+
+    The CPU kernels for float32 multiply the few rows of a time step fastest by such a matrix. The CPU kernels for half
+    precision expect the matrix as torch stores it.
     """
     if matrix.space == Space.CONSTANT and matrix.dtype == torch.float32:
         return P.constant(

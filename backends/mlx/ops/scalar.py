@@ -62,7 +62,7 @@ def local_scalar_dense(P, self):
     return P.item(self)
 
 
-def _nothing(P, **_):
+def _no_instruction(P, **_):
     return None
 
 
@@ -85,5 +85,5 @@ REGISTRY.add(
         operator.and_,
         operator.or_,
     ],
-    _nothing,
+    _no_instruction,
 )

@@ -65,7 +65,7 @@ def _index_put(x, axes, indices, values, accumulate):
     """Moves the indexed axes to the front, flattens them to one axis and writes along that axis."""
     others = [a for a in range(x.dim()) if a not in axes]
     shape = torch.broadcast_shapes(*(i.shape for i in indices))
-    linear = _linear(indices, [x.shape[a] for a in axes]).expand(shape)
+    linear = _flat_index(indices, [x.shape[a] for a in axes]).expand(shape)
     kept = [x.shape[a] for a in others]
     # In the shape of the values, the axes of the index take the place of the indexed axes if these are adjacent.
     # Otherwise the axes of the index come first.
@@ -85,7 +85,7 @@ def _index_put(x, axes, indices, values, accumulate):
     return flat.reshape(moved.shape).permute(back)
 
 
-def _linear(indices, extents):
+def _flat_index(indices, extents):
     """Combines one index tensor per axis to an index into the flattened axes. Negative indices count from the end."""
     linear = 0
     for index, extent in zip(indices, extents):

@@ -111,7 +111,7 @@ def _sorted_reduce(x, dim, index, src, combine, include_self):
     reduction of the whole run.
     """
     flat, size = x.reshape(-1), math.prod(x.shape)
-    destination = _linear(x, dim % max(x.dim(), 1), index).reshape(-1)
+    destination = _flat_index(x, dim % max(x.dim(), 1), index).reshape(-1)
     order = torch.argsort(destination, stable=True)
     destination, values = destination[order], _leading_part(src, index).to(x.dtype).reshape(-1)[order]
     distance = 1
@@ -130,7 +130,7 @@ def _sorted_reduce(x, dim, index, src, combine, include_self):
     return flat[:size].reshape(x.shape)
 
 
-def _linear(x, dim, index):
+def _flat_index(x, dim, index):
     """Returns, for each element of `index`, the index of the element that it refers to in the flattened `x`."""
     linear = 0
     for axis, extent in enumerate(x.shape):

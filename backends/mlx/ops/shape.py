@@ -19,8 +19,8 @@ dim_order_ops = torch.ops.dim_order_ops
 def result_shape(P, requested=None) -> list:
     """Returns the shape of the result as a field of an instruction.
 
-    A static extent is an int. A dynamic extent i is `requested[i]`: a value slot, or -1, which MLX infers. Without
-    `requested` it is -1. Raises `Unsupported` if more than one extent is -1.
+    A static extent is an int. A dynamic extent, at index i, is `requested[i]`: a value slot, or -1, which MLX infers.
+    Without `requested`, it is -1. Raises `Unsupported` if more than one extent is -1.
     """
     shape = []
     for i, extent in enumerate(P.out.shape):

@@ -93,7 +93,7 @@ def _lgamma(x):
     return torch.where(x < 0, reflected, result) + 0.0
 
 
-_SHIFT = 6  # the asymptotic series below are used for arguments of at least 6
+_SHIFT = 6  # is added to arguments below 6, for which the asymptotic series below are not precise enough
 
 
 def _digamma(x):

@@ -1,7 +1,7 @@
 """Maps random 32-bit words to other distributions, in torch.
 
-`words` are uint32, as `mlx::random_bits` returns them. Only `exponential` and `normal` use functions that a device may
-round differently (logarithm and cosine); the results of all others are exact.
+`words` are uint32, as `mlx::random_bits` returns them. `exponential`, `normal` and `race` use functions that a device
+may round differently (logarithm and cosine). The results of the other functions are exact.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def uniform(words, dtype):
 
 def exponential(words):
     """Returns exponentially distributed float32 numbers, none of which is 0."""
+    # 2^32 - 256 is the largest float32 number below 2^32, whose logarithm would give 0.
     return -torch.log((words.to(torch.float32) + 0.5).clamp(max=2.0**32 - 256) * 2.0**-32)
 
 
@@ -46,10 +47,10 @@ def permutation(words, dtype):
 
 
 def race(words, weights, count):
-    """Returns the indices of the `count` winners of an exponential race, with weights `[..., V]`, int64 `[..., count]`.
+    """Returns the first `count` indices, int64 `[..., count]`, in an exponential race with `weights` `[..., V]`.
 
     Index v arrives after an exponentially distributed time, divided by weight v. The first index is therefore drawn
-    with probabilities proportional to the weights, and so is the next one among the rest.
+    with probabilities proportional to the weights. Each further index is drawn in this way from the remaining indices.
     """
     # Near 0, where the races are decided, `-log1p(-u)` has more distinct values than `-log(u)`.
     times = -torch.log1p(-((words.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24))

@@ -16,10 +16,10 @@ from .torch_operators import DECOMPOSITIONS
 
 aten = torch.ops.aten
 
-# Makes the seeds of the draws differ: the fraction of the square root of 2, far from the seeds that people choose.
+# Makes the seeds of the draws differ: 64 bits of the square root of 2, far from the seeds that people choose.
 DRAW_KEY = 0x6A09E667F3BCC909
 
-# Torch decomposes attention with dropout into these operators. Without dropout, it stays one operator.
+# The attention operators. They are decomposed if they have dropout, which then gets a seed. Otherwise they stay whole.
 ATTENTION = (aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
 
 
@@ -29,12 +29,12 @@ def seed_random_ops(program: ExportedProgram) -> ExportedProgram:
     The random operators are those of torch, such as `torch.randn_like` and dropout in training mode, and those of this
     project, such as `mlx::sample`, that are called without a seed. `seed` is the last keyword argument of the program.
     Its results are a function of the inputs, in eager torch and on every device: the same seed draws the same numbers,
-    so the caller passes another seed in every call. The numbers are other ones than torch's own generator draws.
+    so the caller passes another seed in every call. The numbers differ from those that torch's own generator draws.
 
     The draws in the order of the graph use the seeds `seed ^ (i * 0x6A09E667F3BCC909)` for i = 0, 1, 2, …, modulo 2^64.
 
     Raises ValueError if the program has no random operator or already an input `seed`, and for a random operator
-    that has no form with a seed: in a branch or a loop body, with a `torch.Generator`, or of a distribution that
+    that cannot take a seed: one in a branch or a loop body, one with a `torch.Generator`, or one of a distribution that
     `executorch_mlx.random` lacks.
     """
     calls = [n for n in _all_calls(program.graph_module) if _draws(n)]
@@ -65,9 +65,9 @@ def _check(program: ExportedProgram, calls: list[Node]) -> None:
 
 def _all_calls(module: GraphModule) -> Iterator[Node]:
     """Yields the calls of operators in the graph and in the graphs of its branches and loop bodies."""
-    for part in module.modules():
-        if isinstance(part, GraphModule):
-            yield from (n for n in part.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+    for submodule in module.modules():
+        if isinstance(submodule, GraphModule):
+            yield from (n for n in submodule.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
 
 
 def _draws(node: Node) -> bool:
@@ -123,7 +123,7 @@ def _seed_of_draw(seed: Node, index: int, before: Node) -> Node:
 
 
 def _with_seed_input(program: ExportedProgram, seed: Node) -> ExportedProgram:
-    """Returns `program`, to whose graph the input `seed` was added, with a signature that has this input."""
+    """Returns `program` with the input `seed`, which its graph already has, added to its signature."""
     argument = TensorArgument(seed.name)
     signature = copy.deepcopy(program.graph_signature)
     signature.input_specs.append(InputSpec(InputKind.USER_INPUT, argument, target=None))

@@ -11,8 +11,8 @@ from .functions import bernoulli, dropout_and_mask, multinomial, rand, randint, 
 
 aten = torch.ops.aten
 
-# The functions take the arguments of the operators. `_` are arguments for the device and the layout, and a generator,
-# which must be None.
+# The functions take the arguments of the operators. `**_` takes those for the device, the layout and the generator. The
+# generator must be None.
 
 
 def _rand(size, *, dtype=None, **_):

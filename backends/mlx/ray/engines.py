@@ -19,7 +19,7 @@ from .engine import Engine, ModelOptions
 
 ENGINE_DIED = (RayActorError, WorkerCrashedError, NodeDiedError)
 MAX_FAILED_STARTS = 3  # after so many engines in a place have died while they loaded the model, the place stays empty
-MAX_DEATHS_ALONE = 2  # after so many engines have died while they answered the same request alone, it gets an error
+MAX_DEATHS_ALONE = 2  # after so many engines have died while they answered one request alone, the request gets an error
 WATCH_SECONDS = 2.0  # the time between two looks for places without an engine
 OBJECT_STORE_BYTES = 128 * 2**20  # in a cluster that this process starts. Requests and answers are small
 
@@ -61,7 +61,7 @@ class RayEngines:
         self._engines: dict[Place, EngineState] = {}
         self._failed_starts: dict[Place, int] = {}  # failed starts, by place
         self._changed = asyncio.Condition()
-        self._waiting_alone = 0  # requests that wait for an engine without other requests
+        self._waiting_alone = 0  # the number of requests that wait for an engine without other requests
         self._last_error = "the cluster has no machine with CPUs or GPUs"
         self._failure: Exception | None = None
         self._tasks: set[asyncio.Task] = set()
@@ -108,7 +108,7 @@ class RayEngines:
     def _find(self, alone: bool) -> tuple[Place, EngineState] | None:
         ready = [(place, engine) for place, engine in self._engines.items() if engine.width and not engine.is_reserved]
         if self._waiting_alone and not alone:
-            # The first engine gets no further requests. When its own are done, it takes one of those that wait.
+            # The first engine gets no further requests. When its own are done, it can answer a request alone.
             ready = ready[1:]
         room = [found for found in ready if found[1].requests < (1 if alone else found[1].width)]
         return min(room, key=lambda found: found[1].requests / found[1].width, default=None)

@@ -36,7 +36,7 @@ def prefix_blocks(body: bytes) -> list[bytes]:
 
 
 class PrefixTable:
-    """The last `capacity` prompts of each replica, which are about those that its KV cache holds.
+    """The last `capacity` prompts of each replica: an estimate of what its KV cache holds.
 
     `capacity` should be the number of rows of a replica.
     """

@@ -133,7 +133,7 @@ class Ingress:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """Return the body of a request. If it exceeds `limit`, return the first part that does: the replica refuses it."""
+    """Return the body of a request. If it exceeds `limit`, return a beginning that does too: the replica refuses it."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)

@@ -34,8 +34,8 @@ namespace et = executorch::runtime;
 constexpr char kBackendName[] = "MLXBackend";
 constexpr char kVersion[] = "0.1.0";
 
-// As long as no call of a method has succeeded, each call keeps a backup of the mutable buffers to its end, unless the
-// buffers are larger than this.
+// As long as no call of a method has succeeded, each call keeps a backup of the mutable buffers until it ends, unless
+// the buffers are larger than this.
 constexpr size_t kMaxBackupBytes = 64 << 20;
 
 // A loaded delegate. ExecuTorch gets a pointer to it as a DelegateHandle.
@@ -294,8 +294,8 @@ __attribute__((visibility("default"))) int executorch_mlx_set_option(const char*
   return static_cast<int>(the_backend().set_option(context, et::Span<et::BackendOption>(&option, 1)));
 }
 
-// Returns the device of programs that are loaded with the option `device`, "cpu" or "gpu"; "" or null: the device of
-// programs that are loaded without it. Returns null if the device is unknown or not available.
+// Returns the device, "cpu" or "gpu", of programs that are loaded with the option `device`. If `device` is "" or null,
+// returns that of programs that are loaded without the option. Returns null if the device is unknown or not available.
 __attribute__((visibility("default"))) const char* executorch_mlx_device(const char* device) {
   const char* result = nullptr;
   guarded("device", [&] { result = name(chosen_device(the_backend().device_option(device == nullptr ? "" : device))); });

@@ -1,4 +1,4 @@
-"""Changes mixtures of experts that bypass the experts interface of `transformers`: they then use this interface."""
+"""Makes mixtures of experts use the experts interface of `transformers` if their own code bypasses it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _has_stacked_weights(experts) -> bool:
     return hasattr(experts, "act_fn") and all(isinstance(w, torch.Tensor) and w.dim() == 3 for w in weights)
 
 
-def _declare(experts: torch.nn.Module, *, is_transposed: bool) -> None:
-    """Give `experts` the attributes of an experts module."""
+def _add_experts_attributes(experts: torch.nn.Module, *, is_transposed: bool) -> None:
+    """Give `experts` the attributes that the experts interface reads."""
     experts.is_transposed, experts.has_gate = is_transposed, True
     experts.has_bias = experts.has_post_expert_norm = False
 
@@ -50,7 +50,7 @@ def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) ->
     The original runs every expert on every token; the score is 0 if the expert is not chosen.
     """
     experts = mixture.experts
-    _declare(experts, is_transposed=True)
+    _add_experts_attributes(experts, is_transposed=True)
 
     def forward(hidden_states: torch.Tensor):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -65,8 +65,8 @@ def _adapt_scaled_inputs(mixture: torch.nn.Module, function: ExpertsFunction) ->
 
 
 def _adapt_identities(experts: torch.nn.Module, function: ExpertsFunction) -> None:
-    """Change experts of which those with an index of at least `num_routed_experts` return their input."""
-    _declare(experts, is_transposed=False)
+    """Change a module in which the experts from index `num_routed_experts` on only return their input."""
+    _add_experts_attributes(experts, is_transposed=False)
 
     def forward(hidden_states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         is_routed = index < experts.num_routed_experts

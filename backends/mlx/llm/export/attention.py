@@ -29,6 +29,8 @@ def attend_over_cache(
 ) -> tuple[torch.Tensor, None]:
     """The attention function that `transformers` calls.
 
+    H, S, G and C are the numbers of heads, tokens, key heads and cached positions.
+
     - `query`: `[1, H, S, D]`. A model with recurrent layers runs one token of each of `B` rows as a batch:
       `[B, H, 1, D]`.
     - `key`, `value`: normally the whole cache, `[1, G, C, D]`.
@@ -52,7 +54,7 @@ def attend_over_cache(
         out = attend_over_latents(module, query, layer, scale, settings)
     else:
         # A module may change the keys or values after the update of the cache, for instance take a slice of them. The
-        # changed ones then replace those of the cache.
+        # result then replaces the cached keys or values in this call.
         changed = {n: x for n, x in (("keys", key), ("values", value)) if not isinstance(x, CachedStates)}
         out = layer.attend(query, scale, **settings, **changed)
     out = out.transpose(1, 2)
@@ -68,6 +70,6 @@ def use_cached_attention(model: torch.nn.Module, cache: KVCache) -> None:
         if hasattr(module, "layer_idx"):
             module.kv_cache = cache
         if isinstance(getattr(module, "config", None), PreTrainedConfig):
-            # Unlike `set_attn_implementation`, this also reaches models that compute their attention themselves: they
-            # then get a `Mask`.
+            # Unlike `set_attn_implementation`, this also reaches models that compute their attention themselves: such
+            # a model then gets a `Mask`.
             module.config._attn_implementation = _INTERFACE_NAME

@@ -20,7 +20,7 @@ class LayerSpec:
 
     - `name`: names the layer in errors.
     - `keys`, `values`: the number of heads and their size. `values` is None if the values are the first part of the
-      keys, as those of latent attention are.
+      keys, as in latent attention.
     - `span`: the positions to which a query attends.
     - `slopes`: [H], or None: `slope * (key position - query position)` is added to the scores of a query head.
     - `has_sinks`: whether the softmax has a score that belongs to no key.
@@ -86,7 +86,7 @@ class KVCache(Cache):
             window = spec.span.window
             window = None if window is not None and window >= capacity else window
             row_length = capacity if window is None else min(capacity, window + chunk - 1)
-            buffers = _buffers(spec, dtype)
+            buffers = _buffer_shapes(spec, dtype)
             names = [f"{kind}_cache_{index}" for kind in buffers]
             for name, (heads, size, buffer_dtype) in zip(names, buffers.values()):
                 owner.register_buffer(name, torch.zeros(1, heads, rows * row_length, size, dtype=buffer_dtype))
@@ -142,8 +142,8 @@ class KVCache(Cache):
         return [layer.spec.keys[0] * sum(layer.spec.widths) for layer in self.kv_layers]
 
 
-def _buffers(spec: LayerSpec, dtype: torch.dtype) -> dict[str, tuple[int, int, torch.dtype]]:
-    """Return the buffers of a layer by kind: the number of heads, the last size and the dtype."""
+def _buffer_shapes(spec: LayerSpec, dtype: torch.dtype) -> dict[str, tuple[int, int, torch.dtype]]:
+    """Return the kind of each buffer of a layer → the number of heads, the size of the last axis, and the dtype."""
     if spec.format is not None:
         groups = sum(map(spec.format.groups, spec.widths))
         heads = spec.keys[0]
@@ -179,6 +179,8 @@ class _NoCache(CacheLayerMixin):
 
 
 class _Layer(_NoCache):
+    """A layer whose cache is the buffers `names` of `owner`. `window` is the size of its window, or None."""
+
     def __init__(self, owner: torch.nn.Module, index: int, spec: LayerSpec, names: Sequence[str], window: int | None):
         super().__init__()
         self.owner, self.index, self.spec, self.names, self.window = owner, index, spec, names, window
@@ -225,11 +227,11 @@ class _Layer(_NoCache):
 
         `mlx::quantized_attention` takes the format of the cache between the two.
         """
-        before = self._position(query.shape[2]), scale
+        before = self._query_position(query.shape[2]), scale
         blocks = self.spec.span.blocks and self.window is not None
         return before, (self.window, softcap, self.cache.row, self.cache.rows, blocks, sinks, slopes)
 
-    def _position(self, length: int) -> torch.Tensor:
+    def _query_position(self, length: int) -> torch.Tensor:
         """Return the position of the first of `length` queries, or the positions of all of them.
 
         There may be fewer queries than tokens, because a model may compute its last layers only for the last tokens.

@@ -12,14 +12,17 @@ import torch
 
 from .packed import is_experts, is_linear
 
-_WINDOW_TOKENS = 512  # the largest number of tokens in one forward pass
-_CALIBRATION_WINDOWS, _HELD_OUT_WINDOWS = 4, 2
+_WINDOW_TOKENS = 512  # the largest size of a window: a piece of the text that one forward pass takes
+_CALIBRATION_WINDOWS, _HELD_OUT_WINDOWS = 4, 2  # the largest numbers of windows to calibrate and to measure on
 _MAX_CHARACTERS = 100_000  # the part of the text that is tokenized, which is more than the windows need
 
 
 @dataclass
 class Text:
-    """The token ids of a text, [windows, S]: `calibration` to calibrate on, `held_out` to measure the perplexity on."""
+    """The token ids of two parts of a text: `calibration` to calibrate on, `held_out` to measure the perplexity on.
+
+    Each part is cut into windows of S tokens: [windows, S].
+    """
 
     name: str
     calibration: torch.Tensor

@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real tensors. MLX programs have no complex arithmetic; some rotary embeddings use it."""
+"""Complex numbers as pairs of real tensors, because some rotary embeddings use them and MLX programs cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _APPLIED_TO_BOTH = ("unsqueeze", "squeeze", "to", "view", "reshape", "expand", "
 
 
 class Pair:
-    """A complex tensor: its real and its imaginary part. It can be multiplied, and its shape can be changed."""
+    """A complex tensor: its real and its imaginary part. A pair supports products and changes of its shape."""
 
     def __init__(self, real: torch.Tensor, imaginary: torch.Tensor):
         self.real, self.imag = real, imaginary

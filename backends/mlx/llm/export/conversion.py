@@ -24,14 +24,14 @@ from .packed import install, is_linear, set_int8_activations
 from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
-from .tuning import run_by_block, tuned
+from .tuning import visit_decoder_layers, tuned
 from .weights import cast_parameters
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
 DEFAULT_GROUP_SIZE = 32
-MIXED_BITS = 4.8  # of a weight of a linear layer on average, with its scales: about that of llama.cpp's Q4_K_M
-_ENDS_BITS = 8  # of the ends of a model: the embedding and the output projection
+MIXED_BITS = 4.8  # bits per weight of the linear layers on average, including scales: about as llama.cpp's Q4_K_M
+_ENDS_BITS = 8  # bits of the ends of a model: the embedding and the output projection
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _quantize(model, quantize, group_size, dtype, text: Text | None, calibrate, 
     if quantize == "mixed":
         progress("measure the layers")
         with linear_layers_in_float32(model):
-            formats = _mixed(model, text)
+            formats = _mixed_formats(model, text)
     if text is not None:
         progress("calibrate")
         if calibrate is not None and common.mode == "affine":
@@ -148,7 +148,7 @@ def _int8_perplexity(model: PreTrainedModel, text: Text, progress: Callable[[str
         set_int8_activations(model, False)
 
 
-def _mixed(model: PreTrainedModel, text: Text) -> dict[str, Format]:
+def _mixed_formats(model: PreTrainedModel, text: Text) -> dict[str, Format]:
     paths = [path for path in linear_paths(model) if model.get_submodule(path).weight.shape[1] % 32 == 0]
     effects = measure(model, text.calibration[:2], paths)
     return choose(effects, {path: model.get_submodule(path).weight.numel() for path in paths}, MIXED_BITS)
@@ -166,4 +166,4 @@ def _tune(model, text: Text, common: Format, formats: dict[str, Format], dtype: 
                 install(model, path, "weight", *operands, bits=format.bits, group_size=format.group_size)
 
     with linear_layers_in_float32(model):
-        run_by_block(model, text.calibration, visit)
+        visit_decoder_layers(model, text.calibration, visit)

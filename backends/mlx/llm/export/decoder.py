@@ -31,7 +31,7 @@ class CachedDecoder(torch.nn.Module):
     `[S]`, each token has a position and a row of its own. `row` is None if there is one row.
 
     The constructor changes `model` in place, so that its layers attend over the caches of this module. It raises
-    ValueError if a layer does something that a program cannot do over its caches.
+    ValueError if a layer uses its cache in a way that `KVCache` does not support.
 
     - `chunk`: the largest S; by default, and at most, `max_context_len`.
     - `window`: "auto" to follow the config of the model, or the window of every layer, where 0 stands for no window.
@@ -93,7 +93,8 @@ class CachedDecoder(torch.nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
         cache = self.cache.begin_call(tokens.shape[1], input_pos, row)
         positions = positions.unsqueeze(0)
-        is_batch = self.has_state and not consecutive  # a state needs the tokens of different rows apart
+        # The tokens of different rows form a batch, because each row has its own state.
+        is_batch = self.has_state and not consecutive
         if is_batch:
             tokens, positions = tokens.mT, positions.mT
         logits = self._logits(tokens, positions, cache, all_positions=all_positions)
@@ -108,12 +109,13 @@ class CachedDecoder(torch.nn.Module):
         options = {"position_ids": positions, "logits_to_keep": 0 if all_positions else 1}
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
-        with ComplexPairs(), kernels_of(self.model, cache) if self.has_state else nullcontext(), self._recorded(cache):
+        kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
+        with ComplexPairs(), kernels, self._record_hidden_states(cache):
             logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
 
     @contextmanager
-    def _recorded(self, cache: Any) -> Iterator[None]:
+    def _record_hidden_states(self, cache: Any) -> Iterator[None]:
         """Within the context, the last hidden states of the model are stored for `draft`."""
         if self.mtp is None:
             yield

@@ -21,7 +21,7 @@ from .kv_quantization import KVQuantization
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`. Files in it can be moved to their names when they are complete.
+    """Yields a temporary folder beside `path`. A file in it can be moved to its final name when it is complete.
 
     Raises FileNotFoundError if the folder of `path` does not exist.
     """
@@ -41,7 +41,7 @@ class ExportedLLM:
     - `unquantized`: the paths of the layers that stay in full precision, because the length of their weights' rows is
       not a multiple of any group size.
     - `perplexity`: the perplexity before and after the quantization, or None.
-    - `notes`: a line for each format of a GGUF file that was converted with an error.
+    - `notes`: a line for each format of a GGUF file whose conversion was not exact, with the error.
     - `kv_quantization`: what quantized KV caches change, or None.
     - `check`: the result of the check that `save` made, or None.
     """

@@ -1,7 +1,7 @@
 """GGUF's block formats in MLX's packed format.
 
-Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. That is MLX's affine format
-with groups of 32, so that the packed weights have the same values. Q4_K and Q5_K also have groups of 32, but their
+Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 store 32 integers with a scale, and a minimum or none. MLX's affine format with groups
+of 32 can express them exactly. Q4_K and Q5_K also have groups of 32, but their
 scales are products, which are rounded to float16. Other formats are dequantized and quantized again.
 """
 
@@ -98,7 +98,8 @@ def _grouped(blocks: np.ndarray, type_: Type):
     return pack(q, _bits(type_)), scales.half(), biases.half()
 
 
-# Each of these functions takes blocks [..., bytes] and returns integers [..., 32 or 256], scales and biases.
+# Each function below that is named after a format takes blocks [..., bytes] of this format, and returns integers
+# [..., 32 or 256], scales and biases. The functions between them are helpers.
 
 
 def _half(data: torch.Tensor) -> torch.Tensor:
@@ -141,9 +142,9 @@ def _q8_0(data):
 
 
 def _k_scales(data):
-    """Return the scales and biases of the 8 groups of blocks of Q4_K or Q5_K, whose first 16 bytes hold them.
+    """Return the scales and biases of the 8 groups of each Q4_K or Q5_K block.
 
-    These bytes are two factors in float16, 8 scales of 6 bits and 8 minimums of 6 bits.
+    The first 16 bytes of a block hold two factors in float16, 8 scales of 6 bits and 8 minimums of 6 bits.
     """
     d, d_min = _half(data[..., :2]), _half(data[..., 2:4])
     low, middle, high = data[..., 4:8], data[..., 8:12], data[..., 12:16]

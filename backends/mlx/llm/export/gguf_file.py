@@ -69,7 +69,7 @@ class GGUFFile:
         try:
             # "c" is copy-on-write: PyTorch warns about read-only memory.
             self.reader = gguf.GGUFReader(self.path, "c")
-        except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:  # as the package raises them
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:  # as `gguf` raises them
             raise ValueError(f"{self.path}: damaged or not a GGUF file: {error!r}") from error
         self.architecture = self.value("general.architecture")
         experts = " with experts" if self.architecture != "qwen3moe" and self.get("expert_count") else ""
@@ -84,7 +84,7 @@ class GGUFFile:
         return default if (found := self.reader.get_field(key)) is None else found.contents()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Like `value`, for a key that begins with the name of the architecture. `key` is the rest of the key."""
+        """Like `value`, for a key that begins with the name of the architecture. `key` is the part after this name."""
         return self.value(f"{self.architecture}.{key}", default)
 
     def tokenizer(self) -> Any:
@@ -101,13 +101,13 @@ class GGUFFile:
         config = self.config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        frequencies = self._install(model)
+        divisors = self._install(model)
         compute_buffers(model)
         for module in model.modules():
             if isinstance(module, MLXEmbedding):
                 module.factor = module.factor.float()
-        if frequencies is not None:  # Llama 3 divides its rotary frequencies by these numbers
-            model.model.rotary_emb.inv_freq /= frequencies
+        if divisors is not None:  # Llama 3 divides its rotary frequencies
+            model.model.rotary_emb.inv_freq /= divisors
         ids = {self.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
         if ids and model.generation_config is not None:
             model.generation_config.eos_token_id = sorted(ids)
@@ -160,34 +160,34 @@ class GGUFFile:
     # Weights -----------------------------------------------------------------------------
 
     def _install(self, model: PreTrainedModel) -> torch.Tensor | None:
-        """Install all tensors, and return the divisors of the rotary frequencies, or None."""
-        names, unpacked, errors, unknown = self._names(model), {}, defaultdict(list), []
-        frequencies, gates = None, {}
+        """Install all tensors, and return the divisors of the rotary divisors, or None."""
+        names, unpacked, inexact, unknown = self._names(model), {}, defaultdict(list), []
+        divisors, gates = None, {}
         for tensor in self.reader.tensors:
             name = names.get(tensor.name)
             if tensor.name == "rope_freqs.weight":
-                frequencies = float_tensor(tensor).float()
+                divisors = float_tensor(tensor).float()
             elif name is None and (match := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up)_exps\.weight", tensor.name)):
                 gates.setdefault(int(match[1]), {})[match[2]] = tensor
             elif name is None:
                 unknown.append(tensor.name)
             else:
-                self._install_tensor(model, name, [tensor], unpacked, errors)
+                self._install_tensor(model, name, [tensor], unpacked, inexact)
         for layer, parts in gates.items():
             name = f"model.layers.{layer}.mlp.experts.gate_up_proj"
-            self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, errors)
+            self._install_tensor(model, name, [parts["gate"], parts["up"]], unpacked, inexact)
         if unknown:
             raise ValueError(f"{self.path}: unexpected tensors for {type(model).__name__}: {shortened(unknown)}")
         tie(model, model.config)
         load_unpacked(model, unpacked)
-        for type_, packings in errors.items():
+        for type_, packings in inexact.items():
             error = (sum(p.error for p in packings) / max(sum(p.norm for p in packings), 1e-30)) ** 0.5
             bits = packings[0].bits
             self.notes.append(
                 f"{type_.name}: {len(packings)} weights converted to {bits} bits in groups of {GROUP_SIZE}, "
                 f"relative error {error:.1e}"
             )
-        return frequencies
+        return divisors
 
     def _names(self, model: PreTrainedModel) -> dict[str, str]:
         """Return the name of each tensor in the file → its name in the model."""
@@ -201,11 +201,11 @@ class GGUFFile:
             names[found] = name
         return names
 
-    def _install_tensor(self, model, name: str, parts: list, unpacked: dict, errors: dict) -> None:
+    def _install_tensor(self, model, name: str, parts: list, unpacked: dict, inexact: dict) -> None:
         """Set the tensor `name` of the model to the concatenated rows of `parts`.
 
         If the tensor cannot stay packed, put it into `unpacked` instead. If the conversion of packed parts is not
-        exact, append them to `errors`, under their type.
+        exact, append the packings to `inexact`, under their type.
         """
         path, _, leaf = name.rpartition(".")
         module, types = model.get_submodule(path), {part.tensor_type for part in parts}
@@ -216,7 +216,7 @@ class GGUFFile:
         if len(types) == 1 and types.isdisjoint(FLOATS) and leaf in packable_weights(module):
             packings = [packed_tensor(part) for part in parts]
             if (type_ := types.pop()) not in EXACT:
-                errors[type_] += packings
+                inexact[type_] += packings
             operands = [self._ordered(torch.cat(part, -2) if len(parts) > 1 else part[0], name, model.config)
                         for part in zip(*(p.operands for p in packings))]
             install(model, path, leaf, *operands, bits=packings[0].bits, group_size=GROUP_SIZE)
@@ -230,7 +230,8 @@ class GGUFFile:
     def _ordered(self, rows: torch.Tensor, name: str, config: PretrainedConfig) -> torch.Tensor:
         """Return the rows in the order of transformers.
 
-        llama.cpp rotates neighbouring rows of a head, and transformers rotates row i and row i + D / 2.
+        The rotary embedding of llama.cpp combines neighbouring rows of a head. That of transformers combines
+        row i with row i + D / 2.
         """
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if self.architecture not in PERMUTED or heads is None:

@@ -45,7 +45,7 @@ class TokenHistory(torch.nn.Module):
         if last is None:
             last = input_pos + (length - 1) if input_pos.shape[0] == 1 else input_pos
         positions = last.unsqueeze(1) - self.window + 1 + torch.arange(self.window, device=tokens.device)
-        cells = positions.clamp(min=0)
+        indices = positions.clamp(min=0)
         if row is not None:
-            cells = row.unsqueeze(1) * self.context + cells
-        return updated.reshape(-1)[cells], positions >= 0
+            indices = row.unsqueeze(1) * self.context + indices
+        return updated.reshape(-1)[indices], positions >= 0

@@ -15,7 +15,7 @@ from .decoder import CachedDecoder
 
 KV_BITS = (8, 4)
 _GROUP_SIZE = 32
-_MAX_TOKENS = 512  # the largest number of tokens in the run that measures
+_MAX_TOKENS = 512  # the largest number of tokens in the run that measures the errors
 _SEED = 22
 # The number of bits → a limit. The groups of a layer are rotated if its squared error with rotation is less than the
 # limit times its squared error without. With 8 bits, the error is so small that a rotation, which takes time, only pays
@@ -56,7 +56,7 @@ def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[
     """Return the specs of `decoder` with quantized caches, and a description of what these caches change.
 
     Runs the decoder on a part of Python's language reference. If `tokenizer` is None, runs it on random tokens.
-    Replaces the caches of its model, so that the decoder cannot be used afterwards.
+    The model of `decoder` then has other caches, and `decoder` cannot be used any more.
     """
     tokens, is_text = _tokens(decoder, tokenizer)
     plain = _decoder(decoder, decoder.specs, tokens.shape[1])

@@ -28,11 +28,11 @@ def is_absorbed(module: torch.nn.Module) -> bool:
 
 
 def absorb(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Change each latent attention of `model` in place: its attention gets the latents instead of keys and values.
+    """Change each module of `model` with latent attention in place: it then attends over latents.
 
     The projection `kv_b_proj` is replaced by two parameters, `absorbed_key` [H, K, R], which maps a query to the
-    latents, and `absorbed_value` [H, R, V], in `dtype` if the projection is quantized. Raises ValueError if the
-    projection has a bias.
+    latents, and `absorbed_value` [H, R, V], in `dtype` if the projection is quantized. R is the size of a latent, K
+    that of a key without its rotary part, and V that of a value. Raises ValueError if the projection has a bias.
     """
     for module in model.modules():
         if is_latent(module) and not is_absorbed(module):

@@ -62,8 +62,8 @@ def function_of_tensor(mask: torch.Tensor, hides: bool = False) -> MaskFunction:
     """Return the mask function of a mask tensor [..., Q, K], whose positions begin at 0.
 
     A bool mask is true where a query attends. If `hides` is set, it is true where the query does not attend. Any other
-    mask holds numbers that are added to the scores. If the tensor is a view, the function is that of the tensor behind
-    it, which may have more positions.
+    mask holds numbers that are added to the scores. If the tensor is a view, the function reads the whole tensor behind
+    the view, which may have more positions.
     """
     whole = mask if mask._base is None else mask._base
     whole = whole.reshape(whole.shape[-2:]) if whole.numel() == whole.shape[-2:].numel() else mask[0, 0]

@@ -46,6 +46,7 @@ def metadata(decoder: CachedDecoder, tokenizer: Any, head: HeadConfig, *, has_he
 def _max_rewind(decoder: CachedDecoder) -> int:
     if decoder.has_state:
         return 0
+    # A ring buffer has place for `chunk - 1` positions besides its window.
     return decoder.chunk - 1 if decoder.cache.has_sliding_window else decoder.max_context_len
 
 
@@ -59,7 +60,7 @@ def eos_ids(model: PreTrainedModel) -> list[int]:
 
 
 def tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
-    """Return the contents of the tokenizer's files, uint8, by metadata method."""
+    """Return the name of a metadata method → the contents of a file of the tokenizer, uint8."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = {name: Path(folder) / file for name, file in TOKENIZER_FILES.items()}

@@ -24,10 +24,11 @@ OF_TARGETS, OF_DRAWN = 1, 2
 class MethodKind:
     """What a method computes.
 
-    - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one. `verify` takes the
-      same and returns the results for all of them. `decode` takes one token of each of several rows and returns the
-      results for all rows. `draft` is like `chunk`, but returns the result of the head for multi-token prediction.
-    - `returns_tokens`: whether the method returns tokens. The others return logits.
+    - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one. `verify` takes
+      such tokens too, and returns the results for all of them. `decode` takes one token of each of several rows and
+      returns the results for all rows. `draft` is like `chunk`, but returns the result of the head for multi-token
+      prediction.
+    - `returns_tokens`: whether the method returns tokens. If False, it returns logits.
     """
 
     form: str
@@ -40,15 +41,15 @@ def method_kinds(outputs: str, rows: int, verify: bool, draft: bool) -> dict[str
     `verify` and `draft` say whether a program that returns tokens has the methods of these names. It can have `draft`
     only if it has `verify`.
     """
-    draws, others = outputs != "logits", {}
+    draws, speculative = outputs != "logits", {}
     if draws and verify:
-        others["verify"] = MethodKind("verify", True)
-        others |= {"draft": MethodKind("draft", True)} if draft else {}
+        speculative["verify"] = MethodKind("verify", True)
+        speculative |= {"draft": MethodKind("draft", True)} if draft else {}
     if rows > 1:
-        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | others
+        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | speculative
         return kinds | ({"logits": MethodKind("chunk", False)} if outputs == "both" else {})
     kinds = {"forward": MethodKind("chunk", outputs == "tokens")}
-    return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | others
+    return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | speculative
 
 
 def export_methods(
@@ -92,7 +93,7 @@ class _Method(torch.nn.Module):
             tokens = tokens.reshape(1, -1)
         if form == "draft":
             logits = self.decoder.mtp(tokens, input_pos, row, row_length)
-            input_pos = input_pos + 1  # the position of the first token; before, that of its hidden state
+            input_pos = input_pos + 1  # that of the first token; in a call of `draft`, it was that of its hidden state
         else:
             logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
@@ -131,6 +132,7 @@ _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)
 def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
     decoder, kind = method.decoder, method.kind
     is_decode = kind.form == "decode"
+    # torch.export would treat a sequence of length 1 as fixed. The example of a dynamic sequence has 2 tokens.
     inputs = example_inputs(kind, decoder, head, 1 if is_decode else 2)
     shapes = dict.fromkeys(inputs)
     if not is_decode:

@@ -21,7 +21,7 @@ from .weights import compute_dtype, shortened
 
 
 def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
-    """Return the first layer of the head in the Hugging Face checkpoint `folder` of `model`, or None if it has none.
+    """Return the first layer of the head in the Hugging Face checkpoint `folder` of `model`, or None without a head.
 
     Embeddings and output projection are those of `model`. Raises ValueError if weights of the layer are missing.
     """
@@ -55,7 +55,7 @@ def _is_of_head(key: str, layers: int) -> bool:
 
 @contextmanager
 def without_ends(head: MtpModel):
-    """Within the context, `head` lacks its ends, embeddings and output projection, which are those of the model."""
+    """Within the context, `head` lacks the embeddings and the output projection, which it shares with the model."""
     ends = head.embed_tokens, head.shared_head
     head.embed_tokens = head.shared_head = None
     try:
@@ -72,9 +72,10 @@ class MTPDecoder(torch.nn.Module):
     position `input_pos + 1` on. The head keeps keys and values of its own; those of the pair (p, p + 1) are at
     position p.
 
-    `record` stores hidden states that the model has computed. `row_length` [1] is the number of tokens of the row whose
-    hidden states it has stored. A call also stores the hidden state that the head itself computes for the last token,
-    behind those of the model. The next call can then guess one more token before the model has computed this state.
+    `record` stores hidden states that the model has computed. `row_length` [1] is the number of hidden
+    states that it has stored for the row. A call also stores the hidden state that the head itself computes for the
+    last token, behind those of the model. The next call can then guess one more token before the model has computed
+    this state.
     """
 
     def __init__(self, head: MtpModel, model: PreTrainedModel, *, rows: int, max_context_len: int, chunk: int):
@@ -103,8 +104,8 @@ class MTPDecoder(torch.nn.Module):
     def forward(self, tokens, input_pos, row, row_length) -> torch.Tensor:
         length = tokens.shape[1]
         positions = torch.arange(length, device=tokens.device) + input_pos
-        cells = positions if row is None else positions + row * self.max_context_len
-        states = self.hidden[0, 0].index_select(0, cells)[None]
+        indices = positions if row is None else positions + row * self.max_context_len
+        states = self.hidden[0, 0].index_select(0, indices)[None]
         cache = self.cache.begin_call(length, input_pos, row)
         states = self.head.forward_layer(0, states, positions[None] + 1, cache, input_ids=tokens)[:, -1:]
         self.record(states, torch.maximum(input_pos + length, row_length), row)

@@ -13,7 +13,7 @@ from .cache import LayerSpec, sparse_attention_error
 from .masks import AttentionSpan, MaskFunction, function_of_tensor, span_of
 from .own_attention import CachedStates
 
-_LENGTH = 8  # tokens of the run
+_LENGTH = 8  # the number of tokens in the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state
 STATELESS_KINDS = {"moe", "mlp"}  # layers that keep nothing
 # Layers with attention → whether the attention has a window or blocks.
@@ -28,7 +28,7 @@ def observe(
     `call(tokens, positions, cache)` runs the model, whose attention is replaced in place. `capacity` is the number of
     positions for which the masks are examined. `window` is "auto", or the window of every layer, where 0 stands for no
     window. `observer` is the class of the cache that observes, by default `ObservingCache`. Raises ValueError if a
-    layer does something that a program cannot do over its caches.
+    layer uses its cache in a way that `KVCache` does not support.
     """
     check_layer_types(model)
     cache = (observer or ObservingCache)(model, capacity)
@@ -92,7 +92,7 @@ class ObservingCache(Cache):
         self.states: dict = {}
 
     def check(self) -> None:
-        """Raise ValueError if a layer did something that was not observed."""
+        """Does nothing. A derived class raises ValueError if a layer did something that was not observed."""
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.layers) <= layer_idx:
@@ -135,7 +135,7 @@ class _ObservedLayer:
         self.is_latent = self.has_attended = False
 
     def update(self, key_states, value_states):
-        self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))
+        self.keys, self.values = (tuple(states.shape[1::2]) for states in (key_states, value_states))  # (heads, size)
         self.is_meta = key_states.is_meta
         return CachedStates(key_states, self), CachedStates(value_states, self)
 
@@ -148,7 +148,7 @@ class _ObservedLayer:
 
     def add_mask(self, function: MaskFunction) -> None:
         span = span_of(function, self.capacity)
-        if span is None and self.is_meta:  # the mask depends on values that are missing: use `span_by_config`
+        if span is None and self.is_meta:  # without values, a mask tensor cannot be examined: `spec` uses the config
             return
         if span is None:
             raise ValueError(
@@ -169,6 +169,7 @@ class _ObservedLayer:
         if bias.is_meta:  # without values, the bias can only be assumed to be linear
             self.slopes = slopes
             return slopes
+        # The tolerance of 0.02 slopes allows for a bias that was rounded to half precision.
         linear = slopes[:, None, None] * positions + bias[:, :, :1]
         if not torch.where(allowed, linear - bias, 0).abs().le(0.02 * slopes[:, None, None].abs()).all():
             raise ValueError(
@@ -204,7 +205,7 @@ class _ObservedLayer:
 
 
 def _innermost_module(model: torch.nn.Module) -> str:
-    """Return the class of the innermost module in which the current exception was raised."""
+    """Return the class name of the innermost module in which the current exception was raised."""
     traceback = sys.exc_info()[2]
     found = model
     while traceback is not None:

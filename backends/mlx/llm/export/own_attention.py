@@ -157,7 +157,7 @@ class Scores(_TorchArgument):
         if other is None or isinstance(other, Mask):
             return self._masked(other)
         slopes = self.layer.add_bias(other)
-        if slopes is None:  # a mask
+        if slopes is None:  # the layer recorded the bias as a mask
             return self
         return self.changed(slopes=slopes if self.slopes is None else self.slopes + slopes)
 

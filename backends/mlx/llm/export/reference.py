@@ -12,8 +12,8 @@ from .decoder import CachedDecoder
 from .weights import compute_dtype
 
 _SEED = 21
-_LENGTH = 24  # tokens of the prompt
-_FIRST = 16  # tokens of the first of two calls
+_LENGTH = 24  # the number of tokens in the prompt
+_FIRST = 16  # how many of these tokens the first of two calls takes
 # The tolerances for float32 and half precision, relative to the standard deviation of the logits.
 _FLOAT32_TOLERANCE, _HALF_TOLERANCE = 2e-3, 0.1
 _ROUNDING = 2.0**-8  # the relative size of changes of the embeddings, about a rounding error in bfloat16

@@ -22,9 +22,9 @@ class StatelessRotary(torch.nn.Module):
         super().__init__()
         self.kind, self.config = rotary.rope_type, rotary.config
         self.scaling = rotary.attention_scaling
-        self.original = self.config.rope_parameters.get("original_max_position_embeddings")
+        self.original_length = self.config.rope_parameters.get("original_max_position_embeddings")
         if self.kind == "longrope":
-            for name, length in (("short", self.original), ("long", self.original + 1)):
+            for name, length in (("short", self.original_length), ("long", self.original_length + 1)):
                 self.register_buffer(name, self._frequencies(length), persistent=False)
 
     def _frequencies(self, length) -> torch.Tensor:
@@ -34,7 +34,7 @@ class StatelessRotary(torch.nn.Module):
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor):
         length = position_ids[:, :, None] + 1
         if self.kind == "longrope":
-            frequencies = torch.where(length > self.original, self.long, self.short)
+            frequencies = torch.where(length > self.original_length, self.long, self.short)
         else:
             frequencies = self._frequencies(length)
         angles = position_ids[:, :, None].float() * frequencies.float()

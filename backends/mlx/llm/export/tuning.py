@@ -51,7 +51,7 @@ def tuned(
 
 
 @torch.no_grad()
-def run_by_block(
+def visit_decoder_layers(
     model: torch.nn.Module, tokens: torch.Tensor, visit: Callable[[str, dict[str, torch.Tensor]], None]
 ) -> None:
     """Run `model` over `tokens` [B, S] and call `visit` for each of its decoder layers, in order.
@@ -61,7 +61,8 @@ def run_by_block(
     after `visit`, so that the inputs of the following layers come from the replaced ones.
     """
     handles = [
-        block.register_forward_pre_hook(_visiting(path, visit), with_kwargs=True) for path, block in blocks(model)
+        layer.register_forward_pre_hook(_visiting(path, visit), with_kwargs=True)
+        for path, layer in decoder_layers(model)
     ]
     try:
         model(tokens, use_cache=False, logits_to_keep=1)
@@ -70,7 +71,7 @@ def run_by_block(
             handle.remove()
 
 
-def blocks(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+def decoder_layers(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
     """Return the paths and modules of the decoder layers: the elements of the longest `ModuleList`."""
     lists = [(path, m) for path, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
     path, layers = max(lists, key=lambda item: len(item[1]), default=("", ()))
@@ -80,30 +81,30 @@ def blocks(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
 def _visiting(path: str, visit: Callable) -> Callable:
     is_inside = False
 
-    def hook(block, args, kwargs):
+    def hook(decoder_layer, args, kwargs):
         nonlocal is_inside
         if is_inside:
             return
         is_inside = True
         try:
-            visit(path, _moments(path, block, args, kwargs))
+            visit(path, _moments(path, decoder_layer, args, kwargs))
         finally:
             is_inside = False
 
     return hook
 
 
-def _moments(path: str, block: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
-    """Run `block` and return the second moments of the inputs of its linear layers."""
+def _moments(path: str, decoder_layer: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor]:
+    """Run `decoder_layer` and return the second moments of the inputs of its linear layers."""
     moments, handles = {}, []
-    for name, layer in block.named_modules():
+    for name, layer in decoder_layer.named_modules():
         if is_linear(layer):
             def record(_, inputs, key=f"{path}.{name}"):
                 x = inputs[0].flatten(0, -2).float()
                 moments[key] = x.mT @ x / len(x)
 
             handles.append(layer.register_forward_pre_hook(record))
-    block(*args, **kwargs)
+    decoder_layer(*args, **kwargs)
     for handle in handles:
         handle.remove()
     return moments

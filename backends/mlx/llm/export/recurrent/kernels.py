@@ -41,7 +41,7 @@ def _replacement(module: Any, name: str, value: Any, cache: Any) -> Any:
     if inspect.isfunction(value) and value.__module__.startswith("transformers.models."):
         kernel = KERNELS.get(value.__name__)
         return None if kernel is None else _bound(kernel, cache)
-    # A family's own class of caches, which its modules require.
+    # The modules of a family may accept only the family's own class of caches. They then see `Cache` in its place.
     if inspect.isclass(value) and issubclass(value, Cache) and value.__module__ == module.__name__:
         return Cache
     return None
@@ -116,10 +116,10 @@ def mamba2_chunk_scan(
         dt = torch.clamp(dt, min=dt_limit[0], max=dt_limit[1])
     x = hidden_states.float()
     value = (x * dt[..., None].float()).transpose(1, 2)
-    decay = (A.float() * dt.float()).transpose(1, 2)
+    log_decay = (A.float() * dt.float()).transpose(1, 2)
     key, query = (t.transpose(1, 2).float() for t in (B, C))
     state = begin_recurrence(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
-    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state.mT)
+    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, log_decay, state.mT)
     out = _with_skip_and_gate(out.transpose(1, 2).contiguous(), x, None if D is None else D[..., None], z)
     return (out, state.mT) if return_final_states else out
 

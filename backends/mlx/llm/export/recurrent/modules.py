@@ -26,8 +26,8 @@ def lightning_attention(self, hidden_states, position_embeddings, attention_mask
     query, key, value = (x.transpose(1, 2).float() for x in torch.split(states, size, dim=3))
     state = past_key_values.get_recurrent_state(self.layer_idx)
     state = begin_recurrence(past_key_values, state, (batch, heads, size, size))
-    decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
-    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, decay, state)
+    log_decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
+    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, log_decay, state)
     past_key_values.update_recurrent_state(state, self.layer_idx)
     out = self.norm(out.transpose(1, 2).reshape(batch, length, heads * size).to(hidden_states.dtype))
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * out), None

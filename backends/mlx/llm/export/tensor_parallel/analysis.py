@@ -23,7 +23,10 @@ Edit = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How a weight or a buffer is split along `axis`. An entry of `segments` is `scale` elements of this axis."""
+    """How a weight or a buffer is split along `axis`.
+
+    `scale` is the number of elements of this axis for each entry of a segment.
+    """
 
     axis: int
     segments: tuple[Segment, ...]
@@ -46,25 +49,25 @@ class Layouts:
 
 
 class Analysis:
-    """The result of a walk, which the constructor makes.
+    """A walk and its result.
 
-    The constructor raises Refine or CannotSplit if another walk with other `layouts` is necessary. The message of
-    CannotSplit says why.
+    The constructor walks over the graph. It raises Refine or CannotSplit if another walk with other `layouts` is
+    necessary. The message of CannotSplit says why.
 
     Attributes:
 
     - `tensors`: how each weight or buffer that is split is split, by name.
     - `edits`: the changes of the graph.
-    - `products`: the names of the weights that matrix products use.
+    - `product_weights`: the names of the weights that matrix products use.
     - `whole_attentions`: the number of attention operators that are not split.
     """
 
     def __init__(self, program: ExportedProgram, layouts: Layouts):
         self.layouts, self.processes = layouts, layouts.processes
-        self.splits: dict[torch.fx.Node, Any] = {}
+        self.splits: dict[torch.fx.Node, Any] = {}  # a `Split`, None, or a list of these for several results
         self.tensors: dict[str, TensorSplit] = {}
         self.edits: list[Edit] = []
-        self.products: set[str] = set()
+        self.product_weights: set[str] = set()
         self.whole_attentions = 0
         signature = program.graph_signature
         self.names = {
@@ -142,19 +145,19 @@ class Analysis:
                 source = self.splits.get(node.args[0])
                 self.splits[node] = source[node.args[1]] if isinstance(source, list) else source
             elif (product := product_of(node)) is not None:
-                self.splits[node] = self._multiply(node, product)
+                self.splits[node] = self._visit_product(node, product)
             elif (lookup := lookup_of(node)) is not None and not inputs:
-                self._look_up(node, lookup)
+                self._visit_lookup(node, lookup)
             elif inputs:
                 self.splits[node] = rule_of(node)(self, node)
             elif node.target == torch.ops.mlx.cached_attention.default:
-                self._look_behind(node.args[0])
+                self._check_whole_query(node.args[0])
                 self.whole_attentions += 1
         except CannotSplit as error:
             self._keep_whole(_sources(inputs), str(error))
             raise
 
-    def _look_behind(self, query: torch.fx.Node) -> None:
+    def _check_whole_query(self, query: torch.fx.Node) -> None:
         """Raise CannotSplit if products whose inputs are split compute the whole `query`.
 
         The next walk then keeps these inputs whole, so that it can split the products by their outputs.
@@ -177,7 +180,7 @@ class Analysis:
         for source in sources:
             self.layouts.whole.setdefault(source, reason)
 
-    def _multiply(self, node: torch.fx.Node, product: Product) -> Split | None:
+    def _visit_product(self, node: torch.fx.Node, product: Product) -> Split | None:
         x = self.split(product.x)
         found = self.name_of(product.operands[0].node)
         if found is None:
@@ -185,9 +188,9 @@ class Analysis:
                 raise CannotSplit(f"{node.target} multiplies by something else than a weight")
             return None
         name = found[0]
-        self.products.add(name)
+        self.product_weights.add(name)
         if x is not None:
-            return self._multiply_part(node, product, x, name)
+            return self._visit_product_of_part(node, product, x, name)
         if node is self.logits:
             return self._gather_logits(node, product)
         if name in self.layouts.whole:
@@ -216,7 +219,7 @@ class Analysis:
         """Return the segment of an axis of the vocabulary, rounded up to a multiple of the number of processes."""
         return (Segment(-(-rows // self.processes) * self.processes),)
 
-    def _multiply_part(self, node: torch.fx.Node, product: Product, x: Split, name: str) -> Split | None:
+    def _visit_product_of_part(self, node: torch.fx.Node, product: Product, x: Split, name: str) -> Split | None:
         last = len(shape_of(product.x)) - 1
         if x.axis != last:
             if len(shape_of(node)) != last + 1 or len(product.operands[0].node.meta["val"].shape) != 2:
@@ -225,7 +228,7 @@ class Analysis:
         for segment in x.segments:
             if segment.copies > 1:
                 raise CannotSplit(f"{name} multiplies something that several processes have")
-            if segment.size % self.processes or segment.local(self.processes) % product.group:
+            if segment.size % self.processes or segment.local_size(self.processes) % product.group:
                 raise CannotSplit(
                     f"{segment.size} inputs of {name} cannot be split among {self.processes} processes"
                     + (f" in groups of {product.group}" if product.group > 1 else "")
@@ -235,13 +238,13 @@ class Analysis:
         self.edits.append(lambda r: r.sum_after(node, product.bias))
         return None
 
-    def _look_up(self, node: torch.fx.Node, lookup: Lookup) -> None:
+    def _visit_lookup(self, node: torch.fx.Node, lookup: Lookup) -> None:
         if lookup.rows < self.layouts.vocab_size or any(self.name_of(o.node) is None for o in lookup.operands):
             return
         segments = self._vocabulary(lookup.rows)
         for operand in lookup.operands:
             self.set_tensor(operand.node, operand.out_axis, segments)
-        rows = segments[0].local(self.processes)
+        rows = segments[0].local_size(self.processes)
         self.edits.append(lambda r: r.look_up(node, lookup.indices, rows))
 
     def _check_sizes(self) -> None:

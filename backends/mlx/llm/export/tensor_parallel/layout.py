@@ -22,7 +22,7 @@ class Refine(Exception):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of an axis of which each process has a block, such as the queries in a projection of queries and keys.
+    """A part of an axis, such as the queries in a projection of queries and keys. Each process has a block of it.
 
     `size` is the number of entries. `copies` consecutive processes have the same block. `origins` says what
     computes this segment: the names of weights, each with the index of one of its segments.
@@ -32,20 +32,21 @@ class Segment:
     copies: int = 1
     origins: frozenset[tuple[str, int]] = frozenset()
 
-    def local(self, processes: int) -> int:
+    def local_size(self, processes: int) -> int:
         """Return the number of entries in the block of a process."""
         return self.size * self.copies // processes
 
     def begin(self, rank: int, processes: int) -> int:
         """Return the index of the first entry in the block of the process `rank`."""
-        return rank // self.copies * self.local(processes)
+        return rank // self.copies * self.local_size(processes)
 
 
 @dataclass(frozen=True)
 class Split:
     """A tensor of which each process has a part.
 
-    The axis `axis` consists of `segments`. One of its entries stands for `unit` outputs of the weights that compute it.
+    The axis `axis` consists of `segments`. An entry of a segment stands for `unit` outputs of the weights that compute
+    the tensor.
     `sources` are the names of the weights that stay whole if the tensor cannot be split.
     """
 
@@ -58,8 +59,8 @@ class Split:
     def size(self) -> int:
         return sum(segment.size for segment in self.segments)
 
-    def local(self, processes: int) -> int:
-        return sum(segment.local(processes) for segment in self.segments)
+    def local_size(self, processes: int) -> int:
+        return sum(segment.local_size(processes) for segment in self.segments)
 
     def at(self, axis: int) -> Split:
         return replace(self, axis=axis)
@@ -74,19 +75,20 @@ class Split:
 
 
 def take(tensor: torch.Tensor, axis: int, segments: tuple[Segment, ...], rank: int, processes: int, scale=Fraction(1)):
-    """Return the part of `tensor` that the process `rank` has. An entry of `segments` stands for `scale` elements.
+    """Return the part of `tensor` that the process `rank` has.
 
-    An axis that is shorter than the segments is padded with zeros.
+    `scale` is the number of elements along `axis` for each entry of a segment. If the axis is shorter than the
+    segments, it is padded with zeros.
     """
     parts, offset = [], 0
     for segment in segments:
-        begin, length = offset + segment.begin(rank, processes), segment.local(processes)
-        parts.append(_narrow(tensor, axis, int(begin * scale), int(length * scale)))
+        begin, length = offset + segment.begin(rank, processes), segment.local_size(processes)
+        parts.append(_narrow_padded(tensor, axis, int(begin * scale), int(length * scale)))
         offset += segment.size
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _narrow(tensor: torch.Tensor, axis: int, begin: int, length: int) -> torch.Tensor:
+def _narrow_padded(tensor: torch.Tensor, axis: int, begin: int, length: int) -> torch.Tensor:
     missing = max(0, begin + length - tensor.shape[axis])
     part = tensor.narrow(axis, min(begin, tensor.shape[axis]), max(0, length - missing))
     if not missing:

@@ -43,7 +43,7 @@ class PartitionedLLM(ExportedLLM):
     def save(self, path: str | Path) -> int:
         """Write a `.pte` for each process, such as `model-0-of-2.pte` for `model.pte`. Return the total size in bytes.
 
-        Only one of them is in memory at a time. The files get these names when all of them are complete.
+        Only one program is in memory at a time. The files get their names when all of them are complete.
         """
         path = Path(path)
         size = 0
@@ -90,14 +90,16 @@ def partition(
         return lowered.to_executorch(), report
 
     tensors = tensors_of(next(iter(methods.values())))
-    split_bytes = sum(
+    # The difference between the caches of a process and those of the whole model: negative if caches are split.
+    cache_difference = sum(
         part_of(tensors[name], split, 0, processes).nbytes - tensors[name].nbytes
         for name, split in found.tensors.items() if "_cache_" in name.rpartition(".")[2]
     )  # fmt: skip
     return PartitionedLLM(
         program=None, report=None, metadata=constants, methods=tuple(methods),
-        cache_bytes=decoder.cache.bytes + split_bytes, cache_values_per_token=tuple(decoder.cache.numbers_per_token),
-        parts=processes, whole=found.whole, _lower=lower_part, **fields,
+        cache_bytes=decoder.cache.bytes + cache_difference,
+        cache_values_per_token=tuple(decoder.cache.numbers_per_token), parts=processes, whole=found.whole,
+        _lower=lower_part, **fields,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def plan(methods: Mapping[str, ExportedProgram], processes: int, vocab_size: int
     for analysis in analyses.values():
         tensors |= analysis.tensors
     program = next(iter(methods.values()))
-    result = Plan(processes, analyses, tensors, _whole(analyses, tensors, layouts))
+    result = Plan(processes, analyses, tensors, _whole_weights(analyses, tensors, layouts))
     _check(result, program, next(iter(layouts.whole.values()), "its queries are whole"))
     return result
 
@@ -68,12 +68,15 @@ def _made_progress(layouts: Layouts) -> bool:
     return layouts.seen > before
 
 
-def _whole(analyses: Mapping[str, Analysis], tensors: Mapping[str, TensorSplit], layouts: Layouts) -> dict[str, str]:
-    return {name: layouts.whole.get(name, "its inputs are whole") for name in sorted(_products(analyses) - set(tensors))}
+def _whole_weights(
+    analyses: Mapping[str, Analysis], tensors: Mapping[str, TensorSplit], layouts: Layouts
+) -> dict[str, str]:
+    names = sorted(_product_weights(analyses) - set(tensors))
+    return {name: layouts.whole.get(name, "its inputs are whole") for name in names}
 
 
-def _products(analyses: Mapping[str, Analysis]) -> set[str]:
-    return set().union(*(analysis.products for analysis in analyses.values()))
+def _product_weights(analyses: Mapping[str, Analysis]) -> set[str]:
+    return set().union(*(analysis.product_weights for analysis in analyses.values()))
 
 
 def _check(result: Plan, program: ExportedProgram, reason: str) -> None:
@@ -86,7 +89,7 @@ def _check(result: Plan, program: ExportedProgram, reason: str) -> None:
             f"export_llm: tensor_parallel: the attention cannot be split among {result.processes} processes: {reason}"
         )
     all_tensors = tensors_of(program)
-    sizes = {name: all_tensors[name].nbytes for name in _products(result.analyses) if name in all_tensors}
+    sizes = {name: all_tensors[name].nbytes for name in _product_weights(result.analyses) if name in all_tensors}
     whole, total = sum(sizes.get(name, 0) for name in result.whole), sum(sizes.values())
     if whole > _WHOLE_SHARE * total:
         largest = max(result.whole, key=lambda name: sizes.get(name, 0))

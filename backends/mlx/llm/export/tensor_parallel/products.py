@@ -63,7 +63,7 @@ def lookup_of(node: torch.fx.Node) -> Lookup | None:
         return Lookup(indices, (Operand(weight, 0, 1),), _shape(weight)[0])
     if node.target == quantized.quantized_embedding:
         indices, *packed = node.args
-        operands, _ = _packed(packed)
+        operands, _ = _packed_operands(packed)
         return Lookup(indices, operands, _shape(packed[0])[0])
     return None
 
@@ -94,7 +94,7 @@ def _gathered(node, x, weight, index) -> Product:
     return Product(x, (Operand(weight, 1, 2),), inputs, outputs)
 
 
-def _packed(arguments) -> tuple[tuple[Operand, ...], int]:
+def _packed_operands(arguments) -> tuple[tuple[Operand, ...], int]:
     """Return the operands of a packed weight, and the size of its groups."""
     weight, scales, biases, group, bits, *_ = arguments
     first = len(_shape(weight)) - 2
@@ -103,13 +103,13 @@ def _packed(arguments) -> tuple[tuple[Operand, ...], int]:
 
 
 def _quantized(node, x, *packed) -> Product:
-    operands, group = _packed(packed)
+    operands, group = _packed_operands(packed)
     weight, bits = packed[0], packed[4]
     return Product(x, operands, _shape(weight)[1] * 32 // bits, _shape(weight)[0], None, group)
 
 
 def _gathered_quantized(node, x, index, *packed) -> Product:
-    operands, group = _packed(packed)
+    operands, group = _packed_operands(packed)
     weight, bits = packed[0], packed[4]
     return Product(x, operands, _shape(weight)[2] * 32 // bits, _shape(weight)[1], None, group)
 

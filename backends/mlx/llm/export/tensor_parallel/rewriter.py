@@ -63,7 +63,7 @@ def part_of(tensor: torch.Tensor, split: TensorSplit, rank: int, processes: int)
 class Rewriter:
     """A copy of a graph for the process `rank` of `processes`.
 
-    Its methods take nodes of the original graph, except for new inputs.
+    Its methods take nodes of the original graph. Only the argument `new` of `replace_input` is a node of the copy.
     """
 
     def __init__(self, graph: torch.fx.Graph, rank: int, processes: int):
@@ -86,7 +86,7 @@ class Rewriter:
         with self.graph.inserting_after(source):
             for segment in segments:
                 begin = offset + segment.begin(self.rank, self.processes)
-                end = begin + segment.local(self.processes)
+                end = begin + segment.local_size(self.processes)
                 parts.append(self.graph.call_function(aten.slice.Tensor, (source, axis, begin, end)))
                 offset += segment.size
         if len(parts) == 1:
@@ -96,7 +96,7 @@ class Rewriter:
             return self.graph.call_function(aten.cat.default, (parts, axis))
 
     def set_size(self, node: _NODE, axis: int, size: int) -> None:
-        """Change the size at `axis` that `node`, a view or an expand, takes as an argument."""
+        """Set the size at `axis` in the arguments of `node`, a view or an expand."""
         sizes = list(self[node].args[1])
         sizes[axis] = size
         self[node].update_arg(1, sizes)
@@ -111,10 +111,10 @@ class Rewriter:
     def set_split(self, node: _NODE, sizes: Sequence[int], dim: int) -> None:
         self[node].target, self[node].args = aten.split_with_sizes.default, (self[node].args[0], list(sizes), dim)
 
-    def _after(self, node: _NODE, build) -> None:
+    def _add_after(self, node: _NODE, build) -> None:
         """Add nodes after `node`, and replace all uses of `node` by the node that `build` returns.
 
-        `build(call, copy)` gets the copy of `node`, and a function that adds a node: `call(target, *args)` returns it.
+        `build(call, copy)` gets a function and the copy of `node`. `call(target, *args)` adds a node and returns it.
         """
         new = self[node]
         users = list(new.users)
@@ -143,17 +143,17 @@ class Rewriter:
             total = call(all_sum, x, self.rank, self.processes)
             return total if added is None else call(aten.add.Tensor, total, added)
 
-        self._after(node, build)
+        self._add_after(node, build)
 
     def mean_after(self, node: _NODE) -> None:
         """Average the results of all processes, which are means over parts of the same size."""
-        self._after(
+        self._add_after(
             node, lambda call, x: call(aten.mul.Tensor, call(all_sum, x, self.rank, self.processes), 1 / self.processes)
         )
 
     def gather_after(self, node: _NODE, axis: int, size: int) -> None:
         """Concatenate the results of all processes along `axis`, up to `size` entries."""
-        self._after(
+        self._add_after(
             node,
             lambda call, x: call(
                 aten.slice.Tensor, call(all_gather, x, axis, self.rank, self.processes), axis, 0, size
@@ -175,4 +175,4 @@ class Rewriter:
             mask = call(aten.unsqueeze.default, is_here, -1)
             return call(all_sum, call(aten.where.ScalarOther, mask, x, 0), self.rank, self.processes)
 
-        self._after(node, build)
+        self._add_after(node, build)

@@ -43,12 +43,12 @@ def elementwise(analysis: Analysis, node: torch.fx.Node) -> Split:
         split = analysis.split(n)
         if split is not None:
             split = split.at(split.axis + rank - len(shape_of(n)))
-            result = split if result is None else agreed(result, split)
-    _localize_others(analysis, node, tensors, result)
+            result = split if result is None else common_split(result, split)
+    _localize_whole_operands(analysis, node, tensors, result)
     return result
 
 
-def _localize_others(analysis: Analysis, node: torch.fx.Node, tensors, split: Split) -> None:
+def _localize_whole_operands(analysis: Analysis, node: torch.fx.Node, tensors, split: Split) -> None:
     """Replace the whole operands of `node` by their parts, except those that broadcast along the split axis."""
     rank = len(shape_of(node))
     for n in tensors:
@@ -57,12 +57,12 @@ def _localize_others(analysis: Analysis, node: torch.fx.Node, tensors, split: Sp
             analysis.localize(node, n, axis, split)
 
 
-def agreed(first: Split, second: Split) -> Split:
+def common_split(first: Split, second: Split) -> Split:
     """Return the common split of two operands of an elementwise operator. Raises Refine if their segments differ."""
     if first.axis != second.axis or first.size != second.size:
         raise CannotSplit("two tensors that are split along different axes")
-    cut(first, _bounds(second))
-    cut(second, _bounds(first))
+    segments_at(first, _bounds(second))
+    segments_at(second, _bounds(first))
     for a, b in zip(first.segments, second.segments):
         if a.copies != b.copies:
             few, many, split = (a, b, first) if a.copies < b.copies else (b, a, second)
@@ -77,7 +77,7 @@ def _bounds(split: Split) -> list[int]:
     return bounds
 
 
-def cut(split: Split, bounds: list[int]) -> dict[int, int]:
+def segments_at(split: Split, bounds: list[int]) -> dict[int, int]:
     """Return bound → index of the segment that begins there. Raises Refine if one of `bounds` is inside a segment."""
     begins = {bound: index for index, bound in enumerate(_bounds(split))}
     for index, segment in enumerate(split.segments):
@@ -97,7 +97,7 @@ def _refine(split: Split, segment: Segment, sizes: list[int], copies: int) -> No
     raise Refine(weight, index, tuple(Segment(int(part), copies) for part in parts))
 
 
-def same(analysis: Analysis, node: torch.fx.Node) -> Split | None:
+def same_as_first(analysis: Analysis, node: torch.fx.Node) -> Split | None:
     return analysis.split(node.args[0])
 
 
@@ -131,15 +131,15 @@ def expand(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def set_size(analysis: Analysis, node: torch.fx.Node, axis: int, split: Split) -> None:
-    """Change the size at `axis` that `node`, a view or an expand, takes as an argument to the size of a part."""
+    """Set the size at `axis` in the arguments of `node`, a view or an expand, to the size of the part of a process."""
     if node.args[1][axis] != -1:
-        analysis.edits.append(lambda r: r.set_size(node, axis, split.local(r.processes)))
+        analysis.edits.append(lambda r: r.set_size(node, axis, split.local_size(r.processes)))
 
 
 def view(analysis: Analysis, node: torch.fx.Node) -> Split:
     x = node.args[0]
     split = analysis.split(x)
-    inputs, outputs = _group(sizes_of(x), sizes_of(node), split.axis)
+    inputs, outputs = _axis_group(sizes_of(x), sizes_of(node), split.axis)
     if inputs[0] != split.axis:
         raise CannotSplit(f"{node.target} merges a split axis with the axis before it")
     merged = product_of_sizes(sizes_of(x)[axis] for axis in inputs[1:])
@@ -162,15 +162,14 @@ def _set_unflattened_size(analysis: Analysis, node: torch.fx.Node, split: Split)
     position = split.axis - dim % len(shape_of(x))
     if 0 <= position < len(sizes) and sizes[position] != -1:
         changed = list(sizes)
-        changed[position] = split.local(analysis.processes)
+        changed[position] = split.local_size(analysis.processes)
         analysis.edits.append(lambda r: r.set_argument(node, 2, changed))
 
 
-def _group(inputs: list[int], outputs: list[int], axis: int) -> tuple[list[int], list[int]]:
-    """Return the axes before and after a view that the view maps to each other, for the group that contains `axis`.
+def _axis_group(inputs: list[int], outputs: list[int], axis: int) -> tuple[list[int], list[int]]:
+    """Return the axes of the operand and of the result of a view that hold the same elements as the input axis `axis`.
 
-    A group is as small as possible: an axis that the view neither merges nor divides is a group of its own. Axes of
-    size 1 are left out.
+    For a view of [2, 12, 5] as [2, 3, 4, 5], `axis` 1 gives ([1], [1, 2]). Axes of size 1 are left out.
     """
     i = j = 0
     while i < len(inputs) or j < len(outputs):
@@ -194,7 +193,7 @@ def _group(inputs: list[int], outputs: list[int], axis: int) -> tuple[list[int],
     raise CannotSplit("view of a split axis of size 1")
 
 
-def multiply(analysis: Analysis, node: torch.fx.Node) -> Split:
+def batched_matmul(analysis: Analysis, node: torch.fx.Node) -> Split:
     """The rule for a product of two tensors that are split along a batch axis, such as the heads."""
     rank = len(shape_of(node))
     result = None
@@ -205,8 +204,8 @@ def multiply(analysis: Analysis, node: torch.fx.Node) -> Split:
         split = split.at(split.axis + rank - len(shape_of(n)))
         if split.axis >= rank - 2:
             raise CannotSplit(f"{node.target} multiplies a split axis")
-        result = split if result is None else agreed(result, split)
-    _localize_others(analysis, node, node.args[:2], result)
+        result = split if result is None else common_split(result, split)
+    _localize_whole_operands(analysis, node, node.args[:2], result)
     return replace(result, segments=tuple(replace(s, origins=frozenset()) for s in result.segments))
 
 
@@ -223,8 +222,10 @@ def slice_(analysis: Analysis, node: torch.fx.Node) -> Split:
     if step != 1:
         return _every_nth(analysis, node, split, begin, end, step)
     (part,) = _ranges(split, [(begin, end)])
-    index = cut(split, [begin])[begin]
-    analysis.edits.append(lambda r: r.set_slice(node, _local_begin(split, index, r.processes), part.local(r.processes)))
+    index = segments_at(split, [begin])[begin]
+    analysis.edits.append(
+        lambda r: r.set_slice(node, _local_begin(split, index, r.processes), part.local_size(r.processes))
+    )
     return part
 
 
@@ -233,7 +234,7 @@ def _every_nth(analysis: Analysis, node: torch.fx.Node, split: Split, begin: int
     if len(split.segments) > 1 or split.size % step or begin >= step or end != split.size:
         raise CannotSplit("every n-th entry of a part of a split axis")
     (segment,) = split.segments
-    analysis.edits.append(lambda r: r.set_slice(node, begin, split.local(r.processes) - begin))
+    analysis.edits.append(lambda r: r.set_slice(node, begin, split.local_size(r.processes) - begin))
     part = replace(segment, size=segment.size // step, origins=frozenset())
     return replace(split, segments=(part,), unit=split.unit * step)
 
@@ -244,15 +245,15 @@ def _slice_arguments(node: torch.fx.Node):
 
 
 def _local_begin(split: Split, index: int, processes: int) -> int:
-    return sum(segment.local(processes) for segment in split.segments[:index])
+    return sum(segment.local_size(processes) for segment in split.segments[:index])
 
 
 def _ranges(split: Split, ranges: list[tuple[int, int]]) -> list[Split]:
-    index = cut(split, sorted({bound for pair in ranges for bound in pair}))
+    index = segments_at(split, sorted({bound for pair in ranges for bound in pair}))
     return [replace(split, segments=split.segments[index[begin] : index[end]]) for begin, end in ranges]
 
 
-def divide(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
+def split_or_chunk(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
     """The rule for `split`, `split_with_sizes` and `chunk`."""
     x, dim = node.args[0], (node.args[2] if len(node.args) > 2 else 0) % len(shape_of(node.args[0]))
     split, results = analysis.split(x), node.meta["val"]
@@ -263,20 +264,20 @@ def divide(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
         ranges.append((begin, begin + result.shape[dim]))
         begin += result.shape[dim]
     parts = _ranges(split, ranges)
-    analysis.edits.append(lambda r: r.set_split(node, [part.local(r.processes) for part in parts], dim))
+    analysis.edits.append(lambda r: r.set_split(node, [part.local_size(r.processes) for part in parts], dim))
     return parts
 
 
 def unbind(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
     x, dim = node.args[0], (node.args[1] if len(node.args) > 1 else 0) % len(shape_of(node.args[0]))
-    return [_without(analysis.split(x), dim)] * len(node.meta["val"])
+    return [_split_without_axis(analysis.split(x), dim)] * len(node.meta["val"])
 
 
 def select(analysis: Analysis, node: torch.fx.Node) -> Split:
-    return _without(analysis.split(node.args[0]), node.args[1] % len(shape_of(node.args[0])))
+    return _split_without_axis(analysis.split(node.args[0]), node.args[1] % len(shape_of(node.args[0])))
 
 
-def _without(split: Split, dim: int) -> Split:
+def _split_without_axis(split: Split, dim: int) -> Split:
     if dim == split.axis:
         raise CannotSplit("a single entry of a split axis")
     return split.at(split.axis - (dim < split.axis))
@@ -290,8 +291,8 @@ def concatenate(analysis: Analysis, node: torch.fx.Node) -> Split:
     if any(split.axis != dim for split in found):
         result = found[0]
         for split in found[1:]:
-            result = agreed(result, split)
-        _localize_others(analysis, node, tensors, result)
+            result = common_split(result, split)
+        _localize_whole_operands(analysis, node, tensors, result)
         return result
     if len(found) < len(tensors) or len({split.unit for split in found}) > 1:
         raise CannotSplit("a concatenation of a part with a whole tensor")
@@ -307,7 +308,7 @@ def stack(analysis: Analysis, node: torch.fx.Node) -> Split:
         split = analysis.split(n)
         if split is None:
             raise CannotSplit("a stack of a part and a whole tensor")
-        result = split if result is None else agreed(result, split)
+        result = split if result is None else common_split(result, split)
     return result.at(result.axis + (dim <= result.axis))
 
 
@@ -317,7 +318,7 @@ def stack(analysis: Analysis, node: torch.fx.Node) -> Split:
 def mean(analysis: Analysis, node: torch.fx.Node) -> Split | None:
     split = analysis.split(node.args[0])
     if split.axis not in _dims(node):
-        return _reduced(node, split)
+        return _split_of_reduced(node, split)
     if len(split.segments) > 1 or split.segments[0].copies > 1 or len(_dims(node)) > 1:
         raise CannotSplit("a mean over parts of several tensors")
     analysis.edits.append(lambda r: r.mean_after(node))
@@ -328,7 +329,7 @@ def reduction(analysis: Analysis, node: torch.fx.Node) -> Split:
     split = analysis.split(node.args[0])
     if split.axis in _dims(node):
         raise CannotSplit(f"{node.target} over a split axis")
-    return _reduced(node, split)
+    return _split_of_reduced(node, split)
 
 
 def _dims(node: torch.fx.Node) -> list[int]:
@@ -338,7 +339,7 @@ def _dims(node: torch.fx.Node) -> list[int]:
     return [dim % rank for dim in dims]
 
 
-def _reduced(node: torch.fx.Node, split: Split) -> Split:
+def _split_of_reduced(node: torch.fx.Node, split: Split) -> Split:
     if len(shape_of(node)) == len(shape_of(node.args[0])):
         return split
     return split.at(split.axis - sum(dim < split.axis for dim in _dims(node)))
@@ -372,7 +373,7 @@ def update_cache(analysis: Analysis, node: torch.fx.Node) -> Split:
     return split
 
 
-def copy(analysis: Analysis, node: torch.fx.Node) -> Split:
+def copy_to_buffer(analysis: Analysis, node: torch.fx.Node) -> Split:
     split, buffer = analysis.split(node.args[1]), node.args[0]
     if split is None or analysis.name_of(buffer) is None:
         raise CannotSplit("a copy to a part of a tensor")
@@ -380,7 +381,7 @@ def copy(analysis: Analysis, node: torch.fx.Node) -> Split:
     return split
 
 
-_SINKS, _SLOPES = 10, 11  # arguments of mlx::cached_attention
+_SINKS, _SLOPES = 10, 11  # the indices of these arguments of mlx::cached_attention
 
 
 def attend(analysis: Analysis, node: torch.fx.Node) -> Split:
@@ -404,12 +405,12 @@ def attend(analysis: Analysis, node: torch.fx.Node) -> Split:
     return replace(result, segments=tuple(replace(s, origins=frozenset()) for s in result.segments))
 
 
-def size(analysis: Analysis, node: torch.fx.Node) -> None:
+def size_of_axis(analysis: Analysis, node: torch.fx.Node) -> None:
     if node.args[1] % len(shape_of(node.args[0])) == analysis.split(node.args[0]).axis:
         raise CannotSplit("the size of a split axis")
 
 
-def nothing(analysis: Analysis, node: torch.fx.Node) -> None:
+def no_result(analysis: Analysis, node: torch.fx.Node) -> None:
     """The rule for operators without a result."""
 
 
@@ -417,7 +418,7 @@ RULES: dict = {
     **dict.fromkeys(
         (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.contiguous.default, aten.clone.default,
          aten.alias.default, aten.detach.default, aten.detach_.default, aten.dropout.default, aten._to_copy.default),
-        same,
+        same_as_first,
     ),
     **dict.fromkeys(
         (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default, aten.mT.default), transpose
@@ -426,9 +427,9 @@ RULES: dict = {
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int),
         view,
     ),
-    **dict.fromkeys((aten.matmul.default, aten.bmm.default), multiply),
+    **dict.fromkeys((aten.matmul.default, aten.bmm.default), batched_matmul),
     **dict.fromkeys(
-        (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.chunk.default), divide
+        (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.chunk.default), split_or_chunk
     ),
     **dict.fromkeys(
         (aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var.dim, aten.var.correction, aten.any.dim),
@@ -439,7 +440,7 @@ RULES: dict = {
     ),
     **dict.fromkeys((aten.layer_norm.default, aten.rms_norm.default), norm),
     **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze),
-    aten.type_as.default: same,
+    aten.type_as.default: same_as_first,
     aten.mean.dim: mean,
     aten.unsqueeze.default: unsqueeze,
     aten.expand.default: expand,
@@ -448,9 +449,9 @@ RULES: dict = {
     aten.unbind.int: unbind,
     aten.cat.default: concatenate,
     aten.stack.default: stack,
-    aten.copy_.default: copy,
-    aten.sym_size.int: size,
-    aten._assert_tensor_metadata.default: nothing,
+    aten.copy_.default: copy_to_buffer,
+    aten.sym_size.int: size_of_axis,
+    aten._assert_tensor_metadata.default: no_result,
     mlx.cache_update.default: update_cache,
     mlx.cached_attention.default: attend,
 }  # fmt: skip
