@@ -5,7 +5,7 @@ A table here is a FlatBuffer table of the schema. Nodes with the same fields sha
 
 from executorch_mlx.inspect.infer_types import infer_types
 from executorch_mlx.inspect.type_rules import OP_RULES, TABLE_RULES, rule_of
-from executorch_mlx.inspect.types import Type
+from executorch_mlx.inspect.types import Env, Type
 from executorch_mlx.serialization import ir
 from irprograms import BOOL, FLOAT32
 from oprows.inferred_types import problems
@@ -54,6 +54,13 @@ def test_node_without_a_rule_has_an_unknown_type():
     (new, exp) = infer_types(program(node, ir.ExpNode(x=ir.Tid(3), out=ir.Tid(2))))
     assert new.results == {3: Type()} and str(Type()) == "?[?]"
     assert exp.results == {2: Type((2, 3), "float32")}  # the declared type of the output
+
+
+def test_gathered_axis():
+    gather = ir.AllGatherNode(x=ir.Tid(0), out=ir.Tid(1), axis=0, rank=0, size=2)
+    for extent, gathered in ((4, 8), (None, None)):  # None: known only at run time
+        env = Env({0: Type((extent, 3), "float32")}, {})
+        assert rule_of(ir.AllGatherNode)(gather, env) == Type((gathered, 3), "float32")
 
 
 def program(*ops: ir.Op) -> ir.MLXGraph:

@@ -204,9 +204,8 @@ def slice_(n, env):
 
 
 def all_gather(n, env):
-    shape = list(env.shape(n.x))
-    shape[n.axis] *= n.size
-    return Type(tuple(shape), env.dtype(n.x))
+    shape = env.shape(n.x)
+    return Type(_with_extent(shape, n.axis, _product(shape[n.axis], n.size)), env.dtype(n.x))
 
 
 def take(n, env):

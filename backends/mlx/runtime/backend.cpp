@@ -48,7 +48,7 @@ struct Handle {
   State state;
   mx::Stream stream;
   Limits limits;
-  std::shared_ptr<void> membership = std::make_shared<char>();  // in the session: see SharedData::join()
+  std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
   bool has_succeeded = false;  // whether any call of this delegate has succeeded

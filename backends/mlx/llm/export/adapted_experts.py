@@ -13,7 +13,7 @@ ExpertsFunction = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.T
 
 
 def adapt(model: torch.nn.Module, function: ExpertsFunction) -> None:
-    """Change each mixture of a known kind in `model`, in place: it calls `function` to compute the chosen experts.
+    """Change each mixture of a known kind in `model`, in place, so that it calls `function` for the chosen experts.
 
     `is_experts` is then true for the module that has the weights, so that they can be quantized.
     """

@@ -179,7 +179,10 @@ class _NoCache(CacheLayerMixin):
 
 
 class _Layer(_NoCache):
-    """A layer whose cache is the buffers `names` of `owner`. `window` is the size of its window, or None."""
+    """A layer whose cache is the buffers `names` of `owner`. `window` is the size of its window, or None.
+
+    From `_NoCache` it only inherits what `transformers` expects of every layer of a cache.
+    """
 
     def __init__(self, owner: torch.nn.Module, index: int, spec: LayerSpec, names: Sequence[str], window: int | None):
         super().__init__()

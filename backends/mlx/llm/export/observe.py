@@ -86,6 +86,7 @@ class ObservingCache(Cache):
         self.names = {}
         for module in model.modules():
             index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+            # The name contains "Attention" or "attention".
             if isinstance(index, int) and "ttention" in type(module).__name__:
                 self.names.setdefault(index, f"{type(module).__name__} of layer {index}")
         self.capacity = capacity

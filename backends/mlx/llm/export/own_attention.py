@@ -170,6 +170,7 @@ class Scores(_TorchArgument):
         return self
 
     def _attend(self, values: CachedStates) -> torch.Tensor:
+        # The scale is 1, because `query` already includes the scale of the module.
         query = self.query if self.query.ndim == 4 else self.query.unsqueeze(0)
         out = self.layer.attend(query, 1.0, slopes=self.slopes).to(self.dtype)
         return out if self.ndim == 4 else out.squeeze(0)

@@ -151,7 +151,7 @@ def mamba_selective_scan(
     """
     layer, state = cache.current
     if state is not None and state.dim() == 4:
-        head, cache.head = (0 if layer not in cache.recurred else cache.head), 0
+        head = cache.head if layer in cache.recurred else 0
         cache.head = head + 1
         state = state[:, head]
     dt = _time_step(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)

@@ -76,7 +76,7 @@ class Analysis:
         }  # fmt: skip
         products = [(node, product) for node in program.graph.nodes if (product := product_of(node)) is not None]
         large = [node for node, product in products if product.outputs >= layouts.vocab_size]
-        self.logits = large[-1] if large else None
+        self.logits = large[-1] if large else None  # the product that computes the logits
         for node in program.graph.nodes:
             if node.op in ("call_function", "output"):
                 self._visit(node)
@@ -258,6 +258,7 @@ class Analysis:
         for segment in split.segments:
             if segment.size * segment.copies % self.processes == 0:
                 continue
+            # There are more processes than entries, such as key heads: several processes get the same entry.
             if self.processes % segment.size == 0 and segment.copies == 1:
                 copies = self.processes // segment.size
                 for weight, index in segment.origins:
