@@ -63,6 +63,12 @@ def test_gathered_axis():
         assert rule_of(ir.AllGatherNode)(gather, env) == Type((gathered, 3), "float32")
 
 
+def test_range_of_too_many_numbers_has_an_unknown_type():
+    start, stop, step = (ir.IntOrVid(literal=v) for v in (-(2**63), 2**63 - 1, 1))
+    (typed,) = infer_types(program(ir.ARangeNode(out=ir.Tid(3), start=start, stop=stop, step=step, scalar_type=3)))
+    assert typed.results == {3: Type()}
+
+
 def program(*ops: ir.Op) -> ir.MLXGraph:
     """Returns a program with two inputs and an output of type float32[2, 3], and with temporaries from slot 3 on."""
     meta = ir.TensorMeta(shape=[ir.ShapeDim(value=2), ir.ShapeDim(value=3)], scalar_type=FLOAT32)

@@ -117,7 +117,7 @@ class _Inference:
         rule = rule_of(type(node))
         try:
             types = rule(node, self.env) if rule else []
-        except (Unknown, IndexError, ValueError, ZeroDivisionError):  # unknown operands, or a damaged program
+        except (Unknown, IndexError, ValueError, ArithmeticError):  # unknown operands, or a damaged program
             types = []
         return types if isinstance(types, list) else [types]
 
