@@ -88,11 +88,11 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
 }
 
 
-def _rules(*rules: tuple[Rule, tuple[type[ir.Op], ...]]) -> dict[type[ir.Op], Rule]:
+def _rule_by_op(*rules: tuple[Rule, tuple[type[ir.Op], ...]]) -> dict[type[ir.Op], Rule]:
     return {op: rule for rule, ops in rules for op in ops}
 
 
-OP_RULES: dict[type[ir.Op], Rule] = _rules(
+OP_RULES: dict[type[ir.Op], Rule] = _rule_by_op(
     # UnaryNode
     (result_types.same_as("x"), (ir.IdCopyNode, ir.ContiguousNode, ir.AbsNode, ir.NegNode, ir.SignNode, ir.SquareNode)),
     (result_types.same_as("x"), (ir.FloorNode, ir.CeilNode, ir.TruncNode, ir.BitwiseInvertNode)),

@@ -61,9 +61,9 @@ def sample_logits(
         adjust_logits(logits, **adjustments),
         _parameter("temperature", temperature, logits),
         _parameter("top_p", top_p, logits),
-        _optional("seed", seed, logits),
-        _optional("top_k", top_k, logits),
-        _optional("min_p", min_p, logits),
+        _parameter_or_none("seed", seed, logits),
+        _parameter_or_none("top_k", top_k, logits),
+        _parameter_or_none("min_p", min_p, logits),
     )
 
 
@@ -98,7 +98,7 @@ def adjust_logits(
     _require_both(given[0] if given else "a penalty", bool(given), "history", history is not None)
     _require_both("bias_tokens", bias_tokens is not None, "bias_values", bias_values is not None)
     if given:
-        values = [_optional(name, value, logits) for name, value in penalties.items()]
+        values = [_parameter_or_none(name, value, logits) for name, value in penalties.items()]
         logits = penalize_logits(logits, history, history_valid, *values)
     elif history_valid is not None:
         raise TypeError("SamplingHead: history_valid: expected history as well")
@@ -136,7 +136,7 @@ def _last_logits(output) -> torch.Tensor:
     return logits[:, -1] if logits.dim() == 3 else logits
 
 
-def _optional(name: str, value, logits: torch.Tensor) -> torch.Tensor | None:
+def _parameter_or_none(name: str, value, logits: torch.Tensor) -> torch.Tensor | None:
     return None if value is None else _parameter(name, value, logits)
 
 

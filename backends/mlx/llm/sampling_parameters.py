@@ -72,7 +72,7 @@ class ParameterSpec:
         return torch.tensor(0 if value is None else value, dtype=getattr(torch, self.dtype))
 
 
-def _parameter(off: Any, help: str, **spec: Any) -> Any:
+def _parameter_field(off: Any, help: str, **spec: Any) -> Any:
     default = {"default_factory": dict} if off == {} else {"default": off}
     return field(**default, metadata={"spec": ParameterSpec(off, help, **spec)})
 
@@ -95,34 +95,34 @@ class SamplingParameters:
     Raises SettingError for a value of the wrong type or out of range.
     """
 
-    temperature: float = _parameter(0.0, "divide the logits by this; 0 is greedy decoding", off_when="<=", low=0)
-    top_p: float = _parameter(
+    temperature: float = _parameter_field(0.0, "divide the logits by this; 0 is greedy decoding", off_when="<=", low=0)
+    top_p: float = _parameter_field(
         1.0, "keep the most likely tokens up to this total probability; 1 keeps all", off_when=">=", low=0, high=1
     )
-    seed: int | None = _parameter(
+    seed: int | None = _parameter_field(
         None, "the same seed gives the same tokens", dtype="int64", metadata="sampling_seed"
     )
-    top_k: int = _parameter(
+    top_k: int = _parameter_field(
         0, "keep the N most likely tokens; 0 keeps all", off_when="<=", dtype="int64", metadata="sampling_top_k"
     )
-    min_p: float = _parameter(
+    min_p: float = _parameter_field(
         0.0, "keep tokens with at least this fraction of the highest probability; 0 keeps all",
         off_when="<=", metadata="sampling_min_p", low=0, high=1,
     )  # fmt: skip
-    repetition_penalty: float = _parameter(
+    repetition_penalty: float = _parameter_field(
         1.0, "values above 1 make tokens that occurred less likely; 1 changes nothing", metadata="sampling_penalties"
     )
-    presence_penalty: float = _parameter(
+    presence_penalty: float = _parameter_field(
         0.0, "subtract this from the logits of tokens that occurred; 0 changes nothing", metadata="sampling_penalties"
     )
-    frequency_penalty: float = _parameter(
+    frequency_penalty: float = _parameter_field(
         0.0, "subtract this for each time that a token occurred; 0 changes nothing", metadata="sampling_penalties"
     )
-    logit_bias: Mapping[int, float] = _parameter(
+    logit_bias: Mapping[int, float] = _parameter_field(
         {}, "add numbers to the logits of some tokens",
         dtype=None, metadata="sampling_logit_bias", inputs=("bias_tokens", "bias_values"),
     )  # fmt: skip
-    allowed_tokens: Callable[[Sequence[int]], Any] | None = _parameter(
+    allowed_tokens: Callable[[Sequence[int]], Any] | None = _parameter_field(
         None, "draw only these tokens", dtype=None, metadata="sampling_allowed_tokens", inputs=("allowed_tokens",)
     )
 

@@ -1,4 +1,4 @@
-"""Operators that create tensors: full, zeros, ones, the `*_like` forms, arange, indices and frequencies; tril and triu.
+"""Operators that create tensors, such as full, zeros_like, arange, tril_indices and fft_fftfreq; also tril and triu.
 
 The IR nodes are `FullNode`, `FullLikeNode`, `ARangeNode`, `TrilNode` and `TriuNode`. The result of `empty` is filled
 with zeros.
@@ -95,15 +95,15 @@ def _constant_arange(P, start, step):
     return P.constant("arange", data.to(out))
 
 
-def _indices(function):
+def _triangle_indices(function):
     def lower(P, row, col, offset, dtype):
         return P.constant("indices", function(row, col, offset, dtype=P.out.dtype))
 
     return lower
 
 
-REGISTRY.add(aten.tril_indices.default, _indices(torch.tril_indices))
-REGISTRY.add(aten.triu_indices.default, _indices(torch.triu_indices))
+REGISTRY.add(aten.tril_indices.default, _triangle_indices(torch.tril_indices))
+REGISTRY.add(aten.triu_indices.default, _triangle_indices(torch.triu_indices))
 
 
 def _frequencies(function, dynamic_form):

@@ -9,7 +9,7 @@ from ..builder.registry import REGISTRY, Unsupported
 aten = torch.ops.aten
 
 
-def _range(x, low, high):
+def _outer_edges(x, low, high):
     """Returns the edges of the histogram: `low` and `high`, or the extrema of `x` if `low` and `high` are equal.
 
     If the extrema are equal too, the edges are 1 below and above them.
@@ -38,7 +38,7 @@ def _check(x):
 @REGISTRY.lower(aten.histc.default)
 def histc(P, self, bins, min, max):
     _check(self)
-    return P.trace(lambda x: _counts(x, bins, *_range(x, min, max)), self)[0]
+    return P.trace(lambda x: _counts(x, bins, *_outer_edges(x, min, max)), self)[0]
 
 
 @REGISTRY.lower(aten.histogram.bin_ct)
@@ -49,7 +49,7 @@ def histogram(P, self, bins, range, weight, density):
     low, high = range or (0, 0)
 
     def function(x):
-        low_edge, high_edge = _range(x, low, high)
+        low_edge, high_edge = _outer_edges(x, low, high)
         edges = low_edge + (high_edge - low_edge) * (torch.arange(bins + 1) / bins)
         return [_counts(x, bins, low_edge, high_edge), edges]
 

@@ -12,7 +12,7 @@ from ..builder.registry import REGISTRY
 aten = torch.ops.aten
 
 
-def _step(a, b, step):
+def _euclid_step(a, b, step):
     """Replaces (a, b) by (b, a mod b), unless b is 0."""
     done = b == 0
     remainder = torch.remainder(a, torch.where(done, 1, b))
@@ -33,14 +33,14 @@ def gcd(P, self, other):
     steps = math.ceil(torch.iinfo(dtype).bits / math.log2((1 + math.sqrt(5)) / 2))
     # The loop runs once for each element. The values are not used.
     iterations = P.constant("steps", torch.zeros(steps, dtype=torch.bool))
-    return emit_loop(P, _step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
+    return emit_loop(P, _euclid_step, P.trace(_magnitudes(dtype), self, other), [iterations])[0]
 
 
 @REGISTRY.lower(aten.lcm.default)
 def lcm(P, self, other):
-    return P.trace(_multiple, self, other, gcd(P, self, other))[0]
+    return P.trace(_least_common_multiple, self, other, gcd(P, self, other))[0]
 
 
-def _multiple(a, b, divisor):
+def _least_common_multiple(a, b, divisor):
     quotient = torch.div(a, torch.where(divisor == 0, 1, divisor), rounding_mode="trunc")
     return torch.where(divisor == 0, 0, (quotient * b).abs())

@@ -14,7 +14,7 @@ from ..builder.registry import REGISTRY, Unsupported
 aten = torch.ops.aten
 
 
-def _size(matrix) -> int:
+def _checked_size(matrix) -> int:
     """Returns the number of rows of a square matrix. Expects a static size and float32, else raises `Unsupported`."""
     size = matrix.shape[-1]
     if not isinstance(size, int):
@@ -24,7 +24,7 @@ def _size(matrix) -> int:
     return size
 
 
-def _masks(P, size):
+def _row_masks(P, size):
     """Returns, for each row k, the one-hot mask of k and the mask of the rows below k: two tensors [size, size]."""
     eye = torch.eye(size, dtype=torch.bool)
     return [P.constant("rows", eye), P.constant("rows_below", torch.ones(size, size, dtype=torch.bool).triu(1))]
@@ -41,8 +41,8 @@ def _select(mask, rows):
 def _pivoted(rows, here, below):
     """Exchanges row k with the row whose element in column k has the largest magnitude, among the rows k, k + 1, ….
 
-    `here` and `below` are the two masks of row k, see `_masks`. Returns the rows, the pivot row, the pivot, and whether
-    two different rows were exchanged.
+    `here` and `below` are the two masks of row k, see `_row_masks`. Returns the rows, the pivot row, the pivot, and
+    whether two different rows were exchanged.
     """
     size = here.shape[0]
     column = torch.where(here, rows[..., :size], 0).sum(-1)
@@ -88,9 +88,9 @@ def _slogdet_step(rows, sign, logarithm, here, below):
 
 
 def _solve(P, matrix, right):
-    size = _size(matrix)
+    size = _checked_size(matrix)
     (rows,) = P.trace(_augmented, matrix, right)
-    (rows,) = emit_loop(P, _solve_step, [rows], _masks(P, size))
+    (rows,) = emit_loop(P, _solve_step, [rows], _row_masks(P, size))
     return P.trace(lambda rows: rows[..., size:], rows)[0]
 
 
@@ -99,14 +99,14 @@ def _augmented(matrix, right):
     return torch.cat([matrix.expand(*batch, *matrix.shape[-2:]), right.expand(*batch, *right.shape[-2:])], -1)
 
 
-def _filled(P, matrix, value):
+def _one_per_matrix(P, matrix, value):
     return P.trace(lambda m: torch.full(m.shape[:-2], value), matrix)[0]
 
 
 @REGISTRY.lower(aten.linalg_inv.default, aten.inverse.default)
 def inverse(P, A=None, self=None):
     matrix = self if A is None else A
-    return _solve(P, matrix, P.constant("eye", torch.eye(_size(matrix))))
+    return _solve(P, matrix, P.constant("eye", torch.eye(_checked_size(matrix))))
 
 
 @REGISTRY.lower(aten.linalg_solve.default)
@@ -122,14 +122,14 @@ def solve(P, A, B, left):
 @REGISTRY.lower(aten.linalg_det.default, aten.det.default)
 def det(P, A=None, self=None):
     matrix = self if A is None else A
-    return emit_loop(P, _det_step, [matrix, _filled(P, matrix, 1.0)], _masks(P, _size(matrix)))[1]
+    return emit_loop(P, _det_step, [matrix, _one_per_matrix(P, matrix, 1.0)], _row_masks(P, _checked_size(matrix)))[1]
 
 
 @REGISTRY.lower(aten.linalg_slogdet.default, aten.slogdet.default)
 def slogdet(P, A=None, self=None):
     matrix = self if A is None else A
-    start = [matrix, _filled(P, matrix, 1.0), _filled(P, matrix, 0.0)]
-    return emit_loop(P, _slogdet_step, start, _masks(P, _size(matrix)))[1:]
+    start = [matrix, _one_per_matrix(P, matrix, 1.0), _one_per_matrix(P, matrix, 0.0)]
+    return emit_loop(P, _slogdet_step, start, _row_masks(P, _checked_size(matrix)))[1:]
 
 
 @REGISTRY.lower(aten.logdet.default)
@@ -146,7 +146,7 @@ def _signed_logarithm(sign, logarithm):
 
 def _substitute(P, matrix, right, upper, unit=False):
     """Solves a triangular system row by row: from the last row on if `upper`, else from the first."""
-    size = _size(matrix)
+    size = _checked_size(matrix)
     rows = torch.eye(size, dtype=torch.bool)
     order = P.constant("rows", rows.flip(0) if upper else rows)
 
@@ -193,7 +193,7 @@ def cholesky_solve(P, self, input2, upper):
 
 @REGISTRY.lower(aten.cholesky_inverse.default)
 def cholesky_inverse(P, self, upper):
-    return cholesky_solve(P, P.constant("eye", torch.eye(_size(self))), self, upper)
+    return cholesky_solve(P, P.constant("eye", torch.eye(_checked_size(self))), self, upper)
 
 
 def _cholesky_step(factor, here, below, matrix):
@@ -211,5 +211,5 @@ def cholesky(P, self, upper):
     if upper:
         # torch reads only the triangle that it returns.
         (self,) = P.trace(lambda m: m.mT, self)
-    (factor,) = emit_loop(P, _cholesky_step, [start], _masks(P, _size(self)), self)
+    (factor,) = emit_loop(P, _cholesky_step, [start], _row_masks(P, _checked_size(self)), self)
     return _transposed(P, factor) if upper else factor

@@ -150,18 +150,18 @@ def _i1e(x):
     return torch.where(x < 0, -result, result)
 
 
-def _grown(scaled, x):
+def _unscaled(scaled, x):
     """Returns exp(|x|) * scaled. The two factors exp(|x| / 2) do not overflow before the result does."""
     root = torch.exp(torch.abs(x) / 2)
     return scaled * root * root
 
 
 def _i0(x):
-    return torch.where(torch.isinf(x), math.inf, _grown(_i0e(x), x))
+    return torch.where(torch.isinf(x), math.inf, _unscaled(_i0e(x), x))
 
 
 def _i1(x):
-    return torch.where(torch.isinf(x), x, _grown(_i1e(x), x))
+    return torch.where(torch.isinf(x), x, _unscaled(_i1e(x), x))
 
 
 # -- the error function ---------------------------------------------------------

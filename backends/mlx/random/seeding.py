@@ -37,12 +37,12 @@ def seed_random_ops(program: ExportedProgram) -> ExportedProgram:
     that cannot take a seed: one in a branch or a loop body, one with a `torch.Generator`, or one of a distribution that
     `executorch_mlx.random` lacks.
     """
-    calls = [n for n in _all_calls(program.graph_module) if _draws(n)]
+    calls = [n for n in _all_calls(program.graph_module) if _draws_without_seed(n)]
     _check(program, calls)
     attention = ATTENTION if any(n.target in ATTENTION for n in calls) else ()
     table = default_decompositions()
     seeded = program.run_decompositions({op: table[op] for op in attention} | DECOMPOSITIONS)
-    draws = [n for n in _all_calls(seeded.graph_module) if _draws(n)]
+    draws = [n for n in _all_calls(seeded.graph_module) if _draws_without_seed(n)]
     for node in draws:
         if not _takes_seed(node) or node.graph is not seeded.graph:
             place = "" if node.graph is seeded.graph else " in a branch or a loop body"
@@ -70,7 +70,7 @@ def _all_calls(module: GraphModule) -> Iterator[Node]:
             yield from (n for n in submodule.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
 
 
-def _draws(node: Node) -> bool:
+def _draws_without_seed(node: Node) -> bool:
     """Whether a call of an operator draws random numbers without a seed."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

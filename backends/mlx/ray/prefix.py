@@ -67,7 +67,7 @@ class PrefixTable:
 
         def key(replica: Hashable) -> tuple[int, int, int]:
             prompts = self._prompts.get(replica, ())
-            matching = max((_common(blocks, held) for held in prompts), default=0)
+            matching = max((_common_length(blocks, held) for held in prompts), default=0)
             counts = matching > MIN_SHARE * len(blocks) and loads[replica] <= lowest + max_imbalance
             return -matching if counts else 0, loads[replica], len(prompts)
 
@@ -79,5 +79,5 @@ class PrefixTable:
         self._prompts = {replica: prompts for replica, prompts in self._prompts.items() if replica in kept}
 
 
-def _common(left: Blocks, right: Blocks) -> int:
+def _common_length(left: Blocks, right: Blocks) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right)))

@@ -61,7 +61,7 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
     step = max(1, _STEP_ELEMENTS // columns)
     for first in range(0, count, step):
         blocks = rows[first : first + step]
-        part = _grouped(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
+        part = _packed_groups(blocks, type_) if type_ in _GROUP_READERS else _requantized(blocks, type_, bits)
         for whole, converted in zip(operands, part):
             whole[first : first + step] = converted
         if type_ not in EXACT:
@@ -89,7 +89,7 @@ def _requantized(blocks: np.ndarray, type_: Type, bits: int):
     return fit(torch.from_numpy(gguf.dequantize(blocks, type_)), bits, GROUP_SIZE, torch.float16)
 
 
-def _grouped(blocks: np.ndarray, type_: Type):
+def _packed_groups(blocks: np.ndarray, type_: Type):
     """Return the packed rows, scales and biases of `blocks`, rows of bytes in a format with groups of 32."""
     _, size = gguf.GGML_QUANT_SIZES[type_]
     data = torch.from_numpy(np.array(blocks)).unflatten(-1, (-1, size))  # [rows, blocks, bytes of a block]
@@ -102,7 +102,7 @@ def _grouped(blocks: np.ndarray, type_: Type):
 # [..., 32 or 256], scales and biases. The functions between them are helpers.
 
 
-def _half(data: torch.Tensor) -> torch.Tensor:
+def _read_float16(data: torch.Tensor) -> torch.Tensor:
     return data.contiguous().view(torch.float16).float()
 
 
@@ -118,26 +118,26 @@ def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(data):
-    d = _half(data[..., :2])
+    d = _read_float16(data[..., :2])
     return _nibbles(data[..., 2:]), d, -8 * d
 
 
 def _q4_1(data):
-    return _nibbles(data[..., 4:]), _half(data[..., :2]), _half(data[..., 2:4])
+    return _nibbles(data[..., 4:]), _read_float16(data[..., :2]), _read_float16(data[..., 2:4])
 
 
 def _q5_0(data):
-    d = _half(data[..., :2])
+    d = _read_float16(data[..., :2])
     return _nibbles(data[..., 6:]) | _fifth_bits(data[..., 2:6]), d, -16 * d
 
 
 def _q5_1(data):
     q = _nibbles(data[..., 8:]) | _fifth_bits(data[..., 4:8])
-    return q, _half(data[..., :2]), _half(data[..., 2:4])
+    return q, _read_float16(data[..., :2]), _read_float16(data[..., 2:4])
 
 
 def _q8_0(data):
-    d = _half(data[..., :2])
+    d = _read_float16(data[..., :2])
     return data[..., 2:] ^ 128, d, -128 * d  # int8 + 128 as uint8
 
 
@@ -146,7 +146,7 @@ def _k_scales(data):
 
     The first 16 bytes of a block hold two factors in float16, 8 scales of 6 bits and 8 minimums of 6 bits.
     """
-    d, d_min = _half(data[..., :2]), _half(data[..., 2:4])
+    d, d_min = _read_float16(data[..., :2]), _read_float16(data[..., 2:4])
     low, middle, high = data[..., 4:8], data[..., 8:12], data[..., 12:16]
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
     minimums = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)

@@ -63,7 +63,7 @@ class Reference:
         use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches
         expected = self.logits[first.shape[1] - 1 :]
         difference = difference_beyond_rounding(
-            torch.cat(parts).float(), expected, decoder.model, scale=_scale(self.logits), noise=self.noise
+            torch.cat(parts).float(), expected, decoder.model, scale=_standard_deviation(self.logits), noise=self.noise
         )
         if difference:
             layers = ", ".join(sorted({layer.name.split(" of ")[0] for layer in decoder.cache.kv_layers}))
@@ -82,14 +82,14 @@ def difference_beyond_rounding(
     `model` is the model that computed both. `scale` is the standard deviation of the logits, by default that of
     `expected`. `noise` is as in `Reference`.
     """
-    scale = _scale(expected) if scale is None else scale
+    scale = _standard_deviation(expected) if scale is None else scale
     difference = (logits - expected).abs().max().item()
     is_float32 = compute_dtype(model) == torch.float32
     tolerance = _FLOAT32_TOLERANCE * scale if is_float32 else max(_HALF_TOLERANCE * scale, _NOISE_FACTOR * noise)
     return "" if difference <= tolerance else f"the largest difference is {difference:.1e}, their size is {scale:.1e}"
 
 
-def _scale(logits: torch.Tensor) -> float:
+def _standard_deviation(logits: torch.Tensor) -> float:
     return (logits - logits.mean()).square().mean().sqrt().item()
 
 

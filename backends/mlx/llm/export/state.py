@@ -20,8 +20,8 @@ def has_state(config) -> bool:
 class LayerState:
     """One state of a layer: a buffer `[1, 1, rows, N]` of the module `owner`, with N elements for each row.
 
-    `value` is the state of the rows of the current call, `[B, ...]`, or None if the call has not used it. For a row at
-    position 0, `read` sets it to zero. `write` writes it to the buffer.
+    `value` is the state of the rows of the current call, `[B, ...]`, or None if the call has not used it. `read` gets
+    it from the buffer, with zeros for a row at position 0. `write` stores it in the buffer.
     """
 
     def __init__(self, owner: torch.nn.Module, name: str, shape: torch.Size, dtype: torch.dtype, rows: int):
@@ -55,9 +55,10 @@ class StateCache(KVCache):
     `recurred` has the indices of the layers that have run a recurrence of `recurrent/` in the current call.
     """
 
-    origin: torch.Tensor  # zeros with the shape of `position`: a row of a state has a single position, 0
+    origin: torch.Tensor  # zeros with the shape of `position`: the buffer of a state has one position for each row
     recurred: set[int]
     current: tuple[int, torch.Tensor | None] | None  # the layer that read its recurrent state last, and this state
+    head: int  # for a layer that runs a recurrence for one head after the other, the next head
 
     @classmethod
     def register_on(cls, owner, specs: Specs, *, rows, capacity, chunk, dtype) -> StateCache:
@@ -93,7 +94,7 @@ class StateCache(KVCache):
         return self.states[layer_idx, CONV, state_idx].read(self)
 
     def update_conv_state(self, conv_states, layer_idx, state_idx=0, **kwargs):
-        """Return the state followed by `conv_states` `[B, D, S]`, and keep its last part as the new state."""
+        """Return the old state followed by `conv_states` `[B, D, S]`. The end of the result becomes the new state."""
         state = self.states[layer_idx, CONV, state_idx]
         joined = torch.cat([state.read(self), conv_states.to(state.buffer.dtype)], -1)
         state.value = joined[..., -state.shape[-1] :]

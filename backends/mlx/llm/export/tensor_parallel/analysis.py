@@ -84,7 +84,7 @@ class Analysis:
 
     # Facts about nodes ------------------------------------------------------------------
 
-    def split(self, node: Any) -> Split | None:
+    def split_of(self, node: Any) -> Split | None:
         """Return how the tensor of `node` is split, or None if the tensor is whole or `node` is not a tensor."""
         found = self.splits.get(node) if isinstance(node, torch.fx.Node) else None
         return found if isinstance(found, Split) else None
@@ -120,12 +120,13 @@ class Analysis:
 
     # Changes ----------------------------------------------------------------------------
 
-    def set_tensor(self, node: torch.fx.Node, axis: int, segments: tuple[Segment, ...], scale=Fraction(1)) -> None:
+    def split_tensor(self, node: torch.fx.Node, axis: int, segments: tuple[Segment, ...], scale=Fraction(1)) -> None:
         """Split the weight or buffer `node` along `axis`."""
         name, axes = self.name_of(node)
         new = TensorSplit(axes[axis], segments, scale)
         old = self.tensors.setdefault(name, new)
-        if (old.axis, old.scale, _sizes(old.segments)) != (new.axis, new.scale, _sizes(new.segments)):
+        old_segments, new_segments = _sizes_and_copies(old.segments), _sizes_and_copies(new.segments)
+        if (old.axis, old.scale, old_segments) != (new.axis, new.scale, new_segments):
             raise CannotSplit(f"{name} is used in two ways")
 
     def localize(self, node: torch.fx.Node, argument: torch.fx.Node, axis: int, split: Split) -> None:
@@ -166,7 +167,7 @@ class Analysis:
         while nodes:
             node = nodes.pop()
             product = product_of(node)
-            if product is not None and (x := self.split(product.x)) is not None:
+            if product is not None and (x := self.split_of(product.x)) is not None:
                 sources |= x.sources
             elif product is None:
                 nodes += [n for n in node.all_input_nodes if n not in seen]
@@ -181,7 +182,7 @@ class Analysis:
             self.layouts.whole.setdefault(source, reason)
 
     def _visit_product(self, node: torch.fx.Node, product: Product) -> Split | None:
-        x = self.split(product.x)
+        x = self.split_of(product.x)
         found = self.name_of(product.operands[0].node)
         if found is None:
             if x is not None:
@@ -203,7 +204,7 @@ class Analysis:
 
     def _split_outputs(self, node: torch.fx.Node, product: Product, split: Split) -> None:
         for operand in product.operands:
-            self.set_tensor(operand.node, operand.out_axis, split.segments)
+            self.split_tensor(operand.node, operand.out_axis, split.segments)
         if product.bias is not None:
             bias = node.args[product.bias]
             self.localize(node, bias, len(shape_of(bias)) - 1, split)
@@ -234,7 +235,7 @@ class Analysis:
                     + (f" in groups of {product.group}" if product.group > 1 else "")
                 )
         for operand in product.operands:
-            self.set_tensor(operand.node, operand.in_axis, x.segments, operand.per_input)
+            self.split_tensor(operand.node, operand.in_axis, x.segments, operand.per_input)
         self.edits.append(lambda r: r.sum_after(node, product.bias))
         return None
 
@@ -243,7 +244,7 @@ class Analysis:
             return
         segments = self._vocabulary(lookup.rows)
         for operand in lookup.operands:
-            self.set_tensor(operand.node, operand.out_axis, segments)
+            self.split_tensor(operand.node, operand.out_axis, segments)
         rows = segments[0].local_size(self.processes)
         self.edits.append(lambda r: r.look_up(node, lookup.indices, rows))
 
@@ -269,7 +270,7 @@ class Analysis:
             raise CannotSplit(reason)
 
 
-def _sizes(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+def _sizes_and_copies(segments: Sequence[Segment]) -> list[tuple[int, int]]:
     return [(segment.size, segment.copies) for segment in segments]
 
 

@@ -65,11 +65,8 @@ class Split:
     def at(self, axis: int) -> Split:
         return replace(self, axis=axis)
 
-    def has_layout_of(self, other: Split) -> bool:
-        return [(s.size, s.copies) for s in self.segments] == [(s.size, s.copies) for s in other.segments]
-
     def merged(self, other: Split) -> Split:
-        """Return this split with the origins and sources of both. They have the same layout."""
+        """Return this split with the origins and sources of both, whose segments have the same sizes and copies."""
         segments = tuple(replace(a, origins=a.origins | b.origins) for a, b in zip(self.segments, other.segments))
         return replace(self, segments=segments, sources=self.sources | other.sources)
 

@@ -40,7 +40,7 @@ def elementwise(analysis: Analysis, node: torch.fx.Node) -> Split:
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     result = None
     for n in tensors:
-        split = analysis.split(n)
+        split = analysis.split_of(n)
         if split is not None:
             split = split.at(split.axis + rank - len(shape_of(n)))
             result = split if result is None else common_split(result, split)
@@ -53,7 +53,7 @@ def _localize_whole_operands(analysis: Analysis, node: torch.fx.Node, tensors, s
     rank = len(shape_of(node))
     for n in tensors:
         axis = split.axis - (rank - len(shape_of(n)))
-        if analysis.split(n) is None and axis >= 0 and shape_of(n)[axis] != 1:
+        if analysis.split_of(n) is None and axis >= 0 and shape_of(n)[axis] != 1:
             analysis.localize(node, n, axis, split)
 
 
@@ -66,7 +66,7 @@ def common_split(first: Split, second: Split) -> Split:
     for a, b in zip(first.segments, second.segments):
         if a.copies != b.copies:
             few, many, split = (a, b, first) if a.copies < b.copies else (b, a, second)
-            _refine(split, few, [few.size], many.copies)
+            _raise_refine(split, few, [few.size], many.copies)
     return first.merged(second)
 
 
@@ -85,11 +85,11 @@ def segments_at(split: Split, bounds: list[int]) -> dict[int, int]:
         inside = sorted({bound - begin for bound in bounds if begin < bound < begin + segment.size})
         if inside:
             ends = [*inside, segment.size]
-            _refine(split, segment, [end - start for start, end in zip([0, *inside], ends)], segment.copies)
+            _raise_refine(split, segment, [end - start for start, end in zip([0, *inside], ends)], segment.copies)
     return {bound: begins[bound] for bound in bounds}
 
 
-def _refine(split: Split, segment: Segment, sizes: list[int], copies: int) -> None:
+def _raise_refine(split: Split, segment: Segment, sizes: list[int], copies: int) -> None:
     parts = [size * split.unit for size in sizes]
     if not segment.origins or any(part.denominator != 1 for part in parts):
         raise CannotSplit("parts of a tensor whose weights are not known")
@@ -98,24 +98,24 @@ def _refine(split: Split, segment: Segment, sizes: list[int], copies: int) -> No
 
 
 def same_as_first(analysis: Analysis, node: torch.fx.Node) -> Split | None:
-    return analysis.split(node.args[0])
+    return analysis.split_of(node.args[0])
 
 
 # Axes -----------------------------------------------------------------------------------
 
 
 def transpose(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split = analysis.split(node.args[0])
+    split = analysis.split_of(node.args[0])
     return split.at(permutation_of(node).index(split.axis))
 
 
 def unsqueeze(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split, dim = analysis.split(node.args[0]), node.args[1] % len(shape_of(node))
+    split, dim = analysis.split_of(node.args[0]), node.args[1] % len(shape_of(node))
     return split.at(split.axis + (dim <= split.axis))
 
 
 def squeeze(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split, x = analysis.split(node.args[0]), node.args[0]
+    split, x = analysis.split_of(node.args[0]), node.args[0]
     dims = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
     dims = [dim % len(shape_of(x)) for dim in dims]
     if split.axis in dims:
@@ -124,7 +124,7 @@ def squeeze(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def expand(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split, x = analysis.split(node.args[0]), node.args[0]
+    split, x = analysis.split_of(node.args[0]), node.args[0]
     axis = split.axis + len(shape_of(node)) - len(shape_of(x))
     set_size(analysis, node, axis, split)
     return split.at(axis)
@@ -138,7 +138,7 @@ def set_size(analysis: Analysis, node: torch.fx.Node, axis: int, split: Split) -
 
 def view(analysis: Analysis, node: torch.fx.Node) -> Split:
     x = node.args[0]
-    split = analysis.split(x)
+    split = analysis.split_of(x)
     inputs, outputs = _axis_group(sizes_of(x), sizes_of(node), split.axis)
     if inputs[0] != split.axis:
         raise CannotSplit(f"{node.target} merges a split axis with the axis before it")
@@ -198,7 +198,7 @@ def batched_matmul(analysis: Analysis, node: torch.fx.Node) -> Split:
     rank = len(shape_of(node))
     result = None
     for n in node.args[:2]:
-        split = analysis.split(n)
+        split = analysis.split_of(n)
         if split is None:
             continue
         split = split.at(split.axis + rank - len(shape_of(n)))
@@ -214,14 +214,14 @@ def batched_matmul(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 def slice_(analysis: Analysis, node: torch.fx.Node) -> Split:
     x, dim, begin, end, step = _slice_arguments(node)
-    split = analysis.split(x)
+    split = analysis.split_of(x)
     if dim != split.axis:
         return split
     begin, end = (0 if begin is None else begin), (split.size if end is None else min(end, split.size))
     begin, end = (value + split.size if value < 0 else value for value in (begin, end))
     if step != 1:
         return _every_nth(analysis, node, split, begin, end, step)
-    (part,) = _ranges(split, [(begin, end)])
+    (part,) = _splits_of_ranges(split, [(begin, end)])
     index = segments_at(split, [begin])[begin]
     analysis.edits.append(
         lambda r: r.set_slice(node, _local_begin(split, index, r.processes), part.local_size(r.processes))
@@ -248,7 +248,7 @@ def _local_begin(split: Split, index: int, processes: int) -> int:
     return sum(segment.local_size(processes) for segment in split.segments[:index])
 
 
-def _ranges(split: Split, ranges: list[tuple[int, int]]) -> list[Split]:
+def _splits_of_ranges(split: Split, ranges: list[tuple[int, int]]) -> list[Split]:
     index = segments_at(split, sorted({bound for pair in ranges for bound in pair}))
     return [replace(split, segments=split.segments[index[begin] : index[end]]) for begin, end in ranges]
 
@@ -256,25 +256,25 @@ def _ranges(split: Split, ranges: list[tuple[int, int]]) -> list[Split]:
 def split_or_chunk(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
     """The rule for `split`, `split_with_sizes` and `chunk`."""
     x, dim = node.args[0], (node.args[2] if len(node.args) > 2 else 0) % len(shape_of(node.args[0]))
-    split, results = analysis.split(x), node.meta["val"]
+    split, results = analysis.split_of(x), node.meta["val"]
     if dim != split.axis:
         return [split] * len(results)
     ranges, begin = [], 0
     for result in results:
         ranges.append((begin, begin + result.shape[dim]))
         begin += result.shape[dim]
-    parts = _ranges(split, ranges)
+    parts = _splits_of_ranges(split, ranges)
     analysis.edits.append(lambda r: r.set_split(node, [part.local_size(r.processes) for part in parts], dim))
     return parts
 
 
 def unbind(analysis: Analysis, node: torch.fx.Node) -> list[Split]:
     x, dim = node.args[0], (node.args[1] if len(node.args) > 1 else 0) % len(shape_of(node.args[0]))
-    return [_split_without_axis(analysis.split(x), dim)] * len(node.meta["val"])
+    return [_split_without_axis(analysis.split_of(x), dim)] * len(node.meta["val"])
 
 
 def select(analysis: Analysis, node: torch.fx.Node) -> Split:
-    return _split_without_axis(analysis.split(node.args[0]), node.args[1] % len(shape_of(node.args[0])))
+    return _split_without_axis(analysis.split_of(node.args[0]), node.args[1] % len(shape_of(node.args[0])))
 
 
 def _split_without_axis(split: Split, dim: int) -> Split:
@@ -286,7 +286,7 @@ def _split_without_axis(split: Split, dim: int) -> Split:
 def concatenate(analysis: Analysis, node: torch.fx.Node) -> Split:
     tensors = node.args[0]
     dim = (node.args[1] if len(node.args) > 1 else 0) % len(shape_of(node))
-    splits = [analysis.split(n) for n in tensors]
+    splits = [analysis.split_of(n) for n in tensors]
     found = [split for split in splits if split is not None]
     if any(split.axis != dim for split in found):
         result = found[0]
@@ -305,7 +305,7 @@ def stack(analysis: Analysis, node: torch.fx.Node) -> Split:
     dim = (node.args[1] if len(node.args) > 1 else 0) % len(shape_of(node))
     result = None
     for n in tensors:
-        split = analysis.split(n)
+        split = analysis.split_of(n)
         if split is None:
             raise CannotSplit("a stack of a part and a whole tensor")
         result = split if result is None else common_split(result, split)
@@ -316,23 +316,23 @@ def stack(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def mean(analysis: Analysis, node: torch.fx.Node) -> Split | None:
-    split = analysis.split(node.args[0])
-    if split.axis not in _dims(node):
+    split = analysis.split_of(node.args[0])
+    if split.axis not in _reduced_dims(node):
         return _split_of_reduced(node, split)
-    if len(split.segments) > 1 or split.segments[0].copies > 1 or len(_dims(node)) > 1:
+    if len(split.segments) > 1 or split.segments[0].copies > 1 or len(_reduced_dims(node)) > 1:
         raise CannotSplit("a mean over parts of several tensors")
     analysis.edits.append(lambda r: r.mean_after(node))
     return None
 
 
 def reduction(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split = analysis.split(node.args[0])
-    if split.axis in _dims(node):
+    split = analysis.split_of(node.args[0])
+    if split.axis in _reduced_dims(node):
         raise CannotSplit(f"{node.target} over a split axis")
     return _split_of_reduced(node, split)
 
 
-def _dims(node: torch.fx.Node) -> list[int]:
+def _reduced_dims(node: torch.fx.Node) -> list[int]:
     rank = len(shape_of(node.args[0]))
     dims = node.args[1] if len(node.args) > 1 else None
     dims = list(range(rank)) if dims in (None, []) else dims if isinstance(dims, (list, tuple)) else [dims]
@@ -342,12 +342,12 @@ def _dims(node: torch.fx.Node) -> list[int]:
 def _split_of_reduced(node: torch.fx.Node, split: Split) -> Split:
     if len(shape_of(node)) == len(shape_of(node.args[0])):
         return split
-    return split.at(split.axis - sum(dim < split.axis for dim in _dims(node)))
+    return split.at(split.axis - sum(dim < split.axis for dim in _reduced_dims(node)))
 
 
 def along_axis(analysis: Analysis, node: torch.fx.Node) -> Split:
     """The rule for operators such as softmax, whose second argument is an axis, and whose result has the same shape."""
-    split = analysis.split(node.args[0])
+    split = analysis.split_of(node.args[0])
     if node.args[1] % len(shape_of(node)) == split.axis:
         raise CannotSplit(f"{node.target} over a split axis")
     return split
@@ -355,7 +355,7 @@ def along_axis(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 def norm(analysis: Analysis, node: torch.fx.Node) -> Split:
     """The rule for norms over the last axes."""
-    split = analysis.split(node.args[0])
+    split = analysis.split_of(node.args[0])
     if split.axis >= len(shape_of(node.args[0])) - len(node.args[1]):
         raise CannotSplit(f"{node.target} over a split axis")
     return split
@@ -366,18 +366,18 @@ def norm(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 def update_cache(analysis: Analysis, node: torch.fx.Node) -> Split:
     cache, update = node.args[:2]
-    split = analysis.split(update)
+    split = analysis.split_of(update)
     if split is None or split.axis != 1 or analysis.name_of(cache) is None:
         raise CannotSplit("a cache that is split along another axis than its heads")
-    analysis.set_tensor(cache, 1, split.segments)
+    analysis.split_tensor(cache, 1, split.segments)
     return split
 
 
 def copy_to_buffer(analysis: Analysis, node: torch.fx.Node) -> Split:
-    split, buffer = analysis.split(node.args[1]), node.args[0]
+    split, buffer = analysis.split_of(node.args[1]), node.args[0]
     if split is None or analysis.name_of(buffer) is None:
         raise CannotSplit("a copy to a part of a tensor")
-    analysis.set_tensor(buffer, split.axis, split.segments)
+    analysis.split_tensor(buffer, split.axis, split.segments)
     return split
 
 
@@ -385,7 +385,7 @@ _SINKS, _SLOPES = 10, 11  # the indices of these arguments of mlx::cached_attent
 
 
 def attend(analysis: Analysis, node: torch.fx.Node) -> Split:
-    query, keys, values = (analysis.split(n) for n in node.args[:3])
+    query, keys, values = (analysis.split_of(n) for n in node.args[:3])
     heads = shape_of(node.args[1])[1]
     if query is None or query.axis != 1 or len(query.segments) > 1:
         raise CannotSplit("attention of all queries to a part of the keys")
@@ -406,7 +406,7 @@ def attend(analysis: Analysis, node: torch.fx.Node) -> Split:
 
 
 def size_of_axis(analysis: Analysis, node: torch.fx.Node) -> None:
-    if node.args[1] % len(shape_of(node.args[0])) == analysis.split(node.args[0]).axis:
+    if node.args[1] % len(shape_of(node.args[0])) == analysis.split_of(node.args[0]).axis:
         raise CannotSplit("the size of a split axis")
 
 
