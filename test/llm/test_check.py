@@ -9,6 +9,8 @@ import torch
 from broken_lowering import scaled_constant
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm.export import HeadConfig, VerificationError, export_llm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 pytestmark = pytest.mark.usefixtures("delegate")
 # The number of tokens that the check compares in each of its runs.
@@ -81,6 +83,30 @@ def test_verify_false_writes_unchecked(tmp_path):
     assert exported.check is None and (tmp_path / "model.pte").exists()
 
 
+class LargestTensor(TorchDispatchMode):
+    """Records the size of the largest tensor that an operator returns, in bytes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.untyped_storage().nbytes() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.bytes = max(self.bytes, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("outputs", ["tokens", "logits"])
+def test_no_tensor_of_the_check_is_as_large_as_a_cache(outputs, tmp_path):
+    exported = export_llm(small_llm.model(), chunk=16, batch=32, outputs=outputs, head=HeadConfig.minimal())
+    with LargestTensor() as largest:
+        exported.save(tmp_path / "model.pte")
+    assert exported.check.ok and 0 < largest.bytes < exported.cache_bytes / 2  # the keys and values of one layer
+
+
 def test_missing_folder_is_named(tmp_path):
     exported = export_llm(small_llm.model(), chunk=16, head=HeadConfig.minimal(), speculation=False, verify=False)
     with pytest.raises(FileNotFoundError, match="nowhere/model.pte"):
@@ -101,4 +127,4 @@ def test_command_exits_with_an_error_and_leaves_no_file(tmp_path, capsys):
     assert main(command) == 0
     printed = capsys.readouterr()
     assert re.search(r"(\d+) of \1 greedy tokens agree; largest difference of the logits", printed.out)
-    assert "verify: " in printed.err and "GB, before that " in printed.err
+    assert "verify: " in printed.err and "GB, the check added " in printed.err

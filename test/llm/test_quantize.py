@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import transformers as hf
 from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.llm.export.conversion import convert_weights
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
+from executorch_mlx.llm.export.weights import load_causal_lm
 from executorch_mlx.serialization.read import read_payload
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
@@ -79,6 +82,16 @@ def test_quantization_error_is_small(bits, tolerance, dtype):
     w = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     rounded = dequantize(*quantize(w, bits, 64), 64, bits)
     assert 0 < (rounded - w.float()).norm() < tolerance * w.float().norm()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_after_a_quantization_no_page_of_the_checkpoint_is_kept(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path)
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    convert_weights(model, "int4", 32, torch.float32, tokenizer=None, calibrate=None, progress=lambda step: None)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    model(torch.tensor([PROMPT]))
 
 
 @pytest.mark.parametrize("tied", (False, True))

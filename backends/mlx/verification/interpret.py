@@ -34,11 +34,7 @@ class EagerProgram:
 
     def __init__(self, program: ExportedProgram):
         self.program = program
-        self.delegates = [
-            module
-            for module in (_attribute(program, n) for n in program.graph.nodes if n.op == "get_attr")
-            if isinstance(module, LoweredBackendModule) and module.backend_id == BACKEND
-        ]
+        self.delegates = mlx_delegates(program)
         self._states = {id(p): _State(p) for p in (program, *(d.original_module for d in self.delegates))}
 
     def call(self, inputs: Sequence[Any], keep: Callable[[Node], bool] = lambda node: True) -> list[DelegateCall]:
@@ -60,6 +56,12 @@ class EagerProgram:
         with torch.no_grad():
             self._states[id(self.program)].run(_Run(self.program, {}, lambda node: False, run_delegate), inputs)
         return calls
+
+
+def mlx_delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
+    """Returns the MLX delegates of a lowered graph, in the order of the graph."""
+    attributes = (_attribute(program, n) for n in program.graph.nodes if n.op == "get_attr")
+    return [m for m in attributes if isinstance(m, LoweredBackendModule) and m.backend_id == BACKEND]
 
 
 def _attribute(program: ExportedProgram, node: Node) -> Any:

@@ -15,7 +15,7 @@ from ..builder.registry import aten_target
 from ..inspect.pte import read_pte
 from .debug_program import Exposed, expose, serialize_program
 from .file_constants import file_constants
-from .interpret import EagerProgram
+from .interpret import mlx_delegates
 from .load import load
 from .locate import CannotLocate
 from .origins import ProgramMismatch, trace_origins
@@ -35,7 +35,7 @@ class NodeOutput:
     def __init__(self, path: Path, method: str, edge: ExportedProgram, target: str, copy: Path):
         contents = read_pte(path)
         delegates = [d for d in contents.delegates if d.method == method]
-        lowered = EagerProgram(edge).delegates
+        lowered = mlx_delegates(edge)
         if len(delegates) != 1 or len(lowered) != 1 or contents.calls_outside_mlx[method]:
             raise CannotLocate(f"method {method} does not consist of exactly one MLX program")
         graph, program = delegates[0].graph, lowered[0].original_module

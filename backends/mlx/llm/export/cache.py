@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -89,7 +91,7 @@ class KVCache(Cache):
             buffers = _buffer_shapes(spec, dtype)
             names = [f"{kind}_cache_{index}" for kind in buffers]
             for name, (heads, size, buffer_dtype) in zip(names, buffers.values()):
-                owner.register_buffer(name, torch.zeros(1, heads, rows * row_length, size, dtype=buffer_dtype))
+                owner.register_buffer(name, lazy_zeros((1, heads, rows * row_length, size), buffer_dtype))
             if spec.slopes is not None:
                 owner.register_buffer(f"slopes_{index}", spec.slopes, persistent=False)
             kind = _Layer if spec.format is None else _QuantizedLayer
@@ -140,6 +142,17 @@ class KVCache(Cache):
     def numbers_per_token(self) -> list[int]:
         """For each layer with a cache, the number of numbers that it keeps for a token."""
         return [layer.spec.keys[0] * sum(layer.spec.widths) for layer in self.kv_layers]
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that take physical memory only when they are written.
+
+    An export creates caches of full size, but only reads them. `torch.zeros` would write to all of their pages.
+    """
+    if torch.get_default_device().type != "cpu":  # such as meta
+        return torch.zeros(shape, dtype=dtype)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)  # from calloc: new pages that nobody has written
+    return torch.from_numpy(memory).view(dtype).reshape(shape)
 
 
 def _buffer_shapes(spec: LayerSpec, dtype: torch.dtype) -> dict[str, tuple[int, int, torch.dtype]]:

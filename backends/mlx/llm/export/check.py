@@ -52,8 +52,9 @@ class ProgramCheck:
     - `departure`: if the program differs, the first instruction whose value differs from eager torch by more than
       rounding, as text, or the reason why none is named. Otherwise None.
     - `seconds`: the time of the check.
-    - `peak_before`, `added_memory`: the peak memory of the process before the check, and by how much the check raised
-      it, in bytes.
+    - `peak_before`: the peak memory of the process before the check, which is the peak of the export, in bytes.
+    - `added_memory`: by how many bytes the check raised this peak. 0 if the memory of the process during the check,
+      which includes the model and the program, stayed below the peak of the export.
     """
 
     tokens: int
@@ -80,9 +81,12 @@ class ProgramCheck:
         return "; ".join(parts) + (f"\n{self.departure}" if self.departure else "")
 
     def cost(self) -> str:
-        """Returns the time of the check and the peak memory, as a line for the user."""
-        before, after = (size / 1e9 for size in (self.peak_before, self.peak_before + self.added_memory))
-        return f"verify: {self.seconds:.1f} s, peak memory {after:.2f} GB, before that {before:.2f} GB"
+        """Returns the time of the check and the memory that it added to the peak of the export, as a line for the user."""
+        added, share = self.added_memory / 1e9, self.added_memory / self.peak_before
+        return (
+            f"verify: {self.seconds:.1f} s; peak memory of the export {self.peak_before / 1e9:.2f} GB, the check added "
+            f"{added:.2f} GB ({share:.0%})"
+        )
 
 
 def check_program(
@@ -207,7 +211,8 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
     if not steps:
         return []
     generator = torch.Generator().manual_seed(_SEED)
-    eager = _small_decoder(decoder, steps)
+    used = sorted({row for step in steps for row in step.rows})
+    eager = _small_decoder(decoder, steps, len(used))
     vocab_size = decoder.model.config.get_text_config().vocab_size
     held, greedy = dict.fromkeys(range(decoder.rows), 0), {}
     calls: list[_Call] = []
@@ -217,16 +222,19 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
         if step.length == 1 and step.form != "verify" and set(step.rows) <= set(greedy):
             tokens = torch.tensor([[greedy[row]] for row in step.rows])
         inputs = [tokens, torch.tensor([held[row] for row in step.rows])]
+        eager_inputs = list(inputs)
         if decoder.rows > 1:
             inputs.append(torch.tensor(step.rows))
+        if eager.rows > 1:
+            eager_inputs.append(torch.tensor([used.index(row) for row in step.rows]))
         noisy = None
         if noisy_call is not None and number == min(noisy_call, len(steps) - 1):
             held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
             with RoundingNoise(number):
-                noisy = _logits(eager, step.form, inputs)
+                noisy = _logits(eager, step.form, eager_inputs)
             for name, buffer in held_state.items():
                 getattr(eager, name).copy_(buffer)
-        logits = _logits(eager, step.form, inputs)
+        logits = _logits(eager, step.form, eager_inputs)
         if noisy is not None:
             delta = noisy - logits
         calls.append(_Call(step.form, inputs, logits, []))
@@ -239,11 +247,11 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
     return calls
 
 
-def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step]) -> CachedDecoder:
+def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) -> CachedDecoder:
     """Returns a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
-        decoder.model, rows=decoder.rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs
+        decoder.model, rows=rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs
     ).eval()
 
 

@@ -25,7 +25,7 @@ from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import visit_decoder_layers, tuned
-from .weights import cast_parameters
+from .weights import cast_parameters, copy_unpacked
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
@@ -77,6 +77,7 @@ def convert_weights(
         )
         if dtype is not None:
             cast_parameters(model, dtype)
+        copy_unpacked(model)
         if text is not None:
             progress("measure the perplexity again")
             after = perplexity(model, text.held_out)

@@ -14,7 +14,7 @@ from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig
 
 from .attention import use_cached_attention
-from .cache import KVCache
+from .cache import KVCache, lazy_zeros
 from .latent import absorb
 from .observe import observe
 from .weights import compute_dtype, shortened
@@ -91,7 +91,7 @@ class MTPDecoder(torch.nn.Module):
 
         specs = observe(head, call, max_context_len)
         self.cache = KVCache.register_on(self, specs, rows=rows, capacity=max_context_len, chunk=chunk, dtype=dtype)
-        self.register_buffer("hidden", torch.zeros(1, 1, rows * max_context_len, size, dtype=dtype))
+        self.register_buffer("hidden", lazy_zeros((1, 1, rows * max_context_len, size), dtype))
         use_cached_attention(head, self.cache)
 
     def record(self, states: torch.Tensor, position: torch.Tensor, row: torch.Tensor | None) -> None:

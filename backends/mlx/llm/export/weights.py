@@ -79,6 +79,18 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
             module.factor = module.factor.to(dtype)
 
 
+def copy_unpacked(model: torch.nn.Module) -> None:
+    """Copy the parameters and buffers of `model` that are not packed, in place. Tied parameters stay tied.
+
+    Tensors of a safetensors file share one mapping of the whole file. After a quantization, the few tensors that are
+    left, such as those of the norms, would keep the pages of all original weights in memory.
+    """
+    for module in model.modules():
+        if not isinstance(module, Packed):
+            for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                tensor.data = tensor.data.clone()
+
+
 def compute_dtype(model: PreTrainedModel) -> torch.dtype:
     """Return the dtype in which `model` computes: that of its embeddings' results.
 
