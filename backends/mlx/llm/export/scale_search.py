@@ -10,7 +10,7 @@ from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, p
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
 _ROUNDS = 2  # how often `search` alternates between integers and scales for each fraction
-_STEP_ELEMENTS = 1 << 22  # the number of weights that are converted to float32 at a time, to bound the peak memory
+_STEP_ELEMENTS = 1 << 18  # the number of weights that are quantized at a time: few, so that they stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,22 @@ def search(
 
     `importance` broadcasts to the shape of `x`.
     """
-    importance = torch.ones(x.shape[-1], device=x.device) if importance is None else importance
     minimum, maximum = x.amin(-1), x.amax(-1)
+    if importance is None:
+        total, mean_x = x.shape[-1], x.sum(-1) / x.shape[-1]
+    else:
+        total = importance.expand_as(x).sum(-1)
+        mean_x = (x * importance).sum(-1) / total
     best = None
     for shrink in _SHRINKS:
         scales = ((maximum - minimum) * shrink / (2**bits - 1)).clamp_(min=1e-7)
         biases = minimum + (maximum - minimum) * ((1 - shrink) / 2)
         for _ in range(_ROUNDS):
-            scales, biases = _least_squares(x, integers(x, scales, biases, bits), importance, scales, biases)
+            q = integers(x, scales, biases, bits)
+            scales, biases = _least_squares(x, mean_x, q, importance, total, scales, biases)
         scales, biases = scales.to(dtype), biases.to(dtype)
-        error = _values(integers(x, scales, biases, bits), scales, biases).sub_(x).square_().mul_(importance).sum(-1)
+        errors = _in_place_values(integers(x, scales, biases, bits), scales, biases).sub_(x).square_()
+        error = (errors if importance is None else errors.mul_(importance)).sum(-1)
         if best is None:
             best = [error, scales, biases]
         else:
@@ -134,15 +140,19 @@ def _values(q, scales, biases):
     return q.mul(scales.float().unsqueeze(-1)).add_(biases.float().unsqueeze(-1))
 
 
-def _least_squares(x, q, importance, scales, biases):
-    """Return the scales and biases that minimize the weighted squared error for the integers `q`.
+def _in_place_values(q, scales, biases):
+    return q.mul_(scales.float().unsqueeze(-1)).add_(biases.float().unsqueeze(-1))
 
-    If all integers of a group are equal, its old scale and bias are returned.
+
+def _least_squares(x, mean_x, q, importance, total, scales, biases):
+    """Return the scales and biases that minimize the weighted squared error for the integers `q`, which it overwrites.
+
+    `total` is the sum of `importance` in a group, and `mean_x` the weighted mean of `x`. If all integers of a group are
+    equal, its old scale and bias are returned.
     """
-    total = importance.expand_as(x).sum(-1)
-    mean_q, mean_x = (q * importance).sum(-1) / total, (x * importance).sum(-1) / total
+    mean_q = (q if importance is None else q * importance).sum(-1) / total
     q = q.sub_(mean_q.unsqueeze(-1))
-    weighted = q * importance
+    weighted = q if importance is None else q * importance
     variance, covariance = (weighted * q).sum(-1), (weighted * x).sum(-1)
     slope = covariance / variance
     is_valid = (variance > 0) & (slope > 1e-7)
