@@ -11,7 +11,8 @@ from executorch.exir.backend.backend_details import (
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from . import ops as _  # noqa: F401  (fills the registry)
-from .builder.assemble import assemble, raw_bytes
+from .builder.assemble import assemble
+from .builder.digests import Digests, raw_bytes
 from .builder.program import ProgramBuilder
 from .serialization.pack import pack_payload
 
@@ -34,7 +35,7 @@ class MLXBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Returns the payload of a graph, and the constants to which the payload refers by key."""
-        return _compile(edge_program, compile_specs, {})
+        return _compile(edge_program, compile_specs, {}, Digests())
 
     @classmethod
     def preprocess_multimethod(
@@ -47,9 +48,12 @@ class MLXBackend(BackendDetails):
         A constant that several graphs use is held in memory once.
         """
         stored: dict[str, bytes] = {}
+        # The parameters and buffers of the programs are neither freed nor changed until all programs are compiled.
+        every = (program for programs in edge_programs.values() for program in programs)
+        digests = Digests(t for p in every for t in (*p.state_dict.values(), *p.constants.values()))
         return {
             method: [
-                _compile(program, specs, stored)
+                _compile(program, specs, stored, digests)
                 for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
@@ -57,7 +61,7 @@ class MLXBackend(BackendDetails):
 
 
 def _compile(
-    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes]
+    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes], digests: Digests
 ) -> PreprocessResult:
     """Returns the result of `preprocess` for a graph.
 
@@ -66,7 +70,7 @@ def _compile(
     `stored` are reused.
     """
     allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
-    program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build())
+    program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build(), digests=digests)
     store = NamedDataStore()
     for key in list(program.constants):
         # A tensor that the builder computed is freed as soon as its bytes are stored.

@@ -199,8 +199,8 @@ def test_exported_program_keeps_its_results(delegate, monkeypatch):
     program = torch.export.export(module, (torch.randn(3, 6),))
     for reuse in (False, True):
 
-        def counting(builder):
-            assembled = assemble(builder, reuse_slots=reuse)
+        def counting(builder, **options):
+            assembled = assemble(builder, reuse_slots=reuse, **options)
             counts[reuse] = assembled.graph.num_temp_tensors
             return assembled
 

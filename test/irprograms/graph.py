@@ -10,7 +10,7 @@ from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 
 from executorch_mlx import Runtime
-from executorch_mlx.builder.assemble import raw_bytes
+from executorch_mlx.builder.digests import raw_bytes
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.pack import pack_payload
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
+from .digests import Digests
 from .emitter import Emitted
 from .extents import bounds
 from .liveness import drop_dead, lifetimes, recycle, slots_in
@@ -33,19 +33,19 @@ class Program:
     constants: dict[str, torch.Tensor]
 
 
-def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True) -> Program:
+def assemble(builder: ProgramBuilder, *, reuse_slots: bool = True, digests: Digests | None = None) -> Program:
     """Convert the program of `builder`, whose `build` has run, to the IR.
 
     Removes dead instructions from `builder`, then numbers the slots. With `reuse_slots`, temporaries with disjoint
-    lifetimes share a slot.
+    lifetimes share a slot. `digests` remembers the digests of constants for the programs of other methods.
     """
     drop_dead(builder)
-    return _Assembler(builder, reuse_slots).assemble()
+    return _Assembler(builder, reuse_slots, digests or Digests()).assemble()
 
 
 class _Assembler:
-    def __init__(self, builder: ProgramBuilder, reuse_slots: bool):
-        self.builder = builder
+    def __init__(self, builder: ProgramBuilder, reuse_slots: bool, digests: Digests):
+        self.builder, self.digests = builder, digests
         self.constants: dict[str, torch.Tensor] = {}
         self.vids: dict[ValueSlot, int] = {}
         self.slots_by_space = self._collect_slots()
@@ -116,8 +116,9 @@ class _Assembler:
             name = slot.name
             if slot.space == Space.BUFFER:
                 initial = slot.data().detach().contiguous()
-                name = _key(slot.name, initial)
-                if torch.count_nonzero(initial):
+                digest = self.digests.of(initial)
+                name = _key(slot.name, digest.text)
+                if not digest.is_zero and torch.count_nonzero(initial):  # -0.0 is a zero, too
                     self.constants[name] = initial
             if name is not None:
                 named.append(ir.NamedSlot(name=name, slot=self._variant(slot)))
@@ -145,8 +146,8 @@ class _Assembler:
                     f"constant {slot.name}: got {tensor.dtype} {list(tensor.shape)}, "
                     f"expected {slot.dtype} {list(slot.shape)}"
                 )
-            key = _key(slot.name, tensor)
-            digest = key.rsplit(".", 1)[1]
+            digest = self.digests.of(tensor).text
+            key = _key(slot.name, digest)
             if digest not in first:
                 first[digest] = slot
                 self.constants[key] = tensor
@@ -201,22 +202,12 @@ class _Assembler:
         return ir.Vid(idx=self.vids[slot])
 
 
-def raw_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Returns the bytes of a contiguous tensor, without a copy."""
-    if tensor.numel() == 0:
-        return b""
-    # A dimension of size 1 may have any stride, which `view` to a narrower dtype would not accept.
-    return memoryview(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy())
-
-
-def _key(name: str, tensor: torch.Tensor) -> str:
-    """Returns the key of a tensor in the named data: `name` and a digest of dtype, shape and content.
+def _key(name: str, digest: str) -> str:
+    """Returns the key of a tensor in the named data, from its name and its digest.
 
     Tensors with equal keys are equal, also across the methods of a `.pte`.
     """
-    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(raw_bytes(tensor))
-    return f"{name}.{digest.hexdigest()[:16]}"
+    return f"{name}.{digest}"
 
 
 def _tensor_meta(slot: TensorSlot) -> ir.TensorMeta:
