@@ -3,7 +3,8 @@
     python benchmarks/sampling.py [--vocab 128256] [--repeats 51] [--logits text] [--portable]
 
 Each call draws a token from float32 logits [1, V]. Every round runs each setting once, with a new seed. The
-programs have the node SampleNode; with --portable, only nodes that ExecuTorch's own MLX delegate has.
+programs run the node SampleNode; with --portable, the instructions that it replaces, which ExecuTorch's own MLX
+delegate has.
 The table shows medians. "over argmax" is the time divided by the time of a plain argmax through
 the same delegate. "mlx-lm" is the time of mlx-lm's `make_sampler` with the same settings divided by our
 time; `make_sampler` takes log-probabilities, whose computation is not measured. "bar" is the limit for the
@@ -65,9 +66,11 @@ def make_logits(kind: str, vocabulary: int) -> torch.Tensor:
 
 def lower_and_load(model, arguments, portable):
     """Return a function that runs `model` through the delegate: inputs → outputs."""
-    program = to_edge_transform_and_lower(
-        torch.export.export(model, arguments), partitioner=[MLXPartitioner(allow_extensions=not portable)]
-    ).to_executorch()
+    exported = torch.export.export(model, arguments)
+    partitioner = MLXPartitioner(allow_extensions=not portable)
+    replaceable = (lambda builder, extension, fields, emit: emit()) if portable else Emitter.emit_replaceable
+    with mock.patch.object(Emitter, "emit_replaceable", replaceable):
+        program = to_edge_transform_and_lower(exported, partitioner=[partitioner]).to_executorch()
     loaded = Runtime.get().load_program(program.buffer)
     method = loaded.load_method("forward")
     return lambda inputs, keep=loaded: method.execute(inputs)  # the method needs the loaded program

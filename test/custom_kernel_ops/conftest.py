@@ -1,4 +1,4 @@
-"""The fixture `draw` runs mlx::sample in eager torch, in a portable program, or as one instruction, SampleNode.
+"""The fixture `draw` runs mlx::sample in eager torch, or in a program of one of the kinds in sampling_programs.py.
 
 The fixture `reference` is the specification of the operator.
 """
@@ -18,19 +18,19 @@ def _draw(how, logits, temperature=1.0, top_p=1.0, **parameters):
     parameters = {n: torch.tensor(v, dtype=DTYPES[n]) for n, v in parameters.items() if v is not None}
     if how == "eager":
         return Sample(tuple(parameters))(logits, *parameters.values())
-    run = load(tuple(logits.shape), logits.dtype, tuple(parameters), allow_extensions=how == "node")
+    run = load(tuple(logits.shape), logits.dtype, tuple(parameters), how)
     return run([logits, *parameters.values()])
 
 
-@pytest.fixture(params=["eager", "portable", "node"])
+@pytest.fixture(params=["eager", "portable", "replaced", "node"])
 def draw(request):
     return functools.partial(_draw, request.param)
 
 
 @pytest.fixture
 def draws():
-    """The three functions of the fixture `draw`, by name."""
-    return {how: functools.partial(_draw, how) for how in ("eager", "portable", "node")}
+    """The functions of the fixture `draw`, by name."""
+    return {how: functools.partial(_draw, how) for how in ("eager", "portable", "replaced", "node")}
 
 
 def random_bits(batch, count, seed):

@@ -1,9 +1,15 @@
-"""mlx::sample as a module, and as a program."""
+"""mlx::sample as a module, and as a program.
+
+`how` a program draws: "portable" has torch's operations, which run; "replaced" has the same operations, and the runtime
+runs SampleNode in their place; "node" has SampleNode.
+"""
 
 import functools
+from unittest import mock
 
 import executorch_mlx
 import torch
+from executorch_mlx.builder.emitter import Emitter
 from executorch_mlx.custom_kernel_ops.sample import sample
 
 DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
@@ -22,24 +28,29 @@ class Sample(torch.nn.Module):
         return sample(logits, parameters.pop("temperature"), parameters.pop("top_p"), **parameters)
 
 
-def lower(model, arguments, allow_extensions=False, **options):
+def emit_without_replacement(builder, extension, fields, emit):
+    """Stands for `Emitter.emit_replaceable`."""
+    return emit()
+
+
+def lower(model, arguments, how="replaced", **options):
     from executorch.exir import to_edge_transform_and_lower
 
     program = torch.export.export(model, arguments, **options)
-    partitioner = executorch_mlx.MLXPartitioner(allow_extensions=allow_extensions)
-    return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+    partitioner = executorch_mlx.MLXPartitioner(allow_extensions=how == "node")
+    if how != "portable":
+        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+    with mock.patch.object(Emitter, "emit_replaceable", emit_without_replacement):
+        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
 
 
 @functools.cache
-def load(shape, dtype, names, allow_extensions=False):
-    """Returns a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters.
-
-    With `allow_extensions`, the program has one instruction, SampleNode.
-    """
+def load(shape, dtype, names, how):
+    """Returns a function that runs `Sample(names)` in the runtime. It takes a list: the logits, then the parameters."""
     from executorch_mlx import Runtime
 
     values = tuple(torch.zeros((), dtype=DTYPES[n]) for n in names)
-    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values), allow_extensions).buffer
+    buffer = lower(Sample(names), (torch.zeros(shape, dtype=dtype), *values), how).buffer
     program = Runtime.get().load_program(buffer)
     method = program.load_method("forward")
     # The program must outlive its method.

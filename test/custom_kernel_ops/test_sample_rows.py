@@ -42,14 +42,14 @@ def vocabulary(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=["portable", "node"])
+@pytest.fixture(scope="module", params=["portable", "replaced", "node"])
 def program(vocabulary, request):
     """A function that runs a program for 1 to ROWS rows, with all parameters by row."""
     batch = torch.export.Dim("batch", min=1, max=ROWS)
     shapes = {"logits": {0: batch}, "values": ({0: batch},) * len(NAMES)}
     values = tuple(parameters().values())
     lowered = lower(
-        Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param == "node", dynamic_shapes=shapes
+        Sample(NAMES), (torch.zeros(ROWS, vocabulary), *values), request.param, dynamic_shapes=shapes
     )
     loaded = Runtime.get().load_program(lowered.buffer)
     method = loaded.load_method("forward")

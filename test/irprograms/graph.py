@@ -62,6 +62,7 @@ class Graph:
         self.chains: list[list[ir.Op]] = [[]]
         self.num_values = 0
         self.init_chain = -1
+        self.replacements: list[tuple[int, int, int, ir.Op]] = []  # chain, first, count, instruction
 
     def _slot(self, kind: int, shape: Sequence[Dim] = (), dtype=torch.float32) -> ir.Tid:
         tid = ir.Tid(kind * KIND_STRIDE + self.counts[kind])
@@ -186,6 +187,13 @@ class Graph:
                 for i, name in self.names.items()
             ],
             tensor_meta=[meta[i] for i in sorted(meta)],
+            replacements=[
+                ir.Replacement(
+                    chain=chain, first=first, count=count, instruction=ir.Instruction(op=self._renumbered(op))
+                )
+                for chain, first, count, op in self.replacements
+            ]
+            or None,
         )
 
     def payload(self) -> bytes:

@@ -124,8 +124,15 @@ def test_official_ops_have_the_same_wire_format(official_schema, source):
     }
 
 
+EXTENSION_FIELDS = {"MLXGraph": ["replacements: [Replacement]"]}
+
+
 @pytest.mark.parametrize("kind", ["root", "structs", "enums", "tables"])
 def test_official_types_have_the_same_wire_format(kind, official_schema, source):
     official = history.wire(generate.parse(official_schema.read_text()))
     ours = history.wire(generate.parse(source))
-    assert {name: ours[kind][name] for name in official[kind]} == official[kind]
+    expected = dict(official[kind])
+    for name, fields in EXTENSION_FIELDS.items():
+        if name in expected:
+            expected[name] = [*expected[name], *fields]  # at the end, where the official delegate does not read them
+    assert {name: ours[kind][name] for name in expected} == expected

@@ -78,6 +78,7 @@ class _Assembler:
             mutable_buffer_map=[self._variant(s) for s in interface.buffers],
             named_slots=self._named_slots(),
             tensor_meta=[_tensor_meta(s) for s in self.non_temporaries],
+            replacements=self._replacements(),
         )
         return Program(graph, self.constants)
 
@@ -92,7 +93,7 @@ class _Assembler:
         seen: dict[TensorSlot, None] = {}
         for slot in [*interface.inputs, *interface.outputs, *interface.buffers]:
             self._collect(slot, seen)
-        for chain in self.builder.chains:
+        for chain in [*self.builder.chains, [r.extension for r in self.builder.replacements]]:
             for emitted in chain:
                 for value in emitted.fields.values():
                     for slot in slots_in(value):
@@ -159,6 +160,19 @@ class _Assembler:
 
     def _chain(self, chain: list[Emitted]) -> ir.InstructionChain:
         return ir.InstructionChain(instructions=[ir.Instruction(op=self._instruction(e)) for e in chain])
+
+    def _replacements(self) -> list[ir.Replacement] | None:
+        """Returns the replacements, or None if there are none."""
+        replacements = []
+        for r in self.builder.replacements:
+            (chain,) = (i for i, chain in enumerate(self.builder.chains) if chain is r.chain)
+            replaced = {id(e) for e in r.emitted}
+            indices = [i for i, e in enumerate(r.chain) if id(e) in replaced]
+            instruction = ir.Instruction(op=self._instruction(r.extension))
+            replacements.append(
+                ir.Replacement(chain=chain, first=indices[0], count=len(indices), instruction=instruction)
+            )
+        return replacements or None
 
     def _instruction(self, emitted: Emitted) -> ir.Op:
         types = {f.name: f.type for f in emitted.op.FIELDS}

@@ -24,6 +24,18 @@ class Emitted:
     fields: dict[str, Any]
 
 
+@dataclass
+class Replacement:
+    """Instructions of one chain, and an extension that computes their result.
+
+    The program has both, so that it runs on ExecuTorch's own MLX delegate, and this runtime runs the extension.
+    """
+
+    chain: list[Emitted]
+    emitted: list[Emitted]
+    extension: Emitted
+
+
 class Emitter:
     """Appends instructions to chains and creates the slots of their results.
 
@@ -33,6 +45,7 @@ class Emitter:
     def __init__(self, *, allow_extensions: bool = False):
         self.allow_extensions = allow_extensions
         self.chains: list[list[Emitted]] = [[]]
+        self.replacements: list[Replacement] = []
         self._chain = self.chains[0]
         self._scalars: dict[tuple, TensorSlot] = {}
         # The result of each earlier instruction, with its `_expression` as key. There is one table for each chain that
@@ -79,6 +92,21 @@ class Emitter:
         if expression is not None:
             self._results[-1][expression] = out
             self._producers[out] = emitted
+        return out
+
+    def emit_replaceable(
+        self, extension: type[ir.Op], fields: dict[str, Any], emit: Callable[[], TensorSlot]
+    ) -> TensorSlot:
+        """Call `emit`, and record that `extension`, with `fields`, computes the same result as what `emit` appended.
+
+        Returns the slot that `emit` returned. No later instruction reuses another result of these instructions.
+        """
+        first, results, producers = len(self._chain), dict(self._results[-1]), dict(self._producers)
+        out = emit()
+        self._results[-1], self._producers = results, producers
+        emitted = self._chain[first:]
+        if any(value is out for e in emitted for value in e.fields.values()):
+            self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | {"out": out})))
         return out
 
     def _check(self, op: type[ir.Op], fields: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..serialization import ir
-from .emitter import Emitted
+from .emitter import Emitted, Replacement
 from .program import ProgramBuilder
 from .slots import Slot, Space, TensorSlot
 
@@ -26,9 +26,18 @@ def drop_dead(builder: ProgramBuilder) -> None:
     # If an instruction is removed, the instructions that compute its operands may become dead. The loop therefore
     # repeats until no instruction is removed.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
+        builder.replacements = [r for r in builder.replacements if _has_result(r)]
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
+        read |= {s for r in builder.replacements for s in operands(r.extension)}
         for chain in builder.chains:
             chain[:] = [e for e in chain if not _is_dead(e, read | outputs)]
+
+
+def _has_result(replacement: Replacement) -> bool:
+    """Whether an instruction that is to be replaced still computes the result of the extension."""
+    (out,) = results(replacement.extension)
+    replaced = {id(e) for e in replacement.emitted}
+    return any(id(e) in replaced and out in results(e) for e in replacement.chain)
 
 
 def operands(emitted: Emitted) -> Iterator[Slot]:
@@ -96,6 +105,12 @@ def lifetimes(builder: ProgramBuilder) -> dict[TensorSlot, tuple[int, int]]:
         return used
 
     visit(builder.chains[0])
+    # An extension reads its operands and writes its results in place of several instructions. These instructions may
+    # read an operand for the last time before they write the result, but no two slots of the extension may share memory.
+    for replacement in builder.replacements:
+        slots = [s for value in replacement.extension.fields.values() for s in slots_in(value) if s in lives]
+        last = max((lives[s][0] for s in slots), default=0)
+        lives |= {s: (lives[s][0], max(lives[s][1], last)) for s in slots}
     return lives
 
 

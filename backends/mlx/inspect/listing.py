@@ -91,6 +91,13 @@ def list_instructions(graph: ir.MLXGraph) -> list[list[ListedInstruction]]:
     ]
 
 
+def list_replacements(graph: ir.MLXGraph) -> list[tuple[ListedInstruction, int]]:
+    """Returns the instruction of each replacement, with the chain and index of the first instruction that it replaces,
+    and the number of instructions that it replaces.
+    """
+    return [(_list_instruction(r.instruction.op, r.chain, r.first), r.count) for r in graph.replacements or ()]
+
+
 def _list_instruction(node: ir.Op, chain: int, index: int) -> ListedInstruction:
     instruction = ListedInstruction(chain, index, node.NAME.removesuffix("Node"), node)
     for f in node.FIELDS:

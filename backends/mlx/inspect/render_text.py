@@ -64,6 +64,9 @@ def listing(delegate: dict[str, Any]) -> Iterator[str]:
         roles = {delegate["main_chain"]: ", runs in every call", delegate["init_chain"]: ", runs at load"}
         yield ""
         yield f"{title}, chain {index}{roles.get(index, '')}"
+        for replacement in delegate["replacements"]:
+            if replacement["chain"] == index:
+                yield "  " + _format_replacement(replacement)
         for instruction in chain:
             yield "  " + format_instruction(instruction)
 
@@ -75,6 +78,14 @@ def format_instruction(instruction: dict[str, Any]) -> str:
     arguments += [f"{name}={format_attribute(value)}" for name, value in instruction["attributes"].items()]
     arguments += [f"chain {index}" for index in instruction["chains"]]
     return f"{instruction['index']:>4}  {results}{' = ' if results else ''}{instruction['op']}({', '.join(arguments)})"
+
+
+def _format_replacement(replacement: dict[str, Any]) -> str:
+    """Return a line such as `in place of 12 to 140, the MLX delegate of this project runs Sample(logits=%7)`."""
+    first, last = replacement["first"], replacement["first"] + replacement["count"] - 1
+    instruction = replacement["instruction"]
+    arguments = ", ".join(f"{name}={_format_operand(value)}" for name, value in instruction["operands"].items())
+    return f"in place of {first} to {last}, the MLX delegate of this project runs {instruction['op']}({arguments})"
 
 
 def _format_operand(value: Any) -> str:

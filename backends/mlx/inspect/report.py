@@ -10,7 +10,16 @@ from typing import Any
 
 from ..serialization import ir
 from .infer_types import TypedInstruction, declared_type, infer_types
-from .listing import SPACES, ListedInstruction, Slot, SlotNames, list_instructions, space_of, tensor_ids
+from .listing import (
+    SPACES,
+    ListedInstruction,
+    Slot,
+    SlotNames,
+    list_instructions,
+    list_replacements,
+    space_of,
+    tensor_ids,
+)
 from .peak_memory import peak_of_temporaries
 from .pte import Contents, Delegate
 from .types import Type
@@ -55,6 +64,10 @@ def describe(delegate: Delegate, named_data: dict[str, int]) -> dict[str, Any]:
         "inputs": [_describe_interface_slot(names, tensors, s) for s in graph.input_map or ()],
         "outputs": [_describe_interface_slot(names, tensors, s) for s in graph.output_map or ()],
         "tensors": tensors,
+        "replacements": [
+            {"chain": i.chain, "first": i.index, "count": count, "instruction": _describe_instruction(names, i, None)}
+            for i, count in list_replacements(graph)
+        ],
         "chains": [[_describe_instruction(names, i, typed.get((i.chain, i.index))) for i in chain] for chain in chains],
     }
 

@@ -1,10 +1,13 @@
 """Lowers the composite operators of `custom_kernel_ops`, such as `mlx::sample`, by tracing their torch functions.
 
 If extensions are allowed, `mlx::sample` is lowered to `SampleNode`, whose kernels draw the same tokens, and
-`mlx::int8_quantized_matmul` to `Int8QuantizedMatmulNode`.
+`mlx::int8_quantized_matmul` to `Int8QuantizedMatmulNode`. Without extensions, `SampleNode` becomes a replacement of the
+traced instructions.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -29,9 +32,18 @@ _PARAMETER_DTYPES = {
 @REGISTRY.lower(sample)
 def lower_sample(P, logits, **parameters):
     if not P.allow_extensions:
-        return _trace_sample(P, logits=logits, **parameters)
+        return _emit_portable(P, logits, parameters)
     fields = {name: None if x is None else P.cast(x, _PARAMETER_DTYPES[name]) for name, x in parameters.items()}
     return P.emit(ir.SampleNode, logits=logits, **fields, dtype=torch.int64)
+
+
+def _emit_portable(P, logits, parameters):
+    """Emit the torch code of `mlx::sample`. If possible, `SampleNode` replaces it in the runtime of this project."""
+    trace = partial(_trace_sample, P, logits=logits, **parameters)
+    given = {name: x for name, x in parameters.items() if x is not None}
+    if "seed" not in given or any(x.dtype != _PARAMETER_DTYPES[name] for name, x in given.items()):
+        return trace()
+    return P.emit_replaceable(ir.SampleNode, {"logits": logits, **given}, trace)
 
 
 _trace_int8_quantized_matmul = tracing_handler(

@@ -41,12 +41,12 @@ void Context::run(uint32_t index) {
   } catch (const LocatedFailure&) {
     throw;
   } catch (const std::exception& error) {
-    const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(i));
+    const auto& instruction = *chain.instructions[i].source;
     const auto* failure = dynamic_cast<const Failure*>(&error);
     const bool lacks_memory = failure == nullptr && is_out_of_memory(error);
     throw LocatedFailure(
         failure ? failure->code : lacks_memory ? Error::MemoryAllocationFailed : Error::InvalidArgument,
-        str("chain ", index, ", instruction ", i, " (", find_row(size_t(instruction.op_type()))->name,
+        str("chain ", index, ", instruction ", chain.instructions[i].index, " (", find_row(size_t(instruction.op_type()))->name,
             "): ", lacks_memory ? "out of memory: " : "", error.what(), "; ", describe_operands(instruction)));
   }
 }
@@ -109,7 +109,8 @@ std::vector<uint32_t> Context::shared_matrices(const fb::ScanParams& n) const {
       written.insert(slot->idx());
     }
   }
-  for (const auto* instruction : *program_.chains[n.body_chain_idx()].source->instructions()) {
+  for (const auto& decoded : program_.chains[n.body_chain_idx()].instructions) {
+    const auto* instruction = decoded.source;
     if (is_control(*instruction)) {
       return {};
     }

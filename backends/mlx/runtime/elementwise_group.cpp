@@ -210,7 +210,7 @@ class GroupFinder {
 
   void run() {
     for (const auto& chain : program_.chains) {
-      find_shared(*chain.source->instructions());
+      find_shared(chain.instructions);
     }
     if (const auto* outputs = program_.graph->output_map()) {
       for (const auto* slot : *outputs) {
@@ -225,13 +225,12 @@ class GroupFinder {
   }
 
  private:
-  using Instructions = flatbuffers::Vector<flatbuffers::Offset<fb::Instruction>>;
-
   // Marks the slots that a chain reads before it writes them. A write before a control instruction does not count after
   // it, because the chains that the instruction runs may have overwritten the slot.
-  void find_shared(const Instructions& instructions) {
+  void find_shared(const std::vector<DecodedInstruction>& instructions) {
     ++epoch_;
-    for (const auto* instruction : instructions) {
+    for (const auto& decoded : instructions) {
+      const auto* instruction = decoded.source;
       const bool runs_chains = is_control(*instruction);
       for_each_tensor_slot(*instruction, [&](const fb::Tid& tid, Access access) {
         if (runs_chains || (access != Access::write && last_write_[tid.idx()] != epoch_)) {
@@ -248,11 +247,11 @@ class GroupFinder {
   }
 
   void find_groups(Chain& chain) {
-    const auto& instructions = *chain.source->instructions();
+    const auto& instructions = chain.instructions;
     std::vector<GroupBuilder> builders;
     for (uint32_t i = 0; i < instructions.size();) {
       GroupBuilder builder(i);
-      while (i < instructions.size() && builder.add(*instructions.Get(i), chain.instructions[i].list_elements)) {
+      while (i < instructions.size() && builder.add(*instructions[i].source, instructions[i].list_elements)) {
         ++i;
       }
       const size_t size = builder.size();
@@ -268,16 +267,15 @@ class GroupFinder {
 
   // Goes through the chain from its end, so that the next access of each slot is known where a group ends.
   void finish_groups(Chain& chain, std::vector<GroupBuilder>& builders) {
-    const auto& instructions = *chain.source->instructions();
     ++epoch_;
-    for (uint32_t i = instructions.size(); i > 0; --i) {
+    for (size_t i = chain.instructions.size(); i > 0; --i) {
       if (!builders.empty() && builders.back().last() == i) {
         chain.groups.push_back(
             std::move(builders.back()).finish([&](uint32_t slot) { return is_read_later(slot); }));
         builders.pop_back();
         chain.instructions[chain.groups.back().first].group = static_cast<uint32_t>(chain.groups.size());
       }
-      set_next_access(*instructions.Get(i - 1));
+      set_next_access(*chain.instructions[i - 1].source);
     }
   }
 

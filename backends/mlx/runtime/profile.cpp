@@ -28,12 +28,13 @@ std::vector<uint32_t> results_of(const fb::Instruction& instruction) {
 
 void Profiler::run(Context& context, uint32_t chain_index, size_t instruction_index) {
   const Chain& chain = program_.chains[chain_index];
-  const auto& instruction = *chain.source->instructions()->Get(static_cast<uint32_t>(instruction_index));
+  const DecodedInstruction& decoded = chain.instructions[instruction_index];
+  const auto& instruction = *decoded.source;
   // The operands are described before the instruction runs, because an update in place empties the slot of its operand.
   std::string description = context.describe_operands(instruction);
 
   const et_timestamp_t start = et::pal_current_ticks();
-  chain.instructions[instruction_index].function(chain.instructions[instruction_index].node, context);
+  decoded.function(decoded.node, context);
   const auto slots = results_of(instruction);
   std::vector<mx::array> results;
   for (const uint32_t slot : slots) {
@@ -53,7 +54,7 @@ void Profiler::run(Context& context, uint32_t chain_index, size_t instruction_in
   }
   // ExecuTorch's Inspector merges the events of one call that have the same name. So if an instruction runs again,
   // as in a loop, a number is added to its name.
-  std::string name = str(chain_index, ".", instruction_index, " ", find_row(size_t(instruction.op_type()))->name);
+  std::string name = str(chain_index, ".", decoded.index, " ", find_row(size_t(instruction.op_type()))->name);
   if (const uint32_t run = runs_[&instruction]++; run > 0) {
     name += str(" #", run);
   }

@@ -21,6 +21,13 @@ constexpr uint64_t kMaxListElements = 1 << 24;
 constexpr int kMaxNestedChains = 64;  // a chain, a chain that it calls, a chain that the second one calls, and so on
 constexpr int kMaxProcesses = 1024;  // processes of a group
 
+// Whether replacements run. On Apple systems they do not yet: the Metal kernels were never run on a GPU.
+#if defined(__APPLE__)
+constexpr bool kRunsReplacements = false;
+#else
+constexpr bool kRunsReplacements = true;
+#endif
+
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors() + graph.num_temp_tensors();
@@ -205,6 +212,7 @@ class ChainVerifier {
     program_.chains.resize(chains.size());
     calls_.resize(chains.size());
     depth_.assign(chains.size(), kUnvisited);
+    find_replacements();
     for (uint32_t i = 0; i < chains.size(); ++i) {
       decode(i, *chains.Get(i));
     }
@@ -223,9 +231,37 @@ class ChainVerifier {
   static constexpr int kUnvisited = -1;
   static constexpr int kInProgress = -2;
 
+  // Sorts the replacements of the program by chain and position, and checks their ranges.
+  void find_replacements() {
+    const auto* replacements = program_.graph->replacements();
+    if (replacements == nullptr) {
+      return;
+    }
+    const auto& chains = *program_.graph->instruction_chains();
+    for (const auto* r : *replacements) {
+      check_program(
+          r->chain() < chains.size(),
+          "replacement: chain ", r->chain(), " is out of range [0, ", chains.size(), ")");
+      const uint64_t last = uint64_t{r->first()} + r->count();
+      const auto size = chains.Get(r->chain())->instructions()->size();
+      check_program(
+          r->count() > 0 && last <= size,
+          "replacement: got instructions ", r->first(), " to ", last, " of chain ", r->chain(), ", which has ", size);
+      replacements_.push_back(r);
+    }
+    std::sort(replacements_.begin(), replacements_.end(), [](const auto* a, const auto* b) {
+      return std::pair(a->chain(), a->first()) < std::pair(b->chain(), b->first());
+    });
+    for (size_t i = 1; i < replacements_.size(); ++i) {
+      const auto &a = *replacements_[i - 1], &b = *replacements_[i];
+      check_program(
+          a.chain() != b.chain() || a.first() + a.count() <= b.first(),
+          "replacement: instruction ", b.first(), " of chain ", b.chain(), " has two replacements");
+    }
+  }
+
   void decode(uint32_t index, const fb::InstructionChain& source) {
     auto& chain = program_.chains[index];
-    chain.source = &source;
     chain.instructions.reserve(source.instructions()->size());
     num_instructions_ += source.instructions()->size();
     check_program(
@@ -236,7 +272,8 @@ class ChainVerifier {
     const bool is_init = int64_t{graph.init_chain_idx()} == index && graph.main_chain_idx() != index;
     const uint32_t first_writable = is_init ? 0 : program_.layout.outputs_begin();
     for (uint32_t i = 0; i < source.instructions()->size(); ++i) {
-      const auto& instruction = *source.instructions()->Get(i);
+      const fb::Replacement* const replacement = replacement_at(index, i);
+      const auto& instruction = replacement ? *replacement->instruction() : *source.instructions()->Get(i);
       const auto tag = static_cast<size_t>(instruction.op_type());
       const auto* row = find_row(tag);
       check_program(
@@ -258,8 +295,22 @@ class ChainVerifier {
             where, "chain ", called, " is out of range [0, ", program_.chains.size(), ")");
         calls_[index].push_back(static_cast<uint32_t>(called));
       }
-      chain.instructions.push_back({row->function, instruction.op(), verifier.list_elements()});
+      chain.instructions.push_back({row->function, instruction.op(), &instruction, i, verifier.list_elements()});
+      i += replacement ? replacement->count() - 1 : 0;
     }
+  }
+
+  // The replacement whose range begins at an instruction, or null. Is called for the instructions in their order.
+  const fb::Replacement* replacement_at(uint32_t chain, uint32_t instruction) {
+    if (!kRunsReplacements || next_replacement_ == replacements_.size()) {
+      return nullptr;
+    }
+    const auto* next = replacements_[next_replacement_];
+    if (next->chain() != chain || next->first() != instruction) {
+      return nullptr;
+    }
+    ++next_replacement_;
+    return next;
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
@@ -290,6 +341,8 @@ class ChainVerifier {
   const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
   uint64_t num_list_elements_ = 0;
+  std::vector<const fb::Replacement*> replacements_;  // sorted
+  size_t next_replacement_ = 0;               // the first replacement that is not part of `program_` yet
   std::vector<std::vector<uint32_t>> calls_;  // for each chain, the chains that it calls
   std::vector<int> depth_;                    // for each chain, the result of measure_depth() or a constant above
 };

@@ -47,13 +47,14 @@ struct Layout {
 struct DecodedInstruction {
   OpFunction function;
   const void* node;
+  const fb::Instruction* source;
+  uint32_t index;          // in the chain of the FlatBuffer, for messages; of a replacement, the first one it replaces
   uint32_t list_elements;  // the total number of elements in the node's lists
   uint32_t group = 0;      // groups[group - 1] of the chain begins here; 0: no group does
 };
 
 struct Chain {
-  std::vector<DecodedInstruction> instructions;
-  const fb::InstructionChain* source;  // the same instructions in the FlatBuffer
+  std::vector<DecodedInstruction> instructions;  // after the replacements of the program
   std::vector<ElementwiseGroup> groups;
 };
 

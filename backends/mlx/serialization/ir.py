@@ -826,6 +826,19 @@ class NamedSlot(Table):
 
 
 @dataclass(kw_only=True)
+class Replacement(Table):
+    """Instructions [first, first + count) of a chain compute a result for which `instruction` would suffice: an extension
+    that ExecuTorch's own MLX delegate lacks. This runtime runs `instruction` in their place. Other runtimes do not read
+    this table. No instruction outside the range reads what the range writes, except for the results of `instruction`.
+    """
+
+    chain: uint32 = 0
+    first: uint32 = 0
+    count: uint32 = 0
+    instruction: Instruction
+
+
+@dataclass(kw_only=True)
 class MLXGraph(Table):
     version: string | None = None
     num_constant_tensors: uint32 = 0
@@ -842,6 +855,7 @@ class MLXGraph(Table):
     mutable_buffer_map: list[SlotVariant] | None = None
     named_slots: list[NamedSlot] | None = None
     tensor_meta: list[TensorMeta] | None = None  # by tensor slot; temporaries have none
+    replacements: list[Replacement] | None = None  # an extension; the ranges do not overlap
 
 
 # fmt: off

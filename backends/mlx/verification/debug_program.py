@@ -65,6 +65,7 @@ def expose(graph: ir.MLXGraph, values: Sequence[Exposed]) -> ir.MLXGraph:
         num_output_tensors=graph.num_output_tensors + len(values),
         output_map=[*renumbered.output_map, *(_tensor_slot(first + i) for i in range(len(values)))],
         tensor_meta=[*metas[:first], *map(_meta, values), *metas[first:]],
+        replacements=None,  # instructions that are replaced leave no intermediate values
     )
 
 
