@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from unittest import mock
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 
 from executorch_mlx import MLXPartitioner, Runtime, SamplingHead
+from executorch_mlx.builder.emitter import Emitter
 
 # setting: (parameters, bar over argmax, bar of mlx-lm over ours)
 SETTINGS = {

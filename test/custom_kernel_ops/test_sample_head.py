@@ -7,6 +7,7 @@ import torch
 from sampling_programs import Sample, lower
 
 from executorch_mlx import SamplingHead
+from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
 
 
@@ -152,3 +153,14 @@ def test_filter_that_is_none_emits_no_instructions():
     without = instructions(names, ARGUMENTS[1:])
     with_min_p = instructions((*names, "min_p"), (*ARGUMENTS[1:], scalar(0.1)))
     assert 0 < without < with_min_p
+
+
+def test_portable_program_has_the_node_as_replacement_only():
+    names = ("temperature", "top_p", "seed")
+    (delegate,) = lower(Sample(names), (torch.zeros(1, 32000), *ARGUMENTS[1:])).executorch_program.backend_delegate_data
+    graph = read_payload(bytes(delegate.data))
+    (replacement,) = graph.replacements
+    assert type(replacement.instruction.op) is ir.SampleNode
+    assert replacement.chain == graph.main_chain_idx and replacement.count > 1
+    ops = [instruction.op for chain in graph.instruction_chains for instruction in chain.instructions]
+    assert all(op.OP_TYPE < ir.FIRST_EXTENSION for op in ops)
