@@ -10,7 +10,7 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime, preprocess
 from executorch_mlx.builder.assemble import assemble
 from executorch_mlx.builder.liveness import lifetimes, recycle
-from executorch_mlx.builder.emitter import Emitted
+from executorch_mlx.builder.emitter import Emitted, Replacement
 from executorch_mlx.builder.interface import Interface
 from executorch_mlx.builder.slots import Space, TensorSlot
 from executorch_mlx.serialization import ir
@@ -28,6 +28,7 @@ class RandomProgram:
         self.buffer = self.slot(Space.BUFFER)
         self.buffer.data = lambda: torch.zeros(2)
         self.chains = [[]]
+        self.replacements = []
         known = list(self.inputs)
         self.fill(self.chains[0], known, depth=0)
         outputs = self.random.sample([s for s in known if s.space == Space.TEMP], 2)
@@ -172,8 +173,36 @@ def test_linear_program_needs_two_slots():
     slots[-1].space = Space.OUTPUT
     chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
     slots[-1].shape = (2,)
-    program = SimpleNamespace(chains=[chain], interface=Interface([slots[0]], [slots[-1]], []))
+    program = SimpleNamespace(chains=[chain], replacements=[], interface=Interface([slots[0]], [slots[-1]], []))
     assert assemble(program).graph.num_temp_tensors == 2
+
+
+def test_operand_and_result_of_a_replacement_share_no_slot():
+    """An extension replaces instructions 1 to 3, the first of which is the last to read the operand of the extension."""
+    slots = [TensorSlot(torch.float32, (2,), Space.INPUT)] + [TensorSlot(torch.float32) for _ in range(6)]
+    slots[-1].space, slots[-1].shape = Space.OUTPUT, (2,)
+    chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
+    extension = Emitted(ir.ErfInvNode, {"x": slots[1], "out": slots[4]})
+    program = SimpleNamespace(
+        chains=[chain], replacements=[Replacement(chain, chain[1:4], extension)],
+        interface=Interface([slots[0]], [slots[-1]], []),
+    )  # fmt: skip
+    (replacement,) = assemble(program).graph.replacements
+    assert (replacement.chain, replacement.first, replacement.count) == (0, 1, 3)
+    assert replacement.instruction.op.x != replacement.instruction.op.out
+
+
+def test_replacement_of_dead_instructions_is_dropped():
+    slots = [TensorSlot(torch.float32, (2,), Space.INPUT)] + [TensorSlot(torch.float32) for _ in range(3)]
+    slots[1].space, slots[1].shape = Space.OUTPUT, (2,)
+    chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
+    extension = Emitted(ir.ErfInvNode, {"x": slots[1], "out": slots[3]})
+    program = SimpleNamespace(
+        chains=[chain], replacements=[Replacement(chain, chain[1:], extension)],
+        interface=Interface([slots[0]], [slots[1]], []),
+    )  # fmt: skip
+    graph = assemble(program).graph
+    assert graph.replacements is None and len(graph.instruction_chains[0].instructions) == 1
 
 
 class Deep(torch.nn.Module):
