@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .programs import EXTENTS, Batch, Program
 from .route import CaptureRefused, NotDelegated
@@ -52,11 +53,29 @@ def _lower(batch: Batch):
         except Exception as error:  # torch's own refusals have many types
             raise CaptureRefused(f"{type(error).__name__}: {error}") from error
         partitioner = _Partitioner()
-        lowered = to_edge_transform_and_lower(
-            exported, partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
-        )
+        try:
+            lowered = _to_edge(exported, partitioner)
+        except GuardOnDataDependentSymNode:
+            _check_portable(exported)
+            raise
     owners = [i for i, program in enumerate(batch.programs) for _ in program.outputs]
     return lowered, {owners[output]: reason for output, reason in partitioner.declined.items()}
+
+
+def _to_edge(exported, *partitioners: MLXPartitioner):
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    return to_edge_transform_and_lower(exported, partitioner=list(partitioners), compile_config=config)
+
+
+def _check_portable(exported) -> None:
+    """Raises CaptureRefused if ExecuTorch's own passes fail on the program, without the partitioner.
+
+    They fail on `w[i]` with an index tensor of rank 0, which torch.export turns into a `select` by `i.item()`.
+    """
+    try:
+        _to_edge(exported)
+    except GuardOnDataDependentSymNode as error:
+        raise CaptureRefused(f"{type(error).__name__}: {error}") from error
 
 
 class _Partitioner(MLXPartitioner):

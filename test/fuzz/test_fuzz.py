@@ -7,8 +7,9 @@ from executorch_mlx.serialization import ir
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fuzz.check import WrongAnswer, check, compare
+from fuzz.check import Counts, WrongAnswer, check, compare
 from fuzz.direct import DirectRoute
+from fuzz.exported import ExportedRoute
 from fuzz.near_misses import FAMILIES
 from fuzz.programs import EXTENTS, Input, Program, Statement
 from fuzz.random_graphs import programs
@@ -75,6 +76,20 @@ def test_wrong_values_are_found():
         compare(program, EXTENTS[0], [y, z + torch.tensor([0.0, 0.01])])
     with pytest.raises(WrongAnswer, match="got torch.float16"):
         compare(program, EXTENTS[0], [y.half(), z])
+
+
+@pytest.mark.parametrize("length", [7, "n"])
+@pytest.mark.parametrize("route", [DirectRoute, ExportedRoute])
+def test_programs_that_executorch_refuses_are_counted(delegate, route, length):
+    """torch.export turns `w[i]` with `i` of rank 0 into a select by `i.item()`, on which ExecuTorch's passes fail."""
+    w = "torch.ops.torchao.dequantize_affine(q, [1, 32], scale, None, torch.int8, -128, 127)"
+    program = Program(
+        (Input("i", (), torch.int64, 0, 8), Input("x", (length,), torch.float32)),
+        (Statement("w", w), Statement("y", "w[i]"), Statement("z", "x + 1")), ("y", "z"),
+        (("q", "torch.arange(512).reshape(8, 64).to(torch.int8)"), ("scale", "torch.ones(8, 2)")))
+    counts = Counts()
+    check([program, example()], counts, route=route)
+    assert (counts.programs, counts.compared, counts.not_exported.total()) == (2, 1, 1)
 
 
 def test_source_of_a_program_runs(capsys):
