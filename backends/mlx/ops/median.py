@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..builder.extents import bounds
 from ..builder.registry import REGISTRY, Unsupported
 
 aten = torch.ops.aten
@@ -85,7 +86,15 @@ def _mode(x, dim: int, keepdim: bool):
 def nanmedian(P, self):
     if not self.dtype.is_floating_point:
         return median(P, self)
-    return P.trace(lambda x: _nanmedian(x.reshape(-1), 0, False)[0], self)[0]
+    may_be_empty = any(bounds(extent)[0] == 0 for extent in self.shape)
+
+    def over_all(x):
+        x = x.reshape(-1)
+        if may_be_empty:  # a NaN does not change the median, and is the median of an empty tensor
+            x = torch.cat([x, x.new_full((1,), torch.nan)])
+        return _nanmedian(x, 0, False)[0]
+
+    return P.trace(over_all, self)[0]
 
 
 @REGISTRY.lower(aten.nanmedian.dim)
