@@ -1,9 +1,13 @@
-"""Tracing a function does not specialize the dynamic dimensions of the program."""
+"""Tracing a function: dynamic dimensions are not specialized, and a graph is traced once for two walks."""
+
+from operator import attrgetter
 
 import pytest
 import torch
+import executorch_mlx.ops  # noqa: F401  (fills the registry)
 from executorch_mlx.builder.program import ProgramBuilder
-from executorch_mlx.builder.registry import Registry, Unsupported
+from executorch_mlx.builder.registry import REGISTRY, Registry, Unsupported
+from executorch_mlx.serialization import ir
 
 
 class Tangent(torch.nn.Module):
@@ -33,3 +37,32 @@ def test_function_that_specializes_a_dimension_is_refused():
     assert not shape_env.replacements
     with pytest.raises(Unsupported, match="would specialize the dynamic dimension"):
         ProgramBuilder(program, registry).build()
+
+
+calls = []
+
+
+def counted_tan(x):
+    calls.append(tuple(x.shape))
+    return torch.sin(x) / torch.cos(x)
+
+
+class Tangents(torch.nn.Module):
+    def forward(self, x):
+        return torch.tan(torch.tan(x)) + torch.tan(x[:1])
+
+
+def test_second_walk_uses_the_traces_of_the_first():
+    registry = Registry()
+    for name in ("slice.Tensor", "add.Tensor", "sin.default", "cos.default", "div.Tensor"):
+        target = attrgetter(name)(torch.ops.aten)
+        registry.add(target, REGISTRY.handler_for(target))
+    registry.add(torch.ops.aten.tan.default, lambda P, self: P.trace(counted_tan, self)[0])
+    program = torch.export.export(Tangents(), (torch.randn(3, 4),)).run_decompositions({})
+    calls.clear()
+    assert set(ProgramBuilder(program, registry).check().values()) == {None}
+    assert calls == [(3, 4), (3, 4), (1, 4)]
+    builder = ProgramBuilder(program, registry).build()
+    assert len(calls) == 3
+    ops = [emitted.op for emitted in builder.chains[0]]
+    assert ops.count(ir.SinNode) == ops.count(ir.CosNode) == ops.count(ir.DivideNode) == 3

@@ -26,7 +26,7 @@ from .matcher import Match, is_call
 from .quantized_weights import DEQUANTIZE
 from .registry import REGISTRY, Registry, Unsupported, aten_target
 from .slots import Slot, Space, TensorSlot, slot_for
-from .trace import trace
+from .trace import Traces
 
 
 class ProgramBuilder(Emitter):
@@ -60,6 +60,7 @@ class ProgramBuilder(Emitter):
         self._dry_run = False
         inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
         self._fake_mode = detect_fake_mode(inputs) or FakeTensorMode()
+        self._traces = Traces(registry, self._fake_mode)
 
     # The walk over the graph -----------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class ProgramBuilder(Emitter):
 
         Returns the values of the function's results, as a list. See `trace.trace`.
         """
-        return self.inline(*trace(self.registry, self._fake_mode, function, args, kwargs))
+        return self.inline(*self._traces.trace(function, args, kwargs))
 
 
 def _call_handler(P: ProgramBuilder, node: Node) -> Any:

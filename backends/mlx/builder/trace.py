@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
@@ -46,6 +48,54 @@ def trace(
     # `fake_mode` is active, so that the tensors that `function` creates are fake too and may have dynamic shapes.
     with torch.no_grad(), fake_mode, _no_specialization(fake_mode):
         return make_fx(call, decomposition_table=table)(*fakes), slots
+
+
+_PLAIN = (bool, int, float, str, torch.dtype, NoneType)
+
+
+class Traces:
+    """The traces of one walk over a graph.
+
+    The partitioner and the backend walk over the same graph, with the same `fake_mode`. The second walk gets the traces
+    of the first one, which are stored in `fake_mode`. Within a walk, every trace is a graph of its own.
+    """
+
+    def __init__(self, registry: Registry, fake_mode: Any):
+        self._registry, self._fake_mode = registry, fake_mode
+        self._known: dict[Any, GraphModule] = vars(fake_mode).setdefault("_mlx_traces", {})
+        self._counts: Counter = Counter()
+
+    def trace(
+        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[GraphModule, list[TensorSlot]]:
+        """Returns what `trace` returns."""
+        leaves, spec = tree_flatten((list(args), kwargs))
+        key = self._key(function, leaves, spec)
+        if key is None:
+            return trace(self._registry, self._fake_mode, function, args, kwargs)
+        self._counts[key] += 1
+        numbered = key, self._counts[key]
+        if numbered not in self._known:
+            self._known[numbered], _ = trace(self._registry, self._fake_mode, function, args, kwargs)
+        return self._known[numbered], [leaf for leaf in leaves if isinstance(leaf, TensorSlot)]
+
+    def _key(self, function: Callable, leaves: Sequence[Any], spec: Any) -> Any:
+        """Returns a key of everything that the trace depends on, or None if there is no such key.
+
+        An inner function, such as a lambda, may differ from call to call. Symbols of `fake_mode` identify dynamic sizes.
+        """
+        if "<" in getattr(function, "__qualname__", "<"):
+            return None
+        values = []
+        for leaf in leaves:
+            if isinstance(leaf, TensorSlot):
+                sizes = (d.node.expr if isinstance(d, torch.SymInt) else d for d in leaf.shape)
+                values.append((leaf.dtype, *sizes))
+            elif isinstance(leaf, _PLAIN):
+                values.append((type(leaf), repr(leaf)))
+            else:
+                return None
+        return self._registry, function, spec, tuple(values)
 
 
 @functools.cache
