@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch_mlx import MLXPartitioner
 from executorch_mlx.llm.export.lowering import lower
+from executorch_mlx.llm.export.serialize import serialize
 from executorch_mlx.serialization.read import read_payload
 
 
@@ -53,6 +55,43 @@ def test_the_program_is_that_of_executorch():
     assert graphs(lowered) == graphs(expected)
     assert lowered.config_methods == {"answer"}
     assert lowered.to_executorch().buffer
+
+
+class Halves(torch.nn.Module):
+    """Returns a transposed result, one of a dynamic size, and an input."""
+
+    def forward(self, x, y):
+        return (x @ x.mT)[1:].mT, torch.cat([y, x[0]]), y
+
+
+class Partly(torch.nn.Module):
+    """Has two delegates, with an operator of ExecuTorch between them."""
+
+    def forward(self, x, y):
+        grid = torch.zeros(1, 1, 1, 1, 3)
+        return (torch.nn.functional.grid_sample((x * 2)[None, None, None], grid, align_corners=False) + y[0]).exp(), y
+
+
+@pytest.mark.parametrize("module", [Halves, Partly])
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_serialize_gives_the_file_of_executorch(module, is_dynamic):
+    def lowered():
+        shapes = ({0: torch.export.Dim("rows", min=3, max=64)} if is_dynamic else None, None)
+        program = torch.export.export(module(), (torch.ones(4, 8), torch.ones(8)), dynamic_shapes=shapes)
+        return lower({"forward": program}, {}, allow_extensions=False)[0]
+
+    assert serialize(lowered()).buffer == lowered().to_executorch().buffer
+
+
+def test_serialize_does_not_run_the_graph_of_a_delegate():
+    lowered, _ = lower({"forward": exported(Layer())}, {}, allow_extensions=False)
+    ((_, delegate, _),) = get_lowered_submodules(lowered.exported_program().graph_module)
+    graph = delegate.original_module.graph
+    node = graph.find_nodes(op="call_function", target=torch.ops.aten.rsqrt.default)[0]
+    node.target = torch.ops.aten.bmm.default  # this call would fail
+    assert serialize(lowered).buffer
+    with pytest.raises(Exception, match="bmm"):
+        delegate.original_module.module()(torch.ones(1, 8))
 
 
 def test_an_undelegated_node_goes_to_executorch():

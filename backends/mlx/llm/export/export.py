@@ -26,6 +26,7 @@ from .mtp import load_mtp
 from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
+from .serialize import serialize
 from .state import has_state
 from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
 
@@ -151,7 +152,7 @@ def export_llm(
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
-    program = lowered.to_executorch()
+    program = serialize(lowered)
     checker = None
     if verify:
         checker = functools.partial(check_program, program=program, decoder=decoder, kinds=kinds, head=head)

@@ -17,6 +17,7 @@ from ...llm.export.conversion import QUANTIZATIONS, convert_weights
 from ...llm.export.export import ExportedLLM, check_choice, check_group_size, load_tokenizer
 from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
+from ...llm.export.serialize import serialize
 from ...llm.export.weights import find_checkpoint, shortened
 from .check import check_program
 from .decoder import ProgramModel
@@ -89,7 +90,7 @@ def export_speech(
     progress("lower")
     lowered, report = lower(methods, constants, allow_extensions=allow_extensions)
     progress("serialize")
-    program = lowered.to_executorch()
+    program = serialize(lowered)
     checker = None
     if verify:
         checker = functools.partial(check_program, program_model=program_model, head=head, start=prompt["start"])

@@ -21,6 +21,7 @@ from ..head_config import HeadConfig
 from ..lowering import lower
 from ..methods import MethodKind, example_inputs
 from ..reference import difference_beyond_rounding
+from ..serialize import serialize
 from .plan import Plan, plan, tensors_of
 from .rewriter import part_of, rewritten
 
@@ -87,7 +88,7 @@ def partition(
         lowered, report = lower(
             _part(found, methods, rank), constants | {"tensor_parallel_rank": rank}, allow_extensions=True
         )
-        return lowered.to_executorch(), report
+        return serialize(lowered), report
 
     tensors = tensors_of(next(iter(methods.values())))
     # The difference between the caches of a process and those of the whole model: negative if caches are split.
