@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -36,9 +38,18 @@ int keep_private(int socket) {
   return socket;
 }
 
+// Waits again after a signal, for the time that is left.
 bool is_ready(int socket, short events, double seconds) {
-  pollfd waiting = {socket, events, 0};
-  return poll(&waiting, 1, static_cast<int>(seconds * 1000)) == 1;
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    pollfd waiting = {socket, events, 0};
+    const int ready = poll(&waiting, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+    if (ready >= 0 || errno != EINTR) {
+      return ready == 1;
+    }
+  }
 }
 
 } // namespace
@@ -113,7 +124,10 @@ void configure(int socket) {
 }
 
 void set_timeout(int socket, double seconds) {
-  const timeval limit = {static_cast<time_t>(seconds), 0};
+  const auto microseconds = static_cast<int64_t>(std::ceil(seconds * 1e6));
+  timeval limit = {};
+  limit.tv_sec = static_cast<time_t>(microseconds / 1'000'000);
+  limit.tv_usec = static_cast<suseconds_t>(microseconds % 1'000'000);
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
