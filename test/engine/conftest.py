@@ -5,7 +5,7 @@ from pathlib import Path
 
 import llm_programs as programs
 import pytest
-from llm_cli import Run
+from llm_runner import Run
 
 
 @pytest.fixture(scope="session")

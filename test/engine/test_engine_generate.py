@@ -6,7 +6,7 @@ import subprocess
 
 import llm_programs as programs
 import pytest
-from llm_cli import find_program
+from llm_runner import find_program
 
 
 def test_finish_reasons_are_listed(run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import llm_programs as programs
 import pytest
 import torch
-from llm_cli import BUILD
+from llm_runner import BUILD
 
 PACKAGE = BUILD / "lib" / "cmake" / "executorch_mlx"
 HEADERS = Path(__file__).resolve().parents[2] / "backends" / "mlx" / "engine" / "include"

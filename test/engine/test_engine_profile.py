@@ -3,7 +3,7 @@
 import subprocess
 
 from executorch.devtools import Inspector
-from llm_cli import find_program
+from llm_runner import find_program
 
 
 def delegated_events(path) -> list:

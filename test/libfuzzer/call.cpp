@@ -3,13 +3,20 @@
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/evalue.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dtype.h"
@@ -33,8 +40,9 @@ constexpr int64_t kMaxElements = 1 << 12;  // of an argument or a constant
 constexpr int kDefaultSize = 4;            // of a dynamic dimension without an upper bound
 constexpr size_t kMaxRank = 16;
 
-// Generates random values that are valid operands of most nodes: small numbers, and sometimes extreme ones. The same
-// payload always gives the same values.
+// Generates random values that are valid operands of most nodes. Floats and doubles are small numbers, and sometimes
+// infinity. Integers are from -1 to 7, and sometimes random bits. Halves are random bits. The same payload always gives
+// the same values with the same standard library.
 class Values {
  public:
   explicit Values(std::string_view payload)
@@ -60,7 +68,8 @@ class Values {
       const float value = is_extreme ? std::numeric_limits<float>::infinity() : static_cast<float>(bits % 9) / 4 - 1;
       std::memcpy(to, &value, width);
     } else if (type == ScalarType::Double) {
-      const double value = static_cast<double>(bits % 9) / 4 - 1;
+      const double value =
+          is_extreme ? std::numeric_limits<double>::infinity() : static_cast<double>(bits % 9) / 4 - 1;
       std::memcpy(to, &value, width);
     } else if (type == ScalarType::Bool) {
       *to = static_cast<char>(bits >> 8 & 1);
@@ -68,7 +77,7 @@ class Values {
       const uint64_t pattern = uint64_t{random_()} << 32 | bits;
       std::memcpy(to, &pattern, width);
     } else {
-      const int64_t value = static_cast<int64_t>(bits % 8) - (bits % 32 == 1);
+      const int64_t value = static_cast<int64_t>(bits % 8) - (bits % 32 == 0);
       std::memcpy(to, &value, width);
     }
   }
@@ -86,7 +95,8 @@ struct TensorSpec {
   int64_t elements = 1;
 };
 
-// The metadata of a slot, or null for a temporary: the runtime does not verify the metadata of temporaries.
+// Returns the metadata of a slot. Returns null if the slot has none, and for a temporary, whose metadata the runtime does
+// not verify.
 const fb::TensorMeta* meta_of(const fb::MLXGraph& graph, uint32_t slot) {
   const uint64_t first_temp = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors();
@@ -103,12 +113,14 @@ std::unique_ptr<TensorSpec> choose_spec(const fb::TensorMeta& meta) {
     return nullptr;
   }
   spec->is_dynamic = false;
+  int64_t stride_limit = 1; // the product of the sizes, without sizes of 0: no stride is greater
   for (const auto* dim : *shape) {
     spec->is_dynamic |= dim->value() < 0;
     const int highest = dim->max_value() >= 0 ? dim->max_value() : std::max(kDefaultSize, dim->min_value());
     const int64_t size = dim->value() >= 0 ? dim->value() : highest;
     spec->elements *= size;
-    if (spec->elements > kMaxElements || size > kMaxElements) {
+    stride_limit *= std::max<int64_t>(1, size);
+    if (stride_limit > kMaxElements) {
       return nullptr;
     }
     spec->sizes.push_back(static_cast<int>(size));
@@ -192,7 +204,7 @@ class Arguments {
     };
     add_all(graph.input_map(), true);
     add_all(graph.output_map(), false);
-    for (auto& value : values_) {
+    for (auto& value : evalues_) {
       pointers_.push_back(&value);
     }
   }
@@ -206,11 +218,11 @@ class Arguments {
  private:
   bool add(const fb::MLXGraph& graph, const fb::SlotVariant& slot, bool is_input, Values& values) {
     if (slot.slot_type() == fb::SlotType::IntValueSlot) {
-      values_.emplace_back(static_cast<int64_t>(values() % 5));
+      evalues_.emplace_back(static_cast<int64_t>(values() % 5));
     } else if (slot.slot_type() == fb::SlotType::FloatValueSlot) {
-      values_.emplace_back(static_cast<double>(values() % 5) / 2);
+      evalues_.emplace_back(static_cast<double>(values() % 5) / 2);
     } else if (slot.slot_type() == fb::SlotType::BoolValueSlot) {
-      values_.emplace_back(values() % 2 == 0);
+      evalues_.emplace_back(values() % 2 == 0);
     } else {
       return add_tensor(graph, slot.idx(), is_input, values);
     }
@@ -233,11 +245,11 @@ class Arguments {
         spec->type, static_cast<ssize_t>(spec->sizes.size()), spec->sizes.data(), memory_.back().get(),
         spec->order.data(), spec->strides.data(), dynamism);
     specs_.push_back(std::move(spec));
-    values_.emplace_back(Tensor(&tensors_.back()));
+    evalues_.emplace_back(Tensor(&tensors_.back()));
     return true;
   }
 
-  std::deque<et::EValue> values_;
+  std::deque<et::EValue> evalues_;
   std::deque<TensorImpl> tensors_;
   std::vector<std::unique_ptr<TensorSpec>> specs_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;

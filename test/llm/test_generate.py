@@ -227,7 +227,8 @@ def test_load_errors(tmp_path, logits_program):
 
 def test_chat_reuses_the_cache(llm):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Return"}]
-    # A chat encodes the answer again. Random tokens would give other ids then, and the token " the" gives the same id.
+    # The next turn of a chat encodes the text of the answer. Only " the" is allowed, because its text is always encoded
+    # as the same id. The text of other tokens may be encoded as other ids.
     answer = llm.chat(messages, allowed_tokens=allow_text(llm, " the"), max_new_tokens=6)
     assert answer.prompt == llm.encode("Be brief.\nReturn\n", special=False)
     assert ids(answer) == llm.encode(" the" * 6, special=False)

@@ -70,11 +70,12 @@ def write_gguf(path, architecture, type_, **metadata):
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
         _write_tensor(writer, names, architecture, name, parameter, type_)
-    close(writer)
+    write_and_close(writer)
     return model
 
 
-def close(writer):
+def write_and_close(writer):
+    """Write the header, the metadata and the tensors of the file, and close it."""
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
@@ -88,8 +89,8 @@ def _write_tensor(writer, names, architecture, name, parameter, type_):
         parameter.data = torch.from_numpy(gguf.dequantize(quantized, type_)).clone()
         values = parameter.data
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-        # llama.cpp orders the rows of a head of size D differently. Its row 2 i is row i in transformers, and its row
-        # 2 i + 1 is row i + D / 2.
+        # transformers rotates rows i and i + D / 2 of a head of size D together. llama.cpp rotates neighbours, so a file
+        # has the rows in the order 0, D / 2, 1, D / 2 + 1, ...
         order = torch.arange(len(values)).view(-1, 2, 16).transpose(1, 2).flatten()
         values = values[order]
     if "gemma" in architecture and parameter.dim() == 1:
@@ -141,7 +142,7 @@ def test_blocks_of_32_are_exact(type_, tmp_path):
     tensor = tensor_of(gguf.quantize(w, type_), type_, tmp_path)
     packing = packed_tensor(tensor)
     values = dequantize(*packing.operands, 32, packing.bits).numpy()
-    assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.error == 0
+    assert (values == gguf.dequantize(tensor.data, type_)).all() and packing.squared_error == 0
 
 
 # The offsets of the float16 scales in the bytes of a block, and an upper bound of the relative error.
@@ -168,13 +169,13 @@ def test_k_quants_report_their_error(type_, tmp_path):
     expected = torch.from_numpy(gguf.dequantize(tensor.data, type_))
     error = (dequantize(*packing.operands, 32, packing.bits) - expected).norm() / expected.norm()
     assert 0 < error < limit
-    assert (packing.error / packing.norm) ** 0.5 == pytest.approx(float(error), rel=1e-3)
+    assert (packing.squared_error / packing.squared_norm) ** 0.5 == pytest.approx(float(error), rel=1e-3)
 
 
 def tensor_of(data, type_, folder):
     writer = gguf.GGUFWriter(folder / "tensor.gguf", "llama")
     writer.add_tensor("w", data, raw_dtype=type_)
-    close(writer)
+    write_and_close(writer)
     return gguf.GGUFReader(folder / "tensor.gguf").tensors[0]
 
 
@@ -200,7 +201,7 @@ def test_unsupported_rope_metadata_is_refused(architecture, metadata, message, t
 
 def test_an_unknown_architecture_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
-    close(writer)
+    write_and_close(writer)
     with pytest.raises(ValueError, match="general.architecture: got mamba, expected one of .*llama"):
         GGUFFile(tmp_path / "m.gguf")
 

@@ -22,18 +22,21 @@ def test_damaged_programs_run_or_return_an_error():
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no /proc, from which the test reads threads and memory")
-def test_unloaded_programs_leave_no_threads_or_memory():
+def test_programs_that_ran_and_were_unloaded_leave_no_threads_or_memory():
     command = [sys.executable, leaks.__file__, "--count", "200"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     threads, megabytes = map(float, output.split()[:2])
     assert threads <= 0 and megabytes < 4, output
 
 
-# -- inputs ----------------------------------------------------------------------
+# -- inputs and outputs ----------------------------------------------------------
 
 
 def program_with_input(**changes):
-    """A program whose payload declares its input with `changes`. The .pte declares it as float32 [1..8, 4]."""
+    """A program with an input that the .pte declares as float32 [1..8, 4].
+
+    The payload declares the same, except for `changes`: fields of the TensorMeta of the input.
+    """
     g = Graph()
     x = g.input(((1, 8), 4))
     g.emit(ir.ExpNode(x=x, out=g.output(((1, 8), 4))))
@@ -62,7 +65,7 @@ def test_invalid_inputs_are_errors(changes, size, message, capfd):
     model = g.load()
     with pytest.raises(RuntimeError):
         model(random(size, 4))
-    assert f'MLX execute: input 0 "x1": ' in (error := capfd.readouterr().err) and message in error
+    assert 'MLX execute: input 0 "x1": ' in (error := capfd.readouterr().err) and message in error
 
 
 def test_valid_inputs_run_after_invalid_ones():
@@ -105,6 +108,16 @@ def test_outputs_are_cast_to_the_declared_float_dtype():
     g.emit(ir.ExpNode(x=g.input((2, 3)), out=g.output((2, 3), torch.float16)))
     x = random(2, 3)
     torch.testing.assert_close(g.run(x)[0], x.exp().half())
+
+
+def test_integer_outputs_are_returned():
+    g = Graph()
+    x, size, double = g.input(((1, 9),)), g.new_value(), g.new_value()
+    g.emit(
+        ir.SymSizeNode(a=x, dim=0, out=size), ir.MultiplyIntNode(a=value_of(size), b=lit(2), out=double)
+    )
+    g.output_value(double)
+    assert g.run(torch.zeros(4)) == [8]
 
 
 # -- programs --------------------------------------------------------------------
@@ -242,13 +255,3 @@ def test_unseeded_random_bits_create_no_threads():
     for _ in range(20):
         in_thread(lambda: model()[0].clone())
     assert count() < before + 10  # other parts of this process may start threads, but not one for each call
-
-
-def test_integer_outputs_are_returned():
-    g = Graph()
-    x, size, double = g.input(((1, 9),)), g.new_value(), g.new_value()
-    g.emit(
-        ir.SymSizeNode(a=x, dim=0, out=size), ir.MultiplyIntNode(a=value_of(size), b=lit(2), out=double)
-    )
-    g.output_value(double)
-    assert g.run(torch.zeros(4)) == [8]

@@ -13,7 +13,7 @@ from sampling_logits import logits_of
 
 RUNTIME = Path(__file__).parents[2] / "backends/mlx/runtime"
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-ALL_PER_ROW = 31  # the bits of all five parameters: see Header in sample_kernel.cpp
+ALL_PER_ROW = 31  # the bits of all five parameters: see Header in run_sampling_kernel.cpp
 # temperature, top_p, top_k, min_p
 SETTINGS = {
     "greedy": (0.0, 0.5, 3, 0.1),
@@ -36,8 +36,8 @@ def draw(tmp_path_factory):
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
-    program = tmp_path_factory.mktemp("sample") / "sample_kernel"
-    source = Path(__file__).with_name("sample_kernel.cpp")
+    program = tmp_path_factory.mktemp("sample") / "run_sampling_kernel"
+    source = Path(__file__).with_name("run_sampling_kernel.cpp")
     subprocess.run(
         [compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-I{RUNTIME}", source, "-o", program],
         check=True,

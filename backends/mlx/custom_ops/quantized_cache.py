@@ -133,7 +133,8 @@ def _quantized_attention(
 
 
 # Like `cached_attention`, over a quantized cache. The key of an entry is its first D numbers. The value is the
-# `value_size` numbers from index `value_offset` on.
+# `value_size` numbers from index `value_offset` on. With `blocks`, attention is chunked: a query attends only to the
+# positions in its own block of `window` positions, as in `cached_attention`.
 quantized_attention = define(
     "quantized_attention(Tensor query, Tensor entries, Tensor scales, Tensor start, float scale, int value_offset, "
     "int value_size, int group_size, int bits, bool rotate, int? window=None, float? softcap=None, Tensor? row=None, "

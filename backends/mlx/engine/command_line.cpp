@@ -19,7 +19,6 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMinInt = std::numeric_limits<int64_t>::min();
 constexpr float kUnbounded = std::numeric_limits<float>::infinity();
 
@@ -28,11 +27,11 @@ template <typename... Parts>
   throw UsageError(str(message...));
 }
 
-int64_t parse_integer(std::string_view flag, const std::string& text, int64_t low, int64_t high = kMaxInt) {
+int64_t parse_integer(std::string_view flag, const std::string& text, int64_t low) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < low || value > high) {
+  if (error != std::errc() || stop != end || value < low) {
     const std::string expected = low == kMinInt ? "a 64-bit integer" : str("an integer of at least ", low);
     fail(flag, ": got '", text, "', expected ", expected);
   }
@@ -147,9 +146,9 @@ struct Option {
   void (*apply)(RunnerOptions&, std::string_view flag, const std::string& text);
 };
 
-// The help of a sampling parameter begins with the help that the table in llm/sampling_parameters.py has for it.
+// For a sampling parameter, the help text begins with the help text in the table of llm/sampling_parameters.py.
 constexpr Option kOptions[] = {
-    {"--prompt-ids", "IDS", "the prompt: 1,2,3, or @FILE, or - for stdin; repeat it for several answers",
+    {"--prompt-ids", "IDS", "the prompt: 1,2,3, or @FILE, or - for stdin; give it several times for several prompts",
      [](RunnerOptions& o, std::string_view f, const std::string& t) { o.prompts.push_back(parse_prompt(f, t)); }},
     {"--max-new-tokens", "N", "end the answer after N tokens (default: 128)",
      [](RunnerOptions& o, std::string_view f, const std::string& t) {
@@ -282,8 +281,9 @@ std::string usage() {
     text += str(left, option.help, "\n");
   }
   text +=
-      "\nText and token ids are printed to stdout as they are generated, or at the end for\n"
-      "several prompts. Timings, the seed and the finish reason go to stderr. Ctrl-C ends the answer.\n\n"
+      "\nFor one prompt, text and token ids are printed to stdout as they are generated. For\n"
+      "several prompts, they are printed at the end. Timings, the seed and the finish reason\n"
+      "go to stderr. Ctrl-C ends the answer.\n\n"
       "finish reasons:";
   for (int32_t finish = EXECUTORCH_MLX_STOP; finish <= EXECUTORCH_MLX_FINISH_ERROR; ++finish) {
     text += str(" ", to_string(finish));

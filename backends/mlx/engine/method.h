@@ -23,7 +23,7 @@ struct RowTask {
   std::span<const int64_t> tokens;
   int64_t position = 0; // of the first token
   int64_t row = 0;
-  int64_t row_length = 0; // for the method draft: how many tokens the other methods have written to the row
+  int64_t row_length = 0; // for the method draft: how many positions of the row the main model has written
   // The fields below say how to draw. They have no effect on a method that returns logits.
   const SamplingParameters* sampling = nullptr; // null: greedy
   int64_t seed = 0;
@@ -83,16 +83,16 @@ class Method {
   // outputs, whose memory is valid until the next call. Throws EngineError.
   std::vector<executorch::runtime::EValue> run(std::span<const RowTask> tasks);
 
-  // Like run(), but may return before the outputs are computed. With `source`, a pending call of this or another method,
-  // the token of task i is element sources[i] of the first output of `source`. Each task then has one token, which
-  // is not used.
+  // Like run(), but may return before the outputs are computed. `source` is null, or the outputs of a pending call of
+  // this or another method. With `source`, each task must have exactly one token, whose value is ignored: the token of
+  // task i is element sources[i] of the first output of `source`.
   Outputs submit(std::span<const RowTask> tasks, const Outputs* source, std::span<const size_t> sources);
 
   // Waits until the outputs are computed. Throws EngineError.
   void finish(Outputs& outputs) const;
 
-  // Makes a call that process 0 of the group makes. `inputs` is the message that message_of_call() returned in process
-  // 0, without the name of the method. Throws EngineError.
+  // Repeats a call of process 0 in this process of the group, with the same inputs. `inputs` is the message that
+  // message_of_call() returned in process 0, without the name of the method. Throws EngineError.
   void repeat(std::span<const char> inputs);
 
  private:

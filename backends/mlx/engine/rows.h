@@ -16,7 +16,7 @@ struct Row {
   int64_t index = 0;
   std::shared_ptr<const std::vector<float>> samples; // of a speech model: the sound that was encoded
   std::vector<int64_t> ids; // the tokens at positions 0, 1, ...
-  int64_t written = 0; // since the row was empty: one more than the highest position that was written
+  int64_t written = 0; // 1 + the highest position that was written since the row was last empty; 0: none
   int64_t mtp_length = 0; // positions that the program's head for multi-token prediction has read
   std::shared_ptr<Request> request; // null: the row is free
   uint64_t last_used = 0;
@@ -36,9 +36,11 @@ class Rows {
 
   bool has_free() const;
 
-  // Returns a free row, or null if there is none. It holds a beginning of `prompt` of at most `limit` tokens, possibly
-  // copied from another row. What the least recently used row held is lost first. `samples` is the request's sound: the
-  // tokens of a row with another sound do not count as a beginning.
+  // Returns a free row, or null if there is none. The row holds a beginning of `prompt` of at most `limit` tokens, which
+  // may be empty or copied from another row. By default, this is the least recently used free row, and it loses its other
+  // tokens. If another free row holds a beginning of the prompt and few other tokens, or if its beginning cannot be
+  // copied, that row is returned instead. `samples` is the request's sound: the tokens of a row with another sound do not
+  // count as a beginning.
   Row* take(std::span<const int64_t> prompt, int64_t limit, const std::vector<float>* samples = nullptr);
 
   // Frees a row whose request has ended. The row keeps its tokens if `is_valid`; they are invalid after a failed call.

@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass, field
 
 from ..serialization import ir
-from .limits import MAX_INTEGER, MAX_NESTING, MAX_RANK, MAX_STEPS
+from .limits import MAX_INFERENCE_STEPS, MAX_INTEGER, MAX_NESTING, MAX_RANK
 from .listing import ListedInstruction, list_instructions, tensor_ids
 from .pte import ProgramError
 from .type_rules import rule_of
@@ -26,7 +26,8 @@ class TypedInstruction:
     """An instruction with the types of its tensors, by slot id.
 
     `inferred` has the types of the results, as the type rule of the IR node computes them. `results` has the same
-    types, except that an unknown part of a type is taken from the type that the program declares for the tensor.
+    types, but each of them is completed from the type that the program declares for the tensor: an unknown dtype is
+    replaced by the declared one, and a shape with an unknown extent by the whole declared shape.
     `outer_scan` is the outermost scan that repeats the instruction, or None if no scan does.
     """
 
@@ -50,11 +51,12 @@ def declared_type(meta: ir.TensorMeta, upper_bound: bool = False) -> Type:
 
 
 def infer_types(graph: ir.MLXGraph, upper_bound: bool = False) -> list[TypedInstruction]:
-    """Returns every instruction that can run when the program is loaded or called, in order and with its types.
+    """Returns every instruction that can run when the program is loaded or called, with its types.
 
-    The instructions of both branches of an if are included. With `upper_bound`, each dynamic extent of an input is set
-    to its upper bound. Raises ProgramError if the chains are nested deeper than the runtime accepts, or if they expand
-    to more than `MAX_STEPS` instructions and operands.
+    The instructions are in order, except that a scan comes after the instructions of its body. The instructions of both
+    branches of an if are included. With `upper_bound`, each dynamic extent in a declared type is set to its upper bound.
+    Raises ProgramError if the chains are nested deeper than the runtime accepts, or if the inference takes more than
+    `MAX_INFERENCE_STEPS` steps.
     """
     return _Inference(graph, upper_bound).run()
 
@@ -88,8 +90,8 @@ class _Inference:
 
     def _spend(self, steps: int) -> None:
         self.steps += steps
-        if self.steps > MAX_STEPS:
-            raise ProgramError(f"the chains expand to more than {MAX_STEPS} instructions and operands")
+        if self.steps > MAX_INFERENCE_STEPS:
+            raise ProgramError(f"the chains expand to more than {MAX_INFERENCE_STEPS} instructions and operands")
 
     def _instruction(self, instruction: ListedInstruction) -> None:
         self._spend(instruction.num_steps)
@@ -128,7 +130,10 @@ class _Inference:
         self.env.types |= typed.results
 
     def _complete(self, tid: int, type_: Type) -> Type:
-        """Returns `type_`, with its unknown parts taken from the type that the program declares for the tensor."""
+        """Returns `type_`, completed from the type that the program declares for the tensor.
+
+        An unknown dtype becomes the declared one. A shape with an unknown extent becomes the whole declared shape.
+        """
         declared = self.declared.get(tid)
         if declared is None:
             return type_
@@ -152,7 +157,7 @@ class _Inference:
         before = self.env
         after = []
         for chain in instruction.chains:
-            self._spend(len(before.types) // 16)  # a copy costs less than an instruction
+            self._spend(len(before.types) // 16)  # copying 16 types takes about as long as one step
             self.env = Env(dict(before.types), dict(before.values))
             self._chain(chain)
             after.append(self.env)

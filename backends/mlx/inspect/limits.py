@@ -11,8 +11,11 @@ from .listing import tensor_ids
 MAX_SLOTS = 1 << 20
 MAX_RANK = 16
 MAX_NESTING = 64
-MAX_STEPS = 1 << 18
-"""The limit on the steps of type inference: instructions and operands, counted at each place that runs their chain."""
+MAX_INFERENCE_STEPS = 1 << 18
+"""The limit on the steps of type inference.
+
+An instruction takes one step, plus one for each entry of its lists. It counts again at each place that runs its chain.
+"""
 
 MAX_INTEGER = (1 << 63) - 1
 

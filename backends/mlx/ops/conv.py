@@ -81,12 +81,12 @@ def _channels_last(P, weight, transposed: bool, groups: int):
 
 
 def _layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Returns the weight [O, C / groups, ...] of a convolution in MLX's layout."""
+    """Rearranges the weight of a convolution from torch's layout [O, C / groups, ...] to [O, ..., C / groups]."""
     return w.movedim(1, -1)
 
 
 def _transposed_layout(w: torch.Tensor, groups: int) -> torch.Tensor:
-    """Returns the weight [C, O / groups, ...] of a transposed convolution in MLX's layout."""
+    """Rearranges the weight of a transposed convolution from [C, O / groups, ...] to [O, ..., C / groups]."""
     inputs, outputs, *kernel = w.shape
     grouped = w.reshape(groups, inputs // groups, outputs, *kernel)
     return grouped.movedim(1, -1).reshape(groups * outputs, *kernel, inputs // groups)

@@ -1,4 +1,4 @@
-"""Which replica holds the beginning of a prompt: `prefix_blocks` and `PrefixTable`. Needs no Ray."""
+"""Which replica holds the beginning of a prompt: `prefix_digests` and `PrefixTable`. Needs no Ray."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BLOCK = 64  # characters
 FIELDS = ("tools", "instructions", "prompt", "input", "messages")  # in the order in which a prompt contains them
 MIN_SHARE = 0.25  # a replica is preferred only if it holds more than this share of the blocks of the prompt
 
-Blocks = Sequence[bytes]
+Digests = Sequence[bytes]
 
 
-def prefix_blocks(body: bytes) -> list[bytes]:
+def prefix_digests(body: bytes) -> list[bytes]:
     """Return a digest for each block of 64 characters of the prompt in the body of a request.
 
     A digest also covers all earlier blocks. If exactly the first n blocks of two prompts are equal, exactly their first
@@ -43,23 +43,26 @@ class PrefixTable:
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        self._prompts: dict[Hashable, deque[Blocks]] = {}
+        self._prompts: dict[Hashable, deque[Digests]] = {}
 
-    def add(self, replica: Hashable, blocks: Blocks) -> None:
-        """Record that `replica` got a prompt. If the prompt continues a recorded prompt, it replaces that one."""
+    def add(self, replica: Hashable, digests: Digests) -> None:
+        """Record that `replica` got the prompt with these digests.
+
+        If the prompt continues a recorded prompt, it replaces that one.
+        """
         prompts = self._prompts.setdefault(replica, deque(maxlen=self._capacity))
-        continued = next((held for held in prompts if list(held) == list(blocks[: len(held)])), None)
+        continued = next((held for held in prompts if list(held) == list(digests[: len(held)])), None)
         if continued is not None:
             prompts.remove(continued)
-        prompts.append(blocks)
+        prompts.append(digests)
 
-    def rank(self, blocks: Blocks, loads: dict[Hashable, int], max_imbalance: int) -> list[Hashable]:
+    def rank(self, digests: Digests, loads: dict[Hashable, int], max_imbalance: int) -> list[Hashable]:
         """Return the replicas in the order in which a request should try them.
 
-        The first replica is the one that holds the longest beginning of the prompt. A replica counts as one without the
-        prompt if it holds at most MIN_SHARE of the blocks, or if it has over `max_imbalance` requests more than the
-        replica with the fewest. The replicas without the prompt come last: those with fewer requests first, and with
-        equally many requests, those with fewer recorded prompts first.
+        `digests` are those of the prompt. The first replica is the one that holds the longest beginning of the prompt.
+        A replica counts as one without the prompt if it holds at most MIN_SHARE of the blocks, or if it has over
+        `max_imbalance` requests more than the replica with the fewest. The replicas without the prompt come last: those
+        with fewer requests first, and with equally many requests, those with fewer recorded prompts first.
 
         - `loads`: the number of requests of each replica.
         """
@@ -67,8 +70,8 @@ class PrefixTable:
 
         def key(replica: Hashable) -> tuple[int, int, int]:
             prompts = self._prompts.get(replica, ())
-            matching = max((_common_length(blocks, held) for held in prompts), default=0)
-            counts = matching > MIN_SHARE * len(blocks) and loads[replica] <= lowest + max_imbalance
+            matching = max((_common_length(digests, held) for held in prompts), default=0)
+            counts = matching > MIN_SHARE * len(digests) and loads[replica] <= lowest + max_imbalance
             return -matching if counts else 0, loads[replica], len(prompts)
 
         return sorted(loads, key=key)
@@ -79,5 +82,5 @@ class PrefixTable:
         self._prompts = {replica: prompts for replica, prompts in self._prompts.items() if replica in kept}
 
 
-def _common_length(left: Blocks, right: Blocks) -> int:
+def _common_length(left: Digests, right: Digests) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right)))

@@ -10,7 +10,7 @@ from .prefix import PrefixTable
 
 
 class PrefixRouter(RequestRouter):
-    """Routes by the keyword argument `blocks` of a request, which `prefix_blocks` makes."""
+    """Routes by the keyword argument `digests` of a request, which `prefix_digests` returns."""
 
     def initialize_state(self, rows: int) -> None:
         """Create the table of prompts. `rows` is the number of requests that run at once in a replica."""
@@ -26,12 +26,12 @@ class PrefixRouter(RequestRouter):
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         self._table.keep(by_id)
         loads = {id: self.replica_queue_len_cache.get(id) or 0 for id in by_id}
-        return [[by_id[id]] for id in self._table.rank(_blocks(pending_request), loads, max_imbalance=self._rows)]
+        return [[by_id[id]] for id in self._table.rank(_digests(pending_request), loads, max_imbalance=self._rows)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        if blocks := _blocks(pending_request):
-            self._table.add(replica_id, blocks)
+        if digests := _digests(pending_request):
+            self._table.add(replica_id, digests)
 
 
-def _blocks(pending_request: PendingRequest | None) -> list[bytes]:
-    return [] if pending_request is None else pending_request.kwargs.get("blocks") or []
+def _digests(pending_request: PendingRequest | None) -> list[bytes]:
+    return [] if pending_request is None else pending_request.kwargs.get("digests") or []

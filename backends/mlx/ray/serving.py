@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from ..serve.settings import Settings
 from .engine import ModelOptions
-from .prefix import prefix_blocks
+from .prefix import prefix_digests
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -101,9 +101,9 @@ class Replica:
         self._app = await self._stack.enter_async_context(running(app))
 
     async def exchange(
-        self, method: str, path: str, query: bytes, headers: Headers, body: bytes, *, blocks: list[bytes]
+        self, method: str, path: str, query: bytes, headers: Headers, body: bytes, *, digests: list[bytes]
     ) -> AsyncIterator[dict]:
-        """Yields the ASGI messages of the response. `blocks` is for `PrefixRouter`."""
+        """Yields the ASGI messages of the response. `digests` is for `PrefixRouter`."""
         from ..serve.in_process import exchange
 
         async for message in exchange(self._app, path, body, method=method, query=query, headers=headers):
@@ -124,7 +124,7 @@ class Ingress:
             request.scope["query_string"],
             [(key, value) for key, value in request.headers.raw if key not in HOP_HEADERS],
             body,
-            blocks=prefix_blocks(body),
+            digests=prefix_digests(body),
         )
         start = await anext(messages)
         response = StreamingResponse(_parts(messages), start["status"])

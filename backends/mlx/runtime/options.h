@@ -11,17 +11,19 @@
 
 namespace executorch_mlx {
 
-// The limits of one call of a program. Both defaults are far above what any real call needs.
+// The limits on the work of one call of a program. Both defaults are far above what any real call needs. Options can
+// only lower them.
 struct Limits {
   // The option "max_instructions": executed instructions. An instruction in a loop counts once for each iteration.
   int64_t instructions = int64_t{1} << 24;
 
-  // The option "max_operations": elements read and written, and multiplications in matrix products, attention and
-  // convolutions.
+  // The option "max_operations": the number of elements that the call reads and writes, plus the number of
+  // multiplications in its matrix products, attention and convolutions. At load, the elements of the mutable buffers
+  // are subject to the same limit.
   int64_t operations = int64_t{1} << 50;
 };
 
-// Every value may also be given as a string.
+// The load options of a program. In a BackendOption, the value of any option may also be a string: "true" or "4000".
 struct Options {
   // "cpu", "gpu", or "". "" means the environment variable EXECUTORCH_MLX_DEVICE if it is set, or
   // else MLX's default device.

@@ -1,4 +1,7 @@
-"""The responses of `/v1/completions` and `/v1/chat/completions`: whole answers, and the chunks of a stream."""
+"""The responses of `/v1/completions` and `/v1/chat/completions`: whole answers, and the chunks of a stream.
+
+A `Total` is the accumulated answer of one choice. The `formats` are those in which models write tool calls and reasoning.
+"""
 
 from __future__ import annotations
 

@@ -29,14 +29,15 @@ _STEP_ELEMENTS = 1 << 22  # the number of weights that are converted at a time, 
 class Packing:
     """A packed weight, and the error of its conversion.
 
-    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them. `error` is the
-    squared error of the values, and `norm` their squared norm. Both are 0 for the formats in `EXACT`.
+    `operands` are the packed weight, the scales and the biases, as `custom_ops.packing` explains them. `squared_error`
+    is the sum of the squared errors of the values, `squared_norm` that of their squares. Both are 0 for the
+    formats in `EXACT`.
     """
 
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     bits: int
-    error: float = 0.0
-    norm: float = 0.0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
 
 
 def float_tensor(tensor: gguf.ReaderTensor) -> torch.Tensor:
@@ -66,8 +67,8 @@ def packed_tensor(tensor: gguf.ReaderTensor) -> Packing:
             whole[first : first + step] = converted
         if type_ not in EXACT:
             expected = torch.from_numpy(gguf.dequantize(blocks, type_))
-            packing.error += float((dequantize(*part, GROUP_SIZE, bits) - expected).square().sum())
-            packing.norm += float(expected.square().sum())
+            packing.squared_error += float((dequantize(*part, GROUP_SIZE, bits) - expected).square().sum())
+            packing.squared_norm += float(expected.square().sum())
     return packing
 
 

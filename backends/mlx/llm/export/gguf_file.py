@@ -181,7 +181,7 @@ class GGUFFile:
         tie(model, model.config)
         load_unpacked(model, unpacked)
         for type_, packings in inexact.items():
-            error = (sum(p.error for p in packings) / max(sum(p.norm for p in packings), 1e-30)) ** 0.5
+            error = (sum(p.squared_error for p in packings) / max(sum(p.squared_norm for p in packings), 1e-30)) ** 0.5
             bits = packings[0].bits
             self.notes.append(
                 f"{type_.name}: {len(packings)} weights converted to {bits} bits in groups of {GROUP_SIZE}, "

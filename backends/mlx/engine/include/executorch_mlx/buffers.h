@@ -1,8 +1,9 @@
-// The mutable buffers of a loaded program, such as its KV caches. Part of the C API of libmlx_delegate; thread-safe: each
-// function waits until no method of the program runs.
+// The mutable buffers of a loaded program, such as its KV caches. Part of the C API of libmlx_delegate; thread-safe. The
+// functions size, copy, read and write wait until no method of the program runs. The functions count and describe return
+// at once, because what they return never changes.
 //
-// The functions are for buffers of rank 3 or more, and work on ranges of axis 2. They return 0, or the number of an
-// ExecuTorch Error; the log then has the details.
+// The functions copy, read and write are for buffers of rank 3 or more, and work on ranges of axis 2. A function that
+// returns an int returns 0, or the number of an ExecuTorch Error; the log then has the details.
 #pragma once
 
 #include <stddef.h>
@@ -14,7 +15,8 @@ extern "C" {
 
 typedef struct executorch_mlx_buffers executorch_mlx_buffers;
 
-// Finds the named buffers of the methods that are loaded, sorted by name. If a method was loaded several times, the
+// Finds the mutable buffers that have a name in the program, of all methods that are loaded, sorted by name. Buffers
+// without a name are left out. If a method was loaded several times, the
 // buffers are those of its first instance. `named_data_map` identifies the program: it is what
 // Program::get_named_data_map() of ExecuTorch returns. The buffers stay in memory until executorch_mlx_buffers_close().
 int executorch_mlx_buffers_open(const void* named_data_map, executorch_mlx_buffers** buffers);

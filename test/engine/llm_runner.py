@@ -1,4 +1,4 @@
-"""Runs mlx_llm_runner as a user does."""
+"""Runs the C++ program mlx_llm_runner as a user does."""
 
 import json
 import os
@@ -53,4 +53,6 @@ class Run:
     @property
     def finish(self) -> str:
         """The finish reason on stderr."""
-        return re.search(r"^finish: (.*)$", self.stderr, re.MULTILINE)[1]
+        found = re.search(r"^finish: (.*)$", self.stderr, re.MULTILINE)
+        assert found, f"exit status {self.code}, no finish reason in {self.stderr!r}"
+        return found[1]

@@ -1,4 +1,4 @@
-"""What the CPU computes at once, as soon as a call runs the instruction, instead of lazily through MLX.
+"""What the runtime computes on the CPU immediately, when a call reaches the instruction, and not lazily through MLX.
 
 These are views, kernels, elementwise groups, and updates of buffers in place.
 """
@@ -17,7 +17,7 @@ def row_range(start, stop):
     return {"axis": lit(0), "start": lit(start), "stop": lit(stop)}
 
 
-def updated_buffer() -> Graph:
+def program_that_updates_a_buffer() -> Graph:
     """A program that writes x [2, 4] to rows 1 and 2 of a buffer [6, 4], and 2 * x to rows 2 and 3.
 
     Then it takes element `index` of a vector with three elements. The results are the buffer and the element.
@@ -37,7 +37,7 @@ def updated_buffer() -> Graph:
 
 
 def test_failed_call_undoes_updates_in_place():
-    model = updated_buffer().load()
+    model = program_that_updates_a_buffer().load()
     expected = torch.zeros(6, 4)
     for step in range(1, 5):
         x = torch.full((2, 4), float(step))
@@ -88,9 +88,9 @@ def test_buffer_moves_within_itself():
 
 @st.composite
 def chains_of_views(draw):
-    """A shape, and for each operation of a chain its name and a generator for its parameters."""
+    """The shape of the input, and a list of operations. An operation is a name and a generator for its parameters."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    names = st.sampled_from(["reshape", "transpose", "slice", "take", "expand", "squeeze", "add"])
+    names = st.sampled_from(["reshape", "transpose", "slice", "take", "expand_dims", "squeeze", "add"])
     return shape, [(name, draw(st.randoms(use_true_random=False))) for name in draw(st.lists(names, max_size=6))]
 
 
@@ -101,7 +101,7 @@ def apply(g: Graph, operation: str, random, x, value: torch.Tensor):
     operation, the instruction is an addition.
     """
     y = g.new_temp()
-    if operation == "reshape":  # joins two neighbouring axes, splits an axis of size 4, or both
+    if operation == "reshape":  # may join two neighbouring axes, and splits the first axis of size 4
         sizes = list(value.shape)
         if len(sizes) > 1 and random.random() < 0.5:
             at = random.randrange(len(sizes) - 1)
@@ -128,7 +128,7 @@ def apply(g: Graph, operation: str, random, x, value: torch.Tensor):
         index = random.randrange(value.shape[axis])
         g.emit(ir.TakeNode(x=x, index=ir.IntOrVidOrTid(literal=index, kind=0), axis=axis, out=y))
         return y, value.select(axis, index)
-    if operation == "expand" and value.ndim < 5:
+    if operation == "expand_dims" and value.ndim < 5:
         axis = random.randint(0, value.ndim)
         g.emit(ir.ExpandDimsNode(x=x, axis=axis, out=y))
         return y, value.unsqueeze(axis)
@@ -136,7 +136,7 @@ def apply(g: Graph, operation: str, random, x, value: torch.Tensor):
         axis = list(value.shape).index(1)
         g.emit(ir.SqueezeNode(x=x, dims=[axis], out=y))
         return y, value.squeeze(axis)
-    g.emit(ir.AddNode(a=x, b=x, out=y))  # a kernel that makes its operand contiguous
+    g.emit(ir.AddNode(a=x, b=x, out=y))  # the kernel of an addition makes its operand contiguous first
     return y, value + value
 
 
@@ -179,7 +179,7 @@ def test_elementwise_groups(data):
     for _ in range(data.draw(st.integers(2, 12))):
         out = data.draw(st.integers(4, 7))
         a = data.draw(st.sampled_from([i for i in values if i not in (2, 3)]))
-        op = data.draw(st.sampled_from([*BINARY, *UNARY, "Copy", "Columns", "Split", "Exp"]))
+        op = data.draw(st.sampled_from([*BINARY, *UNARY, "Copy", "Columns", "Split", "Negative"]))
         if op in BINARY:
             compatible = [i for i, v in values.items() if v.ndim == 0 or v.shape[-1] == values[a].shape[-1]]
             b = data.draw(st.sampled_from(compatible))
@@ -198,7 +198,7 @@ def test_elementwise_groups(data):
         elif op == "Split" and values[a].shape[-1] > 4 and a not in (4, 5):
             g.emit(ir.SplitNode(x=slots[a], sizes=lits(3), axis=-1, outs=[slots[4], slots[5]]))
             values[4], values[5] = values[a].split(3, -1)
-        else:  # a NegNode, which ends a group
+        else:  # "Negative", or an operation that does not fit: a NegNode, which ends a group
             g.emit(ir.NegNode(x=slots[a], out=slots[out]))
             values[out] = -values[a]
     results = [i for i in values if i > 3]
@@ -209,18 +209,18 @@ def test_elementwise_groups(data):
 
 
 def test_group_keeps_what_the_next_iteration_reads():
-    """The temporary `last` is no carry: the body reads what the iteration before has written to it."""
+    """The body reads what the iteration before wrote to the temporary `last`, although `last` is not in `carry`."""
     g = Graph()
     x, out = g.input((40, 2, 3)), g.output((40, 2, 3))
-    part, last, double, y = (g.new_temp() for _ in range(4))
+    part, last, square, y = (g.new_temp() for _ in range(4))
     body = g.chain(
         ir.NegNode(x=last, out=y),
-        ir.MultiplyNode(a=part, b=part, out=double),
-        ir.AddNode(a=double, b=part, out=last),
+        ir.MultiplyNode(a=part, b=part, out=square),
+        ir.AddNode(a=square, b=part, out=last),
     )
     g.emit(
-        ir.MultiplyNode(a=x, b=x, out=double),
-        slice_columns(double, 0, 3, last),
+        ir.MultiplyNode(a=x, b=x, out=square),
+        slice_columns(square, 0, 3, last),
         ir.TakeNode(x=last, index=ir.IntOrVidOrTid(literal=0, kind=0), out=last, axis=0),
         ir.ScanNode(originals=[x], sliced=[part], outputs=[y], carry=[], body_chain_idx=body, scan_axis=0),
         ir.IdCopyNode(x=y, out=out),
