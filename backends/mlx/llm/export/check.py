@@ -34,21 +34,22 @@ class VerificationError(RuntimeError):
     """The exported program differs from the eager model by more than rounding. `check` has the numbers."""
 
     def __init__(self, check: ProgramCheck):
-        super().__init__(f"export_llm: the program differs from the eager model beyond rounding: {check}")
+        super().__init__(f"verify: the program differs from the eager model beyond rounding: {check}")
         self.check = check
 
 
 @dataclass(frozen=True)
 class ProgramCheck:
-    """The result of the check of an exported language model.
+    """The result of the check of an exported language model or speech model.
 
     - `tokens`: the number of greedy tokens that were compared.
     - `agreeing`: the number of those tokens that agree: in the eager model, the token has the largest logit, or a logit
       that equals the largest one within rounding.
-    - `difference`, `tolerance`: the largest absolute difference of the logits, and the tolerance, in the call where the
-      logits exceed their tolerance the most or come closest to it. None if the logits were not compared; `note` then
-      says why.
-    - `logits_ok`: whether the logits agree within rounding, or were not compared.
+    - `compared`: what was compared in addition to the tokens: the logits, or the encoder states of a speech model.
+    - `difference`, `tolerance`: the largest absolute difference of these values, and the tolerance, in the call where the
+      values exceed their tolerance the most or come closest to it. None if they were not compared; `note` then says
+      why.
+    - `values_ok`: whether these values agree within rounding, or were not compared.
     - `departure`: if the program differs, the first instruction whose value differs from eager torch by more than
       rounding, as text, or the reason why none is named. Otherwise None.
     - `seconds`: the time of the check.
@@ -61,23 +62,24 @@ class ProgramCheck:
     agreeing: int
     difference: float | None
     tolerance: float | None
-    logits_ok: bool
+    values_ok: bool
     note: str | None
     departure: str | None
     seconds: float
     added_memory: int
     peak_before: int
+    compared: str = "logits"
 
     @property
     def ok(self) -> bool:
-        return self.logits_ok and self.agreeing == self.tokens
+        return self.values_ok and self.agreeing == self.tokens
 
     def __str__(self) -> str:
         parts = [f"{self.agreeing} of {self.tokens} greedy tokens agree"]
         if self.difference is None:
-            parts.append(f"logits not compared: {self.note}")
+            parts.append(f"{self.compared} not compared: {self.note}")
         else:
-            parts.append(f"largest difference of the logits {self.difference:.1e}, tolerance {self.tolerance:.1e}")
+            parts.append(f"largest difference of the {self.compared} {self.difference:.1e}, tolerance {self.tolerance:.1e}")
         return "; ".join(parts) + (f"\n{self.departure}" if self.departure else "")
 
     def cost(self) -> str:
@@ -126,7 +128,7 @@ def check_program(
         agreeing=sum(int(a.sum()) for a in matches),
         difference=None if worst is None else worst.difference,
         tolerance=None if worst is None else worst.tolerance,
-        logits_ok=worst is None or worst.ok,
+        values_ok=worst is None or worst.ok,
         note=note,
         departure=None if wrong_form is None else runtime.departure(wrong_form),
         seconds=cost.seconds,

@@ -93,7 +93,7 @@ def export_speech(
     program = serialize(lowered)
     checker = None
     if verify:
-        checker = functools.partial(check_program, program_model=program_model, head=head, start=prompt["start"])
+        checker = functools.partial(check_program, program_model=program_model, head=head, start_token=prompt["start"])
     return ExportedLLM(
         program, report, constants, tuple(methods), program_model.cache_bytes, tuple(conversion.unquantized),
         _checker=checker,
