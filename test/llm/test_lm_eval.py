@@ -52,15 +52,26 @@ def test_multiple_choice(model, data):
     assert results["acc,none"] == pytest.approx(correct / len(DOCUMENTS))
 
 
-def test_generation(model, data):
+@pytest.mark.parametrize(
+    "settings, parameters",
+    [
+        ({}, {"temperature": 0}),
+        ({"do_sample": False, "temperature": 0.8, "seed": 5}, {"temperature": 0}),
+        ({"do_sample": True, "seed": 5}, {"temperature": 1.0, "seed": 5}),
+    ],
+    ids=["default", "greedy", "sampled"],
+)
+def test_generation(settings, parameters, model, data):
     task = data | {
         "task": "answers", "output_type": "generate_until", "doc_to_text": "Say {{question}}", "doc_to_target": "x",
-        "generation_kwargs": {"until": ["\n"]}, "metric_list": [{"metric": "exact_match"}],
+        "generation_kwargs": {"until": ["\n"], **settings}, "metric_list": [{"metric": "exact_match"}],
     }  # fmt: skip
     _, samples = evaluate(model, task)
-    for document, sample in zip(DOCUMENTS, samples):
-        expected = model.llm.generate("Say " + document["question"], max_new_tokens=7, stop="\n").result().text
-        assert sample["filtered_resps"] == [expected]
+    answers = [
+        model.llm.generate("Say " + document["question"], max_new_tokens=7, stop="\n", **parameters).result().text
+        for document in DOCUMENTS
+    ]
+    assert [sample["filtered_resps"] for sample in samples] == [[answer] for answer in answers]
 
 
 def test_rolling_log_likelihood(model, data):

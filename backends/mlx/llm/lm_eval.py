@@ -1,4 +1,4 @@
-"""A model of the package `lm-eval`, which evaluates language models on tasks.
+"""The adapter with which the package `lm-eval` evaluates an exported language model on tasks.
 
     lm_eval.simple_evaluate(model=LMEvalModel("model.pte"), tasks=["arc_easy"])
 
@@ -20,8 +20,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from .generation import Generation
 from .llm import LLM
 
-# The name of a generation setting in lm-eval's tasks → the name of the sampling parameter.
-PARAMETERS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")}
+# The generation settings of lm-eval's tasks that are sampling parameters of the same name.
+PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
 @register_model("executorch-mlx")
@@ -33,7 +33,8 @@ class LMEvalModel(TemplateLM):
     - `max_gen_toks`: the maximum length of an answer in tokens, for tasks that do not set one.
     - `device`: `cpu`, `gpu`, or None for the default.
 
-    The beginning of a prompt that is too long is dropped. Raises the errors of `LLM.load`.
+    The beginning of a prompt that is too long is dropped. Raises ValueError if there is no tokenizer, and the errors
+    of `LLM.load`.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class LMEvalModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
+        if not self.llm.eos_ids:
+            raise ValueError(f"stop ids: {self.tokenizer_name} has none, expected at least one")
         return min(self.llm.eos_ids)
 
     @property
@@ -109,8 +112,10 @@ class LMEvalModel(TemplateLM):
     def _answer(self, context: str, settings: Mapping[str, Any]) -> Generation:
         count = int(settings.get("max_gen_toks", settings.get("max_new_tokens", self.max_gen_toks)))
         until = settings.get("until") or []
-        parameters = {name: settings[key] for key, name in PARAMETERS.items() if key in settings}
-        if not settings.get("do_sample", parameters.get("temperature", 0) > 0):
+        parameters = {name: settings[name] for name in PARAMETERS if name in settings}
+        if settings.get("do_sample", parameters.get("temperature", 0) > 0):
+            parameters.setdefault("temperature", 1.0)  # the default of transformers
+        else:
             parameters = {}
         room = max(self.llm.program.max_context_len - count, 1)
         prompt = self.tok_encode(context)[-room:]
