@@ -7,9 +7,11 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch_mlx import MLXPartitioner
+from executorch_mlx.llm.export.decoder import Tracing
 from executorch_mlx.llm.export.lowering import lower
 from executorch_mlx.llm.export.serialize import serialize
 from executorch_mlx.serialization.read import read_payload
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Layer(torch.nn.Module):
@@ -98,3 +100,14 @@ def test_an_undelegated_node_goes_to_executorch():
     lowered, report = lower({"forward": exported(Undelegated())}, {}, allow_extensions=False)
     assert [d.target for d in report.refused] == ["aten.grid_sampler_3d.default"]
     assert len(graphs(lowered)) == 2
+
+
+@pytest.mark.parametrize("mode, recorded", [(torch.no_grad, 0), (torch.enable_grad, 2)])
+def test_a_grad_mode_that_stays_is_not_recorded(mode, recorded):
+    def function(x):
+        with Tracing(), mode():
+            return x + 1
+
+    with torch.no_grad():
+        graph = make_fx(function, pre_dispatch=True)(torch.ones(3)).graph
+    assert [node.target for node in graph.nodes].count(torch._C._set_grad_enabled) == recorded

@@ -23,6 +23,19 @@ from .state import StateCache, StateObserver, has_state
 from .weights import compute_dtype
 
 
+class Tracing(ComplexPairs):
+    """A mode for the calls of a model, which also leaves out calls that set the grad mode to what it already is.
+
+    Rotary embeddings make such calls, with `torch.no_grad`. torch.export would record them, and later split the graph at
+    each of them and join it again.
+    """
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is torch._C._set_grad_enabled and arguments == (torch.is_grad_enabled(),):
+            return None
+        return super().__torch_function__(function, types, arguments, options)
+
+
 class CachedDecoder(torch.nn.Module):
     """`(tokens [1, S], input_pos, row or None) -> logits [1, 1 or S, V]` of the last position or of all.
 
@@ -110,7 +123,7 @@ class CachedDecoder(torch.nn.Module):
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
         kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
-        with ComplexPairs(), kernels, self._record_hidden_states(cache):
+        with Tracing(), kernels, self._record_hidden_states(cache):
             logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
 
