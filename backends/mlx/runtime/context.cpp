@@ -57,6 +57,10 @@ void Context::run_instruction(uint32_t index, size_t i) {
     fail(Error::OutOfResources, "more than ", limits_.instructions, " instructions in one call");
   }
   operations_ += instruction.list_elements;
+  if (instruction.product_group != 0 && profiler_ == nullptr) {
+    auto computed = compute_products(program_.chains[index].product_groups[instruction.product_group - 1], *this);
+    products_.insert(products_.end(), computed.begin(), computed.end());
+  }
   if (profiler_ != nullptr) [[unlikely]] {
     profiler_->run(*this, index, i);
   } else {

@@ -120,6 +120,17 @@ class Context {
     set(tid, std::move(x));
   }
 
+  // Returns the result of a product that was computed together with an earlier one, or nullopt.
+  std::optional<mx::array> take_product(const void* node) {
+    const auto found = std::find_if(products_.begin(), products_.end(), [&](const auto& p) { return p.first == node; });
+    if (found == products_.end()) {
+      return std::nullopt;
+    }
+    auto product = std::move(found->second);
+    products_.erase(found);
+    return product;
+  }
+
   // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds. Both factors are less
   // than 2^31.
   void count_operations(uint64_t elements, uint64_t depth) {
@@ -223,6 +234,7 @@ class Context {
   State& state_;
   const Limits limits_;
   Profiler* profiler_;
+  Products products_;  // computed, and not taken yet
   std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX

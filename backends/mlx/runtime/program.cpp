@@ -399,6 +399,7 @@ Program load_program(const void* data, size_t size, const char* missing_for_meta
   check_tensor_meta(*program.graph, program.layout);
   ChainVerifier(program, missing_for_metal).run();
   find_elementwise_groups(program);
+  find_product_groups(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

@@ -9,6 +9,7 @@
 
 #include "elementwise_group.h"
 #include "error.h"
+#include "product_group.h"
 #include "reflect.h"
 
 namespace executorch_mlx {
@@ -51,11 +52,13 @@ struct DecodedInstruction {
   uint32_t index;          // in the chain of the FlatBuffer, for messages; of a replacement, the first one it replaces
   uint32_t list_elements;  // the total number of elements in the node's lists
   uint32_t group = 0;      // groups[group - 1] of the chain begins here; 0: no group does
+  uint32_t product_group = 0;  // likewise for product_groups
 };
 
 struct Chain {
   std::vector<DecodedInstruction> instructions;  // after the replacements of the program
   std::vector<ElementwiseGroup> groups;
+  std::vector<ProductGroup> product_groups;
 };
 
 struct Program {

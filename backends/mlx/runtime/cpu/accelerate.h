@@ -39,26 +39,41 @@ std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Strea
 // float32. The result has the given dtype, one of these three.
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream);
 
-// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. w [n, k] is in MLX's affine packing.
-// scales and biases are float32, float16 or bfloat16. Sums are float32.
+// A matrix w [n, k] in MLX's affine packing. scales and biases are float32, float16 or bfloat16.
+struct PackedMatrix {
+  mx::array w;
+  mx::array scales;
+  mx::array biases;
+};
+
+// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32.
 std::optional<mx::array> quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    int group_size,
-    int bits,
-    mx::Stream stream);
+    const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
 // Like quantized_matmul, with the activations x rounded to 8 bits: see Int8QuantizedMatmulNode. The matrix has 4 or 8
 // bits.
 std::optional<mx::array> int8_quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    int group_size,
-    int bits,
+    const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
+
+// The products of x by several matrices, which the threads compute together: one start of the threads for all products.
+// Each result has the bits that the function for one matrix gives. nullopt also if an operand is lazy.
+std::optional<std::vector<mx::array>> quantized_matmuls(
+    const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream);
+std::optional<std::vector<mx::array>> int8_quantized_matmuls(
+    const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream);
+
+// The same for x [..., k] @ w.T + bias in float32, where w [n, k] is row-major.
+struct RowMatrix {
+  mx::array w;
+  std::optional<mx::array> bias;  // [n]
+};
+std::optional<std::vector<mx::array>> matmuls(
+    const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream);
+
+// The same for matmul_half() with w.T in place of b. The matrices w [n, k] are row-major, of the same dtype. `dtypes`
+// has those of the results.
+std::optional<std::vector<mx::array>> matmuls_half(
+    const mx::array& x, const std::vector<mx::array>& matrices, const std::vector<mx::Dtype>& dtypes,
     mx::Stream stream);
 
 // Like mx::gather_mm: y[i] = x[lhs[i]] @ b[rhs[i]]. x [..., m, k] is float32; b [e, k, n] is float32, float16

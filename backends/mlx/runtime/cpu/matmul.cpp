@@ -10,6 +10,10 @@ namespace {
 // With more rows, the kernel itself copies columns to contiguous memory.
 constexpr int64_t kMaxPackedRows = 16;
 
+// The kernel for half precision converts columns of b to float32. A column has as many elements as b has rows. This
+// limit on the number of rows bounds the memory of the converted columns.
+constexpr int kMaxDepth = 1 << 20;
+
 // Whether the rows of the matrix b have no gaps.
 bool is_in_rows(const mx::array& b) {
   return (b.strides(1) == 1 || b.shape(1) == 1) && b.strides(0) >= b.shape(1);
@@ -74,9 +78,6 @@ std::optional<mx::array> pack_matrix(const mx::array& b, int64_t rows, mx::Strea
 }
 
 std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx::Dtype dtype, mx::Stream stream) {
-  // The kernel converts columns of b to float32. A column has as many elements as b has rows. This limit on the number
-  // of rows bounds the memory of the converted columns.
-  constexpr int kMaxDepth = 1 << 20;
   const auto type = float_type(b.dtype());
   const bool is_half = type && *type != FloatType::float32;
   if (!is_supported_operand(x, stream) || !is_half || b.ndim() != 2 || b.size() == 0 || b.shape(0) != x.shape(-1) ||
@@ -108,77 +109,191 @@ std::optional<mx::array> matmul_half(const mx::array& x, const mx::array& b, mx:
 
 namespace {
 
-// A product with a matrix in MLX's affine packing, which `multiply` computes. nullopt if `supports` is false for the bits,
-// the group size and K.
+// A kind of product with matrices in MLX's affine packing.
+struct PackedProduct {
+  const char* name;
+  bool (*supports)(int bits, int group_size, int k);
+  void (*multiply)(const ExecutorchMlxQuantizedMatmul* products, int count);
+};
+
+constexpr PackedProduct kQuantizedMatmul{
+    "QuantizedMatmul", executorch_mlx_supports_quantized, executorch_mlx_quantized_matmuls};
+constexpr PackedProduct kInt8QuantizedMatmul{
+    "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmuls};
+
+bool is_supported(
+    const PackedProduct& kind, const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::Stream stream) {
+  return is_supported_operand(x, stream) && kind.supports(bits, group_size, x.shape(-1)) && m.w.ndim() == 2 &&
+      m.w.size() > 0 && float_type(m.scales.dtype()) && m.scales.dtype() == m.biases.dtype() &&
+      int64_t{m.w.shape(1)} * 32 == int64_t{x.shape(-1)} * bits;
+}
+
+// The arguments of a kernel. All arrays have memory, and all but y are contiguous.
+ExecutorchMlxQuantizedMatmul kernel_arguments(
+    const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::array& y) {
+  const int k = x.shape(-1);
+  return {
+      .x = x.data<void>(),
+      .w = m.w.data<uint32_t>(),
+      .scales = m.scales.data<void>(),
+      .biases = m.biases.data<void>(),
+      .scale_type = *float_type(m.scales.dtype()),
+      .bits = bits,
+      .group_size = group_size,
+      .m = static_cast<int>(x.size() / k),
+      .n = y.shape(-1),
+      .k = k,
+      .y = y.data<void>(),
+      .type = *float_type(x.dtype())};
+}
+
+mx::Shape result_shape(const mx::array& x, int columns) {
+  auto shape = x.shape();
+  shape.back() = columns;
+  return shape;
+}
+
+PackedMatrix in_contiguous_memory(const PackedMatrix& m, mx::Stream stream) {
+  return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream)};
+}
+
 std::optional<mx::array> packed_matmul(
-    const char* name,
-    bool (*supports)(int, int, int),
-    void (*multiply)(const ExecutorchMlxQuantizedMatmul*),
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    int group_size,
-    int bits,
+    const PackedProduct& kind, const mx::array& x, const PackedMatrix& matrix, int group_size, int bits,
     mx::Stream stream) {
-  const auto scale_type = float_type(scales.dtype());
-  if (!is_supported_operand(x, stream) || !supports(bits, group_size, x.shape(-1)) || w.ndim() != 2 ||
-      w.size() == 0 || !scale_type || scales.dtype() != biases.dtype() || int64_t{w.shape(1)} * 32 != int64_t{x.shape(-1)} * bits) {
+  if (!is_supported(kind, x, matrix, group_size, bits, stream)) {
     return std::nullopt;
   }
-  auto shape = x.shape();
-  shape.back() = w.shape(0);
-  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    const auto& x = inputs[0];
-    const int k = x.shape(-1);
-    const ExecutorchMlxQuantizedMatmul matmul{
-        .x = x.data<void>(),
-        .w = inputs[1].data<uint32_t>(),
-        .scales = inputs[2].data<void>(),
-        .biases = inputs[3].data<void>(),
-        .scale_type = *scale_type,
-        .bits = bits,
-        .group_size = group_size,
-        .m = static_cast<int>(x.size() / k),
-        .n = out.shape(-1),
-        .k = k,
-        .y = out.data<void>(),
-        .type = *float_type(x.dtype())};
-    return [matmul, multiply] { multiply(&matmul); };
+  const auto make_task = [=, multiply = kind.multiply](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    const auto product = kernel_arguments(inputs[0], {inputs[1], inputs[2], inputs[3]}, group_size, bits, out);
+    return [product, multiply] { multiply(&product, 1); };
   };
-  std::vector<mx::array> inputs;
-  for (const auto& input : {x, w, scales, biases}) {
-    inputs.push_back(contiguous(input, stream));
+  const auto [w, scales, biases] = in_contiguous_memory(matrix, stream);
+  return kernel_result(
+      kind.name, result_shape(x, w.shape(0)), x.dtype(), {contiguous(x, stream), w, scales, biases}, stream, make_task);
+}
+
+std::optional<std::vector<mx::array>> packed_matmuls(
+    const PackedProduct& kind, const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits,
+    mx::Stream stream) {
+  for (const auto& m : matrices) {
+    if (!is_supported(kind, x, m, group_size, bits, stream) || !are_available({x, m.w, m.scales, m.biases})) {
+      return std::nullopt;
+    }
   }
-  return kernel_result(name, std::move(shape), x.dtype(), std::move(inputs), stream, make_task);
+  const auto dense_x = contiguous(x, stream);
+  std::vector<PackedMatrix> dense;  // holds the memory of copies
+  std::vector<mx::array> results;
+  std::vector<ExecutorchMlxQuantizedMatmul> products;
+  for (const auto& m : matrices) {
+    dense.push_back(in_contiguous_memory(m, stream));
+    results.push_back(allocate_result(result_shape(x, m.w.shape(0)), x.dtype()));
+    products.push_back(kernel_arguments(dense_x, dense.back(), group_size, bits, results.back()));
+  }
+  kind.multiply(products.data(), static_cast<int>(products.size()));
+  return results;
+}
+
+// Whether the rows of w [n, k] follow each other without gaps, and x [..., k] can be multiplied by w.T.
+bool has_matching_rows(const mx::array& w, const mx::array& x) {
+  return w.ndim() == 2 && w.size() > 0 && w.flags().row_contiguous && w.shape(1) == x.shape(-1);
 }
 
 } // namespace
 
 std::optional<mx::array> quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    int group_size,
-    int bits,
-    mx::Stream stream) {
-  return packed_matmul(
-      "QuantizedMatmul", executorch_mlx_supports_quantized, executorch_mlx_quantized_matmul, x, w, scales, biases,
-      group_size, bits, stream);
+    const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+  return packed_matmul(kQuantizedMatmul, x, matrix, group_size, bits, stream);
 }
 
 std::optional<mx::array> int8_quantized_matmul(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const mx::array& biases,
-    int group_size,
-    int bits,
+    const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+  return packed_matmul(kInt8QuantizedMatmul, x, matrix, group_size, bits, stream);
+}
+
+std::optional<std::vector<mx::array>> quantized_matmuls(
+    const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream) {
+  return packed_matmuls(kQuantizedMatmul, x, matrices, group_size, bits, stream);
+}
+
+std::optional<std::vector<mx::array>> int8_quantized_matmuls(
+    const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream) {
+  return packed_matmuls(kInt8QuantizedMatmul, x, matrices, group_size, bits, stream);
+}
+
+std::optional<std::vector<mx::array>> matmuls(
+    const mx::array& x, const std::vector<RowMatrix>& matrices, mx::Stream stream) {
+  if (!is_supported_operand(x, stream) || x.dtype() != mx::float32 || !x.is_available()) {
+    return std::nullopt;
+  }
+  for (const auto& [w, bias] : matrices) {
+    const bool has_row = !bias || (bias->dtype() == mx::float32 && bias->shape() == mx::Shape{w.shape(0)});
+    if (w.dtype() != mx::float32 || !are_available({w, bias.value_or(w)}) || !has_matching_rows(w, x) || !has_row) {
+      return std::nullopt;
+    }
+  }
+  const auto dense_x = contiguous(x, stream);
+  const int k = x.shape(-1);
+  std::vector<mx::array> biases;  // holds the memory of copies
+  std::vector<mx::array> results;
+  std::vector<ExecutorchMlxMatmul> products;
+  for (const auto& [w, bias] : matrices) {
+    if (bias) {
+      biases.push_back(contiguous(*bias, stream));
+    }
+    results.push_back(allocate_result(result_shape(x, w.shape(0)), mx::float32));
+    products.push_back(
+        {.x = dense_x.data<float>(),
+         .b = w.data<float>(),
+         .b_row_stride = 1,
+         .b_column_stride = k,
+         .packed_b = nullptr,
+         .c = bias ? biases.back().data<float>() : nullptr,
+         .c_stride = 0,
+         .m = static_cast<int>(x.size() / k),
+         .n = w.shape(0),
+         .k = k,
+         .alpha = 1,
+         .beta = 1,
+         .y = results.back().data<float>()});
+  }
+  executorch_mlx_matmuls(products.data(), static_cast<int>(products.size()));
+  return results;
+}
+
+std::optional<std::vector<mx::array>> matmuls_half(
+    const mx::array& x, const std::vector<mx::array>& matrices, const std::vector<mx::Dtype>& dtypes,
     mx::Stream stream) {
-  return packed_matmul(
-      "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmul, x, w, scales, biases, group_size,
-      bits, stream);
+  const auto type = float_type(matrices[0].dtype());
+  if (!is_supported_operand(x, stream) || !type || *type == FloatType::float32 || !x.is_available() ||
+      x.shape(-1) > kMaxDepth) {
+    return std::nullopt;
+  }
+  for (const auto& w : matrices) {
+    if (w.dtype() != matrices[0].dtype() || !w.is_available() || !has_matching_rows(w, x)) {
+      return std::nullopt;
+    }
+  }
+  const auto dense_x = contiguous(x, stream);
+  const int k = x.shape(-1);
+  std::vector<mx::array> results;
+  std::vector<ExecutorchMlxHalfMatmul> products;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    results.push_back(allocate_result(result_shape(x, matrices[i].shape(0)), dtypes[i]));
+    products.push_back(
+        {.x = dense_x.data<void>(),
+         .w = matrices[i].data<uint16_t>(),
+         .type = *type,
+         .row_stride = k,
+         .column_stride = 1,
+         .m = static_cast<int>(x.size() / k),
+         .n = matrices[i].shape(0),
+         .k = k,
+         .y = results.back().data<void>(),
+         .x_type = *float_type(x.dtype()),
+         .y_type = *float_type(dtypes[i])});
+  }
+  executorch_mlx_half_matmuls(products.data(), static_cast<int>(products.size()));
+  return results;
 }
 
 } // namespace executorch_mlx::cpu

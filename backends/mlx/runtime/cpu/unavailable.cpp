@@ -41,13 +41,30 @@ std::optional<mx::array> matmul_half(const mx::array&, const mx::array&, mx::Dty
   return std::nullopt;
 }
 
-std::optional<mx::array> quantized_matmul(
-    const mx::array&, const mx::array&, const mx::array&, const mx::array&, int, int, mx::Stream) {
+std::optional<mx::array> quantized_matmul(const mx::array&, const PackedMatrix&, int, int, mx::Stream) {
   return std::nullopt;
 }
 
-std::optional<mx::array> int8_quantized_matmul(
-    const mx::array&, const mx::array&, const mx::array&, const mx::array&, int, int, mx::Stream) {
+std::optional<mx::array> int8_quantized_matmul(const mx::array&, const PackedMatrix&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<std::vector<mx::array>> quantized_matmuls(
+    const mx::array&, const std::vector<PackedMatrix>&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<std::vector<mx::array>> int8_quantized_matmuls(
+    const mx::array&, const std::vector<PackedMatrix>&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<std::vector<mx::array>> matmuls(const mx::array&, const std::vector<RowMatrix>&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<std::vector<mx::array>> matmuls_half(
+    const mx::array&, const std::vector<mx::array>&, const std::vector<mx::Dtype>&, mx::Stream) {
   return std::nullopt;
 }
 

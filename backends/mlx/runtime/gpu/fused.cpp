@@ -5,10 +5,12 @@
 
 #include <bit>
 #include <numeric>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "../dtype.h"
+#include "../error.h"
 #include "../views.h"
 #include "cuda_kernel.h"
 
@@ -91,6 +93,55 @@ const CudaKernel& gated_products_kernel() {
   }
 )");
   return kernel;
+}
+
+constexpr size_t kMaxMatrices = 4;
+
+// A warp computes x . w[row] for one row of the matrices w0 [kRows0, kDepth], w1, ...
+std::string products_of_row_text(size_t matrices) {
+  std::string text = R"(
+  constexpr int kWide = 16 / sizeof(T);
+  uint32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const T* w = nullptr;
+  T* y = nullptr;
+)";
+  for (size_t i = 0; i < matrices; ++i) {
+    text += str("  if (w == nullptr && row < kRows", i, ") { w = w", i, "; y = y", i, "; }\n");
+    text += str("  if (w == nullptr) { row -= kRows", i, "; }\n");
+  }
+  return text + R"(
+  if (w == nullptr) {
+    return;
+  }
+  w += uint64_t(row) * kDepth;
+  float sum = 0.0f;
+  for (int i = lane * kWide; i < kDepth; i += 32 * kWide) {
+    const uint4 weights = *reinterpret_cast<const uint4*>(w + i);
+    for (int j = 0; j < kWide; ++j) {
+      sum += static_cast<float>(x[i + j]) * static_cast<float>(reinterpret_cast<const T*>(&weights)[j]);
+    }
+  }
+  for (int other = 16; other > 0; other /= 2) {
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, other);
+  }
+  if (lane == 0) {
+    y[row] = static_cast<T>(sum);
+  }
+)";
+}
+
+const CudaKernel& products_of_row_kernel(size_t matrices) {
+  const auto make = [](size_t count) {
+    std::vector<std::string> inputs{"x"}, outputs;
+    for (size_t i = 0; i < count; ++i) {
+      inputs.push_back(str("w", i));
+      outputs.push_back(str("y", i));
+    }
+    return CudaKernel(str("products_of_row_", count).c_str(), inputs, outputs, products_of_row_text(count));
+  };
+  static const CudaKernel two = make(2), three = make(3), four = make(4);
+  return matrices == 2 ? two : matrices == 3 ? three : four;
 }
 
 const CudaKernel& add_rms_norm_kernel() {
@@ -225,6 +276,35 @@ std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& 
 }
 
 } // namespace
+
+std::optional<std::vector<mx::array>> products_of_row(
+    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream) {
+  const bool is_row = is_cuda(stream) && x.ndim() > 0 && x.size() > 0 && x.size() == static_cast<size_t>(x.shape(-1));
+  if (!is_row || !is_float(x.dtype()) || x.size() * x.itemsize() % 16 != 0 || matrices.size() > kMaxMatrices ||
+      matrices.size() < 2) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs{x};
+  std::vector<mx::Shape> shapes;
+  CudaKernel::Constants constants{{"kThreads", kThreads}, {"kDepth", x.shape(-1)}};
+  int64_t rows = 0;
+  for (const auto& w : matrices) {
+    if (w.dtype() != x.dtype() || w.ndim() != 2 || w.shape(1) != x.shape(-1) || !w.is_available() || w.offset() != 0 ||
+        !w.flags().row_contiguous) {
+      return std::nullopt;
+    }
+    constants.push_back({str("kRows", shapes.size()), w.shape(0)});
+    rows += w.shape(0);
+    shapes.push_back(x.shape());
+    shapes.back().back() = w.shape(0);
+    inputs.push_back(w);
+  }
+  if (rows / (kThreads / kWarp) >= kMaxBlocks) {
+    return std::nullopt;
+  }
+  return products_of_row_kernel(matrices.size())(
+      std::move(inputs), std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads, constants, stream);
+}
 
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream) {
   if (!is_cuda(stream) || a.shape() != b.shape() || a.ndim() == 0 || !has_float_dtype(a, b.dtype()) ||

@@ -16,6 +16,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace executorch_mlx::gpu {
 
@@ -24,6 +25,11 @@ namespace mx = mlx::core;
 // a * b, if one of them is the lazy result of silu(gate), and both have the same shape and dtype. If `gate` and the
 // other factor are lazy products of the same row vector, the kernel computes these products, too.
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream);
+
+// x @ w.T for each of two to four matrices w [n, depth], which are available, row-major and of the dtype of x. x has
+// one row.
+std::optional<std::vector<mx::array>> products_of_row(
+    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream);
 
 // x and rms_norm(x, weight, eps), if x is the lazy sum of two arrays of its shape and dtype.
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(

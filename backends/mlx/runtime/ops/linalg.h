@@ -35,7 +35,10 @@ inline void check_min_rank(const mx::array& x, const char* argument, size_t lowe
 // Computes addmm for operands of half precision on the CPU, in float32. The result is float32 or has the dtype of a.
 inline mx::array addmm_in_float32(const fb::AddmmParams& n, const mx::array& a, const mx::array& b, Context& c) {
   const bool is_product = n.alpha() == 1.0f && n.bias() == nullptr;
-  const auto product = cpu::matmul_half(a, b, is_product ? a.dtype() : mx::float32, c.stream);
+  auto product = c.take_product(&n);
+  if (!product) {
+    product = cpu::matmul_half(a, b, is_product ? a.dtype() : mx::float32, c.stream);
+  }
   auto y = product ? *product : mx::matmul(to_float32(a, c), to_float32(b, c), c.stream);
   y = n.alpha() == 1.0f ? y : mx::multiply(y, scalar_like(n.alpha(), y), c.stream);
   if (n.bias() == nullptr) {
@@ -71,6 +74,9 @@ inline void addmm(const fb::AddmmParams& n, Context& c) {
   const bool same_dtype = b.dtype() == a.dtype() && (n.bias() == nullptr || c.in(n.bias()).dtype() == a.dtype());
   if (computes_in_float32(a, c) && same_dtype) {
     return c.set_product(n.out(), mx::astype(addmm_in_float32(n, a, b, c), a.dtype(), c.stream), a.shape(-1));
+  }
+  if (auto y = c.take_product(&n)) {
+    return c.set_product(n.out(), std::move(*y), a.shape(-1));
   }
   const bool is_plain = n.alpha() == 1.0f && (n.bias() == nullptr || n.beta() == 1.0f);
   const auto* packed = is_plain ? c.packed(n.mat2(), rows_of(a)) : nullptr;

@@ -58,6 +58,9 @@ inline void dequantize(const fb::DequantizeParams& n, Context& c) {
 inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   auto x = c.in(n.x());
+  if (auto y = c.take_product(&n)) {
+    return c.set_product(n.out(), std::move(*y), x.shape(-1));
+  }
   auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const auto dtype = x.dtype();
@@ -70,7 +73,7 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     c.set_product(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream), x.shape(-1));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    if (const auto y = cpu::quantized_matmul(x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
+    if (const auto y = cpu::quantized_matmul(x, {q.w, q.scales, *q.biases}, n.group_size(), n.bits(), c.stream)) {
       return set(*y);
     }
   }
@@ -103,6 +106,9 @@ inline mx::array rounded_to_int8(const mx::array& x, int size, const Context& c)
 inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Context& c) {
   c.make_available({n.x()});
   const auto& x = c.in(n.x());
+  if (auto y = c.take_product(&n)) {
+    return c.set_product(n.out(), std::move(*y), x.shape(-1));
+  }
   const auto q = read_weights(n, c);
   check_min_rank(x, "x", 1);
   const int64_t columns = int64_t{q.w.shape(-1)} * 32 / n.bits();
@@ -111,8 +117,7 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
       "x: got ", describe(x), ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ",
       describe(q.w));
   const auto set = [&](const mx::array& y) { c.set_product(n.out(), y, columns); };
-  if (const auto y = cpu::int8_quantized_matmul(
-          x, q.w, q.scales, *q.biases, n.group_size(), n.bits(), c.stream)) {
+  if (const auto y = cpu::int8_quantized_matmul(x, {q.w, q.scales, *q.biases}, n.group_size(), n.bits(), c.stream)) {
     return set(*y);
   }
   c.count_operations(x.size(), 4);  // about what rounding a value takes

@@ -73,6 +73,10 @@ struct ExecutorchMlxMatmul {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmul(const ExecutorchMlxMatmul* matmul);
 
+// `count` products at once, which differ only in b, c, c_stride, n and y. b is column-major and not packed, and alpha
+// and beta are 1. Each result has the same bits as that of executorch_mlx_matmul.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count);
+
 // Packs a matrix in rows, b [k, n] with n > 1, for products with `rows` rows of x. The products get faster, and keep their
 // bits. Writes k * n numbers.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
@@ -96,12 +100,18 @@ struct ExecutorchMlxQuantizedMatmul {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
+// `count` products at once, which differ only in w, scales, biases, scale_type, n and y. Each result has the same bits
+// as that of executorch_mlx_quantized_matmul.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
+
 // Whether executorch_mlx_quantized_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
 
 // Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own. simd/int8.h
 // defines the results.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
+// As executorch_mlx_quantized_matmuls.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
 
 // Whether executorch_mlx_int8_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_int8(int bits, int group_size, int k);
@@ -121,6 +131,10 @@ struct ExecutorchMlxHalfMatmul {
   executorch_mlx::FloatType y_type;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* matmul);
+
+// `count` products at once, which differ only in w, n, y and y_type. column_stride is 1. Each result has the same bits
+// as that of executorch_mlx_half_matmul.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* matmuls, int count);
 
 // -- operations that MLX's CPU backend composes of several others ---------------------------------
 
@@ -280,6 +294,10 @@ struct ExecutorchMlxSample {
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_sample(const ExecutorchMlxSample* sample);
 
 // -- tests ---------------------------------------------------------------------------------------
+
+// Returns the number of calls so far of the functions for matrix products above. Several products at once count as one
+// call.
+EXECUTORCH_MLX_BLAS_API uint64_t executorch_mlx_product_calls();
 
 // Selects the kernels for the instruction set "avx512_bf16", "avx512", "avx2" or "portable" from now on, instead of the
 // fastest ones. Returns false and changes nothing if this processor does not support the instruction set. Must not be

@@ -2,6 +2,7 @@
 // registers. If x has more rows, rows of weights are converted to float32 in memory. Products of bfloat16 with bfloat16
 // need no conversion if the processor has an instruction for them.
 #include <algorithm>
+#include <atomic>
 
 #include "products.h"
 
@@ -9,24 +10,38 @@ namespace executorch_mlx {
 
 namespace {
 
-// Computes the product p, in which x has few rows. `w` describes the matrix of p. x and y are those of p in float32.
-void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMatrix& w, const float* x, float* y) {
+std::atomic<uint64_t> calls{0};
+
+// Computes products of the same few rows x, given in float32. y[i] gets the result of product i.
+template <typename Floats>
+void multiply_few_rows(const ExecutorchMlxQuantizedMatmul* products, int count, const float* x, const Floats& y) {
   const auto& simd = kernels();
-  const int64_t stride = p.k + kPadding;
-  const AlignedFloats arranged(stride * p.m);
-  for (int64_t r = 0; r < p.m; ++r) {
-    simd.arrange_for_quantized(x + r * p.k, w, arranged.get() + r * stride);
+  const int m = products[0].m;
+  const int k = products[0].k;
+  const int64_t stride = k + kPadding;
+  const AlignedFloats arranged(stride * m);
+  for (int64_t r = 0; r < m; ++r) {
+    simd.arrange_for_quantized(x + r * k, matrix_of(products[0]), arranged.get() + r * stride);
   }
-  const int tiles = (p.m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
-  const int size = quantized_rows_per_task(p.m, p.n);
-  parallel((p.n + size - 1) / size, [&](int i) {
-    const int first = i * size;
-    const int last = std::min(p.n, first + size);
+  const int tiles = (m + kMaxQuantizedRows - 1) / kMaxQuantizedRows;
+  const int size = quantized_rows_per_task(m, total_columns(products, count));
+  for_columns(products, count, size, [&](int i, int first, int last) {
+    const auto w = matrix_of(products[i]);
+    const int n = products[i].n;
     for (int tile = 0; tile < tiles; ++tile) {
-      const int64_t row = p.m * tile / tiles;
-      const int rows = static_cast<int>(p.m * (tile + 1) / tiles - row);
-      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, y + row * p.n, p.n);
+      const int64_t row = m * tile / tiles;
+      const int rows = static_cast<int>(m * (tile + 1) / tiles - row);
+      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, y[i] + row * n, n);
     }
+  });
+}
+
+// The product of many rows x, given in float32.
+void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const float* x, float* y) {
+  const Operands operands{.x = x, .ldx = p.k, .y = y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k};
+  multiply_many_rows(operands, FloatType::float32, [&](int first, int count, float* to, int64_t& stride) {
+    kernels().dequantize_rows(matrix_of(p), first, first + count, to, stride);
+    return static_cast<const float*>(to);
   });
 }
 
@@ -34,47 +49,48 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul& p, const QuantizedMat
 
 } // namespace executorch_mlx
 
+void executorch_mlx::count_product_call() {
+  calls.fetch_add(1, std::memory_order_relaxed);
+}
+
+extern "C" uint64_t executorch_mlx_product_calls() {
+  return executorch_mlx::calls.load(std::memory_order_relaxed);
+}
+
 extern "C" bool executorch_mlx_supports_quantized(int bits, int group_size, int k) {
   return (bits == 2 || bits == 4 || bits == 8) && (group_size == 32 || group_size == 64 || group_size == 128) &&
       k % group_size == 0 && k / group_size <= executorch_mlx::kMaxGroups;
 }
 
 extern "C" void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* p) {
+  executorch_mlx_quantized_matmuls(p, 1);
+}
+
+extern "C" void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMatmul* products, int count) {
   using namespace executorch_mlx;
-  const QuantizedMatrix w{p->w, p->scales, p->biases, p->scale_type, p->bits, p->group_size, p->k};
-  const AsFloats x(p->x, p->type, int64_t{p->m} * p->k);
-  compute_as(p->y, p->type, int64_t{p->m} * p->n, [&](float* y) {
-    if (p->m < kManyQuantizedRows) {
-      return multiply_few_rows(*p, w, x.get(), y);
+  const auto& p = products[0];
+  count_product_call();
+  const AsFloats x(p.x, p.type, int64_t{p.m} * p.k);
+  const Results y(products, count, [](const auto& product) { return product.type; });
+  if (p.m < kManyQuantizedRows) {
+    multiply_few_rows(products, count, x.get(), y);
+  } else {
+    for (int i = 0; i < count; ++i) {
+      multiply_many_quantized_rows(products[i], x.get(), y[i]);
     }
-    const Operands operands{.x = x.get(), .ldx = p->k, .y = y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
-    multiply_many_rows(operands, FloatType::float32, [&](int first, int count, float* to, int64_t& stride) {
-      kernels().dequantize_rows(w, first, first + count, to, stride);
-      return static_cast<const float*>(to);
-    });
-  });
+  }
+  y.store();
 }
 
 extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   using namespace executorch_mlx;
-  Operands operands{.x = nullptr, .ldx = p->k, .y = nullptr, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
-  const bool in_pairs = kernels().multiplies_bfloat16_pairs && p->x_type == FloatType::bfloat16 &&
-      p->type == FloatType::bfloat16 && p->column_stride == 1 && p->k % 2 == 0 && p->row_stride % 2 == 0;
-  if (in_pairs) {
-    operands.x = static_cast<const float*>(p->x);
-    operands.ldx = operands.k = p->k / 2;
-    return compute_as(p->y, p->y_type, int64_t{p->m} * p->n, [&](float* y) {
-      operands.y = y;
-      multiply_rows(operands, p->w, FloatType::bfloat16_pair, p->row_stride / 2);
-    });
+  if (p->column_stride == 1) {
+    return executorch_mlx_half_matmuls(p, 1);
   }
+  count_product_call();
   const AsFloats x(p->x, p->x_type, int64_t{p->m} * p->k);
-  operands.x = x.get();
   compute_as(p->y, p->y_type, int64_t{p->m} * p->n, [&](float* y) {
-    operands.y = y;
-    if (p->column_stride == 1) {
-      return multiply_rows(operands, p->w, p->type, p->row_stride);
-    }
+    const Operands operands{.x = x.get(), .ldx = p->k, .y = y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
     multiply_many_rows(operands, FloatType::float32, [&](int first, int count, float* to, int64_t& stride) {
       for (int64_t r = 0; r < count; ++r) {
         kernels().widen(p->w + (first + r) * p->row_stride, p->type, p->column_stride, to + r * stride, p->k);
@@ -82,4 +98,24 @@ extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
       return static_cast<const float*>(to);
     });
   });
+}
+
+extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* products, int count) {
+  using namespace executorch_mlx;
+  const auto& p = products[0];
+  count_product_call();
+  const bool in_pairs = kernels().multiplies_bfloat16_pairs && p.x_type == FloatType::bfloat16 &&
+      p.type == FloatType::bfloat16 && p.k % 2 == 0 && p.row_stride % 2 == 0;
+  const AsFloats x(p.x, in_pairs ? FloatType::float32 : p.x_type, int64_t{p.m} * p.k);
+  const int width = in_pairs ? 2 : 1;
+  const Results y(products, count, [](const auto& product) { return product.y_type; });
+  std::vector<RowProduct> rows;
+  for (int i = 0; i < count; ++i) {
+    const auto& product = products[i];
+    rows.push_back(
+        {{.x = x.get(), .ldx = p.k / width, .y = y[i], .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width},
+         product.w, product.row_stride / width});
+  }
+  multiply_rows_together(rows, in_pairs ? FloatType::bfloat16_pair : p.type);
+  y.store();
 }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "conversion.h"
 
@@ -44,6 +46,73 @@ inline int quantized_rows_per_task(int m, int n) {
   return m > kFewRows ? kSmallest : std::clamp(share, kSmallest, kLargest);
 }
 
+// Counts a call for executorch_mlx_product_calls().
+void count_product_call();
+
+inline QuantizedMatrix matrix_of(const ExecutorchMlxQuantizedMatmul& p) {
+  return {p.w, p.scales, p.biases, p.scale_type, p.bits, p.group_size, p.k};
+}
+
+// Calls run(i, first, last) for parts of at most `size` columns [first, last) of each product i, in parallel.
+template <typename Product, typename Run>
+void for_columns(const Product* products, int count, int size, Run&& run) {
+  std::vector<std::pair<int, int>> parts;  // a product, and its first column
+  for (int i = 0; i < count; ++i) {
+    for (int first = 0; first < products[i].n; first += size) {
+      parts.emplace_back(i, first);
+    }
+  }
+  parallel(static_cast<int>(parts.size()), [&](int part) {
+    const auto [i, first] = parts[part];
+    run(i, first, std::min(products[i].n, first + size));
+  });
+}
+
+// The columns of all products together.
+template <typename Product>
+int total_columns(const Product* products, int count) {
+  int columns = 0;
+  for (int i = 0; i < count; ++i) {
+    columns += products[i].n;
+  }
+  return columns;
+}
+
+// The results of several products in float32. store() writes them to the y of the products, with elements of
+// type_of(product).
+template <typename Product, typename TypeOf>
+class Results {
+ public:
+  Results(const Product* products, int count, TypeOf type_of) : products_(products), type_of_(type_of) {
+    for (int i = 0; i < count; ++i) {
+      const bool is_float = type_of(products[i]) == FloatType::float32;
+      converted_.push_back(is_float ? AlignedFloats() : AlignedFloats(int64_t{products[i].m} * products[i].n));
+    }
+  }
+
+  float* operator[](int i) const {
+    float* converted = converted_[i].get();
+    return converted != nullptr ? converted : static_cast<float*>(static_cast<void*>(products_[i].y));
+  }
+
+  void store() const {
+    for (size_t i = 0; i < converted_.size(); ++i) {
+      if (const float* from = converted_[i].get()) {
+        const Product& p = products_[i];
+        parallel_ranges(int64_t{p.m} * p.n, 1, [&](int64_t first, int64_t last) {
+          kernels().narrow(
+              from + first, type_of_(p), static_cast<uint16_t*>(static_cast<void*>(p.y)) + first, last - first);
+        });
+      }
+    }
+  }
+
+ private:
+  const Product* products_;
+  TypeOf type_of_;
+  std::vector<AlignedFloats> converted_;  // empty for a result in float32
+};
+
 // Computes the product of many rows of float32 or of pairs. convert(first, count, to, stride) returns rows first ...
 // first + count - 1 of w [n, k] in this type, with the distance `stride` between rows: a pointer into w, or `to` after
 // writing them there.
@@ -83,6 +152,15 @@ void multiply_many_rows(const Operands& p, FloatType type, Convert&& convert) {
 // Computes the product with the rows of a matrix w [n, k] that has elements of `type` and the distance ldw between
 // rows. x has float32 elements, or pairs if w has.
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw);
+
+// A product by the rows of w.
+struct RowProduct : Operands {
+  const void* w;
+  int64_t ldw;
+};
+
+// multiply_rows() for products that differ only in n, y, ldy, w and ldw.
+void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type);
 
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.
 void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t ldb);

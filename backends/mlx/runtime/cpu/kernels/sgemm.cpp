@@ -93,6 +93,34 @@ void pack_columns(const float* b, int64_t ldb, int k, int n, int rows, float* pa
   }
 }
 
+namespace {
+
+// The rows of x, copied if their distance makes them compete for the same cache lines.
+struct PaddedRows {
+  PaddedRows(const Operands& p, int columns) : x(p.x), ldx(p.ldx) {
+    if (p.m > 2 && columns > 16 * p.m && ldx % 256 == 0) {
+      ldx = (p.k + 15) / 16 * 16 + kPadding;
+      copy = AlignedFloats(ldx * p.m);
+      for (int64_t r = 0; r < p.m; ++r) {
+        std::copy_n(p.x + r * p.ldx, p.k, copy.get() + r * ldx);
+      }
+      x = copy.get();
+    }
+  }
+
+  const float* x;
+  int64_t ldx;
+  AlignedFloats copy;
+};
+
+// Computes `count` columns of y from column `first` on. w begins with the row of this column.
+void dot_rows(
+    const PaddedRows& x, const Operands& p, const void* w, FloatType type, int64_t ldw, int first, int count) {
+  kernels().dot_rows(x.x, x.ldx, p.m, w, type, ldw, count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
+}
+
+} // namespace
+
 void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw) {
   if (p.m >= kManyRows && p.k > 256) {
     const bool is_half = size_of(type) == 2;
@@ -110,21 +138,29 @@ void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw
     });
   }
   const int64_t work = int64_t{p.m} * p.n * p.k;
-  AlignedFloats copy;
-  const float* x = p.x;
-  int64_t ldx = p.ldx;
-  if (p.m > 2 && p.n > 16 * p.m && ldx % 256 == 0) {
-    ldx = (p.k + 15) / 16 * 16 + kPadding;
-    copy = AlignedFloats(ldx * p.m);
-    for (int64_t r = 0; r < p.m; ++r) {
-      std::copy_n(p.x + r * p.ldx, p.k, copy.get() + r * ldx);
-    }
-    x = copy.get();
-  }
+  const PaddedRows x(p, p.n);
   for_parts(work, p.n, [&](int first, int count) {
-    kernels().dot_rows(
-        x, ldx, p.m, at(w, type, first * ldw), type, ldw, count, p.k, p.alpha, p.beta, p.y + first,
-        p.ldy);
+    dot_rows(x, p, at(w, type, first * ldw), type, ldw, first, count);
+  });
+}
+
+void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
+  const auto& p = products[0];
+  if (p.m >= kManyRows) {
+    for (const auto& product : products) {
+      multiply_rows(product, product.w, type, product.ldw);
+    }
+    return;
+  }
+  const int count = static_cast<int>(products.size());
+  const int columns = total_columns(products.data(), count);
+  const PaddedRows x(p, columns);
+  const int threads = executorch_mlx_threads();
+  const bool is_small = threads == 1 || int64_t{p.m} * columns * p.k < kMinParallelWork;
+  const int size = is_small ? columns : std::max(kMinPartLength, columns / (4 * threads) / 16 * 16);
+  for_columns(products.data(), count, size, [&](int i, int first, int last) {
+    const auto& product = products[i];
+    dot_rows(x, product, at(product.w, type, first * product.ldw), type, product.ldw, first, last - first);
   });
 }
 
@@ -168,6 +204,7 @@ extern "C" void cblas_sgemm(
 
 extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {
   using namespace executorch_mlx;
+  count_product_call();
   const bool in_rows = p->b_column_stride == 1;
   const Operands operands{
       .x = p->x, .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .addend = p->c,
@@ -184,6 +221,23 @@ extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {
   cblas_sgemm(
       kRowMajor, kNoTranspose, in_rows ? kNoTranspose : kTranspose, p->m, p->n, p->k, p->alpha, p->x, p->k, p->b,
       static_cast<int>(in_rows ? p->b_row_stride : p->b_column_stride), p->c != nullptr ? p->beta : 0.0f, p->y, p->n);
+}
+
+extern "C" void executorch_mlx_matmuls(const ExecutorchMlxMatmul* matmuls, int count) {
+  using namespace executorch_mlx;
+  count_product_call();
+  std::vector<RowProduct> products;
+  for (int i = 0; i < count; ++i) {
+    const auto& p = matmuls[i];
+    for (int row = 0; p.c != nullptr && row < p.m; ++row) {
+      std::copy_n(p.c + row * p.c_stride, p.n, p.y + int64_t{row} * p.n);
+    }
+    const float beta = p.c != nullptr ? 1 : 0;
+    products.push_back(
+        {{.x = p.x, .ldx = p.k, .y = p.y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k, .beta = beta}, p.b,
+         p.b_column_stride});
+  }
+  multiply_rows_together(products, FloatType::float32);
 }
 
 extern "C" void executorch_mlx_pack_columns(

@@ -1,0 +1,50 @@
+// Groups of matrix products with a common operand, which the runtime computes together if this operand has few rows:
+// for example, the query, key and value of an attention layer. The threads are started once for all products, and work
+// that depends only on the operand is done once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <mlx/mlx.h>
+
+#include "schema_generated.h"
+
+namespace executorch_mlx {
+
+namespace mx = mlx::core;
+namespace fb = mlx_delegate;
+
+class Context;
+struct Program;
+
+// Products of one chain. They multiply the same value, because no instruction between the first and the last one can
+// write its slot. The matrices are constants.
+struct ProductGroup {
+  struct Member {
+    const void* node;
+    const fb::Tid* matrix;  // of an AddmmNode: the constant whose transpose is the second operand
+  };
+
+  fb::OpNode op;  // of all members: AddmmNode, QuantizedMatmulNode or Int8QuantizedMatmulNode
+  bool feeds_silu = false;  // whether SiluNode reads a result. gpu::multiply_silu() computes such products on a GPU.
+  std::vector<Member> members;
+};
+
+// Finds the groups of all chains of a verified program, and writes them to the chains. A group belongs to the
+// instruction of its first member.
+void find_product_groups(Program& program);
+
+// The results of products, by node.
+using Products = std::vector<std::pair<const void*, mx::array>>;
+
+// Computes the products of a group. Returns nothing if they cannot be computed together, for example because an operand
+// is invalid: the instructions then run one by one. For an AddmmNode of half precision, the result is the product
+// without the bias, in float32 if there is a bias.
+//
+// On a GPU, only an AddmmNode of one row without a bias has a kernel, and only if no result is the operand of SiluNode.
+Products compute_products(const ProductGroup& group, Context& context);
+
+} // namespace executorch_mlx
