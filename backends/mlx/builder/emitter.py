@@ -101,11 +101,13 @@ class Emitter:
 
         Returns the slot that `emit` returned. No later instruction reuses another result of these instructions.
         """
+        chains = len(self.chains)
         first, results, producers = len(self._chain), dict(self._results[-1]), dict(self._producers)
         out = emit()
         self._results[-1], self._producers = results, producers
         emitted = self._chain[first:]
-        if any(value is out for e in emitted for value in e.fields.values()):
+        inner = [e for chain in self.chains[chains:] for e in chain]  # the branches and loops of these instructions
+        if any(value is out for e in [*emitted, *inner] for value in e.fields.values()):
             self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | {"out": out})))
         return out
 

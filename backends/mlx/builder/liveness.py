@@ -26,18 +26,28 @@ def drop_dead(builder: ProgramBuilder) -> None:
     # If an instruction is removed, the instructions that compute its operands may become dead. The loop therefore
     # repeats until no instruction is removed.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
-        builder.replacements = [r for r in builder.replacements if _has_result(r)]
+        builder.replacements = [r for r in builder.replacements if _has_result(builder, r)]
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         read |= {s for r in builder.replacements for s in operands(r.extension)}
         for chain in builder.chains:
             chain[:] = [e for e in chain if not _is_dead(e, read | outputs)]
 
 
-def _has_result(replacement: Replacement) -> bool:
+def _has_result(builder: ProgramBuilder, replacement: Replacement) -> bool:
     """Whether an instruction that is to be replaced still computes the result of the extension."""
     (out,) = results(replacement.extension)
     replaced = {id(e) for e in replacement.emitted}
-    return any(id(e) in replaced and out in results(e) for e in replacement.chain)
+    left = [e for e in replacement.chain if id(e) in replaced]
+    return any(out in results(e) for e in _with_inner(builder, left))
+
+
+def _with_inner(builder: ProgramBuilder, chain: list[Emitted]) -> Iterator[Emitted]:
+    """Yields the instructions of `chain`, and those of the chains that they run."""
+    for emitted in chain:
+        yield emitted
+        for name in _CHAIN_FIELDS:
+            if name in emitted.fields:
+                yield from _with_inner(builder, builder.chains[emitted.fields[name]])
 
 
 def operands(emitted: Emitted) -> Iterator[Slot]:
