@@ -82,6 +82,18 @@ def assert_same_bits(results, expected):
         assert torch.equal(result.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
+def checked_run(g, data, calls, expected_calls):
+    """Run a program, which calls a kernel for products `expected_calls` times. Return the results.
+
+    They must have the bits of a profiled run, which computes the products one by one.
+    """
+    model, before = g.load(), calls()
+    results = model(data)
+    assert calls() == before + expected_calls
+    assert_same_bits(results, profiled(g, data))
+    return results
+
+
 KINDS = pytest.mark.parametrize("kind", ["quantized", "int8", "float"])
 X_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -97,10 +109,8 @@ def test_products_with_a_common_operand_are_one_call(kind, dtype, rows, calls):
         options = {"dtype": dtype} if kind == "float" else {}
         g.product(kind, x, g.result(*rows, number=number, dtype=dtype), number, **options)
     data = random(*rows, K, dtype=dtype)
-    model, before = g.load(), calls()
-    results = model(data)
-    assert calls() == before + 1
-    assert_same_bits(results, profiled(g, data))
+    before = calls()
+    checked_run(g, data, calls, 1)
     assert calls() == before + 4
 
 
@@ -115,10 +125,7 @@ def test_products_with_other_instructions_between(kind, calls):
     g.product(kind, x, temp, 1)
     g.emit(ir.NegNode(x=temp, out=last))
     data = random(2, K)
-    model, before = g.load(), calls()
-    results = model(data)
-    assert calls() == before + 1
-    assert_same_bits(results, profiled(g, data))
+    checked_run(g, data, calls, 1)
 
 
 @X_TYPES
@@ -128,10 +135,7 @@ def test_products_with_and_without_bias(dtype, calls):
     for number, has_bias in enumerate((True, False, True)):
         g.float(x, g.result(3, number=number, dtype=dtype), number, dtype=dtype, has_bias=has_bias)
     data = random(3, K, dtype=dtype)
-    model, before = g.load(), calls()
-    results = model(data)
-    assert calls() == before + 1
-    assert_same_bits(results, profiled(g, data))
+    results = checked_run(g, data, calls, 1)
     for number, result in enumerate(results):
         w, b = random(g.columns(number), K, seed=number, dtype=dtype), random(g.columns(number), seed=300, dtype=dtype)
         expected = data.double() @ w.double().T + (0 if number == 1 else b.double())
@@ -220,10 +224,7 @@ def test_other_products_are_separate_calls(near_miss, calls):
     g = Products()
     near_miss(g, g.input((2, K)))
     data = random(2, K)
-    model, before = g.load(), calls()
-    results = model(data)
-    assert calls() == before + 2
-    assert_same_bits(results, profiled(g, data))
+    checked_run(g, data, calls, 2)
 
 
 @KINDS
@@ -280,10 +281,7 @@ def test_more_products_than_a_group_holds(calls):
     for number in range(11):
         g.quantized(x, g.result(1, number=number), number)
     data = random(1, K)
-    model, before = g.load(), calls()
-    results = model(data)
-    assert calls() == before + 2
-    assert_same_bits(results, profiled(g, data))
+    checked_run(g, data, calls, 2)
 
 
 def test_products_in_a_loop():

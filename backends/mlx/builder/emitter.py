@@ -99,16 +99,14 @@ class Emitter:
     ) -> TensorSlot:
         """Call `emit`, and record that `extension`, with `fields`, computes the same result as what `emit` appended.
 
-        Returns the slot that `emit` returned. No later instruction reuses another result of these instructions.
+        Returns the slot that `emit` returned. No later instruction reuses another result of these instructions. If
+        they do not compute this slot, because `emit` found an equal earlier result, `drop_dead` drops the record.
         """
-        chains = len(self.chains)
         first, results, producers = len(self._chain), dict(self._results[-1]), dict(self._producers)
         out = emit()
         self._results[-1], self._producers = results, producers
         emitted = self._chain[first:]
-        inner = [e for chain in self.chains[chains:] for e in chain]  # the branches and loops of these instructions
-        if any(value is out for e in [*emitted, *inner] for value in e.fields.values()):
-            self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | {"out": out})))
+        self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | {"out": out})))
         return out
 
     def _check(self, op: type[ir.Op], fields: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ _CHAIN_FIELDS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_cha
 def drop_dead(builder: ProgramBuilder) -> None:
     """Remove dead instructions from the chains of `builder`: those that write only slots that nothing reads.
 
-    Instructions that write a buffer or an output, and control instructions, are never dead.
+    Instructions that write a buffer or an output, and control instructions, are never dead. Replacements of which no
+    instruction is left that computes the result are removed as well.
     """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
@@ -34,7 +35,7 @@ def drop_dead(builder: ProgramBuilder) -> None:
 
 
 def _has_result(builder: ProgramBuilder, replacement: Replacement) -> bool:
-    """Whether an instruction that is to be replaced still computes the result of the extension."""
+    """Whether an instruction that is to be replaced computes the result of the extension."""
     (out,) = results(replacement.extension)
     replaced = {id(e) for e in replacement.emitted}
     left = [e for e in replacement.chain if id(e) in replaced]
