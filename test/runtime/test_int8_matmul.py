@@ -26,15 +26,30 @@ class Matrix:
             encode(rng.standard_normal((n, k // group_size), np.float32), scale_type) for _ in range(2)
         )
 
-    def multiply(self, library, x, x_type=FLOAT32):
-        """Returns x [m, k] @ w.T, computed by the kernel."""
+    def multiply(self, library, x, x_type=FLOAT32, panels=None):
+        """Returns x [m, k] @ w.T, computed by the kernel. With `panels`, the kernel gets these instead of the matrix."""
         y = np.empty((len(x), len(self.w)), x.dtype)
-        arrays = (a.ctypes.data for a in (x, self.w, self.scales, self.biases))
-        sizes = (self.bits, self.group_size, len(x), len(self.w), self.k)
-        matmul = QuantizedMatmul(*arrays, self.scale_type, *sizes, y.ctypes.data, x_type)
+        matmul = self._arguments(x.ctypes.data, len(x), y.ctypes.data, x_type)
+        if panels is not None:
+            matmul.w = matmul.scales = matmul.biases = None
+            matmul.int8_panels = panels.ctypes.data
         assert library.executorch_mlx_supports_int8(self.bits, self.group_size, self.k)
         library.executorch_mlx_int8_matmul(ctypes.byref(matmul))
         return y
+
+    def packed(self, library):
+        """Returns the panels of the matrix, and a few bytes after them that must not change."""
+        matmul = self._arguments()
+        size = library.executorch_mlx_int8_panels_size(ctypes.byref(matmul))
+        panels = np.full(size + 8, 0x5A, np.uint8)
+        library.executorch_mlx_pack_int8(ctypes.byref(matmul), ctypes.c_void_p(panels.ctypes.data))
+        assert (panels[size:] == 0x5A).all()
+        return panels
+
+    def _arguments(self, x=None, m=0, y=None, x_type=FLOAT32):
+        arrays = (a.ctypes.data for a in (self.w, self.scales, self.biases))
+        sizes = (self.bits, self.group_size, m, len(self.w), self.k)
+        return QuantizedMatmul(x, *arrays, self.scale_type, *sizes, y, x_type)
 
     def expected(self, x):
         """Returns x @ w.T as simd/int8.h defines it. A longdouble holds the product of two float32 numbers exactly."""
@@ -66,8 +81,10 @@ def test_results_are_those_of_the_definition(library, bits, group_size, scale_ty
         matrix = Matrix(n, groups * group_size, bits, group_size, scale_type)
         x = activations(15, matrix.k)
         expected = matrix.expected(x)
-        for m in (1, 2, 3, 4, 5, 6, 15):
+        panels = matrix.packed(library)
+        for m in (1, 2, 3, 4, 5, 8, 15):
             np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy()), expected[:m])
+            np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy(), panels=panels), expected[:m])
 
 
 def test_half_activations_are_converted_and_results_rounded(library):

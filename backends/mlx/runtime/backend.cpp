@@ -20,6 +20,7 @@
 #include "guarded.h"
 #include "memory_limit.h"
 #include "options.h"
+#include "packed_weights.h"
 #include "profile.h"
 #include "program.h"
 #include "shared.h"
@@ -65,6 +66,7 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
   }
   load_constants(handle.program, named_data, *handle.shared, handle.state, handle.stream);
   load_buffers(handle.program, named_data, *handle.session, options, handle.state, handle.stream);
+  pack_weights(handle.program, *handle.shared, handle.state, handle.stream);
 }
 
 void run_init_chain(Handle& handle) {

@@ -131,6 +131,12 @@ class Context {
     return product;
   }
 
+  // The packed weights of a product with 8-bit activations, or nullopt: see packed_weights.h.
+  std::optional<mx::array> packed_weights(const void* node) const {
+    const auto found = state_.packed_weights.find(node);
+    return found == state_.packed_weights.end() ? std::nullopt : std::optional(*found->second);
+  }
+
   // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds. Both factors are less
   // than 2^31.
   void count_operations(uint64_t elements, uint64_t depth) {

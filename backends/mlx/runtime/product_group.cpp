@@ -146,7 +146,7 @@ std::vector<cpu::PackedMatrix> packed_matrices(const ProductGroup& group, Contex
   std::vector<cpu::PackedMatrix> matrices;
   for (const auto& member : group.members) {
     auto q = read_weights(table_of<Node>(member.node), c);
-    matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases)});
+    matrices.push_back({std::move(q.w), std::move(q.scales), std::move(*q.biases), c.packed_weights(member.node)});
   }
   return matrices;
 }

@@ -2,7 +2,7 @@
 //
 // ExecuTorch loads each method on its own. Methods of the same program have the same named data map. The map keeps its
 // address while any of these methods exists, so the address identifies the program. These methods share:
-// - constants with the same name, dtype and shape;
+// - constants with the same name, dtype and shape, and the packed copies of weights;
 // - within a session, mutable buffers with the same name, dtype and shape, and the KV caches of
 //   UpdateAndAttendNode.
 // A session contains at most one instance of each method. Loading a method a second time starts another
@@ -90,6 +90,7 @@ class SharedData {
   // Locked when a method is being loaded, or its session is looked up.
   std::mutex loading;
   WeakMap<const mx::array> constants;
+  WeakMap<const mx::array> packed_weights;
 
   // Adds a method to the first session that does not contain it yet, or else to a new session, and
   // returns the session. The method belongs to the session while `membership` exists.

@@ -43,6 +43,9 @@ class State {
   void set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer);
   void set_caches(std::shared_ptr<Caches> caches);
 
+  // The packed weights of products with 8-bit activations, by node: see packed_weights.h.
+  std::map<const void*, std::shared_ptr<const mx::array>> packed_weights;
+
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
   // call starts with them. Moves the contents of each buffer's slot to its Buffer, or discards them if the Buffer
   // already has contents.

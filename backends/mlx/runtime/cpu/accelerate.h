@@ -44,6 +44,7 @@ struct PackedMatrix {
   mx::array w;
   mx::array scales;
   mx::array biases;
+  std::optional<mx::array> int8_panels = std::nullopt;  // what pack_int8() wrote; only int8_quantized_matmul reads it
 };
 
 // x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32.
@@ -54,6 +55,12 @@ std::optional<mx::array> quantized_matmul(
 // bits.
 std::optional<mx::array> int8_quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
+
+// Packs an available matrix for int8_quantized_matmul. The products of few rows get faster, and keep their bits. `panels` has
+// the size in bytes that int8_panels_size() returns, and should begin at a multiple of 64. int8_panels_size() returns nullopt
+// if no kernel can use the panels.
+std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
+void pack_int8(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels);
 
 // The products of x by several matrices, which the threads compute together: one start of the threads for all products.
 // Each result has the bits that the function for one matrix gives. nullopt also if an operand is lazy.

@@ -121,30 +121,40 @@ constexpr PackedProduct kQuantizedMatmul{
 constexpr PackedProduct kInt8QuantizedMatmul{
     "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmuls};
 
-bool is_supported(
-    const PackedProduct& kind, const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::Stream stream) {
-  return is_supported_operand(x, stream) && kind.supports(bits, group_size, x.shape(-1)) && m.w.ndim() == 2 &&
-      m.w.size() > 0 && float_type(m.scales.dtype()) && m.scales.dtype() == m.biases.dtype() &&
-      int64_t{m.w.shape(1)} * 32 == int64_t{x.shape(-1)} * bits;
+// Whether the kernels support products of m with vectors of k elements.
+bool is_supported(const PackedProduct& kind, const PackedMatrix& m, int group_size, int bits, int k) {
+  return kind.supports(bits, group_size, k) && m.w.ndim() == 2 && m.w.size() > 0 && float_type(m.scales.dtype()) &&
+      m.scales.dtype() == m.biases.dtype() && int64_t{m.w.shape(1)} * 32 == int64_t{k} * bits;
 }
 
-// The arguments of a kernel. All arrays have memory, and all but y are contiguous.
-ExecutorchMlxQuantizedMatmul kernel_arguments(
-    const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::array& y) {
-  const int k = x.shape(-1);
+bool is_supported(
+    const PackedProduct& kind, const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::Stream stream) {
+  return is_supported_operand(x, stream) && is_supported(kind, m, group_size, bits, x.shape(-1));
+}
+
+// The arguments of a kernel that describe the matrix. All arrays have memory and are contiguous.
+ExecutorchMlxQuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_size, int bits) {
   return {
-      .x = x.data<void>(),
       .w = m.w.data<uint32_t>(),
       .scales = m.scales.data<void>(),
       .biases = m.biases.data<void>(),
       .scale_type = *float_type(m.scales.dtype()),
       .bits = bits,
       .group_size = group_size,
-      .m = static_cast<int>(x.size() / k),
-      .n = y.shape(-1),
-      .k = k,
-      .y = y.data<void>(),
-      .type = *float_type(x.dtype())};
+      .n = m.w.shape(0),
+      .k = static_cast<int>(int64_t{m.w.shape(1)} * 32 / bits),
+      .int8_panels = m.int8_panels ? m.int8_panels->data<void>() : nullptr};
+}
+
+// The arguments of a kernel. All arrays have memory, and all but y are contiguous.
+ExecutorchMlxQuantizedMatmul kernel_arguments(
+    const mx::array& x, const PackedMatrix& m, int group_size, int bits, mx::array& y) {
+  auto product = matrix_arguments(m, group_size, bits);
+  product.x = x.data<void>();
+  product.m = static_cast<int>(x.size() / product.k);
+  product.y = y.data<void>();
+  product.type = *float_type(x.dtype());
+  return product;
 }
 
 mx::Shape result_shape(const mx::array& x, int columns) {
@@ -154,7 +164,7 @@ mx::Shape result_shape(const mx::array& x, int columns) {
 }
 
 PackedMatrix in_contiguous_memory(const PackedMatrix& m, mx::Stream stream) {
-  return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream)};
+  return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream), m.int8_panels};
 }
 
 std::optional<mx::array> packed_matmul(
@@ -164,12 +174,20 @@ std::optional<mx::array> packed_matmul(
     return std::nullopt;
   }
   const auto make_task = [=, multiply = kind.multiply](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    const auto product = kernel_arguments(inputs[0], {inputs[1], inputs[2], inputs[3]}, group_size, bits, out);
+    PackedMatrix matrix{inputs[1], inputs[2], inputs[3]};
+    if (inputs.size() > 4) {
+      matrix.int8_panels = inputs[4];
+    }
+    const auto product = kernel_arguments(inputs[0], matrix, group_size, bits, out);
     return [product, multiply] { multiply(&product, 1); };
   };
-  const auto [w, scales, biases] = in_contiguous_memory(matrix, stream);
+  const auto [w, scales, biases, int8_panels] = in_contiguous_memory(matrix, stream);
+  std::vector<mx::array> inputs{contiguous(x, stream), w, scales, biases};
+  if (int8_panels) {
+    inputs.push_back(*int8_panels);
+  }
   return kernel_result(
-      kind.name, result_shape(x, w.shape(0)), x.dtype(), {contiguous(x, stream), w, scales, biases}, stream, make_task);
+      kind.name, result_shape(x, w.shape(0)), x.dtype(), std::move(inputs), stream, make_task);
 }
 
 std::optional<std::vector<mx::array>> packed_matmuls(
@@ -208,6 +226,22 @@ std::optional<mx::array> quantized_matmul(
 std::optional<mx::array> int8_quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   return packed_matmul(kInt8QuantizedMatmul, x, matrix, group_size, bits, stream);
+}
+
+std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+  const bool fits = computes_at_once(stream) && matrix.w.ndim() == 2 &&
+      is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, matrix.w.shape(1) * (32 / bits)) &&
+      are_available({matrix.w, matrix.scales, matrix.biases});
+  if (!fits) {
+    return std::nullopt;
+  }
+  const auto arguments = matrix_arguments(matrix, group_size, bits);
+  return executorch_mlx_int8_panels_size(&arguments);
+}
+
+void pack_int8(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels) {
+  const auto arguments = matrix_arguments(matrix, group_size, bits);
+  executorch_mlx_pack_int8(&arguments, panels.data<void>());
 }
 
 std::optional<std::vector<mx::array>> quantized_matmuls(

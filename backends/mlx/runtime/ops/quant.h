@@ -117,7 +117,8 @@ inline void int8_quantized_matmul(const fb::Int8QuantizedMatmulParams& n, Contex
       "x: got ", describe(x), ", expected float32, float16 or bfloat16 of shape [..., ", columns, "] for w ",
       describe(q.w));
   const auto set = [&](const mx::array& y) { c.set_product(n.out(), y, columns); };
-  if (const auto y = cpu::int8_quantized_matmul(x, {q.w, q.scales, *q.biases}, n.group_size(), n.bits(), c.stream)) {
+  const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
+  if (const auto y = cpu::int8_quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
     return set(*y);
   }
   c.count_operations(x.size(), 4);  // about what rounding a value takes

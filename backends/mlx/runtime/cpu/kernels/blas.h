@@ -97,6 +97,7 @@ struct ExecutorchMlxQuantizedMatmul {
   int k;
   void* y;
   executorch_mlx::FloatType type;  // of x and y
+  const void* int8_panels;  // for executorch_mlx_int8_matmul: w, scales and biases, packed; or null
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
@@ -112,6 +113,12 @@ EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int gro
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 // As executorch_mlx_quantized_matmuls.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
+
+// Packs w, scales and biases for executorch_mlx_int8_matmul, which then needs only the panels. The products of few rows
+// get faster, and keep their bits. Writes executorch_mlx_int8_panels_size() bytes, which should begin at a cache line.
+// Other fields than w, scales, biases, scale_type, bits, group_size, n and k are not read.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_int8(const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
+EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_int8_panels_size(const ExecutorchMlxQuantizedMatmul* matrix);
 
 // Whether executorch_mlx_int8_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_int8(int bits, int group_size, int k);

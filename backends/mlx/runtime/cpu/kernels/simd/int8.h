@@ -1,5 +1,5 @@
 // Products of activations in 8 bits with quantized weights: the definition of the results, the activations, and the
-// arithmetic. int8_panels.h and int8_rows.h multiply. Part of kernels.cpp.
+// arithmetic. int8_panels.h multiplies. Part of kernels.cpp.
 //
 // Each group of a row of x becomes integers in [-127, 127] and a scale. The dot product of the integers of a group of x
 // and of the matrix is exact in 32 bits, in any order. With d[g] the dot product of group g, a result is

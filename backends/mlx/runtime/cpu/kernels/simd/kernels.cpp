@@ -7,7 +7,7 @@
 #include "columns.h"
 #include "dot.h"
 #include "entries.h"
-#include "int8_rows.h"
+#include "int8_panels.h"
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"

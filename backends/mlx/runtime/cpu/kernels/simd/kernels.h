@@ -13,6 +13,7 @@ constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kMinGroupSize = 32;      // columns in a group of a QuantizedMatrix
 constexpr int kMaxGroupSize = 128;
+constexpr int kInt8PanelRows = 16;     // rows of the matrix in a panel of Int8Panels
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
@@ -47,6 +48,19 @@ struct Int8Rows {
   float* scales;     // [rows, groups]
   float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
   int groups;
+};
+
+// A QuantizedMatrix of 4 or 8 bits, packed for products with Int8Rows. A panel holds kInt8PanelRows rows, one group after
+// the other. A group has the first word of each row, then the second word of each row, and so on, and after the words
+// the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
+struct Int8Panels {
+  const char* data;
+  ptrdiff_t panel_bytes;
+  ptrdiff_t group_bytes;  // of a group of a panel
+  int words;              // of a group of a row
+  int groups;
+  int bits;
+  FloatType scale_type;  // of scales and biases
 };
 
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
@@ -95,9 +109,10 @@ struct Kernels {
   // Quantizes one row x [k] for multiply_int8: writes k integers, and a scale and a sum for each group. A group with an
   // infinity or a NaN gets the scale NaN.
   void (*quantize_row)(const float* x, const QuantizedMatrix& q, int8_t* integers, float* scales, float* sums);
-  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for a matrix of 4 or 8 bits.
+  // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for the matrix q in `panels`. `first` is a multiple of
+  // kInt8PanelRows.
   void (*multiply_int8)(
-      const QuantizedMatrix& q, const Int8Rows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
+      const Int8Panels& panels, const Int8Rows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
 
   // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);

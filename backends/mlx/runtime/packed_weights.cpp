@@ -1,0 +1,131 @@
+#include "packed_weights.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/accelerate.h"
+#include "error.h"
+#include "host_memory.h"
+#include "memory_limit.h"
+
+namespace executorch_mlx {
+
+namespace {
+
+constexpr size_t kCacheLine = 64;
+
+struct Weights {
+  cpu::PackedMatrix matrix;
+  int group_size;
+  int bits;
+  size_t size;  // of the packed copy, a multiple of kCacheLine
+};
+
+// Returns the weights of a node if they can be packed.
+std::optional<Weights> weights_of(
+    const fb::Int8QuantizedMatmulParams& n, const Program& program, const State& state, mx::Stream stream) {
+  for (const auto* slot : {n.w(), n.scales(), n.biases()}) {
+    if (slot->idx() >= program.layout.constants) {
+      return std::nullopt;
+    }
+  }
+  const auto constant = [&](const fb::Tid* slot) { return *state.tensors[slot->idx()]; };
+  Weights result{{constant(n.w()), constant(n.scales()), constant(n.biases())}, n.group_size(), n.bits(), 0};
+  const auto& [w, scales, biases, panels] = result.matrix;
+  // The instruction checks its operands. If they are invalid, it will fail.
+  const bool is_valid = (n.bits() == 4 || n.bits() == 8) && n.group_size() > 0 && w.ndim() == 2 && w.dtype() == mx::uint32 &&
+      int64_t{w.shape(1)} * 32 / n.bits() < (int64_t{1} << 31) && scales.ndim() == 2 && scales.shape(0) == w.shape(0) &&
+      int64_t{scales.shape(1)} * n.group_size() == int64_t{w.shape(1)} * 32 / n.bits() && biases.shape() == scales.shape();
+  const auto size =
+      is_valid ? cpu::int8_panels_size(result.matrix, n.group_size(), n.bits(), stream) : std::nullopt;
+  if (!size) {
+    return std::nullopt;
+  }
+  result.size = (*size + kCacheLine - 1) / kCacheLine * kCacheLine;
+  return result;
+}
+
+// Identifies the weights of a node among those of all methods of the program, which share constants.
+std::string key_of(const Weights& weights) {
+  const auto& m = weights.matrix;
+  return str(
+      m.w.data<void>(), " ", m.scales.data<void>(), " ", m.biases.data<void>(), " ", weights.group_size, " ",
+      weights.bits);
+}
+
+// One block of memory for all copies, on large pages: with small pages, the processor reads it more slowly.
+mx::array allocate_block(size_t bytes) {
+  auto block = allocate({static_cast<int>((bytes + kCacheLine) / kCacheLine), kCacheLine}, mx::uint8);
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(block.data<void>());
+  const auto first = (begin + kPage - 1) / kPage * kPage;
+  const auto last = (begin + block.nbytes()) / kPage * kPage;
+  if (first < last) {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // may be refused
+  }
+#endif
+  return block;
+}
+
+// The array of `size` bytes at `offset` of a block, in the same memory.
+mx::array part_of(const mx::array& block, size_t offset, size_t size) {
+  mx::array part(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), {static_cast<int>(size / kCacheLine), kCacheLine}, mx::uint8);
+  part.copy_shared_buffer(block, {kCacheLine, 1}, block.flags(), size, static_cast<int64_t>(offset));
+  return part;
+}
+
+} // namespace
+
+void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream) {
+  if (!cpu::computes_at_once(stream) || program.graph->init_chain_idx() >= 0) {
+    return;
+  }
+  std::map<std::string, Weights> new_weights;
+  std::vector<std::pair<const void*, std::string>> nodes;
+  size_t bytes = 0;
+  for (const auto& chain : program.chains) {
+    for (const auto& instruction : chain.instructions) {
+      const auto* n = instruction.source->op_as_Int8QuantizedMatmulNode();
+      auto weights = n == nullptr ? std::nullopt : weights_of(*n, program, state, stream);
+      if (!weights) {
+        continue;
+      }
+      const auto key = key_of(*weights);
+      if (auto packed = shared.packed_weights.find(key)) {
+        state.packed_weights.emplace(n, std::move(packed));
+        continue;
+      }
+      nodes.emplace_back(n, key);
+      const size_t size = weights->size;
+      bytes += new_weights.emplace(key, std::move(*weights)).second ? size : 0;
+    }
+  }
+  const bool has_room = !has_memory_limit() || active_memory() + bytes + kCacheLine <= memory_limit();
+  if (bytes == 0 || !has_room) {
+    return;
+  }
+  const auto block = allocate_block(bytes);
+  const auto begin = reinterpret_cast<uintptr_t>(block.data<void>());
+  size_t offset = (begin + kCacheLine - 1) / kCacheLine * kCacheLine - begin;
+  std::map<std::string, std::shared_ptr<const mx::array>> packed;
+  for (const auto& [key, weights] : new_weights) {
+    auto part = part_of(block, offset, weights.size);
+    cpu::pack_int8(weights.matrix, weights.group_size, weights.bits, part);
+    offset += weights.size;
+    packed[key] = std::make_shared<const mx::array>(std::move(part));
+    shared.packed_weights.put(key, packed[key]);
+  }
+  for (const auto& [node, key] : nodes) {
+    state.packed_weights.emplace(node, packed[key]);
+  }
+}
+
+} // namespace executorch_mlx

@@ -1,0 +1,20 @@
+// Constant weights of products with 8-bit activations, packed for the CPU kernels when a program is loaded.
+//
+// In a .pte, such weights have the layout of MLX. In each call, the kernels would have to bring them into the order of
+// their vector instructions. The packed copy takes as much memory as the weights themselves. If those are in a mapped
+// file, the operating system may drop their pages, because the products read the copy only.
+#pragma once
+
+#include "program.h"
+#include "shared.h"
+#include "state.h"
+
+namespace executorch_mlx {
+
+// Packs the constant weights of all Int8QuantizedMatmulNodes of `program`, and adds them to `state` by node. Takes what
+// another method of the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, if the
+// copies would exceed the memory limit, or if the program has an init chain, which may change constants. The constants
+// of `state` are loaded.
+void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream);
+
+} // namespace executorch_mlx

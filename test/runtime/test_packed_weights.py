@@ -1,0 +1,99 @@
+"""Weights of products with 8-bit activations are packed when a program is loaded. Results keep their bits."""
+
+import sys
+
+import pytest
+import torch
+from executorch_mlx import Runtime, memory
+from executorch_mlx.custom_ops.packing import pack
+from irprograms import Graph, ir, pte
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CPU kernels are built on Linux only")
+
+N, K = 300, 1024
+PANELS = 304 * K // 2  # bytes of the packed integers of 4 bits, in whole panels of 16 rows
+
+
+def weights(bits=4, group_size=64, dtype=torch.float32, n=N):
+    generator = torch.Generator().manual_seed(0)
+    words = pack(torch.randint(0, 2**bits, (n, K), generator=generator).to(torch.uint8), bits)
+    scales, biases = (torch.randn(n, K // group_size, generator=generator).to(dtype) for _ in range(2))
+    return {"w": words, "scales": scales, "biases": biases}
+
+
+def activations(rows):
+    return torch.randn(rows, K, generator=torch.Generator().manual_seed(1))
+
+
+def graph_with_constants(rows, tensors, count=1, bits=4, group_size=64):
+    g = Graph()
+    x = g.input((rows, K))
+    slots = {name: g.constant(tensor) for name, tensor in tensors.items()}
+    emit_products(g, x, slots, rows, tensors, count, bits, group_size)
+    return g
+
+
+def emit_products(g, x, slots, rows, tensors, count, bits, group_size):
+    for _ in range(count):
+        out = g.output((rows, len(tensors["w"])))
+        g.emit(ir.Int8QuantizedMatmulNode(x=x, out=out, group_size=group_size, bits=bits, **slots))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits, group_size", [(4, 64), (8, 32)])
+def test_results_are_those_of_weights_that_are_inputs(bits, group_size, dtype, rows):
+    """Inputs are never packed."""
+    tensors = weights(bits, group_size, dtype)
+    g = Graph()
+    x = g.input((rows, K))
+    slots = {name: g.input(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    emit_products(g, x, slots, rows, tensors, 1, bits, group_size)
+    (expected,) = g.run(activations(rows), *tensors.values())
+    (result,) = graph_with_constants(rows, tensors, 1, bits, group_size).run(activations(rows))
+    assert torch.equal(result, expected)
+
+
+def test_packed_copies_are_active_memory_and_shared():
+    """Two products by the same matrix, and two methods, share a copy."""
+    tensors = weights()
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    before = memory.get_active_memory()
+    methods = {"a": graph_with_constants(1, tensors, 2), "b": graph_with_constants(3, tensors)}
+    loaded = Runtime.get().load_program(pte(methods))
+    a = loaded.load_method("a")
+    with_copy = memory.get_active_memory() - before
+    assert with_copy >= size + PANELS
+    b = loaded.load_method("b")
+    assert memory.get_active_memory() - before == with_copy
+    (first, second), (third,) = a.execute([activations(1)]), b.execute([activations(3)])
+    assert torch.equal(first, second)
+    assert torch.equal(third, graph_with_constants(3, tensors).run(activations(3))[0])
+    del a, b, loaded, first, second, third
+    assert memory.get_active_memory() == before
+
+
+def test_weights_are_not_packed_if_the_copy_would_exceed_the_memory_limit(limit):
+    tensors = weights()
+    g = graph_with_constants(1, tensors)
+    (expected,) = g.run(activations(1))
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    total = limit(size + PANELS // 2)
+    model = g.load()
+    (result,) = model(activations(1))
+    assert torch.equal(result, expected)
+    assert memory.get_peak_memory() <= total
+
+
+def test_weights_that_the_init_chain_may_change_are_not_packed():
+    """The init chain doubles the scales."""
+    tensors = weights()
+    g = Graph()
+    x, out = g.input((1, K)), g.output((1, N))
+    slots = {name: g.constant(tensor) for name, tensor in tensors.items()}
+    two = g.constant(torch.tensor(2.0))
+    g.init_chain = g.chain(ir.MultiplyNode(a=slots["scales"], b=two, out=slots["scales"]))
+    g.emit(ir.Int8QuantizedMatmulNode(x=x, out=out, group_size=64, bits=4, **slots))
+    (result,) = g.run(activations(1))
+    (expected,) = graph_with_constants(1, tensors | {"scales": 2 * tensors["scales"]}).run(activations(1))
+    assert torch.equal(result, expected)
