@@ -29,15 +29,10 @@ inline Floats load_scales(const char* from, FloatType type) {
   }
 }
 
-// Calls run(Constant<i>{}, w) for each vector of integers in a vector of words: w has four integers in each lane.
-template <int Bits, typename Run>
-__attribute__((always_inline)) inline void for_each_quad(Words words, Run&& run) {
-  if constexpr (Bits == 4) {
-    run(Constant<0>{}, words & 0x0f0f0f0fu);
-    run(Constant<1>{}, words >> 4 & 0x0f0f0f0fu);
-  } else {
-    run(Constant<0>{}, words);
-  }
+// The vectors of integers in a vector of words: four integers in each lane.
+template <int Bits, int Quad>
+inline Words integers_of(Words words) {
+  return Bits == 8 ? words : words >> 4 * Quad & 0x0f0f0f0fu;
 }
 
 // Computes the products of M rows of x, from `row` on, with B blocks, from `block` on. Writes up to `columns` columns.
@@ -65,13 +60,17 @@ void int8_tile(
     Ints dots[Parts][M][B] = {};
     for (int i = 0; i < p.words; i += Parts) {
       repeat<Parts>([&](auto part) __attribute__((always_inline)) {
+        Words words[B];
         repeat<B>([&](auto b) __attribute__((always_inline)) {
-          const Words v = load<Words>(groups[b.value] + ((i + part.value) * kInt8PanelRows + lanes[b.value]) * 4);
-          for_each_quad<Bits>(v, [&](auto quad, Words w) __attribute__((always_inline)) {
-            repeat<M>([&](auto r) __attribute__((always_inline)) {
-              const auto* from = integers[r.value] + ((i + part.value) * Quads + quad.value) * 4;
+          words[b.value] = load<Words>(groups[b.value] + ((i + part.value) * kInt8PanelRows + lanes[b.value]) * 4);
+        });
+        repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
+          repeat<M>([&](auto r) __attribute__((always_inline)) {
+            const auto* from = integers[r.value] + ((i + part.value) * Quads + quad.value) * 4;
+            const FourBytes four = four_bytes(load<int32_t>(from) - Ints{});
+            repeat<B>([&](auto b) __attribute__((always_inline)) {
               auto& dot = dots[part.value][r.value][b.value];
-              dot = add_products(dot, w, four_bytes(load<int32_t>(from) - Ints{}));
+              dot = add_products(dot, integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
             });
           });
         });
