@@ -60,17 +60,18 @@ class RowProgram:
         inputs = [torch.tensor([list(tokens)]), torch.tensor([position]), *self._row(row)]
         return self.call(name, inputs)[0][0, 0]
 
-    def decode(self, items: Sequence[tuple], **parameters):
-        """The outputs of one call of `decode`. An item is (token, position, row).
+    def decode(self, items: Sequence[tuple], width: int | None = None, **parameters):
+        """The outputs of one call of `decode`, or of the method for `width` rows. An item is (token, position, row).
 
-        A parameter is a list with a value for each item. If there are fewer items than rows, the call repeats the first
-        item. The outputs of the repetitions are dropped.
+        A parameter is a list with a value for each item. If there are fewer items than the method takes, the call
+        repeats the first item. The outputs of the repetitions are dropped.
         """
-        count = len(items)
-        picked = [i if i < count else 0 for i in range(self.rows)]
+        count, name = len(items), "decode" if width is None else f"decode_{width}"
+        width = width or self.rows
+        picked = [i if i < count else 0 for i in range(width)]
         tokens, positions, rows = (torch.tensor([items[i][field] for i in picked]) for field in range(3))
         given = {name: torch.stack([torch.as_tensor(v[i]) for i in picked]) for name, v in parameters.items()}
-        outputs = self.call("decode", [tokens[:, None], positions, rows, *self._parameters(self.rows, given, True)])
+        outputs = self.call(name, [tokens[:, None], positions, rows, *self._parameters(width, given, True)])
         return [output[:count] for output in outputs]
 
     def verify(self, tokens: Sequence[int], position: int, row: int = 0, targets=None, **parameters):

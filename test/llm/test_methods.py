@@ -102,8 +102,12 @@ def by_item(program, parameters):
     return {name: [p.get(name, off[name]) for p in parameters] for name in names}
 
 
-def test_decode_draws_what_each_request_draws_alone(program, alone):
-    """The requests join at the steps 0, 4 and 8. If there are fewer requests than rows, `decode` repeats an item."""
+@pytest.mark.parametrize("narrow", [False, True], ids=["decode", "narrowest"])
+def test_decode_draws_what_each_request_draws_alone(program, alone, narrow):
+    """The requests join at the steps 0, 4 and 8. If there are fewer requests than rows, `decode` repeats an item.
+
+    With `narrow`, `decode_2` runs one or two requests.
+    """
     requests, joins, row_of = requests_of(program), [0, 4, 8], [2, 0, 1]
     drawn = [[] for _ in requests]
     for now in range(STEPS + joins[-1]):
@@ -117,7 +121,8 @@ def test_decode_draws_what_each_request_draws_alone(program, alone):
             active.reverse()  # the order of the items does not matter
         items = [(drawn[i][-1], len(requests[i][0]) + len(drawn[i]) - 1, row_of[i]) for i in active]
         given = by_item(program, [advanced(requests[i][1], len(drawn[i])) for i in active])
-        tokens = program.decode(items, **given)[0]
+        width = 2 if narrow and len(active) <= 2 else None
+        tokens = program.decode(items, width, **given)[0]
         for i, token in zip(active, tokens.tolist()):
             drawn[i].append(token)
     assert drawn == alone

@@ -110,9 +110,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     draw_ = make_method(both && rows == 1 ? "sample" : first, Kind::kDraw);
   }
   if (rows > 1) {
-    check_has_method(*reader_, path, "decode");
-    auto& decode = metadata_.has_head ? decode_ : decode_logits_;
-    decode = make_method("decode", metadata_.has_head ? Kind::kDraw : Kind::kLogits, rows);
+    make_decode_methods();
   }
   if (metadata_.has_verify) {
     verify_ = make_method("verify", Kind::kVerify);
@@ -127,7 +125,38 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   (draw_ ? draw_ : logits_)->load();
 }
 
-std::unique_ptr<Method> LlmProgram::make_method(const char* name, Method::Kind kind, int64_t tasks) {
+void LlmProgram::make_decode_methods() {
+  check_has_method(*reader_, path_, "decode");
+  const auto kind = metadata_.has_head ? Method::Kind::kDraw : Method::Kind::kLogits;
+  // A program of an earlier version has no narrow methods.
+  for (int64_t width = 2; width < metadata_.rows; width *= 2) {
+    const auto name = str("decode_", width);
+    if (reader_->has_method(name.c_str())) {
+      decodes_.push_back(make_method(name, kind, width));
+    }
+  }
+  decodes_.push_back(make_method("decode", kind, metadata_.rows));
+}
+
+std::vector<Method*> LlmProgram::methods() const {
+  std::vector<Method*> all{draw_.get(), verify_.get(), draft_.get(), logits_.get()};
+  for (const auto& decode : decodes_) {
+    all.push_back(decode.get());
+  }
+  return all;
+}
+
+Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& single) const {
+  if (tasks == 1) {
+    return *single;
+  }
+  const auto fits = [&](const auto& decode) { return decode->max_tasks() >= tasks; };
+  const auto found = std::find_if(decodes_.begin(), decodes_.end(), fits);
+  check(found != decodes_.end(), EXECUTORCH_MLX_FAILED, path_, ": no method decodes ", tasks, " rows");
+  return **found;
+}
+
+std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
   Group* const group = leads_group() ? group_.get() : nullptr;
   return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), group);
 }
@@ -161,9 +190,8 @@ uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
 }
 
 bool LlmProgram::has_only_mlx_state() const {
-  const auto delegated = [](const auto& method) { return method == nullptr || method->is_one_mlx_call(); };
-  return delegated(draw_) && delegated(decode_) && delegated(verify_) && delegated(draft_) &&
-      delegated(logits_) && delegated(decode_logits_);
+  const auto all = methods();
+  return std::all_of(all.begin(), all.end(), [](const auto* m) { return m == nullptr || m->is_one_mlx_call(); });
 }
 
 const void* LlmProgram::state_key() const {
@@ -239,29 +267,27 @@ bool LlmProgram::wants_logprobs(std::span<const RowTask> tasks) const {
 }
 
 std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
-  Method& method = tasks.size() == 1 ? *draw_ : *decode_;
+  Method& method = method_for(tasks.size(), draw_);
   const auto outputs = method.run(tasks);
-  const size_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
-  return read_drawn(method, outputs, expected, tasks.size(), wants_logprobs(tasks));
+  return read_drawn(method, outputs, method.max_tasks(), tasks.size(), wants_logprobs(tasks));
 }
 
 bool LlmProgram::can_defer() const {
-  const auto is_one_mlx_call = [](const auto& method) { return method == nullptr || method->is_one_mlx_call(); };
-  return draw_ != nullptr && is_one_mlx_call(draw_) && is_one_mlx_call(decode_) && group_ == nullptr &&
-      tracer_ == nullptr && metadata_.max_rewind > 0;
+  const auto is_one_mlx_call = [](const auto& method) { return method->is_one_mlx_call(); };
+  return draw_ != nullptr && is_one_mlx_call(draw_) && std::all_of(decodes_.begin(), decodes_.end(), is_one_mlx_call) &&
+      group_ == nullptr && tracer_ == nullptr && metadata_.max_rewind > 0;
 }
 
 PendingDraw LlmProgram::submit_draw(
     std::span<const RowTask> tasks, const PendingDraw* source, std::span<const size_t> sources) {
-  Method& method = tasks.size() == 1 ? *draw_ : *decode_;
+  Method& method = method_for(tasks.size(), draw_);
   Outputs outputs = method.submit(tasks, source == nullptr ? nullptr : &source->outputs, sources);
   return {&method, std::move(outputs), tasks.size(), wants_logprobs(tasks)};
 }
 
 std::vector<Drawn> LlmProgram::finish_draw(PendingDraw& draw) const {
   draw.method->finish(draw.outputs);
-  const size_t expected = draw.count == 1 ? 1 : metadata_.rows;
-  return read_drawn(*draw.method, draw.outputs.values, expected, draw.count, draw.has_logprobs);
+  return read_drawn(*draw.method, draw.outputs.values, draw.method->max_tasks(), draw.count, draw.has_logprobs);
 }
 
 int64_t LlmProgram::draft(const RowTask& task) {
@@ -287,10 +313,10 @@ std::vector<Drawn> LlmProgram::verify(const RowTask& task, std::vector<float>* t
 }
 
 std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> tasks) {
-  Method& method = tasks.size() == 1 ? *logits_ : *decode_logits_;
+  Method& method = method_for(tasks.size(), logits_);
   const auto outputs = method.run(tasks);
   const auto& tensor = outputs[0].toTensor();
-  const int64_t expected = tasks.size() == 1 ? 1 : metadata_.rows;
+  const auto expected = static_cast<int64_t>(method.max_tasks());
   const int64_t vocab_size = metadata_.vocab_size;
   const bool fits = (tensor.dim() == 2 || tensor.dim() == 3) && tensor.size(0) == expected &&
       tensor.size(tensor.dim() - 1) == vocab_size && tensor.numel() > 0;
@@ -363,9 +389,9 @@ bool LlmProgram::repeat(std::span<const char> message) {
     }
     const auto end = std::find(message.begin(), message.end(), '\0');
     const std::string_view name(message.data(), end - message.begin());
-    for (const auto* method : {&draw_, &decode_, &verify_, &draft_, &logits_, &decode_logits_}) {
-      if (*method != nullptr && (*method)->name() == name) {
-        (*method)->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
+    for (Method* method : methods()) {
+      if (method != nullptr && method->name() == name) {
+        method->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
         return true;
       }
     }

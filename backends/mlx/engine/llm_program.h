@@ -121,7 +121,7 @@ class LlmProgram {
 
   // Whether logits() takes several tasks.
   bool has_logits_of_rows() const {
-    return decode_logits_ != nullptr;
+    return !decodes_.empty() && !metadata_.has_head;
   }
 
   // Returns compute(), a hash of the file; computes it once. Throws EngineError if the file has changed since it was
@@ -153,7 +153,12 @@ class LlmProgram {
 
   bool wants_logprobs(std::span<const RowTask> tasks) const;
   bool repeat(std::span<const char> message);
-  std::unique_ptr<Method> make_method(const char* name, Method::Kind kind, int64_t tasks = 1);
+  std::unique_ptr<Method> make_method(const std::string& name, Method::Kind kind, int64_t tasks = 1);
+  void make_decode_methods();
+  // All methods, also those that the program lacks, which are null.
+  std::vector<Method*> methods() const;
+  // The method that decodes this number of tasks: `single` for one task, else the narrowest that takes them all.
+  Method& method_for(size_t tasks, const std::unique_ptr<Method>& single) const;
   std::vector<Drawn> read_drawn(
       const Method& method, std::span<const executorch::runtime::EValue> outputs, size_t expected, size_t count,
       bool has_logprobs) const;
@@ -172,7 +177,9 @@ class LlmProgram {
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::optional<uint64_t> hash_;
   // Null if the program has no such method.
-  std::unique_ptr<Method> draw_, decode_, verify_, draft_, logits_, decode_logits_;
+  std::unique_ptr<Method> draw_, verify_, draft_, logits_;
+  // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
+  std::vector<std::unique_ptr<Method>> decodes_;
 };
 
 } // namespace executorch_mlx

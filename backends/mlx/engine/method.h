@@ -54,8 +54,8 @@ class Method {
     kDraft, // returns the token that the head for multi-token prediction draws after the last token
   };
 
-  // Checks the signature against the metadata. `max_tasks` is 1, or metadata.rows for a method that takes one token of
-  // every row. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
+  // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of several
+  // rows, the number of these rows. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
       const std::string& name, Kind kind, int64_t max_tasks, executorch::runtime::EventTracer* tracer, Group* group);
@@ -67,6 +67,9 @@ class Method {
   }
   int64_t max_tokens() const {
     return max_tokens_;
+  }
+  size_t max_tasks() const {
+    return static_cast<size_t>(max_tasks_);
   }
   size_t num_outputs() const {
     return num_outputs_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,9 +121,9 @@ def check_program(
     pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
     comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
     worst = max(comparisons, key=lambda comparison: comparison.excess, default=None)
-    wrong_form = next((call.form for a, call in zip(matches, calls + others) if not a.all()), None)
-    if wrong_form is None and worst is not None and not worst.ok:
-        wrong_form = pairs[comparisons.index(worst)][1].form
+    wrong = next((call for a, call in zip(matches, calls + others) if not a.all()), None)
+    if wrong is None and worst is not None and not worst.ok:
+        wrong = pairs[comparisons.index(worst)][1]
     return ProgramCheck(
         tokens=sum(a.numel() for a in matches),
         agreeing=sum(int(a.sum()) for a in matches),
@@ -130,7 +131,7 @@ def check_program(
         tolerance=None if worst is None else worst.tolerance,
         values_ok=worst is None or worst.ok,
         note=note,
-        departure=None if wrong_form is None else runtime.departure(wrong_form),
+        departure=None if wrong is None else runtime.departure(wrong.form, wrong.width),
         seconds=cost.seconds,
         added_memory=cost.added_memory,
         peak_before=cost.peak_before,
@@ -161,6 +162,11 @@ class _Call:
     logits: torch.Tensor
     noisy: list[torch.Tensor]
 
+    @property
+    def width(self) -> int:
+        """The number of rows."""
+        return len(self.inputs[0])
+
 
 def _first_run(decoder: CachedDecoder) -> list[_Step]:
     """Returns the steps of a prompt in two chunks and of single tokens, all in the last row."""
@@ -181,10 +187,13 @@ def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_S
     if not any(kind.returns_tokens for kind in kinds.values()) and "decode" not in forms:
         return []
     steps = [_Step("chunk", length, (last,)) for length in (5, 1)]
-    if "decode" in forms:
-        # A decode call has an index for each row of the program. The unused indices repeat the last row.
+    widths = sorted(kind.width for kind in kinds.values() if kind.form == "decode")
+    if widths:
+        # The last row and the first row. The unused indices repeat the last row.
         row_indices = (last, 0, *[last] * (decoder.rows - 2))
-        steps += [_Step("chunk", 3, (0,)), *[_Step("decode", 1, row_indices)] * _DECODE_STEPS]
+        counts = [_DECODE_STEPS if width == decoder.rows else 1 for width in widths]
+        decodes = [[_Step("decode", 1, row_indices[:width])] * n for width, n in zip(widths, counts, strict=True)]
+        steps += [_Step("chunk", 3, (0,)), *itertools.chain.from_iterable(decodes)]
     if "verify" in forms:
         steps.append(_Step("verify", _VERIFY_TOKENS, (last,)))
     return _fitting(steps, decoder)
@@ -307,22 +316,22 @@ class _Runtime:
         if not calls:
             return [], []
         returns_tokens = any(kind.returns_tokens for kind in self.kinds.values())
-        names = {form: self._method(form, returns_tokens) for form in {call.form for call in calls}}
-        methods = load_methods(self.path, names.values())
-        results = [methods[names[call.form]](self._inputs(call, names[call.form]))[0] for call in calls]
+        names = [self._method(call.form, returns_tokens, call.width) for call in calls]
+        methods = load_methods(self.path, dict.fromkeys(names))
+        results = [methods[name](self._inputs(call, name))[0] for name, call in zip(names, calls, strict=True)]
         if returns_tokens:
             return [tokens.reshape(-1) for tokens in results], [None] * len(calls)
         logits = [values[:, -1].float() for values in results]
         return [values.argmax(-1) for values in logits], logits
 
-    def _method(self, form: str, returns_tokens: bool) -> str | None:
+    def _method(self, form: str, returns_tokens: bool, width: int = 1) -> str | None:
         """Returns the name of the first method of this kind, or None if there is none."""
-        return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens)), None)
+        return next((n for n, kind in self.kinds.items() if kind == MethodKind(form, returns_tokens, width)), None)
 
-    def departure(self, form: str) -> str:
-        """Returns the first departure in a method of the form `form` as text, or the reason why none is named."""
-        name = self._method(form, returns_tokens=False) or self._method(form, returns_tokens=True)
-        rows = tuple(range(self.decoder.rows)) if form == "decode" else (self.decoder.rows - 1,)
+    def departure(self, form: str, width: int) -> str:
+        """Returns the first departure in a method of this form and width as text, or the reason why none is named."""
+        name = self._method(form, False, width) or self._method(form, True, width)
+        rows = tuple(range(width)) if form == "decode" else (self.decoder.rows - 1,)
         lengths = [1] * len(_LOCATE_LENGTHS) if form == "decode" else _LOCATE_LENGTHS
         steps = _fitting([_Step(form, length, rows) for length in lengths], self.decoder)
         inputs = [self._inputs(call, name) for call in _eager_calls(self.decoder, steps)]

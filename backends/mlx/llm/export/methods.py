@@ -29,10 +29,12 @@ class MethodKind:
       returns the results for all rows. `draft` is like `chunk`, but returns the result of the head for multi-token
       prediction.
     - `returns_tokens`: whether the method returns tokens. If False, it returns logits.
+    - `width`: the number of rows of a call. It is 1 unless the form is `decode`.
     """
 
     form: str
     returns_tokens: bool
+    width: int = 1
 
 
 def method_kinds(outputs: str, rows: int, verify: bool, draft: bool) -> dict[str, MethodKind]:
@@ -46,10 +48,17 @@ def method_kinds(outputs: str, rows: int, verify: bool, draft: bool) -> dict[str
         speculative["verify"] = MethodKind("verify", True)
         speculative |= {"draft": MethodKind("draft", True)} if draft else {}
     if rows > 1:
-        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws)} | speculative
+        kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws, rows)}
+        kinds |= {f"decode_{width}": MethodKind("decode", draws, width) for width in _decode_widths(rows)}
+        kinds |= speculative
         return kinds | ({"logits": MethodKind("chunk", False)} if outputs == "both" else {})
     kinds = {"forward": MethodKind("chunk", outputs == "tokens")}
     return kinds | ({"sample": MethodKind("chunk", True)} if outputs == "both" else {}) | speculative
+
+
+def _decode_widths(rows: int) -> list[int]:
+    """Return the widths of the methods for decoding fewer than all rows: the powers of two from 2 to `rows` - 1."""
+    return [1 << i for i in range(1, (rows - 1).bit_length())]
 
 
 def export_methods(
@@ -62,7 +71,7 @@ def export_methods(
 
 def example_inputs(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig, length: int) -> dict[str, torch.Tensor]:
     """Return inputs of a method by name, in their order, with `length` tokens. All parameters have their off values."""
-    rows = decoder.rows if kind.form == "decode" else 1
+    rows = kind.width
     inputs = {"tokens": torch.zeros(rows, length, dtype=torch.int64), "input_pos": torch.zeros(rows, dtype=torch.int64)}
     if decoder.rows > 1:
         inputs["row"] = torch.arange(rows)
