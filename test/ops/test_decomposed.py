@@ -84,6 +84,7 @@ BY_HANDLERS = [
     row("rrelu_with_noise_functional", lambda x: F.rrelu(x, 0.1, 0.4), floats(9), edge_verified=False),
     row("cumprod", loose=3,
         cases=[(floats(3, 7), 1), (floats(5, 2, low=-1, high=1), -2), (ints(6, low=-3, high=3), 0)]),
+    row("cumprod/beyond half precision", lambda x: x.cumprod(0), data([300, 300, 0, 300, 300, 2]), dtypes=(f32, f16)),
     row("cumprod/dtype", lambda x: x.cumprod(0, dtype=f32), ints(5)),
     row("logcumsumexp", cases=[(floats(3, 9), 1), (floats(1, 2), 0)], loose=3),
     row("cummax", lambda x: [*x.cummax(0), *x.cummax(-1)], cases=[(floats(3, 7),), (ints(4, 6, low=-2, high=2),)]),

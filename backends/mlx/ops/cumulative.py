@@ -62,7 +62,12 @@ def _cumprod(x, dim, dtype=None):
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() else torch.int64
     x = x.to(dtype)
-    return _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x)[0] if x.ndim else x.clone()
+    if x.ndim == 0:
+        return x.clone()
+    # As in torch, a product beyond the range of half precision does not spoil the products after a zero.
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    (products,) = _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
+    return products.to(dtype)
 
 
 def _logcumsumexp(x, dim):
