@@ -61,6 +61,25 @@ class Context {
     return result;
   }
 
+  bool is_constant(const fb::Tid* tid) const {
+    return tid->idx() < program_.layout.constants;
+  }
+
+  // compute(), which is the result of a node that reads only constants. Later calls return the first result if it is
+  // available.
+  template <typename Compute>
+  mx::array constant_result(const void* node, Compute&& compute) {
+    const auto found = state_.constant_results.find(node);
+    if (found != state_.constant_results.end()) {
+      return found->second;
+    }
+    const mx::array result = compute();
+    if (result.is_available()) {
+      state_.constant_results.emplace(node, result);
+    }
+    return result;
+  }
+
   // Reads the slot `tid` for an op that updates the array and writes the result to the slot `out`. If `tid` and `out`
   // are the same slot, the slot is emptied: MLX updates an array in place only if nothing else refers to it.
   mx::array in_for_update(const fb::Tid* tid, const fb::Tid* out) {

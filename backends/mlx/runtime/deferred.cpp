@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "evaluation.h"
 #include "guarded.h"
+#include "views.h"
 
 namespace executorch_mlx {
 
@@ -108,6 +109,10 @@ void set_tokens(const Deferral& deferral, mx::array& tokens, mx::Stream stream) 
         0 <= element && element < static_cast<int64_t>(source.size()),
         "defer: element ", element, " is out of range [0, ", source.size(), ")");
   }
+  if (deferral.elements.size() == 1 && source.size() == 1) {
+    tokens = mx::reshape(source, tokens.shape(), stream);
+    return;
+  }
   const std::vector<int32_t> indices(deferral.elements.begin(), deferral.elements.end());
   const mx::array index(indices.begin(), tokens.shape(), mx::int32);
   tokens = mx::take(mx::flatten(source, stream), index, 0, stream);
@@ -117,7 +122,7 @@ std::vector<mx::array> copies_of(const std::vector<mx::array>& arrays, mx::Strea
   std::vector<mx::array> copies;
   for (const auto& x : arrays) {
     // Unlike mx::copy or mx::contiguous, this never shares the memory of x.
-    copies.push_back(x.size() == 0 ? x : mx::where(mx::array(true), x, x, stream));
+    copies.push_back(x.size() == 0 ? x : mx::where(views::scalar_for(x, mx::array(true), stream), x, x, stream));
   }
   return copies;
 }

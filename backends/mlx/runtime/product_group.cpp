@@ -6,6 +6,7 @@
 
 #include "gpu/cuda_kernel.h"
 #include "gpu/fused.h"
+#include "ops/attention.h"
 #include "ops/quant.h"
 #include "program.h"
 #include "tensor_slots.h"
@@ -42,9 +43,12 @@ class GroupFinder {
       if (product) {
         results_[product->out] = group;
       }
+      if (i > 0) {
+        add_ropes(*chain.instructions[i - 1].source, instruction, i - 1);
+      }
     }
     for (const auto& [first, group] : groups_) {
-      if (group.members.size() > 1) {
+      if (group.members.size() > 1 || group.op == fb::OpNode::AddmmNode) {
         chain.product_groups.push_back(group);
         chain.instructions[first].product_group = static_cast<uint32_t>(chain.product_groups.size());
       }
@@ -111,6 +115,22 @@ class GroupFinder {
     return found->second;
   }
 
+  // Adds a group of two consecutive instructions if both are RopeNodes of the same kind and in no group yet.
+  void add_ropes(const fb::Instruction& before, const fb::Instruction& instruction, uint32_t first) {
+    const auto* a = before.op_as_RopeNode();
+    const auto* b = instruction.op_as_RopeNode();
+    const bool has_same_options = a != nullptr && b != nullptr && !a->traditional() && !b->traditional() &&
+        a->dims() == b->dims() && a->base() == b->base() && a->scale() == b->scale();
+    const auto earlier = groups_.find(first - 1);
+    const bool is_second = earlier != groups_.end() && earlier->second.op == fb::OpNode::RopeNode;
+    if (has_same_options && !is_second && a->freqs() != nullptr && b->freqs() != nullptr && !a->offset()->is_vid() &&
+        !b->offset()->is_vid() && a->freqs()->idx() == b->freqs()->idx() &&
+        a->offset()->tid()->idx() == b->offset()->tid()->idx() && b->x()->idx() != a->out()->idx() &&
+        a->out()->idx() != b->freqs()->idx() && a->out()->idx() != b->offset()->tid()->idx()) {
+      groups_[first] = {fb::OpNode::RopeNode, false, {{a, nullptr}, {b, nullptr}}};
+    }
+  }
+
   // After an instruction, the slots that it has written hold other values. A control instruction may have written any
   // slot.
   void forget_written_slots(const fb::Instruction& instruction) {
@@ -163,6 +183,18 @@ Results packed_products(
 }
 
 // On a GPU.
+Results ropes(const ProductGroup& group, Context& c) {
+  std::vector<mx::array> arrays;
+  for (const auto& member : group.members) {
+    arrays.push_back(rope_operands(table_of<fb::RopeParams>(member.node), c).x);
+  }
+  const auto& n = table_of<fb::RopeParams>(group.members[0].node);
+  const auto [x, offset, freqs] = rope_operands(n, c);
+  return n.dims() == x.shape(-1) ? gpu::norm_rope(arrays, n.scale(), offset, *freqs, c.stream) : std::nullopt;
+}
+
+// On a GPU. If the results are operands of a kernel for several operations, this kernel computes them from single
+// products.
 Results products_of_row(const ProductGroup& group, Context& c) {
   std::vector<mx::array> matrices;
   for (const auto& member : group.members) {
@@ -171,7 +203,19 @@ Results products_of_row(const ProductGroup& group, Context& c) {
     }
     matrices.push_back(c.in(member.matrix));
   }
-  return gpu::products_of_row(c.in(table_of<fb::AddmmParams>(group.members[0].node).mat1()), matrices, c.stream);
+  const auto& x = c.in(table_of<fb::AddmmParams>(group.members[0].node).mat1());
+  if (!group.feeds_silu) {
+    return gpu::products_of_row(x, matrices, c.stream);
+  }
+  std::vector<mx::array> results;
+  for (const auto& w : matrices) {
+    const auto y = gpu::products_of_row(x, {w}, c.stream);
+    if (!y) {
+      return std::nullopt;
+    }
+    results.push_back((*y)[0]);
+  }
+  return results;
 }
 
 Results products_of_floats(const ProductGroup& group, Context& c) {
@@ -218,6 +262,27 @@ Results results_of(const ProductGroup& group, Context& c) {
   }
 }
 
+bool has_kernel(const ProductGroup& group, const Context& c) {
+  if (gpu::is_cuda(c.stream)) {
+    return group.op == fb::OpNode::AddmmNode || group.op == fb::OpNode::RopeNode;
+  }
+  return cpu::computes_at_once(c.stream) && group.op != fb::OpNode::RopeNode && group.members.size() > 1;
+}
+
+Results compute(const ProductGroup& group, Context& c) {
+  if (!has_kernel(group, c)) {
+    return std::nullopt;
+  }
+  if (group.op == fb::OpNode::RopeNode) {
+    return ropes(group, c);
+  }
+  const auto* slot = operand_of(group);
+  c.make_available({slot});
+  const auto& x = c.in(slot);
+  const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && rows_of(x) <= kMaxRows;
+  return has_few_rows ? results_of(group, c) : std::nullopt;
+}
+
 } // namespace
 
 void find_product_groups(Program& program) {
@@ -231,18 +296,7 @@ void find_product_groups(Program& program) {
 }
 
 Products compute_products(const ProductGroup& group, Context& c) try {
-  const bool has_kernel = cpu::computes_at_once(c.stream) ||
-      (gpu::is_cuda(c.stream) && group.op == fb::OpNode::AddmmNode && !group.feeds_silu);
-  if (!has_kernel) {
-    return {};
-  }
-  const auto* slot = operand_of(group);
-  c.make_available({slot});
-  const auto& x = c.in(slot);
-  if (x.ndim() == 0 || x.size() == 0 || rows_of(x) > kMaxRows) {
-    return {};
-  }
-  const auto results = results_of(group, c);
+  const auto results = compute(group, c);
   Products products;
   for (size_t i = 0; results && i < results->size(); ++i) {
     products.emplace_back(group.members[i].node, (*results)[i]);

@@ -1,6 +1,11 @@
 // Groups of matrix products with a common operand, which the runtime computes together if this operand has few rows:
 // for example, the query, key and value of an attention layer. The threads are started once for all products, and work
 // that depends only on the operand is done once.
+//
+// A single AddmmNode whose matrix is constant is a group, too. Only a GPU has a kernel for it.
+//
+// Two consecutive RopeNodes with the same positions and frequencies are a group: those of the query and the key
+// of a layer. Only a GPU computes them together.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +33,8 @@ struct ProductGroup {
     const fb::Tid* matrix;  // of an AddmmNode: the constant whose transpose is the second operand
   };
 
-  fb::OpNode op;  // of all members: AddmmNode, QuantizedMatmulNode or Int8QuantizedMatmulNode
-  bool feeds_silu = false;  // whether SiluNode reads a result. gpu::multiply_silu() computes such products on a GPU.
+  fb::OpNode op;  // of all members: AddmmNode, QuantizedMatmulNode, Int8QuantizedMatmulNode or RopeNode
+  bool feeds_silu = false;  // whether SiluNode reads a result. gpu::gated_products() computes such products on a GPU.
   std::vector<Member> members;
 };
 
@@ -44,7 +49,7 @@ using Products = std::vector<std::pair<const void*, mx::array>>;
 // is invalid: the instructions then run one by one. For an AddmmNode of half precision, the result is the product
 // without the bias, in float32 if there is a bias.
 //
-// On a GPU, only an AddmmNode of one row without a bias has a kernel, and only if no result is the operand of SiluNode.
+// On a GPU, only RopeNodes and AddmmNodes of one row without a bias have a kernel.
 Products compute_products(const ProductGroup& group, Context& context);
 
 } // namespace executorch_mlx

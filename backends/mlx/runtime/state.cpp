@@ -36,6 +36,7 @@ void State::finish_loading() {
     }
   }
   initial_values_ = values;
+  constant_results.clear();  // the init chain may have written constants
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto contents = std::exchange(tensors[layout_.buffers_begin() + i], std::nullopt);
     if (!buffers_[i]->contents) {

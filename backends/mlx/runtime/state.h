@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -30,6 +31,9 @@ class State {
   // The tensor slots and the value slots. A slot is empty until something is written to it.
   std::vector<std::optional<mx::array>> tensors;
   std::vector<Value> values;
+
+  // Results of nodes that read only constants, by node. See Context::constant_result().
+  std::unordered_map<const void*, mx::array> constant_results;
 
   // Returns the KV cache of a layer, for UpdateAndAttendNode, and creates it if there is none yet. KV caches have no
   // slots.

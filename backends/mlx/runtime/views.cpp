@@ -144,6 +144,10 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
   return mx::reshape(skips ? x.inputs()[0] : x, shape, stream);
 }
 
+mx::array scalar_for(const mx::array& other, const mx::array& x, mx::Stream stream) {
+  return other.size() == 1 ? reshape(x, other.shape(), stream) : x;
+}
+
 mx::array transpose(const mx::array& x, const std::vector<int>& axes, mx::Stream stream) {
   if (!can_view(x)) {
     return stream.device == mx::Device::gpu && keeps_order(x, axes) ? reshape(x, shape_of(x, axes), stream)

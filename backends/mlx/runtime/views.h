@@ -21,6 +21,10 @@ mx::array expand_dims(const mx::array& x, int axis, mx::Stream stream);
 mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream stream);
 mx::array take(const mx::array& x, int index, int axis, mx::Stream stream);
 
+// A number `x` for an operation with `other`. If `other` has one element, the number gets its shape, because MLX would
+// need an operation to broadcast it.
+mx::array scalar_for(const mx::array& other, const mx::array& x, mx::Stream stream);
+
 // All bounds count from the front and lie within x, and all steps are positive.
 mx::array slice(
     const mx::array& x, const mx::Shape& start, const mx::Shape& stop, const mx::Shape& steps, mx::Stream stream);

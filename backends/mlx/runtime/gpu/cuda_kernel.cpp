@@ -22,16 +22,23 @@ bool is_cuda(mx::Stream stream) {
 // MLX caches compiled kernels on disk by their names, so a name contains the hash of the source.
 CudaKernel::CudaKernel(
     const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-    const std::string& body)
+    const std::string& body, const std::string& header)
     : make_(mx::fast::cuda_kernel(
-          str("executorch_mlx_", name, "_", std::hex, std::hash<std::string>()(body)), inputs, outputs, body)) {}
+          str("executorch_mlx_", name, "_", std::hex, std::hash<std::string>()(header + body)), inputs, outputs, body,
+          header)) {}
 
 std::vector<mx::array> CudaKernel::operator()(
     std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
-    mx::Stream stream) const {
-  const auto dtype = inputs[0].dtype();
-  const std::vector<mx::Dtype> dtypes(shapes.size(), dtype);
-  std::vector<int> key = {blocks, threads};
+    mx::Stream stream, std::vector<mx::Dtype> dtypes) const {
+  if (dtypes.empty()) {
+    dtypes.assign(shapes.size(), inputs[0].dtype());
+  }
+  std::vector<int> key;
+  key.reserve(2 + dtypes.size() + 2 * inputs.size() + constants.size());
+  key.insert(key.end(), {blocks, threads});
+  for (const auto dtype : dtypes) {
+    key.push_back(static_cast<int>(dtype.val()));
+  }
   for (const auto& x : inputs) {
     key.push_back(static_cast<int>(x.dtype().val()));
     key.push_back(x.ndim() > 0);
@@ -43,16 +50,23 @@ std::vector<mx::array> CudaKernel::operator()(
   if (const auto found = primitives_.find(key); found != primitives_.end()) {
     return mx::array::make_arrays(std::move(shapes), dtypes, found->second, std::move(inputs));
   }
-  std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", dtype}};
+  std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", inputs[0].dtype()}};
   arguments.insert(arguments.end(), constants.begin(), constants.end());
   auto results = make_(
       inputs, shapes, dtypes, {blocks * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt, /*verbose=*/false,
       stream);
   if (primitives_.size() == kMaxPrimitives) {
     primitives_.clear();
+    made_.clear();
   }
   primitives_[key] = results[0].primitive_ptr();
+  made_.insert(&results[0].primitive());
   return results;
+}
+
+bool CudaKernel::has_made(const mx::array& x) const {
+  std::lock_guard lock(mutex_);
+  return made_.contains(&x.primitive());
 }
 
 } // namespace executorch_mlx::gpu

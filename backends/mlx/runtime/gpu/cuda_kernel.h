@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -19,20 +20,23 @@ bool is_cuda(mx::Stream stream);
 
 class CudaKernel {
  public:
-  // `body` is the source of the kernel, as for mx::fast::cuda_kernel().
+  // `body` is the source of the kernel, and `header` precedes it, as for mx::fast::cuda_kernel().
   CudaKernel(
       const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-      const std::string& body);
+      const std::string& body, const std::string& header = "");
 
   // The names and values of the compile-time constants of the source, such as {"kDim", 128}. A float is passed as an
   // int with the same bits.
   using Constants = std::vector<std::pair<std::string, int>>;
 
-  // Returns the results of the kernel, as lazy arrays. The kernel runs in `blocks` blocks of `threads` threads. All
-  // results have the dtype of the first input, which is T in the source.
+  // Returns the results of the kernel, as lazy arrays. The kernel runs in `blocks` blocks of `threads` threads. The
+  // dtype of the first input is T in the source. It is also the dtype of all results, unless `dtypes` lists theirs.
   std::vector<mx::array> operator()(
       std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
-      mx::Stream stream) const;
+      mx::Stream stream, std::vector<mx::Dtype> dtypes = {}) const;
+
+  // Whether x is a result of this kernel. x must have a primitive.
+  bool has_made(const mx::array& x) const;
 
  private:
   mx::fast::CustomKernelFunction make_;
@@ -40,6 +44,7 @@ class CudaKernel {
   // source anew, which takes longer than all other work of a call. A call that finds its primitive here skips this.
   mutable std::mutex mutex_;
   mutable std::map<std::vector<int>, std::shared_ptr<mx::Primitive>> primitives_;
+  mutable std::unordered_set<const mx::Primitive*> made_;  // the same primitives
 };
 
 } // namespace executorch_mlx::gpu

@@ -23,21 +23,37 @@ namespace executorch_mlx::gpu {
 namespace mx = mlx::core;
 
 // a * b, if one of them is the lazy result of silu(gate), and both have the same shape and dtype. If `gate` and the
-// other factor are lazy products of the same row vector, the kernel computes these products, too.
+// other factor are operands of gated_products(), the kernel computes these products, too.
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream);
-
-// x @ w.T for each of two to four matrices w [n, depth], which are available, row-major and of the dtype of x. x has
-// one row.
-std::optional<std::vector<mx::array>> products_of_row(
-    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream);
 
 // x and rms_norm(x, weight, eps), if x is the lazy sum of two arrays of its shape and dtype.
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
     const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
 
-// rope(x) over the whole last axis, not traditional, if x [B, H, S, D] is the transposed lazy result of an RMSNorm.
+// rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
+// transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be.
 // `offset` has one element or B.
-std::optional<mx::array> rms_norm_rope(
-    const mx::array& x, float scale, const mx::array& offset, const mx::array& freqs, mx::Stream stream);
+std::optional<std::vector<mx::array>> norm_rope(
+    const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
+    mx::Stream stream);
+
+// Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
+// cache up to one.
+std::optional<mx::array> attention_of_token(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, mx::Stream stream);
+
+// The following functions multiply one row vector by matrices.
+
+// x @ w.T for each of one to four matrices w [n, depth], which are available, row-major and of the dtype of x. If there
+// are several, and x is the lazy result of an RMSNorm, the kernel computes this, too.
+std::optional<std::vector<mx::array>> products_of_row(
+    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream);
+
+// silu(gate) * up, if both are lazy results of products_of_row() for one matrix and the same x. If x is the lazy result
+// of an RMSNorm, the kernel computes this, too.
+std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream);
+
+// a + b, if one of them is the lazy result of products_of_row() for one matrix.
+std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream);
 
 } // namespace executorch_mlx::gpu

@@ -1,12 +1,13 @@
 #include "sample.h"
 
-#include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../error.h"
 #include "../host_memory.h"
+#include "cuda_kernel.h"
 #include "host.h"
 #include "sample_kernel.inc"
 #include "sample_kernel_text.h"
@@ -113,25 +114,39 @@ constexpr char kRowsBody[] = R"(
 const std::vector<std::string> kInputNames = {"logits", "temperature", "top_p", "seed", "top_k", "min_p"};
 const std::vector<std::string> kPartNames = {"part_maximum", "part_argmax", "part_nan", "part_weight", "part_winner"};
 
-// MLX caches compiled kernels on disk by their names. A name therefore contains the hash of the source code.
-std::string kernel_name(const char* name) {
-  static const size_t hash = std::hash<std::string>()(
-      std::string(kCudaHeader) + kMetalHeader + kCudaPrologue + kMetalPrologue + kSampleKernelText + kPartsBody +
-      kRowsBody);
-  return str("executorch_mlx_", name, "_", std::hex, hash);
-}
-
-mx::fast::CustomKernelFunction make_kernel(
-    const char* name, std::vector<std::string> inputs, std::vector<std::string> outputs, const char* body) {
-  if (mx::metal::is_available()) {
-    return mx::fast::metal_kernel(
-        kernel_name(name), inputs, outputs, std::string(kMetalPrologue) + body,
-        std::string(kMetalHeader) + kSampleKernelText);
+// Runs one of the kernels in `groups` groups of `threads` threads.
+class SampleKernel {
+ public:
+  SampleKernel(
+      const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
+      const char* body) {
+    if (mx::metal::is_available()) {
+      metal_ = mx::fast::metal_kernel(
+          str("executorch_mlx_", name), inputs, outputs, std::string(kMetalPrologue) + body,
+          std::string(kMetalHeader) + kSampleKernelText);
+    } else {
+      cuda_.emplace(
+          name, inputs, outputs, std::string(kCudaPrologue) + body, std::string(kCudaHeader) + kSampleKernelText);
+    }
   }
-  return mx::fast::cuda_kernel(
-      kernel_name(name), inputs, outputs, std::string(kCudaPrologue) + body,
-      std::string(kCudaHeader) + kSampleKernelText);
-}
+
+  std::vector<mx::array> operator()(
+      const std::vector<mx::array>& inputs, const std::vector<mx::Shape>& shapes, const std::vector<mx::Dtype>& dtypes,
+      int groups, int threads, const CudaKernel::Constants& constants, mx::Stream stream) const {
+    if (cuda_) {
+      return (*cuda_)(inputs, shapes, groups, threads, constants, stream, dtypes);
+    }
+    std::vector<std::pair<std::string, mx::fast::TemplateArg>> arguments = {{"T", inputs[0].dtype()}};
+    arguments.insert(arguments.end(), constants.begin(), constants.end());
+    return metal_(
+        inputs, shapes, dtypes, {groups * threads, 1, 1}, {threads, 1, 1}, arguments, std::nullopt, /*verbose=*/false,
+        stream);
+  }
+
+ private:
+  std::optional<CudaKernel> cuda_;
+  mx::fast::CustomKernelFunction metal_;
+};
 
 std::vector<std::string> concatenated(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -153,32 +168,29 @@ std::optional<mx::array> sample(const SampleInputs& inputs, mx::Stream stream) {
   if (stream.device != mx::Device::gpu || num_keys > std::numeric_limits<int>::max()) {
     return std::nullopt;
   }
-  static const auto parts_kernel = make_kernel("sample_parts", kInputNames, kPartNames, kPartsBody);
-  static const auto rows_kernel =
-      make_kernel("sample_rows", concatenated(kInputNames, kPartNames), {"all_keys", "tokens"}, kRowsBody);
+  static const SampleKernel parts_kernel("sample_parts", kInputNames, kPartNames, kPartsBody);
+  static const SampleKernel rows_kernel(
+      "sample_rows", concatenated(kInputNames, kPartNames), {"all_keys", "tokens"}, kRowsBody);
   const int rows = inputs.logits.shape(0);
   const int vocabulary = inputs.logits.shape(1);
   const int parts = static_cast<int>(kernel::parts_of(vocabulary));
   std::vector<mx::array> operands = {
       inputs.logits, inputs.temperature, inputs.top_p, inputs.seed,
       inputs.top_k.value_or(mx::array(int64_t{0})), inputs.min_p.value_or(mx::array(0.0f))};
-  const auto arguments = [&](int threads) {
-    return std::vector<std::pair<std::string, mx::fast::TemplateArg>>{
-        {"T", inputs.logits.dtype()},
-        {"kPerRow", per_row_flags(inputs)},
-        {"kThreads", threads},
-        {"kSharedKeys", kSharedKeys}};
+  const auto constants = [&](int threads) {
+    return CudaKernel::Constants{
+        {"kPerRow", per_row_flags(inputs)}, {"kThreads", threads}, {"kSharedKeys", kSharedKeys}};
   };
   // At least 8 elements, because Metal passes an array of fewer elements in another address space.
   const mx::Shape summary_shape{std::max(rows * parts, 8)};
   const auto summaries = parts_kernel(
       operands, std::vector(kPartNames.size(), summary_shape),
-      {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32}, {rows * parts * kPartThreads, 1, 1},
-      {kPartThreads, 1, 1}, arguments(kPartThreads), std::nullopt, /*verbose=*/false, stream);
+      {mx::float32, mx::uint32, mx::uint32, mx::float32, mx::uint32}, rows * parts, kPartThreads,
+      constants(kPartThreads), stream);
   operands.insert(operands.end(), summaries.begin(), summaries.end());
   return rows_kernel(
-      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, {rows * kRowThreads, 1, 1},
-      {kRowThreads, 1, 1}, arguments(kRowThreads), std::nullopt, /*verbose=*/false, stream)[1];
+      operands, {{static_cast<int>(num_keys)}, {rows}}, {mx::uint64, mx::int64}, rows, kRowThreads,
+      constants(kRowThreads), stream)[1];
 }
 
 namespace {

@@ -7,36 +7,52 @@
 
 namespace executorch_mlx {
 
-inline void rope(const fb::RopeParams& n, Context& c) {
-  c.make_available({n.x(), n.offset()->is_vid() ? nullptr : n.offset()->tid()});
+// The checked operands of a RopeNode.
+struct RopeOperands {
+  mx::array x;
+  mx::array offset;
+  std::optional<mx::array> freqs;
+};
+
+inline RopeOperands rope_operands(const fb::RopeParams& n, Context& c) {
   const auto& x = c.in(n.x());
   check_argument(x.ndim() >= 3, "x: got ", x.ndim(), " axes, expected at least 3");
   check_program(
       n.dims() > 0 && n.dims() % 2 == 0 && n.dims() <= x.shape(-1),
       "dims: got ", n.dims(), ", expected an even number in (0, ", x.shape(-1), "]");
-  const auto freqs = c.optional(n.freqs());
+  auto freqs = c.optional(n.freqs());
   check_argument(
       !freqs || (freqs->ndim() == 1 && freqs->shape(0) == n.dims() / 2),
       "freqs: got ", describe(freqs.value_or(x)), ", expected shape [", n.dims() / 2, "]");
-  const auto base = freqs ? std::nullopt : std::optional<float>(n.base());
+  auto offset = n.offset()->is_vid() ? mx::array(c.checked_int("offset", c.integer(n.offset()->vid())))
+                                     : c.in(n.offset()->tid());
+  check_argument(
+      x.size() == 0 ||
+          (is_integral(offset.dtype()) && offset.ndim() <= 1 &&
+           (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0)))),
+      "offset: got ", describe(offset), ", expected 1 or ", x.shape(0), " integers");
+  return {x, std::move(offset), std::move(freqs)};
+}
+
+inline void rope(const fb::RopeParams& n, Context& c) {
+  if (const auto y = c.take_product(&n)) {
+    return c.set(n.out(), *y);
+  }
+  c.make_available({n.x(), n.offset()->is_vid() ? nullptr : n.offset()->tid()});
+  const auto [x, offset, freqs] = rope_operands(n, c);
   if (x.size() == 0) {
     return c.set(n.out(), x);
   }
-  const auto offset = n.offset()->is_vid() ? mx::array(c.checked_int("offset", c.integer(n.offset()->vid())))
-                                           : c.in(n.offset()->tid());
-  check_argument(
-      is_integral(offset.dtype()) && offset.ndim() <= 1 &&
-          (offset.size() == 1 || offset.size() == static_cast<size_t>(x.shape(0))),
-      "offset: got ", describe(offset), ", expected 1 or ", x.shape(0), " integers");
   if (!n.traditional()) {
     if (const auto y = cpu::rope(x, n.dims(), n.base(), n.scale(), offset, freqs, c.stream)) {
       return c.set(n.out(), *y);
     }
-    if (const auto y = freqs && n.dims() == x.shape(-1) ? gpu::rms_norm_rope(x, n.scale(), offset, *freqs, c.stream)
+    if (const auto y = freqs && n.dims() == x.shape(-1) ? gpu::norm_rope({x}, n.scale(), offset, *freqs, c.stream)
                                                         : std::nullopt) {
-      return c.set(n.out(), *y);
+      return c.set(n.out(), (*y)[0]);
     }
   }
+  const auto base = freqs ? std::nullopt : std::optional<float>(n.base());
   c.set(n.out(), mx::fast::rope(x, n.dims(), n.traditional(), base, n.scale(), offset, freqs, c.stream));
 }
 
@@ -55,6 +71,9 @@ inline mx::array attend(
   // kernel 12 us.
   is_causal = is_causal && q.shape(2) > 1;
   const bool in_float32 = computes_in_float32(q, c);
+  if (const auto y = mask ? std::nullopt : gpu::attention_of_token(q, k, v, scale, c.stream)) {
+    return *y;
+  }
   const auto wide_mask = mask && in_float32 ? std::optional(to_float32(*mask, c)) : mask;
   if (const auto y = cpu::attention(q, k, v, scale, is_causal, wide_mask, c.stream)) {
     return *y;

@@ -71,6 +71,11 @@ inline std::optional<mx::array> multiply_kernel(const mx::array& a, const mx::ar
   return y ? y : cpu::multiply(a, b, stream);
 }
 
+inline std::optional<mx::array> add_kernel(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  const auto y = gpu::add_product(a, b, stream);
+  return y ? y : cpu::add(a, b, stream);
+}
+
 inline mx::array silu(const mx::array& x, mx::StreamOrDevice s) {
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
@@ -235,7 +240,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(TanhNode, unary<mx::tanh, cpu::tanh>),
     MLX_ROW(TruncNode, unary<truncate>),
 
-    MLX_ROW(AddNode, binary<mx::add, cpu::add>),
+    MLX_ROW(AddNode, binary<mx::add, add_kernel>),
     MLX_ROW(Atan2Node, binary<mx::arctan2>),
     MLX_ROW(BitwiseAndNode, predicate<mx::bitwise_and, std::logical_and<>, true>),
     MLX_ROW(BitwiseOrNode, predicate<mx::bitwise_or, std::logical_or<>, true>),

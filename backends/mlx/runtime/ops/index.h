@@ -33,10 +33,10 @@ inline mx::array bounded_indices(
   const bool all_below = bits < 31 && length > (int64_t{1} << bits);
   mx::array result = indices;
   if (!all_below) {
-    result = mx::minimum(result, mx::array(length - 1, dtype), c.stream);
+    result = mx::minimum(result, views::scalar_for(result, mx::array(length - 1, dtype), c.stream), c.stream);
   }
   if (is_signed_integer(dtype) && !(all_below && from_end)) {
-    result = mx::maximum(result, mx::array(lowest, dtype), c.stream);
+    result = mx::maximum(result, views::scalar_for(result, mx::array(lowest, dtype), c.stream), c.stream);
   }
   return result;
 }

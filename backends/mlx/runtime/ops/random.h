@@ -4,6 +4,7 @@
 #include "cpu/accelerate.h"
 #include "gpu/sample.h"
 #include "ops/op_row.h"
+#include "views.h"
 
 namespace executorch_mlx {
 
@@ -43,7 +44,7 @@ inline mx::array sample_parameter(
   check_argument(
       x.dtype() == dtype && (x.size() == 1 || x.shape() == mx::Shape{logits.shape(0)}),
       name, ": got ", describe(x), ", expected one ", executorch_mlx::name(dtype), " or ", logits.shape(0), " of them");
-  return mx::reshape(x, {-1}, c.stream);
+  return views::reshape(x, {static_cast<int>(x.size())}, c.stream);
 }
 
 // Evaluates the operands and draws the tokens at once, on this thread. Serves CPUs for which the runtime has no

@@ -82,7 +82,10 @@ inline void transpose(const fb::TransposeParams& n, Context& c) {
   if (x.ndim() == 0) {
     return c.set(n.out(), x);
   }
-  c.set(n.out(), views::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream));
+  const auto transposed = [&] {
+    return views::transpose(x, checked_axes(n.perm(), static_cast<int>(x.ndim())), c.stream);
+  };
+  c.set(n.out(), c.is_constant(n.x()) ? c.constant_result(&n, transposed) : transposed());
 }
 
 inline void flip(const fb::FlipParams& n, Context& c) {

@@ -1,0 +1,220 @@
+// Products of one row vector with matrices. Each thread block keeps the vector in shared memory. If the vector is the
+// lazy result of an RMSNorm, each block computes the norm itself, because this takes less time than another kernel.
+#include <mlx/fast_primitives.h>
+
+#include <bit>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../error.h"
+#include "cuda_kernel.h"
+#include "fused.h"
+#include "lazy.h"
+
+namespace executorch_mlx::gpu {
+
+namespace {
+
+constexpr size_t kMaxMatrices = 4;
+constexpr const char* kRowNames[kMaxMatrices] = {"kRows0", "kRows1", "kRows2", "kRows3"};
+constexpr int kMaxRowsOfProduct = 1 << 15;  // with more rows, it takes too long that each block reads the vector
+constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
+
+// Writes x, or with kNorm rms_norm(x, norm), to the shared array `row`. Defines functions for the products of a warp.
+const std::string kBegin = str(R"(
+  constexpr int kWide = 16 / sizeof(T);
+  __shared__ __align__(16) T row[kDepth];
+  if (kNorm) {
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
+      squares += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+    }
+)", kSumSquares, R"(
+    const float scale = rsqrtf(squares / kDepth + __int_as_float(kEps));
+    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
+      const T value = static_cast<T>(static_cast<float>(x[i]) * scale);
+      row[i] = static_cast<T>(static_cast<float>(norm[i]) * static_cast<float>(value));
+    }
+  } else {
+    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
+      row[i] = x[i];
+    }
+  }
+  __syncthreads();
+  const uint32_t lane = threadIdx.x % 32;
+  const auto part_of_product = [&](const T* w) {
+    float sum = 0.0f;
+    for (int begin = 0; begin < kDepth; begin += 32 * kWide) {
+      const int i = begin + lane * kWide;
+      if (i < kDepth) {
+        const uint4 weights = *reinterpret_cast<const uint4*>(w + i);
+        const uint4 values = *reinterpret_cast<const uint4*>(row + i);
+        for (int j = 0; j < kWide; ++j) {
+          sum += static_cast<float>(reinterpret_cast<const T*>(&values)[j]) *
+              static_cast<float>(reinterpret_cast<const T*>(&weights)[j]);
+        }
+      }
+    }
+    return sum;
+  };
+  const auto rounded_sum = [](float sum) {
+    for (int other = 16; other > 0; other /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, other);
+    }
+    return static_cast<float>(static_cast<T>(sum));
+  };
+  uint32_t index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+)");
+
+// A warp computes silu(x . gate[index]) * (x . up[index]).
+const CudaKernel& gated_products_kernel() {
+  static const CudaKernel kernel("gated_products", {"x", "norm", "gate", "up"}, {"y"}, kBegin + R"(
+  if (index >= kRows0) {
+    return;
+  }
+  float a = part_of_product(gate + uint64_t(index) * kDepth);
+  float b = part_of_product(up + uint64_t(index) * kDepth);
+  a = rounded_sum(a);
+  b = rounded_sum(b);
+  if (lane == 0) {
+    const float silu = static_cast<float>(static_cast<T>(a / (1.0f + expf(-a))));
+    y[index] = static_cast<T>(silu * b);
+  }
+)");
+  return kernel;
+}
+
+// A warp computes x . w[index] + added[index].
+const CudaKernel& product_and_sum_kernel() {
+  static const CudaKernel kernel("product_and_sum", {"x", "norm", "w", "added"}, {"y"}, kBegin + R"(
+  if (index >= kRows0) {
+    return;
+  }
+  const float product = rounded_sum(part_of_product(w + uint64_t(index) * kDepth));
+  if (lane == 0) {
+    y[index] = static_cast<T>(product + static_cast<float>(added[index]));
+  }
+)");
+  return kernel;
+}
+
+// A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ...
+const CudaKernel& products_kernel(size_t matrices) {
+  const auto make = [](size_t count) {
+    std::vector<std::string> inputs{"x", "norm"}, outputs;
+    std::string text = kBegin + "  const T* w = nullptr;\n  T* y = nullptr;\n";
+    for (size_t i = 0; i < count; ++i) {
+      inputs.push_back(str("w", i));
+      outputs.push_back(str("y", i));
+      text += str("  if (w == nullptr && index < kRows", i, ") { w = w", i, "; y = y", i, "; }\n");
+      text += str("  if (w == nullptr) { index -= kRows", i, "; }\n");
+    }
+    text += R"(
+  if (w == nullptr) {
+    return;
+  }
+  const float product = rounded_sum(part_of_product(w + uint64_t(index) * kDepth));
+  if (lane == 0) {
+    y[index] = static_cast<T>(product);
+  }
+)";
+    return CudaKernel(str("products_of_row_", count).c_str(), inputs, outputs, text);
+  };
+  static const CudaKernel kernels[kMaxMatrices] = {make(1), make(2), make(3), make(4)};
+  return kernels[matrices - 1];
+}
+
+// Whether a kernel can multiply the row vector x by matrices.
+bool is_valid_row(const mx::array& x) {
+  return x.ndim() > 0 && x.size() > 0 && x.size() == static_cast<size_t>(x.shape(-1)) && is_float(x.dtype()) &&
+      x.nbytes() % 16 == 0 && x.nbytes() <= kMaxRowBytes;
+}
+
+// Whether w is a matrix [n, depth] that a kernel can multiply by the valid row vector x.
+bool is_valid_matrix(const mx::array& w, const mx::array& x) {
+  return w.dtype() == x.dtype() && w.ndim() == 2 && w.shape(1) == x.shape(-1) && w.is_available() &&
+      w.offset() == 0 && w.flags().row_contiguous;
+}
+
+// Whether y is the lazy result of products_of_row() for one matrix. Its operands are then inputs()[0] and inputs()[2].
+bool is_product(const mx::array& y) {
+  return is_lazy(y, "CustomKernel") && products_kernel(1).has_made(y);
+}
+
+// Runs a kernel that begins with kBegin. The matrices are its inputs from the third one on, before `added`. The number
+// of rows of the first `count` matrices is the number of warps. `takes_norm`: whether the kernel computes the RMSNorm
+// of which x is the lazy result.
+std::vector<mx::array> run(
+    const CudaKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
+    const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream, bool takes_norm = true) {
+  // A reshape keeps the order of the elements.
+  const mx::array& row = is_lazy(x, "Reshape") ? x.inputs()[0] : x;
+  const int depth = matrices[0].shape(1);
+  const bool is_norm = takes_norm && is_lazy(row, "RMSNorm") && row.shape(-1) == depth &&
+      row.inputs()[0].dtype() == x.dtype() && row.inputs()[1].dtype() == x.dtype() &&
+      row.inputs()[1].shape() == mx::Shape{depth};
+  const float eps = is_norm ? static_cast<const mx::fast::RMSNorm&>(row.primitive()).state().second : 0.0f;
+  std::vector<mx::array> inputs;
+  inputs.reserve(2 + kMaxMatrices);
+  inputs.push_back(is_norm ? row.inputs()[0] : row);
+  inputs.push_back(is_norm ? row.inputs()[1] : row);
+  CudaKernel::Constants constants{
+      {"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", is_norm}, {"kEps", std::bit_cast<int>(eps)}};
+  inputs.insert(inputs.end(), matrices.begin(), matrices.end());
+  if (added) {
+    inputs.push_back(*added);
+  }
+  int64_t rows = 0;
+  for (size_t i = 0; i < count; ++i) {
+    constants.push_back({kRowNames[i], matrices[i].shape(0)});
+    rows += matrices[i].shape(0);
+  }
+  return kernel(std::move(inputs), std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads, constants, stream);
+}
+
+} // namespace
+
+std::optional<std::vector<mx::array>> products_of_row(
+    const mx::array& x, const std::vector<mx::array>& matrices, mx::Stream stream) {
+  if (!is_cuda(stream) || !is_valid_row(x) || matrices.size() > kMaxMatrices || matrices.empty()) {
+    return std::nullopt;
+  }
+  std::vector<mx::Shape> shapes;
+  int64_t rows = 0;
+  for (const auto& w : matrices) {
+    if (!is_valid_matrix(w, x)) {
+      return std::nullopt;
+    }
+    rows += w.shape(0);
+    shapes.push_back(x.shape());
+    shapes.back().back() = w.shape(0);
+  }
+  if (rows == 0 || rows > kMaxRowsOfProduct) {
+    return std::nullopt;
+  }
+  const size_t count = matrices.size();
+  return run(
+      products_kernel(count), x, matrices, count, std::nullopt, std::move(shapes), stream, /*takes_norm=*/count > 1);
+}
+
+std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream) {
+  if (!is_cuda(stream) || gate.shape() != up.shape() || !is_product(gate) || !is_product(up) ||
+      gate.inputs()[0].id() != up.inputs()[0].id()) {
+    return std::nullopt;
+  }
+  const auto& x = gate.inputs()[0];
+  return run(
+      gated_products_kernel(), x, {gate.inputs()[2], up.inputs()[2]}, 1, std::nullopt, {gate.shape()}, stream)[0];
+}
+
+std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  if (!is_cuda(stream) || a.shape() != b.shape() || a.dtype() != b.dtype() || !(is_product(a) || is_product(b))) {
+    return std::nullopt;
+  }
+  const auto& [product, added] = is_product(b) ? std::tie(b, a) : std::tie(a, b);
+  const auto& x = product.inputs()[0];
+  return run(product_and_sum_kernel(), x, {product.inputs()[2]}, 1, added, {a.shape()}, stream)[0];
+}
+
+} // namespace executorch_mlx::gpu
