@@ -1,4 +1,4 @@
-"""Compares the logits of a small model on the GPU and on the CPU. The GPU uses kernels that fuse several operations.
+"""Compares the logits of small models on the GPU and on the CPU. The GPU uses kernels that fuse several operations.
 
     python benchmarks/cuda/fused.py export FOLDER     writes the programs; needs no GPU
     python benchmarks/cuda/fused.py FOLDER            compares their logits; run.sh calls it
@@ -16,27 +16,36 @@ import numpy as np
 from sampler import write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
-CALLS = (9, 1, 1, 4, 1)  # number of tokens in each call
+CALLS = (9, 1, 1, 4, 1, 600, 1, 1)  # number of tokens in each call; one block computes attention up to 512 positions
 SHAPE = {
-    "vocab_size": 512, "hidden_size": 320, "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 256, "initializer_range": 0.2,
+    "vocab_size": 256, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.2,
 }  # fmt: skip
+# Architectures: norms of the queries and keys, none, and norms after attention and MLP with a sliding window.
+MODELS = {
+    "qwen3": ("Qwen3", {}),
+    "llama": ("Llama", {"head_dim": 128, "num_key_value_heads": 4, "initializer_range": 0.05}),
+    "gemma3": ("Gemma3", {"sliding_window": 32, "query_pre_attn_scalar": 64, "initializer_range": 0.05}),
+}
 
 
 def export(folder: Path) -> None:
     import torch
+    import transformers
     from executorch_mlx.llm.export import export_llm
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    for dtype in DTYPES:
-        torch.manual_seed(0)
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(getattr(torch, dtype)).eval()
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "norm" in name:
-                    weight.copy_(1 + 0.3 * torch.randn_like(weight))
-        options = {"outputs": "logits", "max_context_len": 64, "chunk": 16, "speculation": False, "verify": False}
-        export_llm(model, allow_extensions=True, **options).save(folder / f"fused-{dtype}.pte")
+    for name, (architecture, changes) in MODELS.items():
+        suffix = "TextConfig" if architecture == "Gemma3" else "Config"
+        config = getattr(transformers, architecture + suffix)(**SHAPE | changes)
+        for dtype in DTYPES:
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(getattr(torch, dtype)).eval()
+            with torch.no_grad():
+                for parameter, weight in model.named_parameters():
+                    if "norm" in parameter:
+                        weight.copy_(weight + 0.3 * torch.randn_like(weight))
+            options = {"outputs": "logits", "max_context_len": 1024, "chunk": 640, "speculation": False, "verify": False}
+            export_llm(model, allow_extensions=True, **options).save(folder / f"fused-{name}-{dtype}.pte")
 
 
 def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:
@@ -60,22 +69,27 @@ def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list
 def main() -> None:
     if sys.argv[1] == "export":
         return export(Path(sys.argv[2]))
+    for name in MODELS:
+        for dtype, limit in DTYPES.items():
+            compare(name, dtype, limit, Path(sys.argv[1]))
+
+
+def compare(name: str, dtype: str, limit: float, programs: Path) -> None:
     rng = np.random.default_rng(0)
-    for dtype, limit in DTYPES.items():
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            inputs, position = [], 0
-            for call, count in enumerate(CALLS):
-                inputs.append(folder / f"in{call}")
-                inputs[-1].mkdir()
-                write(inputs[-1] / "0.tensor", rng.integers(0, SHAPE["vocab_size"], (1, count)))
-                write(inputs[-1] / "1.tensor", np.array([position]))
-                position += count
-            program = Path(sys.argv[1]) / f"fused-{dtype}.pte"
-            on_gpu, on_cpu = (logits(program, inputs, device, folder) for device in ("gpu", "cpu"))
-        errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(on_gpu, on_cpu, strict=True)]
-        print(f"fused kernels, {dtype}: largest error of the logits {max(errors):.1e} (limit {limit:.0e})")
-        assert max(errors) <= limit
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        inputs, position = [], 0
+        for call, count in enumerate(CALLS):
+            inputs.append(folder / f"in{call}")
+            inputs[-1].mkdir()
+            write(inputs[-1] / "0.tensor", rng.integers(0, SHAPE["vocab_size"], (1, count)))
+            write(inputs[-1] / "1.tensor", np.array([position]))
+            position += count
+        program = programs / f"fused-{name}-{dtype}.pte"
+        on_gpu, on_cpu = (logits(program, inputs, device, folder) for device in ("gpu", "cpu"))
+    errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(on_gpu, on_cpu, strict=True)]
+    print(f"fused kernels, {name}, {dtype}: largest error of the logits {max(errors):.1e} (limit {limit:.0e})")
+    assert max(errors) <= limit
 
 
 if __name__ == "__main__":
