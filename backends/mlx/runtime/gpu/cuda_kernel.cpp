@@ -57,16 +57,9 @@ std::vector<mx::array> CudaKernel::operator()(
       stream);
   if (primitives_.size() == kMaxPrimitives) {
     primitives_.clear();
-    made_.clear();
   }
   primitives_[key] = results[0].primitive_ptr();
-  made_.insert(&results[0].primitive());
   return results;
-}
-
-bool CudaKernel::has_made(const mx::array& x) const {
-  std::lock_guard lock(mutex_);
-  return made_.contains(&x.primitive());
 }
 
 } // namespace executorch_mlx::gpu

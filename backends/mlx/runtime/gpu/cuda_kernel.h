@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -35,16 +34,12 @@ class CudaKernel {
       std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
       mx::Stream stream, std::vector<mx::Dtype> dtypes = {}) const;
 
-  // Whether x is a result of this kernel. x must have a primitive.
-  bool has_made(const mx::array& x) const;
-
  private:
   mx::fast::CustomKernelFunction make_;
   // The primitives of earlier calls, by the properties that the source depends on. Each call of make_() writes the
   // source anew, which takes longer than all other work of a call. A call that finds its primitive here skips this.
   mutable std::mutex mutex_;
   mutable std::map<std::vector<int>, std::shared_ptr<mx::Primitive>> primitives_;
-  mutable std::unordered_set<const mx::Primitive*> made_;  // the same primitives
 };
 
 } // namespace executorch_mlx::gpu

@@ -1,9 +1,9 @@
 #include "fused.h"
 
-#include <mlx/fast_primitives.h>
 #include <mlx/primitives.h>
 
 #include <bit>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -166,10 +166,9 @@ std::optional<RopeOperand> rope_operand(const mx::array& x) {
     return std::nullopt;
   }
   RopeOperand operand{*in, std::nullopt, 0.0f, heads};
-  if (is_lazy(*in, "RMSNorm") && in->inputs()[1].shape() == mx::Shape{dim} && in->shape(-1) == dim &&
-      in->inputs()[0].dtype() == x.dtype() && in->inputs()[1].dtype() == x.dtype()) {
+  if (const DeferredNorm* const norm = norm_of(*in, dim)) {
     operand.weight = in->inputs()[1];
-    operand.eps = static_cast<const mx::fast::RMSNorm&>(in->primitive()).state().second;
+    operand.eps = norm->eps;
     in = &in->inputs()[0];
   }
   if (is_lazy(*in, "Reshape") && in->inputs()[0].shape() == mx::Shape{x.shape(0), x.shape(2), heads * dim}) {
@@ -213,6 +212,13 @@ std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
       {a, b, weight}, {x.shape(), x.shape()}, static_cast<int>(rows), kThreads,
       {{"kThreads", kThreads}, {"kEps", std::bit_cast<int>(eps)}}, stream);
   return std::pair(std::move(results[0]), std::move(results[1]));
+}
+
+std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream) {
+  if (!is_cuda(stream) || !has_float_dtype(weight, x.dtype()) || x.size() == 0) {
+    return std::nullopt;
+  }
+  return mx::array(x.shape(), x.dtype(), std::make_shared<DeferredNorm>(stream, eps), {x, weight});
 }
 
 std::optional<std::vector<mx::array>> norm_rope(

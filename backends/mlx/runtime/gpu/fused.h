@@ -30,6 +30,9 @@ std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, m
 std::optional<std::pair<mx::array, mx::array>> add_rms_norm(
     const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
 
+// rms_norm(x, weight, eps), if the weight has the dtype of x. The functions below take over this operation.
+std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::Stream stream);
+
 // rope(x) for each of one or two arrays x [B, H, S, D], over the whole last axis, not traditional. Each x must be
 // transposed from [B, S, H, D] and lazy. Both or none may be results of an RMSNorm before that; a single one must be.
 // `offset` has one element or B.

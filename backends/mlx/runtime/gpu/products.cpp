@@ -1,8 +1,7 @@
 // Products of one row vector with matrices. Each thread block keeps the vector in shared memory. If the vector is the
 // lazy result of an RMSNorm, each block computes the norm itself, because this takes less time than another kernel.
-#include <mlx/fast_primitives.h>
-
 #include <bit>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -137,30 +136,23 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Whether y is the lazy result of products_of_row() for one matrix. Its operands are then inputs()[0] and inputs()[2].
-bool is_product(const mx::array& y) {
-  return is_lazy(y, "CustomKernel") && products_kernel(1).has_made(y);
-}
-
 // Runs a kernel that begins with kBegin. The matrices are its inputs from the third one on, before `added`. The number
-// of rows of the first `count` matrices is the number of warps. `takes_norm`: whether the kernel computes the RMSNorm
-// of which x is the lazy result.
+// of rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel
+// computes this.
 std::vector<mx::array> run(
     const CudaKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
-    const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream, bool takes_norm = true) {
+    const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
   // A reshape keeps the order of the elements.
   const mx::array& row = is_lazy(x, "Reshape") ? x.inputs()[0] : x;
   const int depth = matrices[0].shape(1);
-  const bool is_norm = takes_norm && is_lazy(row, "RMSNorm") && row.shape(-1) == depth &&
-      row.inputs()[0].dtype() == x.dtype() && row.inputs()[1].dtype() == x.dtype() &&
-      row.inputs()[1].shape() == mx::Shape{depth};
-  const float eps = is_norm ? static_cast<const mx::fast::RMSNorm&>(row.primitive()).state().second : 0.0f;
+  const DeferredNorm* const norm = norm_of(row, depth);
+  const float eps = norm != nullptr ? norm->eps : 0.0f;
   std::vector<mx::array> inputs;
   inputs.reserve(2 + kMaxMatrices);
-  inputs.push_back(is_norm ? row.inputs()[0] : row);
-  inputs.push_back(is_norm ? row.inputs()[1] : row);
+  inputs.push_back(norm != nullptr ? row.inputs()[0] : row);
+  inputs.push_back(norm != nullptr ? row.inputs()[1] : row);
   CudaKernel::Constants constants{
-      {"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", is_norm}, {"kEps", std::bit_cast<int>(eps)}};
+      {"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)}};
   inputs.insert(inputs.end(), matrices.begin(), matrices.end());
   if (added) {
     inputs.push_back(*added);
@@ -171,6 +163,29 @@ std::vector<mx::array> run(
     rows += matrices[i].shape(0);
   }
   return kernel(std::move(inputs), std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads, constants, stream);
+}
+
+// x @ w.T of inputs x and w.
+class Product : public DeferredOperation {
+ public:
+  using DeferredOperation::DeferredOperation;
+
+  const char* name() const override {
+    return kName;
+  }
+
+  static constexpr char kName[] = "Product";
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override {
+    auto shape = inputs[0].shape();
+    shape.back() = inputs[1].shape(0);
+    return run(products_kernel(1), inputs[0], {inputs[1]}, 1, std::nullopt, {std::move(shape)}, stream())[0];
+  }
+};
+
+bool is_product(const mx::array& y) {
+  return is_lazy(y, Product::kName);
 }
 
 } // namespace
@@ -194,8 +209,11 @@ std::optional<std::vector<mx::array>> products_of_row(
     return std::nullopt;
   }
   const size_t count = matrices.size();
-  return run(
-      products_kernel(count), x, matrices, count, std::nullopt, std::move(shapes), stream, /*takes_norm=*/count > 1);
+  if (count == 1) {
+    return std::vector{mx::array(
+        std::move(shapes[0]), x.dtype(), std::make_shared<Product>(stream), std::vector{x, matrices[0]})};
+  }
+  return run(products_kernel(count), x, matrices, count, std::nullopt, std::move(shapes), stream);
 }
 
 std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& up, mx::Stream stream) {
@@ -205,7 +223,7 @@ std::optional<mx::array> gated_products(const mx::array& gate, const mx::array& 
   }
   const auto& x = gate.inputs()[0];
   return run(
-      gated_products_kernel(), x, {gate.inputs()[2], up.inputs()[2]}, 1, std::nullopt, {gate.shape()}, stream)[0];
+      gated_products_kernel(), x, {gate.inputs()[1], up.inputs()[1]}, 1, std::nullopt, {gate.shape()}, stream)[0];
 }
 
 std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
@@ -214,7 +232,7 @@ std::optional<mx::array> add_product(const mx::array& a, const mx::array& b, mx:
   }
   const auto& [product, added] = is_product(b) ? std::tie(b, a) : std::tie(a, b);
   const auto& x = product.inputs()[0];
-  return run(product_and_sum_kernel(), x, {product.inputs()[2]}, 1, added, {a.shape()}, stream)[0];
+  return run(product_and_sum_kernel(), x, {product.inputs()[1]}, 1, added, {a.shape()}, stream)[0];
 }
 
 } // namespace executorch_mlx::gpu

@@ -26,6 +26,9 @@ inline void rms_norm(const fb::RMSNormParams& n, Context& c) {
     c.set(n.x(), both->first);  // the sum that the kernel has computed: MLX need not compute it again for a later op
     return c.set(n.out(), both->second);
   }
+  if (const auto y = weight ? gpu::rms_norm(x, *weight, n.eps(), c.stream) : std::nullopt) {
+    return c.set(n.out(), *y);
+  }
   c.set(n.out(), x.size() == 0 ? x : mx::fast::rms_norm(x, weight, n.eps(), c.stream));
 }
 
