@@ -44,8 +44,9 @@ def export(folder: Path) -> None:
                 for parameter, weight in model.named_parameters():
                     if "norm" in parameter:
                         weight.copy_(weight + 0.3 * torch.randn_like(weight))
-            options = {"outputs": "logits", "max_context_len": 1024, "chunk": 640, "speculation": False, "verify": False}
-            export_llm(model, allow_extensions=True, **options).save(folder / f"fused-{name}-{dtype}.pte")
+            options = {"outputs": "logits", "max_context_len": 1024, "chunk": 640, "speculation": False}
+            exported = export_llm(model, allow_extensions=True, verify=False, **options)
+            exported.save(folder / f"fused-{name}-{dtype}.pte")
 
 
 def logits(program: Path, inputs: list[Path], device: str, folder: Path) -> list[np.ndarray]:

@@ -62,8 +62,8 @@ const CudaKernel& add_rms_norm_kernel() {
   return kernel;
 }
 
-// A warp computes a row of kDim elements. x0 is [B, S, kHeads0 * kDim], y0 is [B, kHeads0, S, kDim]; likewise x1 and y1,
-// which only the kernel for two arrays has. With kNorm, normalizes the row first.
+// A warp computes a row of kDim elements. x0 is [B, S, kHeads0 * kDim], y0 is [B, kHeads0, S, kDim]; likewise x1 and
+// y1, which only the kernel for two arrays has. With kNorm, normalizes the row first.
 std::string norm_rope_text(int arrays) {
   std::string text = R"(
   constexpr int kHalf = kDim / 2;
