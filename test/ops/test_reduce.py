@@ -47,6 +47,7 @@ ROWS = [
         dtypes=NUMBERS),
     row("min.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
         dtypes=NUMBERS),
+    row("min.dim/beside argmin", lambda x: [x.argmin(-1), x.min(-1)[0]], GRID, edge_verified=False),
     row("cumsum", cases=[(floats(2, 3), 0), (floats(2, 3), -1)],
         once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1), (bools(4), 0)], dtypes=NUMBERS, loose=2),
 ] + [

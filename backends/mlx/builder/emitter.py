@@ -179,7 +179,8 @@ class Emitter:
         if x.constant_value is not None:
             return self.scalar(torch.tensor(x.constant_value, dtype=x.dtype).to(dtype).item(), dtype)
         out = self.emit(ir.AsTypeNode, x=x, scalar_type=dtypes.scalar_type(dtype), dtype=dtype)
-        out.shape = x.shape
+        if out.shape is None:  # the slot may be that of an equal earlier instruction, whose shape is known
+            out.shape = x.shape
         return out
 
     def size(self, x: TensorSlot, dim: int) -> int | ValueSlot:
