@@ -85,6 +85,11 @@ class LlmProgram {
   // Returns the name of a parameter that a request enables but the head does not accept, or null if there is none.
   const char* unsupported_parameter(const RequestOptions& options) const;
 
+  // The number of rows of the method that decodes this number of rows at once.
+  size_t decode_width(size_t rows) const {
+    return method_for(rows, metadata_.has_head ? draw_ : logits_).max_tasks();
+  }
+
   // Draws the next token of each task. If there are several tasks, each must have exactly one token, and no two the same
   // row.
   std::vector<Drawn> draw(std::span<const RowTask> tasks);

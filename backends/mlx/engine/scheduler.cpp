@@ -256,7 +256,7 @@ void Scheduler::step() {
     drafts.emplace_back(request, std::move(draft));
     return true;
   });
-  const bool one_by_one = costs_.prefers_single_steps(head.size());
+  const bool one_by_one = prefers_single_steps(head.size());
   const auto overlaps = [this](const auto& request) { return can_overlap(*request); };
   const bool submits_ahead = drafts.empty() && host.empty() && std::all_of(head.begin(), head.end(), overlaps);
   const size_t per_call = one_by_one ? 1 : head.size();
@@ -310,7 +310,7 @@ bool Scheduler::may_follow_pending() {
       }
     }
   }
-  return pending == running && (running < 2 || costs_.prefers_single_steps(running) == (pending_.size() > 1));
+  return pending == running && (running < 2 || prefers_single_steps(running) == (pending_.size() > 1));
 }
 
 // Submits the calls of the next step, and takes the tokens of the pending calls.
@@ -374,7 +374,8 @@ void Scheduler::finish(PendingStep step) {
     // Calls run one after the other: this one began when it was submitted, or later, when the previous one ended.
     const double seconds = std::chrono::duration<double>(now - std::max(step.submitted, finished_)).count();
     finished_ = now;
-    step.requests.size() == 1 ? costs_.record_one_row(1, seconds) : costs_.record_all_rows(seconds);
+    const size_t running = step.requests.size();
+    running == 1 ? costs_.record_one_row(1, seconds) : costs_.record_rows(program_.decode_width(running), seconds);
     count_steps(1, 0, 0, seconds);
     for (size_t i = 0; i < step.requests.size(); ++i) {
       const auto& request = step.requests[i];
@@ -392,12 +393,18 @@ void Scheduler::finish_pending() {
   }
 }
 
+// Returns whether this number of answers get their next tokens faster by one call for each of them.
+bool Scheduler::prefers_single_steps(size_t running) {
+  return running > 1 && costs_.prefers_single_steps(running, program_.decode_width(running));
+}
+
 // Returns how many of at most `most` tokens the draft model should guess; 0 if `lookup` or a plain step is faster.
 int64_t Scheduler::model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup) {
   constexpr int64_t kTrial = 3; // tokens of a draft that only measures the draft model
   const double measured = guesser_->token_seconds();
   const auto choice = costs_.best_draft(
-      guesser_->acceptance.rate(), most, running, measured > 0 ? measured : costs_.assumed_draft_seconds());
+      guesser_->acceptance.rate(), most, running, program_.decode_width(running),
+      measured > 0 ? measured : costs_.assumed_draft_seconds());
   if (choice.length > 0 && (lookup.length == 0 || choice.rate > lookup.rate)) {
     return choice.length;
   }
@@ -424,7 +431,8 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
   request.plain_guess.reset();
   StepCosts::Choice lookup;
   if (chooses && !draft.tokens.empty()) {
-    lookup = costs_.best_draft(request.drafter.acceptance(draft.level).rate(), most, running, 0);
+    const double rate = request.drafter.acceptance(draft.level).rate();
+    lookup = costs_.best_draft(rate, most, running, program_.decode_width(running), 0);
   }
   if (guesser_) {
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
@@ -531,7 +539,7 @@ std::vector<Drawn> Scheduler::run_tasks(
   }
   const double seconds = seconds_since(begin);
   if (!requests[0]->samples_on_host && tasks.size() > 1) {
-    costs_.record_all_rows(seconds);
+    costs_.record_rows(program_.decode_width(tasks.size()), seconds);
   } else if (!requests[0]->samples_on_host && tasks[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
   } else if (static_cast<int64_t>(tasks[0].tokens.size()) >= kMinChunk) {

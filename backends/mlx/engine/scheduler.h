@@ -74,6 +74,7 @@ class Scheduler {
   void finish(PendingStep step);
   void finish_pending();
   void draw(std::span<const std::shared_ptr<Request>> requests);
+  bool prefers_single_steps(size_t running);
   int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);

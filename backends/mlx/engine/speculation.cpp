@@ -73,12 +73,18 @@ void StepCosts::record_one_row(int64_t tokens, double seconds) {
   record_seconds(tokens == 1 ? warm_.plain : warm_.verify, one_row_[tokens], seconds);
 }
 
-void StepCosts::record_all_rows(double seconds) {
-  record_seconds(warm_.all_rows, all_rows_, seconds);
+void StepCosts::record_rows(size_t width, double seconds) {
+  auto& cost = rows_[width];
+  record_seconds(cost.is_warm, cost.seconds, seconds);
 }
 
-bool StepCosts::prefers_single_steps(size_t count) {
-  const bool is_cheaper = one_row_[1] > 0 && all_rows_ > 0 && one_row_[1] * static_cast<double>(count) < all_rows_;
+double StepCosts::rows_seconds(size_t width) const {
+  const auto found = rows_.find(width);
+  return found == rows_.end() ? 0 : found->second.seconds;
+}
+
+bool StepCosts::prefers_single_steps(size_t count, size_t width) {
+  const bool is_cheaper = one_row_[1] > 0 && one_row_[1] * static_cast<double>(count) < rows_seconds(width);
   return is_cheaper && ++choices_ % kMeasureEvery != 0;
 }
 
@@ -96,15 +102,15 @@ double StepCosts::assumed_draft_seconds() const {
 }
 
 StepCosts::Choice StepCosts::best_draft(
-    double acceptance, int64_t most, size_t running, double draft_seconds) const {
+    double acceptance, int64_t most, size_t running, size_t width, double draft_seconds) const {
   // Now and then, a plain step is made so that its time stays known.
   const bool is_plain_due = running == 1 && calls_since_plain_ >= kMeasureEvery;
-  if (one_row_[1] == 0 || (running > 1 && all_rows_ == 0) || is_plain_due) {
+  if (one_row_[1] == 0 || (running > 1 && rows_seconds(width) == 0) || is_plain_due) {
     return {};
   }
   // Tokens per second without speculation. A call of `verify` for one of several answers delays all others. It has to
-  // gain more tokens per second than steps of all rows draw.
-  const double plain = running > 1 ? static_cast<double>(running) / all_rows_ : 1 / one_row_[1];
+  // gain more tokens per second than steps of several rows draw.
+  const double plain = running > 1 ? static_cast<double>(running) / rows_seconds(width) : 1 / one_row_[1];
   Choice best = {.rate = kMinGain * plain};
   double expected = 1; // tokens of a call with a draft of `length` tokens
   double probability = 1;

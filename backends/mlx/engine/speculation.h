@@ -67,20 +67,21 @@ class StepCosts {
 
   // Records the time of a call of `verify` with `tokens` tokens or, for one token, of a plain step of one row.
   void record_one_row(int64_t tokens, double seconds);
-  // Records the time of a step of all rows.
-  void record_all_rows(double seconds);
+  // Records the time of a step of several rows, by a method for `width` rows.
+  void record_rows(size_t width, double seconds);
 
-  // Returns whether `count` steps of one row each take less time than one step of all rows. Now and then returns false
-  // in any case, so that the time of a step of all rows stays known.
-  bool prefers_single_steps(size_t count);
+  // Returns whether `count` steps of one row each take less time than one step by the method for `width` rows. Now and
+  // then returns false in any case, so that the time of such a step stays known.
+  bool prefers_single_steps(size_t count, size_t width);
 
   struct Choice {
     int64_t length = 0; // 0: speculation does not pay
     double rate = 0; // tokens per second
   };
   // Returns how many tokens, at most `most`, to draft for one of `running` answers. `acceptance` is the probability
-  // that a draft token is accepted, and `draft_seconds` the time that a draft token takes: 0 for a lookup.
-  Choice best_draft(double acceptance, int64_t most, size_t running, double draft_seconds) const;
+  // that a draft token is accepted, and `draft_seconds` the time that a draft token takes: 0 for a lookup. Without
+  // drafts, the method for `width` rows decodes the answers.
+  Choice best_draft(double acceptance, int64_t most, size_t running, size_t width, double draft_seconds) const;
 
   // Returns the time that a token of a draft model is assumed to take until it is measured.
   double assumed_draft_seconds() const;
@@ -88,8 +89,14 @@ class StepCosts {
  private:
   struct Warmth {
     // Whether there was a call of each kind. The first call is not measured, because it also loads the method.
-    bool plain = false, verify = false, all_rows = false;
+    bool plain = false, verify = false;
   };
+  struct RowsCost {
+    bool is_warm = false; // as above
+    double seconds = 0; // 0: unknown
+  };
+  // The seconds of a step by the method for `width` rows; 0 if unknown.
+  double rows_seconds(size_t width) const;
   double cost(int64_t tokens) const;
 
   Warmth warm_;
@@ -97,7 +104,7 @@ class StepCosts {
   uint64_t calls_since_plain_ = 0;
 
   std::array<double, kMaxDraft + 2> one_row_ = {}; // by the number of tokens; 0: unknown
-  double all_rows_ = 0;
+  std::unordered_map<size_t, RowsCost> rows_; // by width
 };
 
 } // namespace executorch_mlx
