@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("delegate")
 # The number of tokens that the check compares in each of its runs.
 LONG_RUN = 5  # two chunks and three decode steps
 SHORT_RUN = 2 + 4  # two chunks, and a call of `verify` with four tokens
-# With three rows: three chunks in two rows, three calls of `decode` with three rows, and a call of `verify`.
-SHORT_RUN_OF_ROWS = 3 + 3 * 3 + 4
+# With three rows: three chunks in two rows, a call of `decode_2`, three calls of `decode`, and a call of `verify`.
+SHORT_RUN_OF_ROWS = 3 + 2 + 3 * 3 + 4
 
 # Name → arguments of export_llm, number of tokens that the check compares
 OPTIONS = {
