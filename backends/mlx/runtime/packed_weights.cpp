@@ -55,9 +55,9 @@ std::optional<Weights> weights_of(
 // Identifies the weights of a node among those of all methods of the program, which share constants.
 std::string key_of(const Weights& weights) {
   const auto& m = weights.matrix;
+  const auto address = [](const mx::array& x) { return reinterpret_cast<uintptr_t>(x.data<void>()); };
   return str(
-      m.w.data<void>(), " ", m.scales.data<void>(), " ", m.biases.data<void>(), " ", weights.group_size, " ",
-      weights.bits);
+      address(m.w), " ", address(m.scales), " ", address(m.biases), " ", weights.group_size, " ", weights.bits);
 }
 
 // One block of memory for all copies, on large pages: with small pages, the processor reads it more slowly.

@@ -195,11 +195,10 @@ inline void as_type(const fb::AsTypeParams& n, Context& c) {
   c.set(n.out(), mx::astype(c.in(n.x()), dtype_of(n.scalar_type()), c.stream));
 }
 
-// f(x) for an odd function f, with x in place of each result for a zero. MLX's CPU kernels return zeros with the wrong
-// sign there, and a division by such a result would give the wrong infinity.
-template <mx::array (*F)(const mx::array&, mx::StreamOrDevice)>
-mx::array with_signed_zeros(const mx::array& x, mx::StreamOrDevice s) {
-  const auto y = F(x, s);
+// mx::erf() with x in place of each result for a zero. MLX's CPU kernel returns zeros with the wrong sign there, and a
+// division by such a result would give the wrong infinity.
+inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
+  const auto y = mx::erf(x, s);
   const auto zeros = mx::astype(x, y.dtype(), s);
   return mx::where(mx::equal(zeros, mx::array(0, y.dtype()), s), zeros, y, s);
 }
@@ -216,7 +215,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(CeilNode, unary<mx::ceil>),
     MLX_ROW(CosNode, unary<mx::cos>),
     MLX_ROW(CoshNode, unary<mx::cosh>),
-    MLX_ROW(ErfNode, unary<with_signed_zeros<mx::erf>>),
+    MLX_ROW(ErfNode, unary<erf>),
     MLX_ROW(ErfInvNode, unary<mx::erfinv>),
     MLX_ROW(ExpNode, unary<mx::exp>),
     MLX_ROW(Expm1Node, unary<mx::expm1>),
@@ -232,7 +231,7 @@ constexpr OpRow kElementwiseRows[] = {
     MLX_ROW(SigmoidNode, unary<mx::sigmoid, cpu::sigmoid>),
     MLX_ROW(SignNode, unary<mx::sign>),
     MLX_ROW(SiluNode, unary<silu, cpu::silu>),
-    MLX_ROW(SinNode, unary<with_signed_zeros<mx::sin>>),
+    MLX_ROW(SinNode, unary<mx::sin>),
     MLX_ROW(SinhNode, unary<mx::sinh>),
     MLX_ROW(SqrtNode, unary<mx::sqrt>),
     MLX_ROW(SquareNode, unary<mx::square>),
