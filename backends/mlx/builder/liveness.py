@@ -19,8 +19,8 @@ _CHAIN_FIELDS = ("then_chain_idx", "else_chain_idx", "cond_chain_idx", "body_cha
 def drop_dead(builder: ProgramBuilder) -> None:
     """Remove dead instructions from the chains of `builder`: those that write only slots that nothing reads.
 
-    Instructions that write a buffer or an output, and control instructions, are never dead. Replacements of which no
-    instruction is left that computes the result are removed as well.
+    Instructions that write a buffer or an output, and control instructions, are never dead. A replacement is removed
+    when no instruction is left that computes its result.
     """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None

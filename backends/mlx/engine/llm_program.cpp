@@ -139,7 +139,12 @@ void LlmProgram::make_decode_methods() {
 }
 
 std::vector<Method*> LlmProgram::methods() const {
-  std::vector<Method*> all{draw_.get(), verify_.get(), draft_.get(), logits_.get()};
+  std::vector<Method*> all;
+  for (const auto* method : {&draw_, &verify_, &draft_, &logits_}) {
+    if (*method != nullptr) {
+      all.push_back(method->get());
+    }
+  }
   for (const auto& decode : decodes_) {
     all.push_back(decode.get());
   }
@@ -191,7 +196,7 @@ uint64_t LlmProgram::hash(const std::function<uint64_t()>& compute) const {
 
 bool LlmProgram::has_only_mlx_state() const {
   const auto all = methods();
-  return std::all_of(all.begin(), all.end(), [](const auto* m) { return m == nullptr || m->is_one_mlx_call(); });
+  return std::all_of(all.begin(), all.end(), [](const auto* m) { return m->is_one_mlx_call(); });
 }
 
 const void* LlmProgram::state_key() const {
@@ -390,7 +395,7 @@ bool LlmProgram::repeat(std::span<const char> message) {
     const auto end = std::find(message.begin(), message.end(), '\0');
     const std::string_view name(message.data(), end - message.begin());
     for (Method* method : methods()) {
-      if (method != nullptr && method->name() == name) {
+      if (method->name() == name) {
         method->repeat(message.subspan(std::min(message.size(), name.size() + 1)));
         return true;
       }

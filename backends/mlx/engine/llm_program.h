@@ -160,7 +160,7 @@ class LlmProgram {
   bool repeat(std::span<const char> message);
   std::unique_ptr<Method> make_method(const std::string& name, Method::Kind kind, int64_t tasks = 1);
   void make_decode_methods();
-  // All methods, also those that the program lacks, which are null.
+  // All methods of the program.
   std::vector<Method*> methods() const;
   // The method that decodes this number of tasks: `single` for one task, else the narrowest that takes them all.
   Method& method_for(size_t tasks, const std::unique_ptr<Method>& single) const;

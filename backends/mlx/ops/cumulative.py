@@ -64,7 +64,7 @@ def _cumprod(x, dim, dtype=None):
     x = x.to(dtype)
     if x.ndim == 0:
         return x.clone()
-    # As in torch, a product beyond the range of half precision does not spoil the products after a zero.
+    # torch multiplies in float32. In half precision, a product may overflow, and its product with a zero is NaN.
     is_half = dtype in (torch.float16, torch.bfloat16)
     (products,) = _inclusive_scan(lambda a, b: [a[0] * b[0]], dim, x.float() if is_half else x)
     return products.to(dtype)

@@ -14,6 +14,7 @@
 #include "error.h"
 #include "host_memory.h"
 #include "memory_limit.h"
+#include "ops/quant.h"
 
 namespace executorch_mlx {
 
@@ -37,19 +38,18 @@ std::optional<Weights> weights_of(
     }
   }
   const auto constant = [&](const fb::Tid* slot) { return *state.tensors[slot->idx()]; };
-  Weights result{{constant(n.w()), constant(n.scales()), constant(n.biases())}, n.group_size(), n.bits(), 0};
-  const auto& [w, scales, biases, panels] = result.matrix;
-  // The instruction checks its operands. If they are invalid, it will fail.
-  const bool is_valid = (n.bits() == 4 || n.bits() == 8) && n.group_size() > 0 && w.ndim() == 2 && w.dtype() == mx::uint32 &&
-      int64_t{w.shape(1)} * 32 / n.bits() < (int64_t{1} << 31) && scales.ndim() == 2 && scales.shape(0) == w.shape(0) &&
-      int64_t{scales.shape(1)} * n.group_size() == int64_t{w.shape(1)} * 32 / n.bits() && biases.shape() == scales.shape();
-  const auto size =
-      is_valid ? cpu::int8_panels_size(result.matrix, n.group_size(), n.bits(), stream) : std::nullopt;
-  if (!size) {
-    return std::nullopt;
+  try {
+    auto q = checked_weights(n, {constant(n.w()), constant(n.scales()), constant(n.biases())});
+    Weights result{{std::move(q.w), std::move(q.scales), std::move(*q.biases)}, n.group_size(), n.bits(), 0};
+    const auto size = cpu::int8_panels_size(result.matrix, n.group_size(), n.bits(), stream);
+    if (!size) {
+      return std::nullopt;
+    }
+    result.size = (*size + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return result;
+  } catch (const Failure&) {
+    return std::nullopt;  // the instruction will fail
   }
-  result.size = (*size + kCacheLine - 1) / kCacheLine * kCacheLine;
-  return result;
 }
 
 // Identifies the weights of a node among those of all methods of the program, which share constants.
@@ -77,7 +77,8 @@ mx::array allocate_block(size_t bytes) {
 
 // The array of `size` bytes at `offset` of a block, in the same memory.
 mx::array part_of(const mx::array& block, size_t offset, size_t size) {
-  mx::array part(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), {static_cast<int>(size / kCacheLine), kCacheLine}, mx::uint8);
+  const mx::Shape shape{static_cast<int>(size / kCacheLine), kCacheLine};
+  mx::array part(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, mx::uint8);
   part.copy_shared_buffer(block, {kCacheLine, 1}, block.flags(), size, static_cast<int64_t>(offset));
   return part;
 }

@@ -56,9 +56,9 @@ std::optional<mx::array> quantized_matmul(
 std::optional<mx::array> int8_quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
-// Packs an available matrix for int8_quantized_matmul. The products of few rows get faster, and keep their bits. `panels` has
-// the size in bytes that int8_panels_size() returns, and should begin at a multiple of 64. int8_panels_size() returns nullopt
-// if no kernel can use the panels.
+// Packs an available matrix for int8_quantized_matmul. The products of few rows get faster, and keep their bits.
+// `panels` has the size in bytes that int8_panels_size() returns, and should begin at a multiple of 64.
+// int8_panels_size() returns nullopt if no kernel can use the panels.
 std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 void pack_int8(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels);
 

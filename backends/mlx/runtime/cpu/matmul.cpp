@@ -1,4 +1,6 @@
 // Matrix products with weights in float32, in half precision, and quantized.
+#include <limits>
+
 #include "accelerate.h"
 #include "kernels/blas.h"
 #include "primitive.h"
@@ -229,8 +231,9 @@ std::optional<mx::array> int8_quantized_matmul(
 }
 
 std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
-  const bool fits = computes_at_once(stream) && matrix.w.ndim() == 2 &&
-      is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, matrix.w.shape(1) * (32 / bits)) &&
+  const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
+  const bool fits = computes_at_once(stream) && k <= std::numeric_limits<int>::max() &&
+      is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, static_cast<int>(k)) &&
       are_available({matrix.w, matrix.scales, matrix.biases});
   if (!fits) {
     return std::nullopt;

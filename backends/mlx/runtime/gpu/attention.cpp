@@ -168,7 +168,8 @@ std::optional<mx::array> attention_of_token(
   const int dim = q.shape(3), heads = q.shape(1);
   const int lanes = dim * static_cast<int>(q.itemsize()) / 16;
   const bool fits = keys != nullptr && values != nullptr && keys->shape() == values->shape() &&
-      k.shape() == v.shape() && k.shape(0) == q.shape(0) && k.shape(3) == dim && k.shape(1) > 0 && heads % k.shape(1) == 0 && lanes <= kWarp &&
+      k.shape() == v.shape() && k.shape(0) == q.shape(0) && k.shape(3) == dim && k.shape(1) > 0 &&
+      heads % k.shape(1) == 0 && lanes <= kWarp &&
       std::has_single_bit(static_cast<unsigned>(lanes)) && lanes * 16 == dim * static_cast<int>(q.itemsize());
   if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxBlocks / kMaxParts) {
     return std::nullopt;

@@ -195,8 +195,8 @@ inline void as_type(const fb::AsTypeParams& n, Context& c) {
   c.set(n.out(), mx::astype(c.in(n.x()), dtype_of(n.scalar_type()), c.stream));
 }
 
-// mx::erf() with x in place of each result for a zero. MLX's CPU kernel returns zeros with the wrong sign there, and a
-// division by such a result would give the wrong infinity.
+// Like mx::erf(), but returns x itself where x is zero. MLX's CPU kernel returns a zero with the wrong sign there, and
+// a division by that zero gives the wrong infinity.
 inline mx::array erf(const mx::array& x, mx::StreamOrDevice s) {
   const auto y = mx::erf(x, s);
   const auto zeros = mx::astype(x, y.dtype(), s);

@@ -14,13 +14,12 @@ struct Quantized {
   std::optional<mx::array> biases;
 };
 
-// Reads and checks the quantized weights of a node.
+// Returns the quantized weights `q` of a node. Throws Failure if they are invalid.
 template <typename Node>
-Quantized read_weights(const Node& n, Context& c) {
+Quantized checked_weights(const Node& n, Quantized q) {
   check_program(
       n.group_size() > 0 && n.bits() > 0 && n.bits() <= 8,
       "got group_size ", n.group_size(), " and bits ", n.bits(), ", expected group_size > 0 and bits in [1, 8]");
-  Quantized q{c.in(n.w()), c.in(n.scales()), c.optional(n.biases())};
   check_argument(
       q.w.dtype() == mx::uint32 && q.w.ndim() >= 2 && q.scales.ndim() == q.w.ndim(),
       "got w ", describe(q.w), " and scales ", describe(q.scales),
@@ -34,6 +33,12 @@ Quantized read_weights(const Node& n, Context& c) {
           q.scales.shape() == expected && (!q.biases || q.biases->shape() == expected),
       "scales: got ", describe(q.scales), ", expected shape ", dims(expected), ", also for biases");
   return q;
+}
+
+// Reads and checks the quantized weights of a node.
+template <typename Node>
+Quantized read_weights(const Node& n, Context& c) {
+  return checked_weights(n, {c.in(n.w()), c.in(n.scales()), c.optional(n.biases())});
 }
 
 // Casts the scales and biases to float32. The packed values stay as they are.

@@ -11,8 +11,6 @@ namespace executorch_mlx {
 // Limits of the functions below.
 constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
-constexpr int kMinGroupSize = 32;      // columns in a group of a QuantizedMatrix
-constexpr int kMaxGroupSize = 128;
 constexpr int kInt8PanelRows = 16;     // rows of the matrix in a panel of Int8Panels
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
