@@ -6,7 +6,7 @@
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
 FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same
-weights. The format w4a8 has 8-bit activations and the checkpoint of int4. Existing files are kept.
+weights. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint of int4. Existing files are kept.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
 
 def activations_of(form: str) -> dict:
     """The arguments of `export_llm` for the activations of a format."""
-    return {"activations": "int8", "allow_extensions": True} if form in INT8_ACTIVATIONS else {}
+    return {"activations": "int8", "kv_bits": 16, "allow_extensions": True} if form in INT8_ACTIVATIONS else {}
 
 
 def vocabulary_size(program: Path) -> int:

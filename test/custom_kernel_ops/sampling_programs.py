@@ -5,12 +5,12 @@ runs SampleNode in their place; "node" has SampleNode.
 """
 
 import functools
-from unittest import mock
+from contextlib import nullcontext
 
 import executorch_mlx
 import torch
-from executorch_mlx.builder.emitter import Emitter
 from executorch_mlx.custom_kernel_ops.sample import sample
+from oprows.portable import without_replacements
 
 DTYPES = {"temperature": torch.float32, "top_p": torch.float32, "seed": torch.int64}
 DTYPES |= {"top_k": torch.int64, "min_p": torch.float32}
@@ -28,19 +28,12 @@ class Sample(torch.nn.Module):
         return sample(logits, parameters.pop("temperature"), parameters.pop("top_p"), **parameters)
 
 
-def emit_without_replacement(builder, extension, fields, emit):
-    """Stands for `Emitter.emit_replaceable`."""
-    return emit()
-
-
 def lower(model, arguments, how="replaced", **options):
     from executorch.exir import to_edge_transform_and_lower
 
     program = torch.export.export(model, arguments, **options)
     partitioner = executorch_mlx.MLXPartitioner(allow_extensions=how == "node")
-    if how != "portable":
-        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
-    with mock.patch.object(Emitter, "emit_replaceable", emit_without_replacement):
+    with without_replacements() if how == "portable" else nullcontext():
         return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
 
 

@@ -81,5 +81,5 @@ def test_4_bits_are_rotated_where_keys_have_outliers():
 
 
 def test_bits_are_checked():
-    with pytest.raises(ValueError, match="kv_bits: got 5, expected 8, 4"):
+    with pytest.raises(ValueError, match="kv_bits: got 5, expected 16, 8, 4"):
         export_llm(llama(), kv_bits=5)

@@ -1,8 +1,12 @@
 """KV caches in mutable buffers, and attention over them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from executorch_mlx import MLXPartitioner, Runtime
 from oprows import Dyn, f32, floats, ints, pytest_function, row
+from oprows.portable import without_replacements
 
 N = Dyn("n", 3, also=(1, 7))
 M = Dyn("m", 3, also=(1, 5))
@@ -203,3 +207,33 @@ def test_positions_beyond_a_row_are_refused_and_change_no_row(row_method, start,
         inputs = [torch.full((1, heads, 1, 8), 0.5 + r) for heads in (4, 2, 2)]
         inputs += [torch.tensor([2]), torch.tensor([r])]
         assert row_method(*inputs).allclose(eager(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, RING, BLOCKS, {**RING, **SLOPES}], ids=["plain", "ring", "blocks", "slopes"])
+def test_nodes_of_rows_have_the_bits_of_the_instructions_that_they_replace(options, dtype):
+    """Programs with `RowUpdateNode` and `RowSdpaNode`, and without them, give the same results in several calls."""
+    from executorch.exir import to_edge_transform_and_lower
+
+    module = CachedAttention(2, rows=3, **options).eval()
+    for name in ("keys", "values"):
+        module.register_buffer(name, getattr(module, name).to(dtype))
+    generator = torch.Generator().manual_seed(0)
+    results = {how: [] for how in ("replaced", "portable")}
+    example = (*torch.randn(3, 1, 4, 4, 8), torch.arange(4), torch.tensor([0, 1, 2, 0]))
+    example = (example[0], example[1][:, :2].to(dtype), example[2][:, :2].to(dtype), *example[3:])
+    methods = {}
+    for how in results:
+        exported = torch.export.export(module, example)
+        with without_replacements() if how == "portable" else nullcontext():
+            lowered = to_edge_transform_and_lower(exported, partitioner=[MLXPartitioner()]).to_executorch()
+        program = Runtime.get().load_program(lowered.buffer)
+        methods[how] = (program, program.load_method("forward"))
+    for call in range(6):
+        query, key, value = torch.randn(3, 1, 4, 4, 8, generator=generator)
+        positions = torch.tensor([call, 2 * call, 9 - call, call + 6])
+        arguments = (query, key[:, :2].to(dtype), value[:, :2].to(dtype), positions, torch.tensor([0, 1, 2, 0]))
+        for how, (_, method) in methods.items():
+            results[how].append(method.execute(arguments)[0].clone())
+    assert all(a.equal(b) for a, b in zip(results["replaced"], results["portable"], strict=True))
+    assert all(x.isfinite().all() for x in results["replaced"])

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,30 +28,37 @@ class ScoreSettings:
     sinks: Any | None
     slopes: Any | None
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether an attention node supports these settings."""
+        return self.softcap is None and self.sinks is None
+
 
 # -- rows -----------------------------------------------------------------------
 
 
-def parts_of_rows(P, x, start, row, rows, capacity, is_ring) -> Iterator[tuple]:
-    """Yields, for each row, the slice of `x` [1, H, S, D] that belongs to the row, its position and `row_begin`.
+def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
+    """Returns, for each row, the position of its first element in `x` [1, H, S, D] and `row_begin`.
 
-    `row_begin` is the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
+    If there are several rows, row i has the element x[:, :, i]; otherwise all elements belong to the row. `row_begin` is
+    the index of the row's position 0 on axis 2 of the cache. It is None for a cache with one row.
     `mlx::cached_attention` explains `start`, `row` and `rows`. A row has `capacity` positions. `is_ring` says whether
     it is a ring buffer, which accepts any position.
     """
     if row is None:
-        yield x, P.item(start), None
-        return
+        return [(P.item(start), None)]
     row_begins = [P.emit(ir.MultiplyIntNode, a=r, b=capacity) for r in _checked(P, row, rows)]
     positions = [P.item(s) for s in _elements(P, start)] if is_ring else _checked(P, start, capacity)
-    if len(row_begins) == 1:
-        position = positions[0] if is_ring else _checked_begin(P, positions[0], P.size(x, 2), capacity)
-        yield x, position, row_begins[0]
-        return
-    for index, (position, row_begin) in enumerate(zip(positions, row_begins, strict=True)):
-        part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
-        part.shape = (*x.shape[:2], 1, x.shape[3])
-        yield part, position, row_begin
+    if len(row_begins) == 1 and not is_ring:
+        positions = [_checked_begin(P, positions[0], P.size(x, 2), capacity)]
+    return list(zip(positions, row_begins, strict=True))
+
+
+def part_of_row(P, x, index):
+    """Returns x[:, :, index : index + 1]."""
+    part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
+    part.shape = (*x.shape[:2], 1, x.shape[3])
+    return part
 
 
 def _elements(P, x):
@@ -83,38 +89,57 @@ def _checked_begin(P, begin, length, capacity):
 # -- attention ------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class HeldKeys:
+    """What the queries of a row attend to: the indices [first, stop) of axis 2 of a cache.
+
+    `count` is stop - first. The mask is None if each query attends to all positions up to its own.
+    """
+
+    first: Any
+    stop: Any
+    count: Any
+    mask: Any | None
+
+
 def attend_rows(P, query, cache, start, row, rows, settings: ScoreSettings):
     """Returns the attention of `query` over `cache`. `mlx::cached_attention` explains `start`, `row` and `rows`."""
     capacity = cache.length // rows
-    parts = parts_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
-    out = [_attention(P, part, cache, position, row_begin, capacity, settings) for part, position, row_begin in parts]
-    return out[0] if len(out) == 1 else P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+    places = places_of_rows(P, query, start, row, rows, capacity, settings.window is not None)
+    length = P.size(query, 2) if len(places) == 1 else 1
+    held = [_held_keys(P, length, query.dtype, *place, capacity, settings) for place in places]
+    if len(held) == 1:
+        return _attention(P, query, cache, held[0], settings)
+
+    def emit():
+        out = [_attention(P, part_of_row(P, query, i), cache, keys, settings) for i, keys in enumerate(held)]
+        return P.emit(ir.ConcatenateNode, tensors=out, axis=2, dtype=query.dtype)
+
+    node = cache.node_of_rows(query, held, settings.scale) if settings.is_fused else None
+    return emit() if node is None else P.emit_replaceable(*node, emit)
 
 
-def _attention(P, query, cache, begin, row_begin, capacity, settings: ScoreSettings):
-    """Returns the attention of `query` [1, H, S, D], at the positions from `begin` on, over the row at `row_begin`."""
-    end = add(P, begin, P.size(query, 2))
-    num_held = end if settings.window is None else _minimum(P, end, capacity)
-    first, stop = (0, num_held) if row_begin is None else (row_begin, add(P, row_begin, num_held))
-    is_fused = settings.softcap is None and settings.sinks is None
-    if is_fused and settings.window is None and settings.slopes is None:
-        return cache.attend(P, query, first, stop, settings.scale, None)
-    mask = _attention_mask(P, begin, end, num_held, capacity, settings, query.dtype)
-    if is_fused:
-        return cache.attend(P, query, first, stop, settings.scale, mask)
-    k, v = cache.read(P, query, first, stop)
-    return _composed_attention(P, query, k, v, cache, num_held, mask, settings)
+def _held_keys(P, length, dtype, begin, row_begin, capacity, settings: ScoreSettings) -> HeldKeys:
+    """Returns what `length` queries of `dtype`, at the positions from `begin` on, attend to in the row at `row_begin`."""
+    end = add(P, begin, length)
+    count = end if settings.window is None else _minimum(P, end, capacity)
+    first, stop = (0, count) if row_begin is None else (row_begin, add(P, row_begin, count))
+    is_causal = settings.is_fused and settings.window is None and settings.slopes is None
+    mask = None if is_causal else _attention_mask(P, begin, end, count, capacity, settings, dtype)
+    return HeldKeys(first, stop, count, mask)
+
+
+def _attention(P, query, cache, keys: HeldKeys, settings: ScoreSettings):
+    """Returns the attention of the queries of a row, `query` [1, H, S, D]."""
+    if settings.is_fused:
+        return cache.attend(P, query, keys.first, keys.stop, settings.scale, keys.mask)
+    k, v = cache.read(P, query, keys.first, keys.stop)
+    return _composed_attention(P, query, k, v, cache, keys.count, keys.mask, settings)
 
 
 def mask_fields(mask) -> dict[str, Any]:
     """Returns the fields of an attention node for `mask`, or for a causal mask if it is None."""
     return {"causal": True} if mask is None else {"mask": mask}
-
-
-def attend_in_floats(P, cache, query, first, stop, scale, mask):
-    """Returns the attention over the indices [first, stop) of `cache`, read as floats."""
-    k, v = cache.read(P, query, first, stop)
-    return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
 
 def _attention_mask(P, begin, end, num_held, capacity, settings: ScoreSettings, dtype):

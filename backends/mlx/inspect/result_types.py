@@ -254,6 +254,10 @@ def sample(n, env):
     return Type(None if shape is None else shape[:1], "int64")
 
 
+def mask_logits(n, env):
+    return Type(env.shape(n.logits), "float32")
+
+
 # -- products ------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.TriParams: result_types.tri,
     ir.RandomBitsParams: result_types.random_bits,
     ir.SampleParams: result_types.sample,
+    ir.MaskLogitsParams: result_types.mask_logits,
     # groups of processes
     ir.AllSumParams: result_types.same_as("x"),
     ir.AllGatherParams: result_types.all_gather,
@@ -71,6 +72,8 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.RopeParams: result_types.same_as("x"),
     ir.SdpaParams: result_types.attention,
     ir.UpdateAndAttendParams: result_types.update_and_attend,
+    ir.RowSdpaParams: result_types.attention,
+    ir.RowUpdateParams: result_types.same_as("dst"),
     ir.QuantizeEntriesParams: result_types.quantize_entries,
     ir.QuantizedSdpaParams: result_types.quantized_sdpa,
     # conv

@@ -1,8 +1,8 @@
 """Lowers the composite operators of `custom_kernel_ops`, such as `mlx::sample`, by tracing their torch functions.
 
-If extensions are allowed, `mlx::sample` is lowered to `SampleNode`, whose kernels draw the same tokens, and
-`mlx::int8_quantized_matmul` to `Int8QuantizedMatmulNode`. Without extensions, `SampleNode` becomes a replacement of the
-traced instructions.
+Some have an IR node of their own, an extension: `SampleNode`, whose kernels draw the same tokens, `MaskLogitsNode` and
+`Int8QuantizedMatmulNode`. If extensions are allowed, the operators are lowered to these nodes. Without extensions,
+`SampleNode` and `MaskLogitsNode` become replacements of the traced instructions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from .. import custom_kernel_ops
 from ..builder.quantized_weights import packed_words
 from ..builder.registry import REGISTRY, tracing_handler
 from ..custom_kernel_ops.int8_activations import int8_quantized_matmul
+from ..custom_kernel_ops.logits_processors import mask_logits
 from ..custom_kernel_ops.sample import sample
 from ..serialization import ir
 
 for _target, _function in custom_kernel_ops.COMPOSITES.items():
-    if _target not in (sample, int8_quantized_matmul):
+    if _target not in (sample, mask_logits, int8_quantized_matmul):
         REGISTRY.add(_target, tracing_handler(_target, _function))
 
 _trace_sample = tracing_handler(sample, custom_kernel_ops.COMPOSITES[sample])
@@ -44,6 +45,17 @@ def _emit_portable(P, logits, parameters):
     if "seed" not in given or any(x.dtype != _PARAMETER_DTYPES[name] for name, x in given.items()):
         return trace()
     return P.emit_replaceable(ir.SampleNode, {"logits": logits, **given}, trace)
+
+
+_trace_mask_logits = tracing_handler(mask_logits, custom_kernel_ops.COMPOSITES[mask_logits])
+
+
+@REGISTRY.lower(mask_logits)
+def lower_mask_logits(P, logits, allowed):
+    if P.allow_extensions:
+        return P.emit(ir.MaskLogitsNode, logits=logits, allowed=allowed, dtype=torch.float32)
+    trace = partial(_trace_mask_logits, P, logits=logits, allowed=allowed)
+    return P.emit_replaceable(ir.MaskLogitsNode, {"logits": logits, "allowed": allowed}, trace)
 
 
 _trace_int8_quantized_matmul = tracing_handler(

@@ -3,7 +3,8 @@
 An update of a row of a KV cache is one `SliceUpdateNode`, or two if the positions may wrap around a ring buffer. It is
 done in place where possible. Attention over a row is an `SdpaNode` over the positions that the row holds. If the scores
 are soft-capped, or there are attention sinks, the attention is computed with matrix products and a softmax instead. If
-the operands belong to several rows, each row gets instructions of its own.
+the operands belong to several rows, each row gets instructions of its own. `RowUpdateNode` and `RowSdpaNode` then
+replace the instructions of all rows in the runtime of this project.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..builder.cache_write import write_cache
-from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, parts_of_rows
+from ..builder.cache_write import write_cache, write_rows
+from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields, places_of_rows
 from ..builder.registry import REGISTRY
 from ..serialization import ir
 
@@ -22,9 +23,12 @@ from ..serialization import ir
 @REGISTRY.lower(torch.ops.mlx.cache_update.default)
 def cache_update(P, cache, update, start, ring=False, row=None, rows=1):
     capacity = cache.shape[2] // rows
-    for part, position, row_begin in parts_of_rows(P, update, start, row, rows, capacity, ring):
-        cache = write_cache(P, cache, part, position, capacity if ring else None, row_begin)
-    return cache
+    places = places_of_rows(P, update, start, row, rows, capacity, ring)
+    ring_length = capacity if ring else None
+    if len(places) > 1:
+        return write_rows(P, cache, update, places, ring_length)
+    ((position, row_begin),) = places
+    return write_cache(P, cache, update, position, ring_length, row_begin)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class FloatCache:
     - `value_size`: E.
     - `read`: returns the keys and values at the indices [first, stop) of axis 2.
     - `attend`: returns the attention of `query` over these keys and values, without soft cap and sinks.
+    - `node_of_rows`: the IR node and its fields for the attention of several rows, with a query and `HeldKeys` for each.
+      None if there is no such node.
     """
 
     keys: Any
@@ -58,11 +64,26 @@ class FloatCache:
         return self.values.shape[3]
 
     def read(self, P, query, first, stop):
-        slices = [P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in (self.keys, self.values)]
-        return [P.cast(x, query.dtype) for x in slices]
+        return [P.cast(x, query.dtype) for x in self._slices(P, first, stop)]
 
     def attend(self, P, query, first, stop, scale, mask):
-        return attend_in_floats(P, self, query, first, stop, scale, mask)
+        k, v = self._slices(P, first, stop)
+        if query.dtype != torch.float32:
+            k, v = P.cast(k, query.dtype), P.cast(v, query.dtype)
+        # Otherwise the node itself computes in float32.
+        return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
+
+    def _slices(self, P, first, stop):
+        return [P.emit(ir.SliceNode, x=c, axis=2, start=first, stop=stop) for c in (self.keys, self.values)]
+
+    def node_of_rows(self, query, held, scale):
+        # The node reads keys as they are. They must not have more precision than the casts of `read` leave.
+        if query.dtype not in (torch.float32, self.keys.dtype) or self.keys.dtype != self.values.dtype:
+            return None
+        return ir.RowSdpaNode, {
+            "q": query, "k": self.keys, "v": self.values, "scale": scale, "starts": [keys.first for keys in held],
+            "stops": [keys.stop for keys in held], "masks": [keys.mask for keys in held if keys.mask is not None],
+        }  # fmt: skip
 
 
 @REGISTRY.lower(torch.ops.mlx.cached_attention.default)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..builder import dtypes
-from ..builder.cached_attention import ScoreSettings, attend_in_floats, attend_rows, mask_fields
+from ..builder.cached_attention import ScoreSettings, attend_rows, mask_fields
 from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
@@ -65,12 +65,16 @@ class _QuantizedCache:
 
     def attend(self, P, query, first, stop, scale, mask):
         if not P.allow_extensions:
-            return attend_in_floats(P, self, query, first, stop, scale, mask)
+            k, v = self.read(P, query, first, stop)
+            return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
         return P.emit(
             ir.QuantizedSdpaNode, q=query, cache=self.entries, scales=self.scales, start=first, stop=stop,
             value_offset=self.value_offset, value_size=self.value_size, group_size=self.format.group_size,
             bits=self.format.bits, rotate=self.format.rotate, scale=scale, **mask_fields(mask),
         )  # fmt: skip
+
+    def node_of_rows(self, query, held, scale):
+        return None
 
     def _dequantize(self, P, first, stop, group, width, dtype):
         """Returns `width` numbers of each entry in [first, stop), as `dtype` [1, G, stop - first, width].

@@ -652,6 +652,45 @@ class SampleParams(Table):
 
 
 @dataclass(kw_only=True)
+class MaskLogitsParams(Table):
+    """Sets logits [B, V], floats, to -inf where the bit of a token is 0. The result is float32. Bit v % 32 of the integer
+    allowed[b, v / 32] belongs to token v. `allowed` is int32 [B, ceil(V / 32)].
+    """
+
+    logits: Tid
+    allowed: Tid
+    out: Output[Tid]
+
+
+@dataclass(kw_only=True)
+class RowSdpaParams(Table):
+    """Attention of q [1, H, N, D], one query for each of N rows. Query i attends to the keys k[:, :, starts[i]:stops[i]] and
+    to the values at the same indices of v. k is [1, G, L, D] and v is [1, G, L, E]; they are read in their own dtype or
+    cast to that of q. The result is [1, H, N, E]. `masks` is empty or has a mask for each query, bool or float, which
+    broadcasts to [1, H, 1, stops[i] - starts[i]].
+    """
+
+    q: Tid
+    k: Tid
+    v: Tid
+    out: Output[Tid]
+    starts: list[IntOrVid]
+    stops: list[IntOrVid]
+    masks: list[Tid] | None = None
+    scale: float = 0.0
+
+
+@dataclass(kw_only=True)
+class RowUpdateParams(Table):
+    """Sets dst[:, :, starts[i]] to update[:, :, i] for each i. `update` [B, G, N, D] has the dtype of dst [B, G, L, D]."""
+
+    dst: Tid
+    update: Tid
+    out: Output[Tid]
+    starts: list[IntOrVid]
+
+
+@dataclass(kw_only=True)
 class QuantizeEntriesParams(Table):
     """Quantizes the tensors `xs` [B, H, S, ...], concatenated along their last axis, in groups of this axis."""
 
@@ -998,6 +1037,9 @@ class FlipNode(FlipParams, Op): OP_TYPE = 136
 class ErfInvNode(UnaryNode, Op): OP_TYPE = 200
 class WhileNode(WhileParams, Op): OP_TYPE = 201
 class SampleNode(SampleParams, Op): OP_TYPE = 210
+class MaskLogitsNode(MaskLogitsParams, Op): OP_TYPE = 211
+class RowSdpaNode(RowSdpaParams, Op): OP_TYPE = 220
+class RowUpdateNode(RowUpdateParams, Op): OP_TYPE = 221
 class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
 class AllSumNode(AllSumParams, Op): OP_TYPE = 250
 class AllGatherNode(AllGatherParams, Op): OP_TYPE = 251

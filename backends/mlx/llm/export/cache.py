@@ -211,7 +211,8 @@ class _Layer(_NoCache):
         if self.spec.values is None:
             key_states, value_states = torch.cat([key_states, value_states], -1), None
         self.updated = [self._write(b, s) for b, s in zip(self.buffers(), (key_states, value_states))]
-        return CachedStates(self.updated[0], self), CachedStates(self.updated[-1], self)
+        keys, values = (updated.to(key_states.dtype) for updated in (self.updated[0], self.updated[-1]))
+        return CachedStates(keys, self), CachedStates(values, self)
 
     def _write(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         if states.shape[0] > 1:  # a batch of tokens of several rows

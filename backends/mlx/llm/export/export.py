@@ -86,7 +86,8 @@ def export_llm(
     - `sliding_window`: `auto` follows the config of the model; a number is the window of every
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
-    - `kv_bits`: 8 or 4 for quantized KV caches, by default floats. With `allow_extensions`, the program has fused nodes
+    - `kv_bits`: 8 or 4 for quantized KV caches, or 16 for float16 in place of float32. By default, the caches have the
+      dtype of the model. With `allow_extensions`, the program has fused nodes
       for them. Otherwise the caches are dequantized in every step, which takes longer than with floats.
     - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
       caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
@@ -104,7 +105,8 @@ def export_llm(
     _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
-    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits is None
+    quantizes_caches = kv_bits is not None and kv_bits < 16
+    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and not quantizes_caches
     model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")
@@ -120,7 +122,7 @@ def export_llm(
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     make_decoder = functools.partial(
         CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
-        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
+        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp, kv_dtype=_kv_dtype(model, kv_bits),
     )  # fmt: skip
     decoder = make_decoder()
     if reference is not None:
@@ -128,7 +130,7 @@ def export_llm(
     if activations == "int8" and not set_int8_activations(model, True):
         raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
     kv_quantization = None
-    if kv_bits is not None:
+    if quantizes_caches:
         progress(f"quantize the KV caches to {kv_bits} bits")
         specs, kv_quantization = quantize_caches(decoder, kv_bits, tokenizer)
         decoder = make_decoder(specs=specs)
@@ -162,11 +164,16 @@ def export_llm(
     )
 
 
+def _kv_dtype(model: PreTrainedModel, kv_bits: int | None) -> torch.dtype | None:
+    """Return the dtype of the KV caches that `kv_bits` asks for, or None for that of the model."""
+    return torch.float16 if kv_bits == 16 and compute_dtype(model) == torch.float32 else None
+
+
 def _check_precision(kv_bits: int | None, activations: str, tensor_parallel: int) -> None:
     if kv_bits is not None:
         check_choice("kv_bits", kv_bits, KV_BITS)
         if tensor_parallel > 1:
-            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected floats")
+            raise ValueError(f"export_llm: kv_bits: got {kv_bits} with tensor_parallel, expected None")
     check_choice("activations", activations, ACTIVATIONS)
     if activations == "int8" and tensor_parallel > 1:
         raise ValueError(

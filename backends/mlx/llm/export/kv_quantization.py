@@ -13,7 +13,7 @@ from .cache import LayerSpec
 from .calibration import Text
 from .decoder import CachedDecoder
 
-KV_BITS = (8, 4)
+KV_BITS = (16, 8, 4)  # 16: half precision, without groups
 _GROUP_SIZE = 32
 _MAX_TOKENS = 512  # the largest number of tokens in the run that measures the errors
 _SEED = 22

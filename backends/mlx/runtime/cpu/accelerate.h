@@ -56,6 +56,9 @@ std::optional<mx::array> quantized_matmul(
 std::optional<mx::array> int8_quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
+// The matrix [n, k] in float32. nullopt also if an operand is lazy.
+std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
+
 // Packs an available matrix for int8_quantized_matmul. The products of few rows get faster, and keep their bits.
 // `panels` has the size in bytes that int8_panels_size() returns, and should begin at a multiple of 64.
 // int8_panels_size() returns nullopt if no kernel can use the panels.
@@ -150,6 +153,13 @@ std::optional<ElementwiseResults> elementwise_sequence(
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 
+// logits [B, V], with minus infinity where the bit of a token in `allowed` is 0: see MaskLogitsNode. The logits are
+// float32. Returns the logits themselves if all bits are 1. nullopt also if an operand is lazy.
+std::optional<mx::array> mask_logits(const mx::array& logits, const mx::array& allowed, mx::Stream stream);
+
+// x as `dtype`. One of the two dtypes is float32, the other float16 or bfloat16. nullopt also if x is lazy.
+std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream);
+
 // x * sigmoid(x), sigmoid(x) and tanh(x) for float32, float16 or bfloat16 x, computed in float32.
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream);
 std::optional<mx::array> sigmoid(const mx::array& x, mx::Stream stream);
@@ -182,6 +192,22 @@ std::optional<mx::array> attention(
     float scale,
     bool causal,
     const std::optional<mx::array>& mask,
+    mx::Stream stream);
+
+// Attention of N rows, for RowSdpaNode: `attention` of query i of q [1, heads, N, width] over the keys and values with the
+// indices [spans[i].start, spans[i].stop), with masks[i], if there are masks. All spans lie within k and v. The masks are
+// bool or float32 and broadcast to [1, heads, 1, stop - start].
+struct Span {
+  int start;
+  int stop;
+};
+std::optional<mx::array> attention_of_rows(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    const std::vector<Span>& spans,
+    const std::vector<mx::array>& masks,
     mx::Stream stream);
 
 // Quantizes the tensors xs [1, heads, tokens, width] of float32, float16 or bfloat16, each padded with zeros to whole

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "../views.h"
 #include "accelerate.h"
 #include "attention_inputs.h"
 #include "kernels/blas.h"
@@ -15,10 +16,12 @@ bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
          });
 }
 
+// `keys`: the number of keys of a query.
 bool is_supported_attention(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
+    int keys,
     const std::optional<mx::array>& mask,
     mx::Stream stream) {
   for (const auto* x : {&q, &k, &v}) {
@@ -27,13 +30,41 @@ bool is_supported_attention(
     }
   }
   constexpr int kMaxKeys = 1 << 22;  // bounds the memory for the scores
-  if (k.shape(2) > kMaxKeys || q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
+  if (keys > kMaxKeys || q.shape(1) % k.shape(1) != 0 || k.shape(1) != v.shape(1) || k.shape(2) != v.shape(2) ||
       q.shape(3) != k.shape(3)) {
     return false;
   }
-  const mx::Shape scores{q.shape(0), q.shape(1), q.shape(2), k.shape(2)};
+  const mx::Shape scores{q.shape(0), q.shape(1), q.shape(2), keys};
   return !mask ||
       ((mask->dtype() == mx::bool_ || mask->dtype() == mx::float32) && broadcasts_to(mask->shape(), scores));
+}
+
+// The arguments of the kernel for q, k and v without a mask. The result is contiguous in `y`.
+ExecutorchMlxAttention attention_arguments(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, void* y) {
+  return {
+      .q = heads_of(q),
+      .k = heads_of(k),
+      .v = heads_of(v),
+      .batch = q.shape(0),
+      .heads = q.shape(1),
+      .kv_heads = k.shape(1),
+      .queries = q.shape(2),
+      .keys = k.shape(2),
+      .width = q.shape(3),
+      .v_width = v.shape(3),
+      .causal = causal,
+      .bool_mask = nullptr,
+      .float_mask = nullptr,
+      .mask_strides = {},
+      .scale = scale,
+      .y = y};
+}
+
+// Moves the beginning of x to the index `index` of axis 2.
+void skip(ExecutorchMlxHeads& x, int64_t index) {
+  const int64_t width = x.type == FloatType::float32 ? 4 : 2;
+  x.data = static_cast<const char*>(x.data) + index * x.strides[2] * width;
 }
 
 } // namespace
@@ -81,7 +112,7 @@ std::optional<mx::array> attention(
     bool causal,
     const std::optional<mx::array>& mask,
     mx::Stream stream) {
-  if (!is_supported_attention(q, k, v, mask, stream)) {
+  if (!is_supported_attention(q, k, v, k.ndim() == 4 ? k.shape(2) : 0, mask, stream)) {
     return std::nullopt;
   }
   std::vector<mx::array> inputs{q, k, v};
@@ -89,23 +120,7 @@ std::optional<mx::array> attention(
     inputs.push_back(*mask);
   }
   const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
-    ExecutorchMlxAttention attention{
-        .q = heads_of(inputs[0]),
-        .k = heads_of(inputs[1]),
-        .v = heads_of(inputs[2]),
-        .batch = out.shape(0),
-        .heads = out.shape(1),
-        .kv_heads = inputs[1].shape(1),
-        .queries = out.shape(2),
-        .keys = inputs[1].shape(2),
-        .width = inputs[0].shape(3),
-        .v_width = out.shape(3),
-        .causal = causal,
-        .bool_mask = nullptr,
-        .float_mask = nullptr,
-        .mask_strides = {},
-        .scale = scale,
-        .y = out.data<void>()};
+    auto attention = attention_arguments(inputs[0], inputs[1], inputs[2], scale, causal, out.data<void>());
     if (inputs.size() > 3) {
       set_mask(attention, inputs[3]);
     }
@@ -114,6 +129,46 @@ std::optional<mx::array> attention(
   auto shape = q.shape();
   shape.back() = v.shape(3);
   return kernel_result("Attention", std::move(shape), q.dtype(), std::move(inputs), stream, make_task);
+}
+
+std::optional<mx::array> attention_of_rows(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    const std::vector<Span>& spans,
+    const std::vector<mx::array>& masks,
+    mx::Stream stream) {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const auto mask = masks.empty() ? std::nullopt : std::optional(masks[i]);
+    if (!is_supported_attention(q, k, v, spans[i].stop - spans[i].start, mask, stream)) {
+      return std::nullopt;
+    }
+  }
+  std::vector<mx::array> inputs{q, k, v};
+  inputs.insert(inputs.end(), masks.begin(), masks.end());
+  const auto make_task = [=](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
+    std::vector<ExecutorchMlxAttention> rows;
+    for (size_t i = 0; i < spans.size(); ++i) {
+      auto row = attention_arguments(
+          inputs[0], inputs[1], inputs[2], scale, /*causal=*/false,
+          out.data<char>() + i * out.strides(1) * out.itemsize());
+      row.queries = 1;
+      row.keys = spans[i].stop - spans[i].start;
+      skip(row.q, static_cast<int64_t>(i));
+      skip(row.k, spans[i].start);
+      skip(row.v, spans[i].start);
+      if (inputs.size() > 3) {
+        set_mask(row, inputs[3 + i]);
+      }
+      rows.push_back(row);
+    }
+    return [rows] { executorch_mlx_attentions(rows.data(), static_cast<int>(rows.size())); };
+  };
+  // The kernel writes the heads of a query side by side, as the next product reads them.
+  const mx::Shape shape{1, q.shape(2), q.shape(1), v.shape(3)};
+  const auto y = kernel_result("AttentionOfRows", shape, q.dtype(), std::move(inputs), stream, make_task);
+  return views::transpose(y, {0, 2, 1, 3}, stream);
 }
 
 } // namespace executorch_mlx::cpu

@@ -65,6 +65,19 @@ std::optional<mx::array> multiply(const mx::array& a, const mx::array& b, mx::St
   return y ? y : binary("Multiply", executorch_mlx_multiply, b, a, stream);
 }
 
+std::optional<mx::array> convert(const mx::array& x, mx::Dtype dtype, mx::Stream stream) {
+  const auto to = float_type(dtype);
+  const bool has_kernel = to && x.dtype() != dtype && (x.dtype() == mx::float32 || dtype == mx::float32);
+  if (!has_kernel || !is_supported_operand(x, stream) || !x.is_available()) {
+    return std::nullopt;
+  }
+  const auto dense = contiguous(x, stream);
+  auto y = allocate_result(x.shape(), dtype);
+  executorch_mlx_convert(
+      dense.data<void>(), *float_type(x.dtype()), y.data<void>(), *to, static_cast<int64_t>(x.size()));
+  return y;
+}
+
 std::optional<mx::array> silu(const mx::array& x, mx::Stream stream) {
   return unary("Silu", executorch_mlx_silu, x, stream);
 }

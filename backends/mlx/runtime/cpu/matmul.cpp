@@ -230,6 +230,21 @@ std::optional<mx::array> int8_quantized_matmul(
   return packed_matmul(kInt8QuantizedMatmul, x, matrix, group_size, bits, stream);
 }
 
+std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+  const int64_t k = matrix.w.ndim() == 2 ? int64_t{matrix.w.shape(1)} * 32 / bits : 0;
+  if (!computes_at_once(stream) || k > std::numeric_limits<int>::max() ||
+      !is_supported(kQuantizedMatmul, matrix, group_size, bits, static_cast<int>(k)) ||
+      !are_available({matrix.w, matrix.scales, matrix.biases})) {
+    return std::nullopt;
+  }
+  auto out = allocate_result({matrix.w.shape(0), static_cast<int>(k)}, mx::float32);
+  const auto dense = in_contiguous_memory(matrix, stream);
+  auto arguments = matrix_arguments(dense, group_size, bits);
+  arguments.y = out.data<void>();
+  executorch_mlx_dequantize(&arguments);
+  return out;
+}
+
 std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
   const bool fits = computes_at_once(stream) && k <= std::numeric_limits<int>::max() &&

@@ -55,6 +55,24 @@ std::optional<mx::array> int8_quantized_matmul(const mx::array&, const PackedMat
   return std::nullopt;
 }
 
+std::optional<mx::array> dequantize(const PackedMatrix&, int, int, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> convert(const mx::array&, mx::Dtype, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> mask_logits(const mx::array&, const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> attention_of_rows(
+    const mx::array&, const mx::array&, const mx::array&, float, const std::vector<Span>&,
+    const std::vector<mx::array>&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<std::vector<mx::array>> quantized_matmuls(
     const mx::array&, const std::vector<PackedMatrix>&, int, int, mx::Stream) {
   return std::nullopt;

@@ -111,6 +111,122 @@ inline void sdpa(const fb::SdpaParams& n, Context& c) {
   c.set_product(n.out(), attend(q, k, v, n.scale(), n.causal(), mask, c), k.shape(2));
 }
 
+// Reads the ranges of a RowSdpaNode. Each contains at least one of the `length` keys.
+inline std::vector<cpu::Span> checked_spans(const fb::RowSdpaParams& n, int length, Context& c) {
+  const auto starts = c.sizes("starts", *n.starts());
+  const auto stops = c.sizes("stops", *n.stops());
+  check_program(
+      starts.size() == stops.size(), "stops: got ", stops.size(), " numbers, expected ", starts.size());
+  std::vector<cpu::Span> spans;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    check_argument(
+        starts[i] < stops[i] && stops[i] <= length,
+        "got start ", starts[i], " and stop ", stops[i], ", expected keys in [0, ", length, ")");
+    spans.push_back({starts[i], stops[i]});
+  }
+  return spans;
+}
+
+// x[:, :, start:stop], for x with 4 axes
+inline mx::array slice_positions(const mx::array& x, int start, int stop, const Context& c) {
+  mx::Shape from(4, 0);
+  from[2] = start;
+  mx::Shape to = x.shape();
+  to[2] = stop;
+  return views::slice(x, from, to, mx::Shape(4, 1), c.stream);
+}
+
+inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
+  c.make_available({n.q(), n.k(), n.v()});
+  if (n.masks() != nullptr) {
+    c.make_available(*n.masks());
+  }
+  const auto& q = c.in(n.q());
+  const auto& k = c.in(n.k());
+  const auto& v = c.in(n.v());
+  check_rank_4(q, k, v);
+  const auto spans = checked_spans(n, std::min(k.shape(2), v.shape(2)), c);
+  const int rows = q.shape(2);
+  check_argument(
+      q.size() > 0 && q.shape(0) == 1 && static_cast<size_t>(rows) == spans.size(),
+      "q: got ", describe(q), ", expected a query for each of ", spans.size(), " rows");
+  auto masks = n.masks() ? c.list(*n.masks()) : std::vector<mx::array>{};
+  check_program(
+      masks.empty() || masks.size() == spans.size(),
+      "masks: got ", masks.size(), ", expected 0 or ", spans.size());
+  for (auto& mask : masks) {
+    mask = is_float(mask.dtype()) ? mx::astype(mask, q.dtype(), c.stream) : mask;
+    mask = computes_in_float32(q, c) ? to_float32(mask, c) : mask;
+  }
+  for (const auto& [start, stop] : spans) {
+    c.count_operations(2 * q.size() / rows, stop - start);
+  }
+  if (const auto y = cpu::attention_of_rows(q, k, v, n.scale(), spans, masks, c.stream)) {
+    return c.set(n.out(), *y);
+  }
+  std::vector<mx::array> results;
+  for (int i = 0; i < rows; ++i) {
+    const auto [start, stop] = spans[i];
+    results.push_back(attend(
+        slice_positions(q, i, i + 1, c), slice_positions(k, start, stop, c), slice_positions(v, start, stop, c),
+        n.scale(), /*is_causal=*/false, masks.empty() ? std::nullopt : std::optional(masks[i]), c));
+  }
+  c.set(n.out(), mx::concatenate(std::move(results), 2, c.stream));
+}
+
+// Asks the processor to load x[:, :, index], which is about to be written.
+inline void prefetch_position(const mx::array& x, int index) {
+  constexpr int64_t kCacheLine = 64;
+  const int64_t width = x.itemsize();
+  for (int batch = 0; batch < x.shape(0); ++batch) {
+    for (int head = 0; head < x.shape(1); ++head) {
+      const int64_t offset = batch * x.strides(0) + head * x.strides(1) + index * x.strides(2);
+      const char* begin = x.data<char>() + offset * width;
+      for (int64_t i = 0; i < x.shape(3) * width; i += kCacheLine) {
+        __builtin_prefetch(begin + i, /*rw=*/1);
+      }
+    }
+  }
+}
+
+inline void row_update(const fb::RowUpdateParams& n, Context& c) {
+  c.make_available({n.update()});
+  const auto update = c.in(n.update());
+  auto dst = c.in_for_update(n.dst(), n.out());
+  const auto starts = c.sizes("starts", *n.starts());
+  auto expected = dst.shape();
+  if (dst.ndim() == 4) {
+    expected[2] = static_cast<int>(starts.size());
+  }
+  check_argument(
+      dst.ndim() == 4 && update.dtype() == dst.dtype() && update.shape() == expected,
+      "update: got ", describe(update), ", expected ", starts.size(), " positions for ", describe(dst));
+  for (const int start : starts) {
+    check_argument(
+        start < dst.shape(2), "starts: got ", start, ", expected less than ", dst.shape(2), " for ", describe(dst));
+  }
+  if (starts.empty() || dst.size() == 0) {
+    return c.set(n.out(), dst);
+  }
+  if (dst.is_available() && dst.strides(3) == 1 && c.stream.device == mx::Device::cpu) {
+    for (const int start : starts) {
+      prefetch_position(dst, start);
+    }
+  }
+  const mx::Shape steps(4, 1);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (i > 0) {
+      dst = c.in_for_update(n.out(), n.out());
+    }
+    mx::Shape from(4, 0);
+    from[2] = starts[i];
+    mx::Shape to = dst.shape();
+    to[2] = starts[i] + 1;
+    const auto index = static_cast<int>(i);
+    c.set_updated(n.out(), std::move(dst), slice_positions(update, index, index + 1, c), from, to, steps);
+  }
+}
+
 // Checks that `position` [tokens, 1] contains consecutive integers, and returns the first one. If the positions are not
 // on the host, evaluates them now, because the KV cache needs the number while the graph is being built.
 inline int first_position(const mx::array& position, int tokens, Context& c) {
@@ -160,6 +276,8 @@ inline void update_and_attend(const fb::UpdateAndAttendParams& n, Context& c) {
 constexpr OpRow kAttentionRows[] = {
     MLX_ROW(RopeNode, rope),
     MLX_ROW(SdpaNode, sdpa),
+    MLX_ROW(RowSdpaNode, row_sdpa),
+    MLX_ROW(RowUpdateNode, row_update),
     MLX_ROW(UpdateAndAttendNode, update_and_attend),
 };
 

@@ -192,7 +192,10 @@ inline void where(const fb::WhereParams& n, Context& c) {
 }
 
 inline void as_type(const fb::AsTypeParams& n, Context& c) {
-  c.set(n.out(), mx::astype(c.in(n.x()), dtype_of(n.scalar_type()), c.stream));
+  const auto& x = c.in(n.x());
+  const auto dtype = dtype_of(n.scalar_type());
+  const auto y = cpu::convert(x, dtype, c.stream);
+  c.set(n.out(), y ? *y : mx::astype(x, dtype, c.stream));
 }
 
 // Like mx::erf(), but returns x itself where x is zero. MLX's CPU kernel returns a zero with the wrong sign there, and

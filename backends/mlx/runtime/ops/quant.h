@@ -50,9 +50,30 @@ inline Quantized to_float32(Quantized q, const Context& c) {
   return q;
 }
 
+// The matrices w [..., N, K] in float32, computed with a CPU kernel if there is one for them.
+inline std::optional<mx::array> dequantize_on_cpu(const fb::DequantizeParams& n, const Quantized& q, const Context& c) {
+  if (!q.biases || q.w.size() == 0 || n.mode()->string_view() != "affine" || n.global_scale() != nullptr) {
+    return std::nullopt;
+  }
+  const auto rows = [&](const mx::array& x) {
+    const int columns = x.shape(-1);
+    return views::reshape(x, {static_cast<int>(x.size() / columns), columns}, c.stream);
+  };
+  const auto y = cpu::dequantize({rows(q.w), rows(q.scales), rows(*q.biases)}, n.group_size(), n.bits(), c.stream);
+  auto shape = q.w.shape();
+  shape.back() = y ? y->shape(1) : 0;
+  return y ? std::optional(views::reshape(*y, shape, c.stream)) : std::nullopt;
+}
+
 inline void dequantize(const fb::DequantizeParams& n, Context& c) {
+  c.make_available({n.w(), n.scales(), n.biases()});
   const auto q = read_weights(n, c);
   const auto dtype = n.dtype() ? std::optional(dtype_of(*n.dtype())) : std::nullopt;
+  if (dtype.value_or(q.scales.dtype()) == mx::float32 && q.scales.dtype() == mx::float32) {
+    if (const auto y = dequantize_on_cpu(n, q, c)) {
+      return c.set(n.out(), *y);
+    }
+  }
   c.set(
       n.out(),
       mx::dequantize(

@@ -1,4 +1,4 @@
-// Random bits, and the sampler. See op_row.h.
+// Random bits, the sampler, and the mask of the tokens that it may draw. See op_row.h.
 #pragma once
 
 #include "cpu/accelerate.h"
@@ -98,9 +98,40 @@ inline void sample(const fb::SampleParams& n, Context& c) {
   c.set(n.out(), sample_now(inputs, c));
 }
 
+// Returns whether each token is allowed, bool [B, V], for a mask [B, words].
+inline mx::array allowed_tokens(const mx::array& mask, int vocabulary, const Context& c) {
+  const auto words = mx::expand_dims(mx::view(mask, mx::uint32, c.stream), -1, c.stream);
+  const auto shifted = mx::right_shift(words, mx::arange(0, 32, mx::uint32, c.stream), c.stream);
+  const auto bits = mx::bitwise_and(shifted, mx::array(1u), c.stream);
+  const auto allowed = mx::flatten(mx::astype(bits, mx::bool_, c.stream), 1, 2, c.stream);
+  return mx::slice(allowed, {0, 0}, {mask.shape(0), vocabulary}, c.stream);
+}
+
+inline void mask_logits(const fb::MaskLogitsParams& n, Context& c) {
+  c.make_available({n.logits(), n.allowed()});
+  const auto& logits = c.in(n.logits());
+  const auto& allowed = c.in(n.allowed());
+  check_argument(
+      logits.ndim() == 2 && is_float(logits.dtype()), "logits: got ", describe(logits), ", expected floats [B, V]");
+  const int words = logits.shape(1) / 32 + (logits.shape(1) % 32 != 0);
+  check_argument(
+      allowed.dtype() == mx::int32 && allowed.shape() == mx::Shape{logits.shape(0), words},
+      "allowed: got ", describe(allowed), ", expected int32[", logits.shape(0), ",", words, "]");
+  const auto x = mx::astype(logits, mx::float32, c.stream);
+  if (x.size() == 0) {
+    return c.set(n.out(), x);
+  }
+  if (const auto y = cpu::mask_logits(x, allowed, c.stream)) {
+    return c.set(n.out(), *y);
+  }
+  const auto excluded = mx::array(-std::numeric_limits<float>::infinity());
+  c.set(n.out(), mx::where(allowed_tokens(allowed, x.shape(1), c), x, excluded, c.stream));
+}
+
 constexpr OpRow kRandomRows[] = {
     MLX_ROW(RandomBitsNode, random_bits),
     MLX_ROW(SampleNode, sample),
+    MLX_ROW(MaskLogitsNode, mask_logits),
 };
 
 } // namespace executorch_mlx

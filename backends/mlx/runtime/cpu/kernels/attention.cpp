@@ -171,18 +171,38 @@ Attention with_heads_as_queries(Attention a) {
   return a;
 }
 
+// One of several attentions, divided into tiles.
+struct Tiles {
+  Attention attention;
+  int64_t queries;  // of a tile
+  int64_t count;    // of the tiles of a head
+  int begin;        // the number of the first tile, counted over all attentions
+};
+
 } // namespace
 
 } // namespace executorch_mlx
 
 extern "C" void executorch_mlx_attention(const ExecutorchMlxAttention* attention) {
+  executorch_mlx_attentions(attention, 1);
+}
+
+extern "C" void executorch_mlx_attentions(const ExecutorchMlxAttention* attentions, int count) {
   using namespace executorch_mlx;
-  const auto a = attention->queries == 1 ? with_heads_as_queries(*attention) : *attention;
-  const int64_t tile = std::clamp(kScoresPerTile / a.keys, kMinTileQueries, kMaxTileQueries);
-  const int64_t tiles = (a.queries + tile - 1) / tile;
-  parallel(static_cast<int>(a.batch * a.heads * tiles), [&](int i) {
-    const int64_t first = i % tiles * tile;
-    const int64_t head = i / tiles;
-    attend(a, head / a.heads, head % a.heads, first, std::min(a.queries, first + tile));
+  std::vector<Tiles> parts;
+  int total = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto a = attentions[i].queries == 1 ? with_heads_as_queries(attentions[i]) : attentions[i];
+    const int64_t queries = std::clamp(kScoresPerTile / a.keys, kMinTileQueries, kMaxTileQueries);
+    parts.push_back({a, queries, (a.queries + queries - 1) / queries, total});
+    total += static_cast<int>(a.batch * a.heads * parts.back().count);
+  }
+  parallel(total, [&](int i) {
+    const auto after = std::upper_bound(
+        parts.begin(), parts.end(), i, [](int number, const Tiles& part) { return number < part.begin; });
+    const auto& [a, queries, tiles, begin] = *std::prev(after);
+    const int64_t first = (i - begin) % tiles * queries;
+    const int64_t head = (i - begin) / tiles;
+    attend(a, head / a.heads, head % a.heads, first, std::min(a.queries, first + queries));
   });
 }

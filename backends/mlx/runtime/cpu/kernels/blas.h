@@ -105,6 +105,9 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlx
 // as that of executorch_mlx_quantized_matmul.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
 
+// y [n, k] = w. Reads the fields of w, and not x and m. y is float32.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_dequantize(const ExecutorchMlxQuantizedMatmul* matrix);
+
 // Whether executorch_mlx_quantized_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
 
@@ -144,6 +147,10 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmul(const ExecutorchMlxHalfM
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* matmuls, int count);
 
 // -- operations that MLX's CPU backend composes of several others ---------------------------------
+
+// y[i] = x[i] for i < count, rounded to the nearest value of `y_type`; ties to even. One of the types is float32.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_convert(
+    const void* x, executorch_mlx::FloatType x_type, void* y, executorch_mlx::FloatType y_type, int64_t count);
 
 // y[i] = a[i] + b[i % period], and likewise for the difference and the product, for i < count, a multiple of `period`. a, b
 // and y have elements of `type`.
@@ -220,6 +227,9 @@ struct ExecutorchMlxAttention {
   void* y;
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_attention(const ExecutorchMlxAttention* attention);
+
+// `count` attentions at once. Each result has the same bits as that of executorch_mlx_attention.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_attentions(const ExecutorchMlxAttention* attentions, int count);
 
 // -- quantized KV caches: custom_ops/quantized_cache.py defines the format ------------------------
 

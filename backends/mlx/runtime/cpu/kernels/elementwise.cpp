@@ -107,6 +107,20 @@ extern "C" void executorch_mlx_subtract(
   executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a - b; });
 }
 
+extern "C" void executorch_mlx_convert(
+    const void* x, executorch_mlx::FloatType x_type, void* y, executorch_mlx::FloatType y_type, int64_t count) {
+  using namespace executorch_mlx;
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    if (y_type == FloatType::float32) {
+      const auto* from = static_cast<const uint16_t*>(x) + first;
+      kernels().widen(from, x_type, 1, static_cast<float*>(y) + first, last - first);
+    } else {
+      const auto* from = static_cast<const float*>(x) + first;
+      kernels().narrow(from, y_type, static_cast<uint16_t*>(y) + first, last - first);
+    }
+  });
+}
+
 extern "C" void executorch_mlx_silu(const void* x, executorch_mlx::FloatType type, void* y, int64_t count) {
   executorch_mlx::unary(x, type, y, count, executorch_mlx::kernels().silu);
 }

@@ -82,6 +82,14 @@ extern "C" void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMat
   y.store();
 }
 
+extern "C" void executorch_mlx_dequantize(const ExecutorchMlxQuantizedMatmul* p) {
+  using namespace executorch_mlx;
+  parallel_ranges(p->n, p->k, [&](int64_t first, int64_t last) {
+    kernels().dequantize_rows(
+        matrix_of(*p), static_cast<int>(first), static_cast<int>(last), static_cast<float*>(p->y) + first * p->k, p->k);
+  });
+}
+
 extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   using namespace executorch_mlx;
   if (p->column_stride == 1) {
