@@ -2,6 +2,7 @@
 
 import subprocess
 
+import pytest
 from executorch.devtools import Inspector
 from llm_runner import find_program
 
@@ -11,10 +12,35 @@ def delegated_events(path) -> list:
     return [event for block in blocks for event in block.events if event.is_delegated_op]
 
 
+def calls_in_profile(llm, path) -> int:
+    """Writes a profile and returns the number of calls of methods in it."""
+    try:
+        llm.program.write_profile(path)
+    except RuntimeError as error:
+        assert "no method ran" in str(error)
+        return 0
+    events = [event for block in Inspector(etdump_path=str(path)).event_blocks for event in block.events]
+    return sum(len(event.perf_data.raw) for event in events if event.name == "Method::execute")
+
+
 def test_unwritable_profile_is_an_error(run, successor, tmp_path):
     profile = tmp_path / "no" / "such.etdp"
     done = run(successor, "--prompt-ids", "10", "--profile", profile, "--max-new-tokens", "1", "--ids")
     assert done.code == 1 and "such.etdp: cannot write the file" in done.stderr
+
+
+def test_profiles_beside_a_running_request(successor, tmp_path):
+    """Profiles can be written while a request runs, also after one that could not be written."""
+    from executorch_mlx import LLM
+
+    with LLM.load(successor, profile=True) as llm:
+        with pytest.raises(OSError):
+            llm.program.write_profile(tmp_path / "no" / "such.etdp")
+        answer = llm.generate([10], max_new_tokens=300, ignore_eos=True, draft=0)
+        calls = sum(calls_in_profile(llm, tmp_path / "part.etdp") for _ in range(20))
+        answer.result()
+        calls += calls_in_profile(llm, tmp_path / "part.etdp")
+    assert calls == 300  # the call for the prompt returns the first token
 
 
 def test_op_test_runner_records_each_call(tmp_path):

@@ -113,7 +113,7 @@ def _trace(program: Program, is_dynamic: bool) -> tuple[GraphModule, bool]:
             if is_dynamic:
                 return _trace(program, False)
             raise CaptureRefused(f"{type(error).__name__}: {error}") from error
-    if is_dynamic and (environment.replacements or not _has_whole_range(environment)):
+    if is_dynamic and (environment.replacements or not _has_whole_range(environment) or not _guards_hold(environment)):
         return _trace(program, False)
     traced.graph.eliminate_dead_code()
     return traced, is_dynamic
@@ -134,6 +134,19 @@ def _symbol(environment: ShapeEnv) -> torch.SymInt:
 def _has_whole_range(environment: ShapeEnv) -> bool:
     """Whether tracing has not narrowed the range of the dynamic extent."""
     return all(v.lower <= _SMALLEST_EXTENT and v.upper >= LARGEST_EXTENT for v in environment.var_to_range.values())
+
+
+def _guards_hold(environment: ShapeEnv) -> bool:
+    """Whether the guards of a trace hold for every extent.
+
+    A guard on an expression such as `n * n == 49` neither replaces the symbol nor narrows its range.
+    """
+    extents = range(_SMALLEST_EXTENT, LARGEST_EXTENT + 1)
+    return all(
+        guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, extent))
+        for guard in environment.guards
+        for extent in extents
+    )
 
 
 @functools.cache

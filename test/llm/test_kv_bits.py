@@ -71,6 +71,25 @@ def test_chunks_do_not_matter_in_a_ring_buffer(bits, extensions, tmp_path):
     assert_chunks_do_not_matter(tmp_path / "model.pte")
 
 
+def test_16_bits_are_half_precision(tmp_path):
+    results = {}
+    for bits in (16, None):
+        results[bits] = export_llm(llama(), kv_bits=bits, batch=2, chunk=32)
+        results[bits].save(tmp_path / f"{bits}.pte")  # compares with eager torch
+    assert results[16].check.ok and results[16].kv_quantization is None
+    assert results[16].cache_bytes * 2 == results[None].cache_bytes
+    with LLM.load(tmp_path / "16.pte") as llm:
+        settings = dict(max_new_tokens=12, ignore_eos=True, temperature=0.8, seed=3)
+        alone = llm.generate(PROMPT, **settings, draft=0).result().tokens
+        together = [llm.generate(p, **settings) for p in (PROMPT[:40], PROMPT)]
+        assert [answer.result().tokens for answer in together][1] == alone
+
+
+def test_16_bits_do_not_change_a_model_in_half_precision():
+    result = export_llm(llama().to(torch.bfloat16), kv_bits=16, verify=False)
+    assert result.cache_bytes == export_llm(llama().to(torch.bfloat16), verify=False).cache_bytes
+
+
 def test_4_bits_are_rotated_where_keys_have_outliers():
     model = llama()
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Normalization and norms."""
 
 import torch
-from oprows import Dyn, f32, floats, pytest_function, row
+from oprows import Dyn, data, f32, floats, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 7))
 F32_ONLY = (f32,)
@@ -14,6 +14,9 @@ ROWS = [
     row("layer_norm", torch.nn.functional.layer_norm, cases=[
         (floats(2, 3, 8), [8], floats(8), floats(8)), (floats(3, 8), [8]), (floats(3, 8), [8], floats(8))],
         loose=2),
+    # An element that equals the mean gives 0, not -0, whatever the sign of its weight.
+    row("layer_norm/sign of zero", lambda x, w: 1 / torch.nn.functional.layer_norm(x, [3], w),
+        data([[-1.0, 0.0, 1.0], [2.0, 4.0, 6.0]]), data([1.0, -1.0, 1.0])),
     row("layer_norm/parameters", torch.nn.LayerNorm(8), floats(2, N, 8), dtypes=F32_ONLY, loose=2),
     row("_native_batch_norm_legit_no_training", torch.nn.BatchNorm2d(3).eval(), floats(2, 3, 4, 4), dtypes=F32_ONLY,
         loose=2),

@@ -84,7 +84,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
       registered <= kOtherBackend, EXECUTORCH_MLX_FAILED, "cannot register the backend MLXBackend: ",
       describe(static_cast<Error>(registered)));
   if (profile) {
-    tracer_ = std::make_unique<executorch::etdump::ETDumpGen>();
+    profile_ = std::make_unique<Profile>();
   }
   module_ = open(path, device);
   const char* const chosen = executorch_mlx_device(device.c_str());
@@ -163,7 +163,7 @@ Method& LlmProgram::method_for(size_t tasks, const std::unique_ptr<Method>& sing
 
 std::unique_ptr<Method> LlmProgram::make_method(const std::string& name, Method::Kind kind, int64_t tasks) {
   Group* const group = leads_group() ? group_.get() : nullptr;
-  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, tracer_.get(), group);
+  return std::make_unique<Method>(*module_, path_, metadata_, name, kind, tasks, profile_.get(), group);
 }
 
 std::string_view LlmProgram::token_bytes(int64_t token) const {
@@ -280,7 +280,7 @@ std::vector<Drawn> LlmProgram::draw(std::span<const RowTask> tasks) {
 bool LlmProgram::can_defer() const {
   const auto is_one_mlx_call = [](const auto& method) { return method->is_one_mlx_call(); };
   return draw_ != nullptr && is_one_mlx_call(draw_) && std::all_of(decodes_.begin(), decodes_.end(), is_one_mlx_call) &&
-      group_ == nullptr && tracer_ == nullptr && metadata_.max_rewind > 0;
+      group_ == nullptr && profile_ == nullptr && metadata_.max_rewind > 0;
 }
 
 PendingDraw LlmProgram::submit_draw(
@@ -351,8 +351,10 @@ std::vector<std::vector<float>> LlmProgram::logits(std::span<const RowTask> task
 
 void LlmProgram::encode(std::span<const float> samples) {
   std::vector<float> padded = padded_samples(metadata_.speech, samples);
+  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
   if (!module_->is_method_loaded("encode")) {
-    check_ok(module_->load_method("encode", nullptr, tracer_.get()), path_, ": cannot load the method encode: ");
+    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
+    check_ok(module_->load_method("encode", nullptr, tracer), path_, ": cannot load the method encode: ");
   }
   const auto tensor = executorch::extension::make_tensor_ptr(
       {1, static_cast<executorch::aten::SizesType>(padded.size())}, padded.data(), ScalarType::Float);
@@ -408,9 +410,8 @@ bool LlmProgram::repeat(std::span<const char> message) {
 }
 
 void LlmProgram::write_profile(const std::string& path) {
-  check_argument(tracer_ != nullptr, "profile: the model was loaded without it");
-  executorch_mlx::write_profile(*tracer_, path);
-  tracer_->reset();
+  check_argument(profile_ != nullptr, "profile: the model was loaded without it");
+  profile_->write(path);
 }
 
 } // namespace executorch_mlx

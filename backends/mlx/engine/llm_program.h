@@ -1,7 +1,6 @@
 // A loaded program of a language model. docs/llm-program.md specifies such programs.
 #pragma once
 
-#include <executorch/devtools/etdump/etdump_flatcc.h>
 #include <executorch/extension/module/module.h>
 
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include "group.h"
 #include "metadata.h"
 #include "method.h"
+#include "profile.h"
 
 namespace executorch_mlx {
 
@@ -171,7 +171,7 @@ class LlmProgram {
 
   std::string path_;
   bool runs_on_cpu_ = true;
-  std::unique_ptr<executorch::etdump::ETDumpGen> tracer_; // null: no profile
+  std::unique_ptr<Profile> profile_; // null: no profile
   std::unique_ptr<executorch::extension::Module> module_;
   std::optional<MetadataReader> reader_;
   LlmMetadata metadata_;

@@ -28,14 +28,14 @@ constexpr int64_t kLogprobsOfDrawn = 2;
 
 Method::Method(
     executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-    const std::string& name, Kind kind, int64_t max_tasks, executorch::runtime::EventTracer* tracer, Group* group)
+    const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, Group* group)
     : module_(module),
       path_(path),
       metadata_(metadata),
       name_(name),
       kind_(kind),
       max_tasks_(max_tasks),
-      tracer_(tracer),
+      profile_(profile),
       group_(group),
       mask_words_(metadata.takes_allowed_tokens ? mask_words(metadata.vocab_size) : 0) {
   const MethodChecker checker(module, path, name);
@@ -132,7 +132,9 @@ void Method::add_head_inputs(std::vector<MethodInput>& inputs) {
 
 void Method::load() {
   if (!module_.is_method_loaded(name_)) {
-    check_ok(module_.load_method(name_, nullptr, tracer_), path_, ": cannot load the method ", name_, ": ");
+    const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
+    auto* const tracer = profile_ ? profile_->tracer() : nullptr;
+    check_ok(module_.load_method(name_, nullptr, tracer), path_, ": cannot load the method ", name_, ": ");
   }
 }
 
@@ -181,6 +183,11 @@ void Method::fill(size_t index, const RowTask& task) {
   }
 }
 
+executorch::runtime::Result<std::vector<EValue>> Method::execute() {
+  const auto held = profile_ ? profile_->lock() : std::unique_lock<std::mutex>();
+  return module_.execute(name_, arguments_);
+}
+
 // Sets the dynamic axes to this number of tokens.
 void Method::resize(size_t tokens) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -202,7 +209,7 @@ std::vector<EValue> Method::run(std::span<const RowTask> tasks) {
     fill(i, tasks[i < static_cast<int64_t>(tasks.size()) ? i : 0]);
   }
   std::optional<executorch::runtime::Result<std::vector<EValue>>> result;
-  const auto call = [&] { return result.emplace(module_.execute(name_, arguments_)).ok(); };
+  const auto call = [&] { return result.emplace(execute()).ok(); };
   group_ == nullptr ? call() : group_->lead(message_of_call(), call);
   auto& outputs = *result;
   check_ok(outputs.error(), name_, ": ", count, " tokens at position ", tasks[0].position, ": ");
@@ -270,7 +277,7 @@ void Method::repeat(std::span<const char> inputs) {
   for (const auto& tensor : tensors_) {
     take(tensor->mutable_data_ptr(), tensor->nbytes());
   }
-  check_ok(module_.execute(name_, arguments_).error(), name_, ": ", count, " tokens: ");
+  check_ok(execute().error(), name_, ": ", count, " tokens: ");
 }
 
 } // namespace executorch_mlx

@@ -15,6 +15,7 @@
 #include "metadata.h"
 #include "method_checker.h"
 #include "options.h"
+#include "profile.h"
 
 namespace executorch_mlx {
 
@@ -58,7 +59,7 @@ class Method {
   // rows, the number of these rows. `group` is null if the model has one part. All references must outlive the method. Throws EngineError.
   Method(
       executorch::extension::Module& module, const std::string& path, const LlmMetadata& metadata,
-      const std::string& name, Kind kind, int64_t max_tasks, executorch::runtime::EventTracer* tracer, Group* group);
+      const std::string& name, Kind kind, int64_t max_tasks, Profile* profile, Group* group);
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
@@ -114,6 +115,7 @@ class Method {
   std::vector<MethodInput> allocate_inputs();
   void add_head_inputs(std::vector<MethodInput>& inputs);
   void fill(size_t index, const RowTask& task);
+  executorch::runtime::Result<std::vector<executorch::runtime::EValue>> execute();
   void resize(size_t tokens);
   std::vector<char> message_of_call() const;
 
@@ -123,7 +125,7 @@ class Method {
   std::string name_;
   Kind kind_;
   int64_t max_tasks_;
-  executorch::runtime::EventTracer* tracer_;
+  Profile* profile_;
   Group* group_;
   int64_t mask_words_; // of one draw; 0: the method takes no mask
   int64_t max_tokens_ = 1; // of one task

@@ -20,4 +20,12 @@ void write_profile(executorch::etdump::ETDumpGen& tracer, const std::string& pat
   }
 }
 
+void Profile::write(const std::string& path) {
+  const auto held = lock();
+  // Without a reset, the tracer would abort the process at the next event.
+  const auto reset = [](executorch::etdump::ETDumpGen* tracer) { tracer->reset(); };
+  const std::unique_ptr<executorch::etdump::ETDumpGen, decltype(reset)> tracer(&tracer_);
+  write_profile(*tracer, path);
+}
+
 } // namespace executorch_mlx

@@ -190,7 +190,7 @@ class Program:
         return length.value
 
     def write_profile(self, path: str | Path) -> None:
-        """Write the times of all calls so far as an ETDump for ExecuTorch's Inspector.
+        """Write the times of all calls since the last profile as an ETDump for ExecuTorch's Inspector.
 
         Raises OSError if `path` cannot be written, and ValueError if the program was loaded without `profile`.
         """

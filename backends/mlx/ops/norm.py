@@ -29,6 +29,9 @@ def rms_norm(P, input, normalized_shape, weight=None, eps=None):
 @REGISTRY.lower(aten.layer_norm.default)
 def layer_norm(P, input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     _check_one_axis(normalized_shape)
+    if weight is not None and bias is None:
+        # torch adds 0 where there is no bias, which turns -0 into 0. A division by the result depends on the sign.
+        bias = P.constant("layer_norm_bias", torch.zeros(normalized_shape, dtype=input.dtype))
     return P.emit(ir.LayerNormNode, x=input, weight=weight, bias=bias, eps=eps)
 
 

@@ -27,6 +27,7 @@ class LayerSpec:
     - `slopes`: [H], or None: `slope * (key position - query position)` is added to the scores of a query head.
     - `has_sinks`: whether the softmax has a score that belongs to no key.
     - `format`: how the cache is quantized, or None if it holds floats.
+    - `dtype`: the dtype of these floats, or None for that of the model's computation.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LayerSpec:
     slopes: torch.Tensor | None = None
     has_sinks: bool = False
     format: EntryFormat | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def widths(self) -> list[int]:
@@ -162,7 +164,7 @@ def _buffer_shapes(spec: LayerSpec, dtype: torch.dtype) -> dict[str, tuple[int, 
         heads = spec.keys[0]
         return {"entry": (heads, spec.format.bytes(groups), torch.uint8), "scale": (heads, 2 * groups, dtype)}
     shapes = {"key": spec.keys} | ({} if spec.values is None else {"value": spec.values})
-    return {kind: (*shape, dtype) for kind, shape in shapes.items()}
+    return {kind: (*shape, spec.dtype or dtype) for kind, shape in shapes.items()}
 
 
 class _NoCache(CacheLayerMixin):

@@ -52,7 +52,6 @@ class CachedDecoder(torch.nn.Module):
       model on a few tokens to find out the specs.
     - `ring_chunk`: limits the chunk of a model with sliding windows, whose ring buffers grow with the chunk.
     - `mtp`: the head for multi-token prediction, which the method `draft` runs.
-    - `kv_dtype`: the dtype of keys and values that are not quantized, by default that of the model's computation.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class CachedDecoder(torch.nn.Module):
         specs: Sequence[LayerSpec | None] | None = None,
         ring_chunk: int | None = None,
         mtp: MtpModel | None = None,
-        kv_dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.mtp = None
@@ -85,7 +83,7 @@ class CachedDecoder(torch.nn.Module):
         if ring_chunk is not None and any(window is not None and window < max_context_len for window in windows):
             self.chunk = min(self.chunk, ring_chunk)
         self.cache = (StateCache if self.has_state else KVCache).register_on(
-            self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=kv_dtype or dtype
+            self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
         )
         use_cached_attention(model, self.cache)
         if mtp is not None:

@@ -18,7 +18,7 @@ from .decoder import CachedDecoder
 from .experts import use_gathered_experts
 from .exported import ExportedLLM
 from .head_config import HeadConfig
-from .kv_quantization import KV_BITS, quantize_caches
+from .kv_quantization import KV_BITS, half_precision, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
@@ -105,8 +105,7 @@ def export_llm(
     _check_precision(kv_bits, activations, tensor_parallel)
     _check_arguments(quantize, group_size, calibrate, chunk, sliding_window, batch, tensor_parallel, outputs, head)
     progress("load")
-    quantizes_caches = kv_bits is not None and kv_bits < 16
-    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and not quantizes_caches
+    uses_mtp = speculation and outputs != "logits" and tensor_parallel == 1 and kv_bits in (16, None)
     model, mtp, tokenizer, dtype, notes = _load(model, tokenizer, dtype, uses_mtp)
     if adapter is not None:
         progress("merge the adapter")
@@ -122,7 +121,7 @@ def export_llm(
     reference = Reference.of(model, max_context_len) if verify and sliding_window == "auto" else None
     make_decoder = functools.partial(
         CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
-        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp, kv_dtype=_kv_dtype(model, kv_bits),
+        ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
     )  # fmt: skip
     decoder = make_decoder()
     if reference is not None:
@@ -130,7 +129,9 @@ def export_llm(
     if activations == "int8" and not set_int8_activations(model, True):
         raise ValueError("export_llm: activations: got int8, expected linear layers with affine weights of 4 or 8 bits")
     kv_quantization = None
-    if quantizes_caches:
+    if kv_bits == 16:
+        decoder = make_decoder(specs=half_precision(decoder))
+    elif kv_bits is not None:
         progress(f"quantize the KV caches to {kv_bits} bits")
         specs, kv_quantization = quantize_caches(decoder, kv_bits, tokenizer)
         decoder = make_decoder(specs=specs)
@@ -162,11 +163,6 @@ def export_llm(
         program, report, constants, tuple(methods), decoder.bytes, tuple(decoder.cache.numbers_per_token),
         tuple(conversion.unquantized), conversion.perplexity, tuple(notes), kv_quantization, _checker=checker,
     )
-
-
-def _kv_dtype(model: PreTrainedModel, kv_bits: int | None) -> torch.dtype | None:
-    """Return the dtype of the KV caches that `kv_bits` asks for, or None for that of the model."""
-    return torch.float16 if kv_bits == 16 and compute_dtype(model) == torch.float32 else None
 
 
 def _check_precision(kv_bits: int | None, activations: str, tensor_parallel: int) -> None:

@@ -1,8 +1,9 @@
-"""Quantized KV caches: which layers are rotated, and the error against caches of floats."""
+"""KV caches in half precision, and quantized KV caches: which layers are rotated, and the error against caches of floats."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from ...custom_ops.quantized_cache import EntryFormat, dequantize, quantize
 from .cache import LayerSpec
 from .calibration import Text
 from .decoder import CachedDecoder
+from .observe import Specs
+from .weights import compute_dtype
 
 KV_BITS = (16, 8, 4)  # 16: half precision, without groups
 _GROUP_SIZE = 32
@@ -52,7 +55,20 @@ class KVQuantization:
         return ", ".join(parts)
 
 
-def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[list[LayerSpec | None], KVQuantization]:
+def half_precision(decoder: CachedDecoder) -> Specs:
+    """Return the specs of `decoder` with caches of float16, unless the model itself computes in half precision."""
+    if compute_dtype(decoder.model) != torch.float32:
+        return decoder.specs
+    return _with_caches(decoder.specs, lambda spec: {"dtype": torch.float16})
+
+
+def _with_caches(specs: Specs, fields: Callable[[LayerSpec], dict[str, Any]]) -> Specs:
+    """Return `specs` with other values for the fields that `fields` returns for each of them."""
+    layers = [spec if spec is None else dataclasses.replace(spec, **fields(spec)) for spec in specs]
+    return Specs(layers, specs.states)
+
+
+def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[Specs, KVQuantization]:
     """Return the specs of `decoder` with quantized caches, and a description of what these caches change.
 
     Runs the decoder on a part of Python's language reference. If `tokenizer` is None, runs it on random tokens.
@@ -71,10 +87,7 @@ def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[
         rotated += rotate
         formats[name] = choices[rotate]
         errors.append(with_rotation if rotate else without)
-    specs = type(decoder.specs)(
-        [spec if spec is None else dataclasses.replace(spec, format=formats[spec.name]) for spec in decoder.specs],
-        decoder.specs.states,
-    )
+    specs = _with_caches(decoder.specs, lambda spec: {"format": formats[spec.name]})
     logits = _logits(_decoder(decoder, specs, tokens.shape[1]), tokens)
     difference = (logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     perplexity = (_perplexity(expected, tokens), _perplexity(logits, tokens)) if is_text else None

@@ -78,7 +78,7 @@ executorch_mlx_status executorch_mlx_model_get_data(
 executorch_mlx_status executorch_mlx_model_set_token_bytes(
     executorch_mlx_model* model, const void* bytes, const int64_t* offsets, size_t count);
 
-// Writes the times of all calls so far as an ETDump. Only for a model loaded with `profile`, while no request runs.
+// Writes the times of all calls since the last profile as an ETDump. Only for a model loaded with `profile`.
 executorch_mlx_status executorch_mlx_model_write_profile(executorch_mlx_model* model, const char* path);
 
 // For a tensor-parallel model, whose parts are loaded by the processes of a group. Process 0 creates the engine. The other
