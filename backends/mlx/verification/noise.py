@@ -59,7 +59,7 @@ class RoundingNoise(TorchDispatchMode):
     """While active, eager torch multiplies each floating-point element that it computes by 1 + epsilon or 1 - epsilon.
 
     The sign is random. `EPSILON` has epsilon for each dtype. The operands of sums get the same noise. Operators without
-    rounding, and those that write to an argument or return a view, keep their results.
+    rounding, and those that return an argument or a view of one, keep their results.
     """
 
     supports_higher_order_operators = True
@@ -123,9 +123,9 @@ def _definition(func: Any) -> Callable | None:
 
 @functools.cache
 def _is_exact(func: Any) -> bool:
-    """Whether `func` computes without rounding, writes to an argument, or returns an argument or a view of one."""
+    """Whether `func` computes without rounding, or returns nothing, an argument or a view of one."""
     if not isinstance(func, torch._ops.OpOverload):
         return True
     schema = func._schema
-    aliases = any(v.alias_info is not None for v in (*schema.arguments, *schema.returns))
+    aliases = not schema.returns or any(v.alias_info is not None for v in schema.returns)
     return aliases or schema.name.partition("::")[2] in _EXACT
