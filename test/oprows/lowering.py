@@ -66,6 +66,7 @@ def lower(row: OpRow) -> Lowered:
     if wrong_types:
         raise Failure("\n".join(wrong_types))
     nodes = {i.op.NAME for g in graphs for c in g.instruction_chains for i in c.instructions}
+    nodes |= {r.instruction.op.NAME for g in graphs for r in g.replacements or ()}
     missing = set(row.nodes) - nodes
     if missing:
         raise Failure(f"IR nodes: got {', '.join(sorted(nodes))}, expected {', '.join(sorted(missing))} too")

@@ -15,7 +15,7 @@ ROWS = [
     row("mlx::bias_logits", lambda x, t, b: torch.ops.mlx.bias_logits(x, t, b), floats(N, 50),
         indices(7, low=-5, below=55), floats(7, dtype=f32), edge_verified=False),
     row("mlx::mask_logits", lambda x, a: torch.ops.mlx.mask_logits(x, a), floats(N, 50),
-        ints(N, 2, low=-(2**31), high=2**31, dtype=i32), edge_verified=False),
+        ints(N, 2, low=-(2**31), high=2**31, dtype=i32), edge_verified=False, nodes=["MaskLogitsNode"]),
 ]
 
 test_op_row = pytest_function(ROWS)
