@@ -71,7 +71,7 @@ address() {
   checked "$asan" "$python" test/fuzz_payloads.py --count "${COUNT:-2000}" --jobs "${N:-2}"
   checked "$asan" "$python" -m pytest -q -p no:cacheprovider test/runtime test/engine \
     -k "(${TESTS:-test}) and not ($without_asan)"
-  checked "$python" test/run_all_tests.py ${ROWS:-} -j "${N:-2}"
+  checked "$asan" "$python" test/run_all_tests.py ${ROWS:-} -j "${N:-2}"
 }
 
 thread() {

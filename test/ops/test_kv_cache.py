@@ -4,7 +4,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from executorch_mlx import MLXPartitioner, Runtime
 from oprows import Dyn, f32, floats, ints, pytest_function, row
 from oprows.portable import without_replacements
 
@@ -215,6 +214,7 @@ def test_positions_beyond_a_row_are_refused_and_change_no_row(row_method, start,
 def test_nodes_of_rows_have_the_bits_of_the_instructions_that_they_replace(options, dtype):
     """Programs with `RowUpdateNode` and `RowSdpaNode`, and without them, give the same results in several calls."""
     from executorch.exir import to_edge_transform_and_lower
+    from executorch_mlx import MLXPartitioner, Runtime
 
     module = CachedAttention(2, rows=3, **options).eval()
     for name in ("keys", "values"):
