@@ -22,19 +22,26 @@ def write_cache(P, cache, update, begin, ring=None, row_begin=None):
     update = P.cast(update, cache.dtype)
     target = P.in_place_target(cache)
     if ring is None:
-        return _write_to_row(P, cache, target, update, begin, add(P, begin, length), row_begin)
+        return _write(P, cache, target, update, begin, add(P, begin, length), row_begin)
     start = P.emit(ir.ModIntNode, a=begin, b=ring)
     end = add(P, start, length)
     if length == 1:
-        return _write_to_row(P, cache, target, update, start, end, row_begin)
+        return _write(P, cache, target, update, start, end, row_begin)
     # The number of positions beyond the end of the ring buffer, which are written at its start. `end // ring` is 0 or
     # 1, so `wrapped` is 0 or `end - ring`.
     wrapped = P.emit(ir.MultiplyIntNode, a=P.emit(ir.FloorDivideIntNode, a=end, b=ring), b=subtract(P, end, ring))
     unwrapped = subtract(P, length, wrapped)
     head = P.emit(ir.SliceNode, x=update, axis=2, start=0, stop=unwrapped)
     tail = P.emit(ir.SliceNode, x=update, axis=2, start=unwrapped, stop=length)
-    written = _write_to_row(P, cache, target, head, start, add(P, start, unwrapped), row_begin)
-    return _write_to_row(P, written, target, tail, 0, wrapped, row_begin)
+    written = _write(P, cache, target, head, start, add(P, start, unwrapped), row_begin)
+    return _write(P, written, target, tail, 0, wrapped, row_begin)
+
+
+def part_of_row(P, x, index):
+    """Returns x[:, :, index : index + 1], for x with 4 axes."""
+    part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
+    part.shape = (*x.shape[:2], 1, x.shape[3])
+    return part
 
 
 def write_rows(P, cache, update, places, ring=None):
@@ -53,21 +60,16 @@ def write_rows(P, cache, update, places, ring=None):
     def emit():
         written = cache
         for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            part = P.emit(ir.SliceNode, x=update, axis=2, start=index, stop=index + 1)
-            written = _write(P, written, target, part, start, stop)
+            written = _write(P, written, target, part_of_row(P, update, index), start, stop)
         return written
 
     return P.emit_replaceable(ir.RowUpdateNode, {"dst": cache, "update": update, "starts": starts}, emit)
 
 
-def _write_to_row(P, cache, target, update, start, stop, row_begin):
+def _write(P, cache, target, update, start, stop, row_begin=None):
+    out = {} if target is None else {"out": target}
     if row_begin is not None:
         start, stop = add(P, row_begin, start), add(P, row_begin, stop)
-    return _write(P, cache, target, update, start, stop)
-
-
-def _write(P, cache, target, update, start, stop):
-    out = {} if target is None else {"out": target}
     return P.emit(ir.SliceUpdateNode, dst=cache, update=update, axis=2, start=start, stop=stop, **out)
 
 

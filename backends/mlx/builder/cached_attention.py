@@ -12,7 +12,7 @@ import torch
 
 from ..serialization import ir
 from . import dtypes
-from .cache_write import add, subtract
+from .cache_write import add, part_of_row, subtract
 
 _POSITION_LIMIT = 1 << 40  # larger than any position
 
@@ -52,13 +52,6 @@ def places_of_rows(P, x, start, row, rows, capacity, is_ring) -> list[tuple]:
     if len(row_begins) == 1 and not is_ring:
         positions = [_checked_begin(P, positions[0], P.size(x, 2), capacity)]
     return list(zip(positions, row_begins, strict=True))
-
-
-def part_of_row(P, x, index):
-    """Returns x[:, :, index : index + 1]."""
-    part = P.emit(ir.SliceNode, x=x, axis=2, start=index, stop=index + 1)
-    part.shape = (*x.shape[:2], 1, x.shape[3])
-    return part
 
 
 def _elements(P, x):

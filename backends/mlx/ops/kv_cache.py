@@ -67,10 +67,8 @@ class FloatCache:
         return [P.cast(x, query.dtype) for x in self._slices(P, first, stop)]
 
     def attend(self, P, query, first, stop, scale, mask):
-        k, v = self._slices(P, first, stop)
-        if query.dtype != torch.float32:
-            k, v = P.cast(k, query.dtype), P.cast(v, query.dtype)
-        # Otherwise the node itself computes in float32.
+        # For float32 queries, the node reads keys and values of half precision as they are.
+        k, v = self._slices(P, first, stop) if query.dtype == torch.float32 else self.read(P, query, first, stop)
         return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
 
     def _slices(self, P, first, stop):

@@ -194,13 +194,15 @@ std::optional<mx::array> attention(
     const std::optional<mx::array>& mask,
     mx::Stream stream);
 
-// Attention of N rows, for RowSdpaNode: `attention` of query i of q [1, heads, N, width] over the keys and values with the
-// indices [spans[i].start, spans[i].stop), with masks[i], if there are masks. All spans lie within k and v. The masks are
-// bool or float32 and broadcast to [1, heads, 1, stop - start].
+// The indices [start, stop) of keys and values.
 struct Span {
   int start;
   int stop;
 };
+
+// attention() for each query of q [1, heads, N, width] by itself: query i sees the keys and values in spans[i], which lie
+// within k and v, with masks[i] if there are masks. The masks are bool or float32 and broadcast to
+// [1, heads, 1, stop - start].
 std::optional<mx::array> attention_of_rows(
     const mx::array& q,
     const mx::array& k,

@@ -129,11 +129,8 @@ inline std::vector<cpu::Span> checked_spans(const fb::RowSdpaParams& n, int leng
 
 // x[:, :, start:stop], for x with 4 axes
 inline mx::array slice_positions(const mx::array& x, int start, int stop, const Context& c) {
-  mx::Shape from(4, 0);
-  from[2] = start;
-  mx::Shape to = x.shape();
-  to[2] = stop;
-  return views::slice(x, from, to, mx::Shape(4, 1), c.stream);
+  const Slices at(x, {2, start, stop});
+  return views::slice(x, at.start, at.stop, at.steps, c.stream);
 }
 
 inline void row_sdpa(const fb::RowSdpaParams& n, Context& c) {
@@ -213,17 +210,13 @@ inline void row_update(const fb::RowUpdateParams& n, Context& c) {
       prefetch_position(dst, start);
     }
   }
-  const mx::Shape steps(4, 1);
   for (size_t i = 0; i < starts.size(); ++i) {
     if (i > 0) {
       dst = c.in_for_update(n.out(), n.out());
     }
-    mx::Shape from(4, 0);
-    from[2] = starts[i];
-    mx::Shape to = dst.shape();
-    to[2] = starts[i] + 1;
+    const Slices at(dst, {2, starts[i], starts[i] + 1});
     const auto index = static_cast<int>(i);
-    c.set_updated(n.out(), std::move(dst), slice_positions(update, index, index + 1, c), from, to, steps);
+    c.set_updated(n.out(), std::move(dst), slice_positions(update, index, index + 1, c), at.start, at.stop, at.steps);
   }
 }
 

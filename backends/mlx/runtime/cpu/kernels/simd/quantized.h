@@ -23,10 +23,8 @@ inline const float* as_float32(const void* scales, FloatType type, ptrdiff_t fir
 // x * scale + bias, in one step if the instruction set has one. This is not left to the compiler, which could fuse the
 // two operations in one kernel and not in another.
 inline Floats scaled_and_shifted(Floats x, Floats scale, Floats bias) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)scale, (__m512)bias);
-#elif defined(__FMA__)
-  return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)scale, (__m256)bias);
+#if defined(__FMA__)
+  return fused_multiply_add(x, scale, bias);
 #else
   return x * scale + bias;
 #endif

@@ -181,6 +181,20 @@ inline Floats to_float(Halves x) {
   return (Floats)(value | (bits & 0x8000u) << 16);
 }
 
+// a * b + c, rounded once.
+inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) {
+    c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  }
+  return c;
+#endif
+}
+
 // Returns acc + x * w. For bfloat16 pairs, each lane of acc gets the sum of the products of both elements.
 template <FloatType Type>
 inline Floats multiply_add(Floats x, Floats w, Floats acc) {
