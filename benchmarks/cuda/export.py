@@ -1,33 +1,66 @@
-"""Exports a model with the shape of Qwen3-0.6B and random bfloat16 weights, for benchmarks/cuda/pack.py.
+"""Exports models in bfloat16 for benchmarks/cuda/pack.py, in the shapes of shapes.py.
 
-    python benchmarks/cuda/export.py PROGRAM.pte [--portable] [--context 4096]
+    python benchmarks/cuda/export.py FOLDER [--shape llama-8b] [--portable] [--context 4096]
+    python benchmarks/cuda/export.py FOLDER --shape llama-8b --processes 2
+
+writes FOLDER/qwen3-0.6b.pte. With --processes, it also writes the model in two parts, FOLDER/llama-8b-0-of-2.pte and
+FOLDER/llama-8b-1-of-2.pte. The weights are uninitialized, because run.py replaces them with random numbers. The shape
+of 8B parameters needs about 18 GB of memory, and 16 GB on the disk for each whole model.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from executorch_mlx.llm.export import export_llm
-from export_config import CONFIG
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from shapes import SHAPES
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+
+def empty_model(shape: dict) -> PreTrainedModel:
+    """Return a model of uninitialized weights.
+
+    A few elements of each matrix have a value that no other matrix has. Equal constants would be stored only once, and
+    the file would be too small.
+    """
+    config = AutoConfig.for_model(**shape, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model = model.to_empty(device="cpu").eval().requires_grad_(False)
+    model.tie_weights()
+    for number, parameter in enumerate(model.parameters(), 1):
+        words = parameter.data.view(torch.int16)
+        if words.dim() == 1:
+            words.fill_(0x3F80)  # 1.0, of a norm
+            continue
+        for row in (0, 0.5):  # in both halves of each axis, because a matrix can be split along either
+            for column in (0, 0.5):
+                words[int(row * words.shape[0]), int(column * words.shape[1])] = number
+    for module in model.modules():
+        if hasattr(module, "original_inv_freq"):  # rotary embedding: `to_empty` discarded its frequencies
+            fresh = type(module)(config)
+            module.inv_freq, module.original_inv_freq = fresh.inv_freq, fresh.inv_freq
+    return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("program")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--portable", action="store_true", help="without extensions")
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
+    parser.add_argument("--processes", type=int, default=1, help="number of parts of a second file, one for each process")
     options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen3ForCausalLM(Qwen3Config(**CONFIG, dtype=torch.bfloat16)).eval()
-    torch.set_default_dtype(torch.float32)
-    exported = export_llm(
-        model, max_context_len=options.context, chunk=2048, allow_extensions=not options.portable, speculation=False,
-        verify=False, progress=print,
-    )  # fmt: skip
-    exported.save(options.program)
+    for parts in sorted({1, options.processes}):
+        exported = export_llm(
+            empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
+            allow_extensions=not options.portable, speculation=False, verify=False, tensor_parallel=parts,
+            progress=print,
+        )  # fmt: skip
+        exported.save(options.folder / f"{options.shape}.pte")
+        del exported  # frees the memory before the next export
 
 
 if __name__ == "__main__":

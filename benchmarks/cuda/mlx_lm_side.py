@@ -1,23 +1,26 @@
-"""Measures mlx-lm. run.py runs this file in a process of its own. Prints JSON: measurement → tokens per second."""
+"""Measures mlx-lm on a shape. run.py runs this file in a process of its own. Prints JSON: measurement → tokens/s."""
 
+import importlib
 import json
+import sys
 import time
 
 import mlx.core as mx
-from export_config import CONFIG
 from mlx_lm.generate import generate_step
-from mlx_lm.models.qwen3 import Model, ModelArgs
 from mlx_lm.sample_utils import make_sampler
+from shapes import SHAPES
 
 CONTEXTS, PREFILLS, STEPS, REPEATS = (128, 2048), (512, 2048), 100, 6
 WARM_UP = 11  # tokens that are not timed
 
 
 def main() -> None:
-    model = Model(ModelArgs.from_dict(CONFIG | {"model_type": "qwen3"}))
+    config = SHAPES[sys.argv[1]]
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
     model.set_dtype(mx.bfloat16)
     mx.eval(model.parameters())
-    prompt = mx.random.randint(0, CONFIG["vocab_size"], (max(*CONTEXTS, *PREFILLS),))
+    prompt = mx.random.randint(0, config["vocab_size"], (max(*CONTEXTS, *PREFILLS),))
     samplers = {"greedy": make_sampler(temp=0.0), "sampled": make_sampler(temp=0.8, top_p=0.9, top_k=40)}
 
     def prefill(length):

@@ -1,6 +1,7 @@
-"""Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU: the shape of Qwen3-0.6B in bfloat16.
+"""Tokens per second of this delegate, mlx-lm and compiled torch on an NVIDIA GPU, in bfloat16.
 
 `pack.py` makes a bundle, a folder for a GPU machine without a network. The script run.sh of the bundle calls this file.
+Each program of the bundle is named after its shape, on which the other sides run too.
 Weights are random. Each of the three SIDES runs in a process of its own. A speed is the best of six runs, because the
 host limits how fast a small model decodes, and the speed of the host varies. `decode at N` is the speed of 100 tokens
 after a prompt of N tokens, without the first ten or eleven. `sampled` has temperature 0.8, top_p 0.9 and top_k 40.
@@ -15,8 +16,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from shapes import SHAPES
 
-SIDES = ("ours", "mlx_lm_side", "torch_side")  # names of scripts in this folder
+SIDES = ("ours", "mlx_lm_side", "torch_side")  # scripts in this folder
 
 
 def write_program(root: Path, name: str) -> Path:
@@ -43,8 +45,9 @@ def write_program(root: Path, name: str) -> Path:
     return program
 
 
-def measure(side: str, root: Path, program: Path) -> dict[str, float]:
-    command = [sys.executable, str(root / "cuda" / f"{side}.py"), str(program)]
+def measure(side: str, root: Path, name: str) -> dict[str, float]:
+    argument = write_program(root, name) if side == "ours" else name
+    command = [sys.executable, str(root / "cuda" / f"{side}.py"), str(argument)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
         print(f"{side}: failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
@@ -71,14 +74,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.parallel:
         return decode_in_parallel(options.root, options.parallel, options.processes)
-    names = options.program or sorted(p.stem for p in (options.root / "programs").glob("*.json"))
+    packed = {p.stem for p in (options.root / "programs").glob("*.json")}
+    names = options.program or [shape for shape in SHAPES if shape in packed]
     columns = {}
     for side in options.only or SIDES:
-        for name in names if side == "ours" else names[:1]:
-            program = write_program(options.root, name)
-            columns[f"ours {name}" if side == "ours" else side] = measure(side, options.root, program)
+        for name in names:
+            columns[side, name] = measure(side, options.root, name)
     rows = list(dict.fromkeys(key for column in columns.values() for key in column))
-    print(f"{'':28}" + "".join(f"{name:>16}" for name in columns))
+    for line in zip(*columns):
+        print(f"{'':28}" + "".join(f"{title:>16}" for title in line))
     for row in rows:
         print(f"{row:28}" + "".join(f"{column.get(row, float('nan')):16.1f}" for column in columns.values()))
 

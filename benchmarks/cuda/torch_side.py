@@ -1,11 +1,12 @@
 """Measures PyTorch: the model of transformers with a static cache, compiled, with CUDA graphs. Prints JSON."""
 
 import json
+import sys
 import time
 
 import torch
-from export_config import CONFIG
-from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
+from shapes import SHAPES
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 CONTEXTS, STEPS, REPEATS, CAPACITY = (128, 2048), 100, 6, 4096
 WARM_UP = 10  # steps that are not timed
@@ -23,7 +24,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = Qwen3ForCausalLM(Qwen3Config(**CONFIG, dtype=torch.bfloat16)).eval()
+        config = AutoConfig.for_model(**SHAPES[sys.argv[1]], dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config).eval()
 
     @torch.compile(mode="reduce-overhead", fullgraph=True)
     def step(token, position, cache, sampled: bool):
@@ -34,7 +36,7 @@ def main() -> None:
     with torch.inference_mode():
         for length in CONTEXTS:
             cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
-            prompt = torch.randint(0, CONFIG["vocab_size"], (1, length), device="cuda")
+            prompt = torch.randint(0, config.vocab_size, (1, length), device="cuda")
             positions = torch.arange(length, device="cuda")
             model(prompt, cache_position=positions, position_ids=positions[None], past_key_values=cache)
             for kind in ("greedy", "sampled"):

@@ -17,82 +17,130 @@ namespace {
 
 constexpr size_t kMaxMatrices = 4;
 constexpr const char* kRowNames[kMaxMatrices] = {"kRows0", "kRows1", "kRows2", "kRows3"};
-constexpr int kMaxRowsOfProduct = 1 << 15;  // with more rows, it takes too long that each block reads the vector
+constexpr int kManyColumns = 4096;  // from here on, blocks are larger, because each one reads the whole vector
+constexpr int64_t kMaxRowsOfProduct = 1 << 25;  // a launch counts its threads in 31 bits
 constexpr size_t kMaxRowBytes = 40 << 10;  // of shared memory, of which a block has 48 KiB
 
-// Writes x, or with kNorm rms_norm(x, norm), to the shared array `row`. Defines functions for the products of a warp.
-const std::string kBegin = str(R"(
+// The beginning of a kernel: `index` is the number of the warp.
+const std::string kBegin = R"(
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+)";
+
+// Computes the products of x, or with kNorm of rms_norm(x, norm), with the kCount rows w[0], w[1], ... of matrices. The
+// products of the warp are in sums[0], sums[1], ..., rounded to T. The text before it defines kCount and w. Each thread
+// keeps kAhead loads of each row under way. The first ones begin before the warps share x, because a block would
+// otherwise wait for memory twice, one time after the other.
+const std::string kProducts = str(R"(
   constexpr int kWide = 16 / sizeof(T);
+  constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
+  constexpr int kAhead = kSteps < 8 ? kSteps : 8;
+  uint4 weights[kCount][kAhead];
+  const auto load = [&](int step) {
+    const int i = (step * 32 + lane) * kWide;
+    if (i < kDepth) {
+      for (int m = 0; m < kCount; ++m) {
+        weights[m][step % kAhead] = *reinterpret_cast<const uint4*>(w[m] + i);
+      }
+    }
+  };
+  #pragma unroll
+  for (int step = 0; step < kAhead; ++step) {
+    load(step);
+  }
+
+  constexpr int kParts = (kDepth / kWide + kThreads - 1) / kThreads;  // of x in each thread
   __shared__ __align__(16) T row[kDepth];
+  uint4 parts[kParts];
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    parts[part] = i < kDepth ? *reinterpret_cast<const uint4*>(x + i) : uint4{0, 0, 0, 0};
+  }
   if (kNorm) {
     float squares = 0.0f;
-    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
-      squares += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+    #pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      for (int j = 0; j < kWide; ++j) {
+        const float value = static_cast<float>(reinterpret_cast<const T*>(&parts[part])[j]);
+        squares += value * value;
+      }
     }
 )", kSumSquares, R"(
     const float scale = rsqrtf(squares / kDepth + __int_as_float(kEps));
-    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
-      const T value = static_cast<T>(static_cast<float>(x[i]) * scale);
-      row[i] = static_cast<T>(static_cast<float>(norm[i]) * static_cast<float>(value));
+    #pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int i = (part * kThreads + threadIdx.x) * kWide;
+      for (int j = 0; i < kDepth && j < kWide; ++j) {
+        T& value = reinterpret_cast<T*>(&parts[part])[j];
+        value = static_cast<T>(static_cast<float>(value) * scale);
+        value = static_cast<T>(static_cast<float>(norm[i + j]) * static_cast<float>(value));
+      }
     }
-  } else {
-    for (int i = threadIdx.x; i < kDepth; i += kThreads) {
-      row[i] = x[i];
+  }
+  #pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = (part * kThreads + threadIdx.x) * kWide;
+    if (i < kDepth) {
+      *reinterpret_cast<uint4*>(row + i) = parts[part];
     }
   }
   __syncthreads();
-  const uint32_t lane = threadIdx.x % 32;
-  const auto part_of_product = [&](const T* w) {
-    float sum = 0.0f;
-    for (int begin = 0; begin < kDepth; begin += 32 * kWide) {
-      const int i = begin + lane * kWide;
-      if (i < kDepth) {
-        const uint4 weights = *reinterpret_cast<const uint4*>(w + i);
-        const uint4 values = *reinterpret_cast<const uint4*>(row + i);
+
+  float sums[kCount] = {};
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint4 now[kCount];
+    for (int m = 0; m < kCount; ++m) {
+      now[m] = weights[m][step % kAhead];
+    }
+    if (step + kAhead < kSteps) {
+      load(step + kAhead);
+    }
+    const int i = (step * 32 + lane) * kWide;
+    if (i < kDepth) {
+      const uint4 values = *reinterpret_cast<const uint4*>(row + i);
+      for (int m = 0; m < kCount; ++m) {
         for (int j = 0; j < kWide; ++j) {
-          sum += static_cast<float>(reinterpret_cast<const T*>(&values)[j]) *
-              static_cast<float>(reinterpret_cast<const T*>(&weights)[j]);
+          sums[m] += static_cast<float>(reinterpret_cast<const T*>(&values)[j]) *
+              static_cast<float>(reinterpret_cast<const T*>(&now[m])[j]);
         }
       }
     }
-    return sum;
-  };
-  const auto rounded_sum = [](float sum) {
+  }
+  for (int m = 0; m < kCount; ++m) {
     for (int other = 16; other > 0; other /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, other);
+      sums[m] += __shfl_xor_sync(0xFFFFFFFFu, sums[m], other);
     }
-    return static_cast<float>(static_cast<T>(sum));
-  };
-  uint32_t index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+    sums[m] = static_cast<float>(static_cast<T>(sums[m]));
+  }
 )");
+
+// Rows of matrices: a warp beyond the last row computes that row once more, and does not write it.
+const std::string kRow = "  const uint64_t begin = uint64_t(min(index, uint32_t(kRows0 - 1))) * kDepth;\n";
 
 // A warp computes silu(x . gate[index]) * (x . up[index]).
 const CudaKernel& gated_products_kernel() {
-  static const CudaKernel kernel("gated_products", {"x", "norm", "gate", "up"}, {"y"}, kBegin + R"(
-  if (index >= kRows0) {
-    return;
-  }
-  float a = part_of_product(gate + uint64_t(index) * kDepth);
-  float b = part_of_product(up + uint64_t(index) * kDepth);
-  a = rounded_sum(a);
-  b = rounded_sum(b);
-  if (lane == 0) {
-    const float silu = static_cast<float>(static_cast<T>(a / (1.0f + expf(-a))));
-    y[index] = static_cast<T>(silu * b);
+  static const CudaKernel kernel("gated_products", {"x", "norm", "gate", "up"}, {"y"}, kBegin + kRow + R"(
+  constexpr int kCount = 2;
+  const T* const w[kCount] = {gate + begin, up + begin};
+)" + kProducts + R"(
+  if (lane == 0 && index < kRows0) {
+    const float silu = static_cast<float>(static_cast<T>(sums[0] / (1.0f + expf(-sums[0]))));
+    y[index] = static_cast<T>(silu * sums[1]);
   }
 )");
   return kernel;
 }
 
-// A warp computes x . w[index] + added[index].
+// A warp computes x . matrix[index] + added[index].
 const CudaKernel& product_and_sum_kernel() {
-  static const CudaKernel kernel("product_and_sum", {"x", "norm", "w", "added"}, {"y"}, kBegin + R"(
-  if (index >= kRows0) {
-    return;
-  }
-  const float product = rounded_sum(part_of_product(w + uint64_t(index) * kDepth));
-  if (lane == 0) {
-    y[index] = static_cast<T>(product + static_cast<float>(added[index]));
+  static const CudaKernel kernel("product_and_sum", {"x", "norm", "matrix", "added"}, {"y"}, kBegin + kRow + R"(
+  constexpr int kCount = 1;
+  const T* const w[kCount] = {matrix + begin};
+)" + kProducts + R"(
+  if (lane == 0 && index < kRows0) {
+    y[index] = static_cast<T>(sums[0] + static_cast<float>(added[index]));
   }
 )");
   return kernel;
@@ -102,20 +150,18 @@ const CudaKernel& product_and_sum_kernel() {
 const CudaKernel& products_kernel(size_t matrices) {
   const auto make = [](size_t count) {
     std::vector<std::string> inputs{"x", "norm"}, outputs;
-    std::string text = kBegin + "  const T* w = nullptr;\n  T* y = nullptr;\n";
+    std::string text = kBegin + "  constexpr int kCount = 1;\n  const T* w[kCount] = {w0};\n  T* y = nullptr;\n";
     for (size_t i = 0; i < count; ++i) {
       inputs.push_back(str("w", i));
       outputs.push_back(str("y", i));
-      text += str("  if (w == nullptr && index < kRows", i, ") { w = w", i, "; y = y", i, "; }\n");
-      text += str("  if (w == nullptr) { index -= kRows", i, "; }\n");
+      text += str(
+          "  if (y == nullptr && index < kRows", i, ") { w[0] = w", i, " + uint64_t(index) * kDepth; y = y", i,
+          " + index; }\n");
+      text += str("  if (y == nullptr) { index -= kRows", i, "; }\n");
     }
-    text += R"(
-  if (w == nullptr) {
-    return;
-  }
-  const float product = rounded_sum(part_of_product(w + uint64_t(index) * kDepth));
-  if (lane == 0) {
-    y[index] = static_cast<T>(product);
+    text += kProducts + R"(
+  if (lane == 0 && y != nullptr) {
+    *y = static_cast<T>(sums[0]);
   }
 )";
     return CudaKernel(str("products_of_row_", count).c_str(), inputs, outputs, text);
@@ -132,11 +178,11 @@ bool is_valid_row(const mx::array& x) {
 
 // Whether w is a matrix [n, depth] that a kernel can multiply by the valid row vector x.
 bool is_valid_matrix(const mx::array& w, const mx::array& x) {
-  return w.dtype() == x.dtype() && w.ndim() == 2 && w.shape(1) == x.shape(-1) && w.is_available() &&
+  return w.dtype() == x.dtype() && w.ndim() == 2 && w.size() > 0 && w.shape(1) == x.shape(-1) && w.is_available() &&
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Runs a kernel that begins with kBegin. The matrices are its inputs from the third one on, before `added`. The number
+// Runs a kernel of kProducts. The matrices are its inputs from the third one on, before `added`. The number
 // of rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel
 // computes this.
 std::vector<mx::array> run(
@@ -151,8 +197,9 @@ std::vector<mx::array> run(
   inputs.reserve(2 + kMaxMatrices);
   inputs.push_back(norm != nullptr ? row.inputs()[0] : row);
   inputs.push_back(norm != nullptr ? row.inputs()[1] : row);
+  const int threads = depth < kManyColumns ? kThreads : 2 * kThreads;
   CudaKernel::Constants constants{
-      {"kThreads", kThreads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)}};
+      {"kThreads", threads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)}};
   inputs.insert(inputs.end(), matrices.begin(), matrices.end());
   if (added) {
     inputs.push_back(*added);
@@ -162,7 +209,7 @@ std::vector<mx::array> run(
     constants.push_back({kRowNames[i], matrices[i].shape(0)});
     rows += matrices[i].shape(0);
   }
-  return kernel(std::move(inputs), std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads, constants, stream);
+  return kernel(std::move(inputs), std::move(shapes), blocks_of(rows, threads / kWarp), threads, constants, stream);
 }
 
 // x @ w.T of inputs x and w.
@@ -205,7 +252,7 @@ std::optional<std::vector<mx::array>> products_of_row(
     shapes.push_back(x.shape());
     shapes.back().back() = w.shape(0);
   }
-  if (rows == 0 || rows > kMaxRowsOfProduct) {
+  if (rows > kMaxRowsOfProduct) {
     return std::nullopt;
   }
   const size_t count = matrices.size();

@@ -1,0 +1,23 @@
+"""The models that all sides of the benchmark run, as Hugging Face configurations. A program is named after its shape."""
+
+SHAPES = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40_960, "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645,
+    },
+    "llama-8b": {
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 8192, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+    },
+    # to try the scripts
+    "tiny": {
+        "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 1024,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32,
+        "max_position_embeddings": 8192, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+    },
+}  # fmt: skip
