@@ -34,7 +34,7 @@ const std::string kBegin = R"(
 const std::string kProducts = str(R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
-  constexpr int kAhead = kSteps < 8 ? kSteps : 8;
+  constexpr int kAhead = kSteps < 6 ? kSteps : 6;
   uint4 weights[kCount][kAhead];
   const auto load = [&](int step) {
     const int i = (step * 32 + lane) * kWide;
