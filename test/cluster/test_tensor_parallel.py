@@ -18,7 +18,8 @@ from tensor_parallel_models import model
 import group_answers
 
 SCRIPT = Path(group_answers.__file__)
-RUNNER = Path(__file__).parents[2] / "build" / "mlx_llm_runner"
+BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
+RUNNER = BUILD / "mlx_llm_runner"
 TIMEOUT = 600  # in seconds: far more than a test takes
 
 

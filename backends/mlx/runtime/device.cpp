@@ -18,9 +18,9 @@ void turn_tf32_off() {
 
 } // namespace
 
-mx::Device find_device(const std::string& name) {
+mx::Device find_device(const std::string& name, const char* origin) {
   check_argument(
-      name.empty() || name == "cpu" || name == "gpu", "device: got \"", name, "\", expected \"cpu\" or \"gpu\"");
+      name.empty() || name == "cpu" || name == "gpu", origin, ": got \"", name, "\", expected \"cpu\" or \"gpu\"");
   if (mx::cu::is_available()) {
     // Without a GPU, a build of MLX for CUDA cannot allocate memory for the CPU either.
     if (mx::device_count(mx::Device::gpu) == 0) {
@@ -35,14 +35,15 @@ mx::Device find_device(const std::string& name) {
   }
   const mx::Device device(name == "cpu" ? mx::Device::cpu : mx::Device::gpu);
   if (!mx::is_available(device)) {
-    fail(Error::NotSupported, "device: got \"", name, "\", which this build of MLX does not support");
+    fail(Error::NotSupported, origin, ": got \"", name, "\", which this build of MLX does not support");
   }
   return device;
 }
 
 mx::Device chosen_device(const std::string& name) {
-  const char* environment = std::getenv("EXECUTORCH_MLX_DEVICE");
-  return find_device(name.empty() && environment != nullptr ? environment : name);
+  constexpr const char* kVariable = "EXECUTORCH_MLX_DEVICE";
+  const char* const value = std::getenv(kVariable);
+  return name.empty() && value != nullptr ? find_device(value, kVariable) : find_device(name);
 }
 
 const char* name(mx::Device device) {

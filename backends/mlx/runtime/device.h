@@ -10,8 +10,8 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 
 // Returns the device called "cpu" or "gpu", or MLX's default device for "". Throws Failure if the name is unknown, the
-// device is not available, or a build of MLX for CUDA sees no GPU.
-mx::Device find_device(const std::string& name);
+// device is not available, or a build of MLX for CUDA sees no GPU. `origin` says in the message where the name is from.
+mx::Device find_device(const std::string& name, const char* origin = "device");
 
 // Returns "cpu" or "gpu".
 const char* name(mx::Device device);
