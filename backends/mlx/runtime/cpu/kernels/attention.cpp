@@ -15,6 +15,7 @@ using Attention = ExecutorchMlxAttention;
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of queries
 constexpr int64_t kMaxTileQueries = 128;
 constexpr int64_t kMinTileQueries = 16;
+constexpr int64_t kConvertedKeys = 256;  // keys in half precision that are converted at a time, and then stay in the cache
 
 // A matrix as the products read it. The elements of a row are contiguous, and each row begins `stride` elements after
 // the previous one.
@@ -71,7 +72,7 @@ Matrix as_float32(const Matrix& x, int64_t count, int64_t width, std::vector<flo
 
 // scores [m, keys] = scale * q @ k.T
 void multiply_by_keys(const Attention& a, Matrix q, Matrix k, int64_t m, int64_t keys, float* scores) {
-  static thread_local std::vector<float> buffer;
+  static thread_local std::vector<float> q_buffer, k_buffer;
   int64_t width = a.width;
   const bool in_pairs = kernels().multiplies_bfloat16_pairs && q.type == FloatType::bfloat16 &&
       k.type == FloatType::bfloat16 && width % 2 == 0;
@@ -80,18 +81,26 @@ void multiply_by_keys(const Attention& a, Matrix q, Matrix k, int64_t m, int64_t
     q.stride /= 2;
     k = {k.data, FloatType::bfloat16_pair, k.stride / 2};
   } else {
-    q = as_float32(q, m, width, buffer);
+    q = as_float32(q, m, width, q_buffer);
   }
-  const Operands operands{
-      .x = static_cast<const float*>(q.data),
-      .ldx = q.stride,
-      .y = scores,
-      .ldy = keys,
-      .m = static_cast<int>(m),
-      .n = static_cast<int>(keys),
-      .k = static_cast<int>(width),
-      .alpha = a.scale};
-  multiply_rows(operands, k.data, k.type, k.stride);
+  // The product converts keys in half precision for every few queries. With many queries, converting them once is faster.
+  const bool converts_keys = !in_pairs && k.type != FloatType::float32 && m >= kMinTileQueries;
+  const int64_t step = converts_keys ? kConvertedKeys : keys;
+  for (int64_t first = 0; first < keys; first += step) {
+    const int64_t count = std::min(step, keys - first);
+    Matrix part{at(k.data, k.type, first * k.stride), k.type, k.stride};
+    part = converts_keys ? as_float32(part, count, width, k_buffer) : part;
+    const Operands operands{
+        .x = static_cast<const float*>(q.data),
+        .ldx = q.stride,
+        .y = scores + first,
+        .ldy = keys,
+        .m = static_cast<int>(m),
+        .n = static_cast<int>(count),
+        .k = static_cast<int>(width),
+        .alpha = a.scale};
+    multiply_rows(operands, part.data, part.type, part.stride);
+  }
 }
 
 // Applies the masks to the scores of one query, and then replaces these scores by unnormalized softmax weights.

@@ -23,8 +23,8 @@ constexpr int column_vectors(int rows) {
 }
 #endif
 
-// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory. The
-// copy stays in the first-level cache, and its rows do not compete for the same cache lines.
+// From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory, as
+// float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
 constexpr int kManyColumnTiles = 4;
 constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
 
@@ -71,19 +71,23 @@ void column_tile(
   }
 }
 
-// Computes all columns of M rows.
-template <FloatType Type, int M>
+// Computes all columns of M rows, in tiles of V vectors and then in narrower ones.
+template <FloatType Type, int M, int V = column_vectors(M)>
 void column_tiles(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
-  constexpr int V = column_vectors(M);
   const auto addend_at = [&](int j) { return addend == nullptr ? nullptr : addend + j; };
+  constexpr int width = V * kLanes;
   int j = 0;
-  for (; j + V * kLanes <= n; j += V * kLanes) {
-    column_tile<Type, M, V>(x, ldx, b + j, ldb, V * kLanes, k, accumulate, addend_at(j), lda, y + j, ldy);
+  for (; V == 1 ? j < n : j + width <= n; j += width) {
+    const int columns = V == 1 ? n - j : width;
+    column_tile<Type, M, V>(x, ldx, b + j, ldb, columns, k, accumulate, addend_at(j), lda, y + j, ldy);
   }
-  for (; j < n; j += kLanes) {
-    column_tile<Type, M, 1>(x, ldx, b + j, ldb, n - j, k, accumulate, addend_at(j), lda, y + j, ldy);
+  if constexpr (V > 1) {
+    if (j < n) {
+      column_tiles<Type, M, (V == 3 ? 2 : V / 2)>(
+          x, ldx, b + j, ldb, n - j, k, accumulate, addend_at(j), lda, y + j, ldy);
+    }
   }
 }
 
@@ -102,19 +106,25 @@ template <FloatType Type>
 void multiply_columns_of(
     const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
-  typedef typename Elements<Type>::Element Element;
-  const auto* b = static_cast<const Element*>(matrix);
+  const auto* b = static_cast<const typename Elements<Type>::Element*>(matrix);
   if (m < kManyColumnTiles * kColumnTileRows || k > kMaxCopiedDepth) {
     return column_tiles_of_rows<Type>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
   }
   constexpr int width = column_vectors(kColumnTileRows) * kLanes;
-  alignas(64) Element copy[kMaxCopiedDepth * width];
+  alignas(64) float copy[kMaxCopiedDepth * width];
   for (int j = 0; j < n; j += width) {
     const int columns = n - j < width ? n - j : width;
     for (int i = 0; i < k; ++i) {
-      __builtin_memcpy(copy + i * width, b + i * ldb + j, columns * sizeof(Element));
+      const auto* from = b + i * ldb + j;
+      int c = 0;
+      for (; c + kLanes <= columns; c += kLanes) {
+        store(Elements<Type>::load_all(from + c), copy + i * width + c);
+      }
+      if (c < columns) {
+        store(Elements<Type>::load_first(from + c, columns - c), copy + i * width + c);
+      }
     }
-    column_tiles_of_rows<Type>(
+    column_tiles_of_rows<FloatType::float32>(
         x, ldx, m, copy, width, columns, k, accumulate, addend == nullptr ? nullptr : addend + j, lda, y + j, ldy);
   }
 }
