@@ -6,6 +6,7 @@ VENV := .venv
 PY   := $(VENV)/bin/python
 N    ?= 2# test processes
 ARGS ?=
+PEERS ?= llama_cpp onnxruntime openvino
 
 help:
 	@echo "Start here: make demo. Or make build, then source .venv/bin/activate, then executorch-mlx doctor."
@@ -21,7 +22,8 @@ help:
 	@echo "                and the thread tests under TSan; needs Clang [COUNT=programs] [ROWS=family] [REPEAT=times]"
 	@echo "make fuzz-payloads, fuzz-pte"
 	@echo "                mutate payloads or .pte files in process; needs Clang [RUNS=mutations] [FUZZ_ARGS='-seed=1']"
-	@echo "make peers      install the engines that benchmarks/peers_cpu.py compares, in build/peers; compiles llama.cpp"
+	@echo "make peers      install engines for benchmarks/peers_cpu.py in build/peers; compiles llama.cpp"
+	@echo "                [PEERS='llama_cpp onnxruntime openvino']"
 	@echo "make docs       build the documentation in build/docs; a broken link is an error"
 	@echo "make clean      remove build products; make distclean also removes .venv"
 	@echo
@@ -53,11 +55,9 @@ $(VENV)/.ray: $(VENV)/.installed
 	@EXECUTORCH_MLX_SKIP_CMAKE=1 $(PY) -m pip --disable-pip-version-check install -qq --no-build-isolation -e ".[ray]"
 	@touch $@
 
-# llama.cpp is compiled for this processor.
+# The engines are optional: the benchmark leaves out those that are not installed.
 peers: build
-	@$(PY) -m venv build/peers/llama_cpp
-	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" build/peers/llama_cpp/bin/python -m pip --disable-pip-version-check \
-	  install -q --no-binary llama-cpp-python llama-cpp-python gguf
+	@set -e; for engine in $(PEERS); do tools/setup.sh peer $$engine; done
 	@echo "Next: $(PY) benchmarks/peers_cpu.py"
 
 # mkdocs runs without --quiet, which would also silence the warnings that --strict turns into errors.

@@ -8,6 +8,8 @@
 #   tools/setup.sh browser   install Chromium for the tests of the chat page; never fails
 #   tools/setup.sh speech    install espeak-ng, which synthesises sound for the tests; never fails
 #   tools/setup.sh linker    install LLVM's linker, for the macOS wheel that is built on Linux; never fails
+#   tools/setup.sh peer NAME install an engine that benchmarks/peers_cpu.py compares, in build/peers/NAME
+#                            [TORCH=<pip requirement>]; names: llama_cpp, onnxruntime, openvino
 #   tools/setup.sh same      check that .venv has the version of $PYTHON
 #
 # A step that fails prints one line that names what is missing.
@@ -176,6 +178,38 @@ get_linker() {
   system_install --no-install-recommends lld-19 >/dev/null 2>&1 || say "apt-get cannot install lld-19"
 }
 
+# -- peers ----------------------------------------------------------------------------------------
+
+# Each engine has a Python environment of its own, because their requirements contradict each other.
+install_peer() {
+  case "$1" in
+    llama_cpp | onnxruntime | openvino) ;;
+    *) die "peer $1: expected llama_cpp, onnxruntime or openvino" ;;
+  esac
+  say "installing $1 in build/peers/$1"
+  "$python" -m venv "build/peers/$1" || die "$python -m venv build/peers/$1 failed: see above"
+  python=build/peers/$1/bin/python
+  case "$1" in
+    llama_cpp) # compiled for this processor
+      export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"
+      add --no-binary llama-cpp-python llama-cpp-python gguf
+      ;;
+    onnxruntime)
+      install_torch
+      add onnxruntime-genai onnx onnx-ir transformers "torch==$(torch_version)"
+      ;;
+    openvino)
+      install_torch
+      add openvino-genai "optimum-intel[openvino]" "torch==$(torch_version)"
+      # A requirement of optimum-intel for models of images. PyPI's build does not load beside the CPU build of torch.
+      pip uninstall -q -y torchvision
+      ;;
+  esac
+}
+
+torch_version() { "$python" -c 'import importlib.metadata as m; print(m.version("torch"))'; }
+add() { pip install -q "$@" || die "pip could not install $*: see above"; }
+
 case "${1:-}" in
   venv) make_venv ;;
   install) install_package ;;
@@ -183,6 +217,7 @@ case "${1:-}" in
   browser) get_browser ;;
   speech) get_speech ;;
   linker) get_linker ;;
+  peer) install_peer "${2:-}" ;;
   same) same_python ;;
-  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | same" ;;
+  *) die "usage: tools/setup.sh venv | install | native | browser | speech | linker | peer NAME | same" ;;
 esac
