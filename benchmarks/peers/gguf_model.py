@@ -1,4 +1,4 @@
-"""Writes a Qwen3 checkpoint as a GGUF file for llama.cpp. Needs the packages gguf and numpy.
+"""Writes a Qwen3 or Llama checkpoint as a GGUF file for llama.cpp. Needs the packages gguf and numpy.
 
     python benchmarks/peers/gguf_model.py FOLDER float32|bf16|int8|int4 FILE.gguf
 
@@ -21,6 +21,7 @@ TYPES = {
     "int8": gguf.GGMLQuantizationType.Q8_0,
     "int4": gguf.GGMLQuantizationType.Q4_0,
 }
+ARCHITECTURES = {"qwen3": gguf.MODEL_ARCH.QWEN3, "llama": gguf.MODEL_ARCH.LLAMA}  # by model_type of the checkpoint
 FILE_TYPES = {
     "float32": gguf.LlamaFileType.ALL_F32,
     "bf16": gguf.LlamaFileType.MOSTLY_BF16,
@@ -61,9 +62,15 @@ def vocabulary(size: int) -> tuple[list[str], list[str]]:
     return tokens[:size], merges
 
 
+def interleaved(values: np.ndarray, head_dim: int) -> np.ndarray:
+    """The rows of a query or key projection as llama.cpp expects them for Llama: rotary pairs side by side."""
+    return values.reshape(-1, 2, head_dim // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
 def write(folder: Path, weight_format: str, path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "qwen3")
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("benchmark")
     writer.add_file_type(FILE_TYPES[weight_format])
     writer.add_block_count(config["num_hidden_layers"])
@@ -84,11 +91,13 @@ def write(folder: Path, weight_format: str, path: Path) -> None:
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
     writer.add_token_merges(merges)
     writer.add_eos_token_id(len(tokens) - 1)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in tensors(folder / "model.safetensors"):
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         kind = TYPES[weight_format] if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        if architecture == gguf.MODEL_ARCH.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = interleaved(values, config["head_dim"])
         renamed = names.get_name(name, try_suffixes=(".weight",))
         writer.add_tensor(renamed, gguf.quants.quantize(np.asarray(values), kind), raw_dtype=kind)
     writer.write_header_to_file()

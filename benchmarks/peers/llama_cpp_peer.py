@@ -5,14 +5,14 @@
 The last line of the output is JSON: for `prefill` and `decode`, the seconds by length of the prompt.
 """
 
+from __future__ import annotations
+
 import ctypes
-import json
-import statistics
 import time
 
 import llama_cpp
 import numpy as np
-from common import parse_arguments, prompt_of
+from common import parse_arguments, positions, prompt_of, report
 
 CHUNK = 512  # tokens in one call
 
@@ -22,7 +22,7 @@ def main() -> None:
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(options.model.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = max([*options.prefill, *options.context]) + options.steps + 16
+    params.n_ctx = positions(options)
     params.n_batch = params.n_ubatch = CHUNK
     params.n_threads = params.n_threads_batch = options.threads
     context = llama_cpp.llama_init_from_model(model, params)
@@ -47,18 +47,15 @@ def main() -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         return timed(prompt_of(length))
 
-    fill(2)
-    result = {"prefill": {}, "decode": {}}
-    for length in options.prefill:
-        result["prefill"][length] = min(fill(length)[1] for _ in range(options.repeats))
-    for length in options.context:
+    def decode(length: int, steps: int) -> list[float]:
         token, _ = fill(length)
         times = []
-        for _ in range(options.steps):
+        for _ in range(steps):
             token, spent = timed([token])
             times.append(spent)
-        result["decode"][length] = statistics.median(times)
-    print(json.dumps(result))
+        return times
+
+    report(options, lambda length: fill(length)[1], decode)
 
 
 if __name__ == "__main__":
