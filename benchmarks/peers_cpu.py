@@ -1,20 +1,31 @@
 """Compares this delegate with other engines on a CPU, in one table.
 
-    make peers                                       # installs llama.cpp; compiles it, which takes minutes
+    make peers                                       # installs the engines; compiles llama.cpp, which takes minutes
     python benchmarks/peers_cpu.py                   # the architecture of Qwen3-0.6B, all formats
-    python benchmarks/peers_cpu.py --engines ours llama.cpp --formats int4 --rounds 5
+    python benchmarks/peers_cpu.py --engines ours llama.cpp --formats int8 --rounds 5
     python benchmarks/peers_cpu.py --shape demo      # a small model, to try the engines
 
-Engines: this delegate (`ours`), llama.cpp, XNNPACK (ExecuTorch's CPU delegate) and mlx-lm. An engine that is not
-installed is left out, with a line that says how to install it. The weights are random, and the same for all engines:
-float32, bf16, or quantized from float32 (groups of 64 here and in mlx-lm; Q8_0 and Q4_0 in llama.cpp, also for the
-embedding). Some engines quantize activations to 8 bits: llama.cpp always, XNNPACK with int4, and this delegate in the
-format w4a8, which has the weights of int4. In all other formats, this delegate and mlx-lm compute with float32 or
-bfloat16 activations.
+Engines: this delegate (`ours`), llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, XNNPACK (ExecuTorch's CPU delegate) and
+mlx-lm. An engine that is not installed is left out, with a line that says how to install it. The weights are random,
+and the same for all engines.
+
+A format stands for weights and activations. In float32, int8 and int4, activations are float32, and KV caches too. In
+bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in products. The other parts differ:
+
+- Groups of quantized weights have 64 elements here and in mlx-lm, XNNPACK, ONNX Runtime and OpenVINO, and 32 in
+  llama.cpp (Q8_0 and Q4_0). In OpenVINO, int8 has a scale for each row. In XNNPACK, weights have no zero points.
+- The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's int8 (float32).
+- llama.cpp always rounds activations to 8 bits if weights are quantized. Its Q4_0 is therefore in w4a8. Its int8, and
+  that of ONNX Runtime, have a mark `*`, because activations of int8 are float32 here.
+- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK and ONNX Runtime. llama.cpp
+  has float16 in all formats. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor can, which is its
+  default.
 
 Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the
-rounds, the largest resident memory of a process, and the load of the machine. mlx-lm prefills about two tokens per
-second on a CPU. It therefore gets a prompt of 8 tokens, and its speed is in the first prefill column.
+rounds, the largest resident memory of a process, and the load of the machine. For each format, `ours / best` is this
+delegate relative to the best engine with the same activations, by column, and `ours / best *` relative to the best
+with a mark. mlx-lm prefills about two tokens per second on a CPU. It therefore gets a prompt of 8 tokens, and its speed
+is in the first prefill column.
 """
 
 from __future__ import annotations
@@ -27,13 +38,15 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ROOT / "benchmarks" / "llm"
 PEERS = ROOT / "benchmarks" / "peers"
 BUILD = ROOT / "build" / "benchmarks" / "llm"
-LLAMA_PYTHON = ROOT / "build" / "peers" / "llama_cpp" / "bin" / "python"
+PEER_PACKAGES = ROOT / "build" / "peers"  # of make peers
 CAPACITY = {"qwen3-0.6b": 2304, "demo": 512}  # of the KV caches, in positions
 MLX_LM_PREFILL = 8  # tokens
 
@@ -44,8 +57,9 @@ import models  # noqa: E402
 def build(path: Path, *command: object) -> Path:
     """Returns `path`. If it does not exist, `command` writes it first."""
     if not path.exists():
-        print(f"building {path.name} ...", flush=True)
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        print(f"building {path.relative_to(BUILD)} ...", flush=True)
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=offline)
         if done.returncode:
             raise SystemExit(f"{path.name}: the build failed:\n{done.stderr[-3000:]}")
     return path
@@ -64,8 +78,18 @@ def program_path(shape: str, weight_format: str, builder: str = "models.py", suf
     return build(path, sys.executable, "-W", "ignore", WORKERS / builder, shape, weight_format, CAPACITY[shape], BUILD)
 
 
+def peer_python(name: str) -> Path:
+    """The Python of an engine that `make peers` installs."""
+    return PEER_PACKAGES / name / "bin" / "python"
+
+
 def length_arguments(options: argparse.Namespace) -> list[object]:
     return ["--prefill", *options.prefill, "--context", *options.context, "--steps", options.steps]
+
+
+def weights_of(weight_format: str) -> str:
+    """The format of the weights: that of w4a8 is int4."""
+    return models.INT8_ACTIVATIONS.get(weight_format, weight_format)
 
 
 # Each function returns the command that measures a format of an engine.
@@ -76,15 +100,37 @@ def ours(weight_format: str, options: argparse.Namespace) -> list[object]:
     return [sys.executable, "-W", "ignore", WORKERS / "ours.py", path, *length_arguments(options)]
 
 
+def peer_worker(name: str, model: Path, weight_format: str, options: argparse.Namespace) -> list[object]:
+    worker = [peer_python(name), "-W", "ignore", PEERS / f"{name}_peer.py", model, "--format", weight_format]
+    return [*worker, *length_arguments(options), "--threads", len(os.sched_getaffinity(0))]
+
+
 def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
-    path = BUILD / f"{options.shape}-{weight_format}.gguf"
-    build(path, LLAMA_PYTHON, PEERS / "gguf_model.py", checkpoint(options.shape, "float32"), weight_format, path)
-    threads = ["--threads", len(os.sched_getaffinity(0))]
-    return [LLAMA_PYTHON, PEERS / "llama_cpp_peer.py", path, *length_arguments(options), *threads]
+    weights = weights_of(weight_format)
+    path = BUILD / f"{options.shape}-{weights}.gguf"
+    source = checkpoint(options.shape, "float32")
+    build(path, peer_python("llama_cpp"), PEERS / "gguf_model.py", source, weights, path)
+    return peer_worker("llama_cpp", path, weight_format, options)
+
+
+def openvino(weight_format: str, options: argparse.Namespace) -> list[object]:
+    weights = weights_of(weight_format)
+    folder = BUILD / f"{options.shape}-{weights}-openvino"
+    source = checkpoint(options.shape, "bf16" if weights == "bf16" else "float32")
+    convert = [peer_python("openvino"), "-W", "ignore", PEERS / "openvino_model.py"]
+    build(folder / "openvino_model.xml", *convert, source, weights, folder)
+    return peer_worker("openvino", folder, weight_format, options)
+
+
+def onnxruntime(weight_format: str, options: argparse.Namespace) -> list[object]:
+    folder = BUILD / f"{options.shape}-{weight_format}-onnxruntime"
+    convert = [peer_python("onnxruntime"), "-W", "ignore", PEERS / "onnxruntime_model.py"]
+    build(folder / "genai_config.json", *convert, checkpoint(options.shape, "float32"), weight_format, folder)
+    return peer_worker("onnxruntime", folder, weight_format, options)
 
 
 def xnnpack(weight_format: str, options: argparse.Namespace) -> list[object]:
-    path = program_path(options.shape, weight_format, "xnnpack_model.py", "-xnnpack")
+    path = program_path(options.shape, weights_of(weight_format), "xnnpack_model.py", "-xnnpack")
     vocabulary = models.vocabulary_size(program_path(options.shape, weight_format))
     worker = [sys.executable, "-W", "ignore", WORKERS / "xnnpack.py", path, "--vocabulary", vocabulary]
     return [*worker, *length_arguments(options), "--repeats", 1]
@@ -95,22 +141,40 @@ def mlx_lm(weight_format: str, options: argparse.Namespace) -> list[object]:
     return [*worker, "--prefill", MLX_LM_PREFILL, "--context", *options.context, "--steps", 3]
 
 
-ENGINES = {"ours": ours, "llama.cpp": llama_cpp, "XNNPACK": xnnpack, "mlx-lm": mlx_lm}
-WEIGHT_FORMATS = ("float32", "bf16", "int8", "int4")
-SUPPORTED = {"XNNPACK": ("float32", "int4"), "llama.cpp": WEIGHT_FORMATS, "mlx-lm": WEIGHT_FORMATS}  # ours: all
+@dataclass(frozen=True)
+class Engine:
+    command: Callable[[str, argparse.Namespace], list[object]]
+    modules: str  # `python` can import them if the engine is installed
+    formats: tuple[str, ...]
+    rounding: tuple[str, ...] = ()  # formats with float activations that this engine rounds to 8 bits, marked `*`
+    python: Path = Path(sys.executable)
+    install: str = "make peers"
 
 
-def why_missing(engine: str) -> str | None:
+FLOAT_ACTIVATIONS = tuple(f for f in models.ALL_FORMATS if f not in models.INT8_ACTIVATIONS)
+ENGINES = {
+    "ours": Engine(ours, "executorch_mlx", models.ALL_FORMATS, install="make build"),
+    "llama.cpp": Engine(
+        llama_cpp, "llama_cpp, gguf", ("float32", "bf16", "int8", "w4a8"), ("int8",), peer_python("llama_cpp")
+    ),
+    "OpenVINO": Engine(
+        openvino, "openvino_genai, optimum.intel", models.ALL_FORMATS, python=peer_python("openvino")
+    ),
+    "ONNX Runtime": Engine(
+        onnxruntime, "onnxruntime_genai, onnx_ir", ("float32", "int8", "int4", "w4a8"), ("int8",),
+        peer_python("onnxruntime"),
+    ),
+    "XNNPACK": Engine(xnnpack, "executorch.backends.xnnpack", ("float32", "w4a8"), install="make build"),
+    "mlx-lm": Engine(mlx_lm, "mlx_lm", FLOAT_ACTIVATIONS, install="pip install mlx-lm"),
+}  # fmt: skip
+
+
+def why_missing(engine: Engine) -> str | None:
     """Return the reason why an engine cannot run on this machine, or None if it can."""
-    if engine == "llama.cpp":
-        if not LLAMA_PYTHON.exists():
-            return "run make peers"
-        done = subprocess.run([LLAMA_PYTHON, "-c", "import llama_cpp, gguf"], capture_output=True, text=True)
-        return done.stderr.splitlines()[-1] if done.returncode else None
-    if engine == "mlx-lm":
-        done = subprocess.run([sys.executable, "-c", "import mlx_lm"], capture_output=True)
-        return "run pip install mlx-lm" if done.returncode else None
-    return None
+    if not engine.python.exists():
+        return f"run {engine.install}"
+    done = subprocess.run([engine.python, "-c", f"import {engine.modules}"], capture_output=True, text=True)
+    return f"{done.stderr.splitlines()[-1]}: run {engine.install}" if done.returncode else None
 
 
 def run(command: list[object]) -> tuple[dict, int]:
@@ -132,10 +196,10 @@ def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
     The values are `results[engine, weight_format][column]`, a list with one value per round.
     """
     jobs = [
-        (engine, weight_format, ENGINES[engine](weight_format, options))
+        (engine, weight_format, ENGINES[engine].command(weight_format, options))
         for weight_format in options.formats
         for engine in options.engines
-        if weight_format in SUPPORTED.get(engine, models.ALL_FORMATS)
+        if weight_format in ENGINES[engine].formats
     ]
     results, loads = defaultdict(lambda: defaultdict(list)), []
     for _ in range(options.rounds):
@@ -152,15 +216,50 @@ def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
     return results, loads
 
 
+def medians(results: dict, weight_format: str, columns: list[tuple[str, int]]) -> dict[str, list[float | None]]:
+    """Return the values of each engine in a format: the columns, and the largest memory in MB."""
+    return {
+        engine: [*(statistics.median(row[c]) if row[c] else None for c in columns), max(row["memory"]) / 1e6]
+        for (engine, form), row in results.items()
+        if form == weight_format
+    }
+
+
+def ratios(ours: list[float | None], peers: list[list[float | None]]) -> list[float | None]:
+    """Return `ours` relative to the best of `peers` in each column: the largest speed, or the smallest memory."""
+
+    def ratio(column: int) -> float | None:
+        values = [peer[column] for peer in peers if peer[column] is not None]
+        best = min if column == len(ours) - 1 else max
+        return None if ours[column] is None or not values else ours[column] / best(values)
+
+    return [ratio(column) for column in range(len(ours))]
+
+
 def print_table(results: dict, loads: list[float], options: argparse.Namespace) -> None:
     columns = [("prefill", n) for n in options.prefill] + [("decode", n) for n in options.context]
     names = [f"{kind} {'at ' if kind == 'decode' else ''}{n}" for kind, n in columns]
     print(f"\n{options.shape}, tokens per second, medians of {options.rounds} rounds")
-    print(f"{'':22}{''.join(f'{name:>16}' for name in names)}{'peak MB':>12}")
-    for (engine, weight_format), row in sorted(results.items(), key=lambda item: models.ALL_FORMATS.index(item[0][1])):
-        cells = [f"{statistics.median(row[c]):16.4g}" if row[c] else f"{'':16}" for c in columns]
-        print(f"{weight_format:9}{engine:13}{''.join(cells)}{max(row['memory']) / 1e6:12.0f}")
-    print(f"load of the machine before each run: {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}")
+    print(f"{'':24}{''.join(f'{name:>16}' for name in names)}{'peak MB':>12}")
+
+    def print_row(weight_format: str, name: str, row: list[float | None], form: str = ".4g") -> None:
+        cells = [f"{'' if value is None else format(value, form):>16}" for value in row[:-1]]
+        print(f"{weight_format:9}{name:15}{''.join(cells)}{row[-1]:12{'.0f' if form == '.4g' else form}}")
+
+    for weight_format in [f for f in models.ALL_FORMATS if f in options.formats]:
+        rows = medians(results, weight_format, columns)
+        peers = {"": [], " *": []}
+        for engine, row in rows.items():
+            mark = " *" if weight_format in ENGINES[engine].rounding else ""
+            print_row(weight_format, engine + mark, row)
+            if engine != "ours":
+                peers[mark].append(row)
+        for mark, others in peers.items():
+            if others and "ours" in rows:
+                print_row(weight_format, f"ours / best{mark}", ratios(rows["ours"], others), ".2f")
+    print("* 8-bit activations, where `ours` has float activations")
+    load = f"{min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}"
+    print(f"load of the machine before each run: {load}")
 
 
 def main() -> None:
@@ -177,7 +276,7 @@ def main() -> None:
     options.prefill = [n for n in options.prefill if n < capacity]
     options.context = [n for n in options.context if n + options.steps < capacity]
     for engine in list(options.engines):
-        if reason := why_missing(engine):
+        if reason := why_missing(ENGINES[engine]):
             print(f"{engine}: left out: {reason}")
             options.engines.remove(engine)
     BUILD.mkdir(parents=True, exist_ok=True)
