@@ -257,7 +257,8 @@ def print_table(results: dict, loads: list[float], options: argparse.Namespace) 
         for mark, others in peers.items():
             if others and "ours" in rows:
                 print_row(weight_format, f"ours / best{mark}", ratios(rows["ours"], others), ".2f")
-    print("* 8-bit activations, where `ours` has float activations")
+    if any(weight_format in ENGINES[engine].rounding for engine, weight_format in results):
+        print("* 8-bit activations, where `ours` has float activations")
     load = f"{min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}"
     print(f"load of the machine before each run: {load}")
 
