@@ -3,7 +3,8 @@
     python benchmarks/engine.py                        # the architecture of Qwen3-0.6B, float32 and int4
     python benchmarks/engine.py --only throughput --format int4 --rows 4
     python benchmarks/engine.py --only throughput --format w4a8    # int4 with activations in 8 bits
-    python benchmarks/engine.py --peer                 # beside the batch generator of mlx-lm
+    python benchmarks/engine.py --peer llama.cpp       # also several sequences at once in llama.cpp; needs make peers
+    python benchmarks/engine.py --peer mlx-lm          # also the batch generator of mlx-lm, which is slow on a CPU
 
 The model has random weights, or is examples/demo_model where the line says so. Each measurement runs in its own
 process. `bar` is the required value.
@@ -39,8 +40,9 @@ CAPACITY = 2304
 MEASUREMENTS = ("throughput", "rows", "stall", "repeat", "prose", "cold")
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1, "ignore_eos": True}
 
-sys.path.insert(0, str(ROOT / "benchmarks" / "llm"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "llm"), str(ROOT / "benchmarks")]
 import models  # noqa: E402
+import peers_cpu  # noqa: E402
 
 
 def program_path(weight_format: str, rows: int, capacity: int = CAPACITY) -> Path:
@@ -283,15 +285,29 @@ def export_demo(folder: Path) -> Path:
     return path
 
 
-def print_peer(weight_format: str, counts: list[int], tokens: int) -> None:
-    """Print the tokens per second of all answers together in the batch generator of mlx-lm."""
-    folder = models.folder_of(SHAPE, weight_format, BUILD)
+def print_peer(peer: str, weight_format: str, counts: list[int]) -> None:
+    """Print the tokens per second of all answers together in another engine."""
     for count in counts:
-        rate = in_process(f"measure_peer({str(folder)!r}, {count}, {tokens})")
-        print_line(f"{weight_format}: mlx-lm, {count} requests, tokens/s", f"{rate:.2f}")
+        rate = PEERS[peer](weight_format, count)
+        print_line(f"{weight_format}: {peer}, {count} requests, tokens/s", f"{rate:.2f}")
 
 
-def measure_peer(folder: str, requests: int, tokens: int) -> float:
+def mlx_lm_rate(weight_format: str, requests: int) -> float:
+    return in_process(f"measure_mlx_lm({str(models.folder_of(SHAPE, weight_format, BUILD))!r}, {requests}, 4)")
+
+
+def llama_cpp_rate(weight_format: str, requests: int) -> float:
+    script = peers_cpu.PEERS / "llama_cpp_batch.py"
+    command = [peers_cpu.peer_python("llama_cpp"), script, peers_cpu.gguf_path(SHAPE, weight_format)]
+    command += ["--requests", requests, "--threads", len(os.sched_getaffinity(0))]
+    done = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+PEERS = {"llama.cpp": llama_cpp_rate, "mlx-lm": mlx_lm_rate}
+
+
+def measure_mlx_lm(folder: str, requests: int, tokens: int) -> float:
     import mlx.core as mx
     from mlx_lm.generate import BatchGenerator
     from mlx_lm.utils import load_model
@@ -313,15 +329,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", action="store_true", help="also run mlx-lm, which is slow on a CPU")
+    parser.add_argument("--peer", nargs="*", choices=PEERS, default=[], help="also run these engines")
     options = parser.parse_args()
     for weight_format in options.format:
         if "throughput" in options.only:
             print_throughput(weight_format, options.rows, options.rounds)
         if "rows" in options.only:
             print_row_costs(weight_format, 2 * options.rounds)
-        if options.peer:
-            print_peer(weight_format, [1, *options.rows], 4)
+        for peer in options.peer:
+            print_peer(peer, weight_format, [1, *options.rows])
         if "stall" in options.only:
             print_stall(weight_format, 4)
         if "repeat" in options.only:

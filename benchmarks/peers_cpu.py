@@ -105,12 +105,16 @@ def peer_worker(name: str, model: Path, weight_format: str, options: argparse.Na
     return [*worker, *length_arguments(options), "--threads", len(os.sched_getaffinity(0))]
 
 
-def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
+def gguf_path(shape: str, weight_format: str) -> Path:
+    """The model as a GGUF file. Writes the file if it does not exist."""
     weights = weights_of(weight_format)
-    path = BUILD / f"{options.shape}-{weights}.gguf"
-    source = checkpoint(options.shape, "float32")
-    build(path, peer_python("llama_cpp"), PEERS / "gguf_model.py", source, weights, path)
-    return peer_worker("llama_cpp", path, weight_format, options)
+    path = BUILD / f"{shape}-{weights}.gguf"
+    convert = [peer_python("llama_cpp"), PEERS / "gguf_model.py"]
+    return build(path, *convert, checkpoint(shape, "float32"), weights, path)
+
+
+def llama_cpp(weight_format: str, options: argparse.Namespace) -> list[object]:
+    return peer_worker("llama_cpp", gguf_path(options.shape, weight_format), weight_format, options)
 
 
 def openvino(weight_format: str, options: argparse.Namespace) -> list[object]:
