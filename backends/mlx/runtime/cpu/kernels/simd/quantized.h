@@ -172,7 +172,7 @@ void quantized_tile(
     biases[j] = as_float32(q.biases, q.scale_type, first, groups, buffers[1][j]);
   }
   // The tile reads weights, scales and biases: three pieces of memory that are too short for the hardware prefetcher.
-  // So the scales and biases of the next tile are prefetched here, and its weights below.
+  // So the scales and biases of the next tile are prefetched here, and the weights of the tile after it below.
   const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
   prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
   prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
@@ -183,7 +183,8 @@ void quantized_tile(
     Group<Bits> group[R];
     repeat<R>([&](auto j) __attribute__((always_inline)) {
       group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
-      __builtin_prefetch(w + (R + j.value) * row_bytes);
+      // To the second-level cache: the first level can wait for too few lines at a time.
+      __builtin_prefetch(w + (2 * R + j.value) * row_bytes, /*is_write=*/0, /*locality=*/2);
     });
     for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
