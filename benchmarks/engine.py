@@ -288,7 +288,7 @@ def export_demo(folder: Path) -> Path:
 def print_peer(peer: str, weight_format: str, counts: list[int]) -> None:
     """Print the tokens per second of all answers together in another engine."""
     for count in counts:
-        rate = PEERS[peer](weight_format, count)
+        rate = RATE_OF_PEER[peer](weight_format, count)
         print_line(f"{weight_format}: {peer}, {count} requests, tokens/s", f"{rate:.2f}")
 
 
@@ -304,7 +304,10 @@ def llama_cpp_rate(weight_format: str, requests: int) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-PEERS = {"llama.cpp": llama_cpp_rate, "mlx-lm": mlx_lm_rate}
+RATE_OF_PEER = {  # engine → function that measures its tokens per second
+    "llama.cpp": llama_cpp_rate,
+    "mlx-lm": mlx_lm_rate,
+}
 
 
 def measure_mlx_lm(folder: str, requests: int, tokens: int) -> float:
@@ -329,7 +332,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", nargs="*", choices=PEERS, default=[], help="also run these engines")
+    parser.add_argument("--peer", nargs="*", choices=RATE_OF_PEER, default=[], help="also run these engines")
     options = parser.parse_args()
     for weight_format in options.format:
         if "throughput" in options.only:

@@ -10,12 +10,11 @@ of 64 tokens.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import time
 
 import llama_cpp
-import numpy as np
 from common import prompt_of
+from llama_cpp_model import Context
 
 PROMPT = 64  # tokens
 
@@ -28,14 +27,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     requests = range(options.requests)
-    llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(options.model.encode(), llama_cpp.llama_model_default_params())
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = options.requests * 256 * -(-(PROMPT + options.steps + 1) // 256)
-    params.n_seq_max = options.requests
-    params.n_threads = params.n_threads_batch = options.threads
-    context = llama_cpp.llama_init_from_model(model, params)
-    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    positions = 256 * -(-(PROMPT + options.steps + 1) // 256)  # of a request
+    context = Context(options.model, options.threads, n_ctx=options.requests * positions, n_seq_max=options.requests)
     batch = llama_cpp.llama_batch_init(max(PROMPT, options.requests), 0, 1)
 
     def call(entries: list[tuple[int, int, int]]) -> list[int]:
@@ -44,11 +37,8 @@ def main() -> None:
         for i, (token, position, sequence) in enumerate(entries):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, 1
             batch.seq_id[i][0] = sequence
-        if llama_cpp.llama_decode(context, batch):
-            raise RuntimeError("llama_decode failed")
-        rows = [llama_cpp.llama_get_logits_ith(context, i) for i in range(len(entries))]
-        floats = [ctypes.cast(row, ctypes.POINTER(ctypes.c_float)) for row in rows]
-        return [int(np.ctypeslib.as_array(row, (vocabulary,)).argmax()) for row in floats]
+        context.decode(batch)
+        return [context.most_likely(i) for i in range(len(entries))]
 
     tokens = [call([(t, i, r) for i, t in enumerate(prompt_of(PROMPT))])[-1] for r in requests]
     begin = time.perf_counter()

@@ -7,44 +7,33 @@ The last line of the output is JSON: for `prefill` and `decode`, the seconds by 
 
 from __future__ import annotations
 
-import ctypes
 import time
 
 import llama_cpp
-import numpy as np
 from common import parse_arguments, positions, prompt_of, report
+from llama_cpp_model import Context
 
 CHUNK = 512  # tokens in one call
 
 
 def main() -> None:
     options = parse_arguments(__doc__)
-    llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(options.model.encode(), llama_cpp.llama_model_default_params())
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = positions(options)
-    params.n_batch = params.n_ubatch = CHUNK
-    params.n_threads = params.n_threads_batch = options.threads
-    context = llama_cpp.llama_init_from_model(model, params)
-    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    context = Context(options.model, options.threads, n_ctx=positions(options), n_batch=CHUNK, n_ubatch=CHUNK)
 
     def call(tokens: list[int]) -> int:
         """Append tokens to the context. Return the most likely next token."""
         for first in range(0, len(tokens), CHUNK):
             part = tokens[first : first + CHUNK]
             array = (llama_cpp.llama_token * len(part))(*part)
-            if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(part))):
-                raise RuntimeError("llama_decode failed")
-        logits = llama_cpp.llama_get_logits_ith(context, -1)
-        floats = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
-        return int(np.ctypeslib.as_array(floats, (vocabulary,)).argmax())
+            context.decode(llama_cpp.llama_batch_get_one(array, len(part)))
+        return context.most_likely(-1)
 
     def timed(tokens: list[int]) -> tuple[int, float]:
         begin = time.perf_counter()
         return call(tokens), time.perf_counter() - begin
 
     def fill(length: int) -> tuple[int, float]:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context.handle), True)
         return timed(prompt_of(length))
 
     def decode(length: int, steps: int) -> list[float]:

@@ -13,12 +13,12 @@ import pytest
 from executorch_mlx import LLM
 from executorch_mlx.llm.export import export_llm
 from executorch_mlx.llm.processes import _free_ports, find_parts, part_path, read_hosts
+from oprows.runner import BUILD
 from tensor_parallel_models import model
 
 import group_answers
 
 SCRIPT = Path(group_answers.__file__)
-BUILD = Path(os.environ.get("EXECUTORCH_MLX_BUILD") or Path(__file__).resolve().parents[2] / "build")
 RUNNER = BUILD / "mlx_llm_runner"
 TIMEOUT = 600  # in seconds: far more than a test takes
 

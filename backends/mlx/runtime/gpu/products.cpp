@@ -29,8 +29,8 @@ const std::string kBegin = R"(
 
 // Computes the products of x, or with kNorm of rms_norm(x, norm), with the kCount rows w[0], w[1], ... of matrices. The
 // products of the warp are in sums[0], sums[1], ..., rounded to T. The text before it defines kCount and w. Each thread
-// keeps kAhead loads of each row under way. The first ones begin before the warps share x, because a block would
-// otherwise wait for memory twice, one time after the other.
+// keeps kAhead loads of each row under way. The first loads are issued before x is read and normalized, so that the block
+// waits for the weights and for x at the same time.
 const std::string kProducts = str(R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kSteps = (kDepth + 32 * kWide - 1) / (32 * kWide);
@@ -116,7 +116,8 @@ const std::string kProducts = str(R"(
   }
 )");
 
-// Rows of matrices: a warp beyond the last row computes that row once more, and does not write it.
+// Defines `begin`, the offset of the warp's row in a matrix. A warp beyond the last row computes the last row again, and
+// does not write the result.
 const std::string kRow = "  const uint64_t begin = uint64_t(min(index, uint32_t(kRows0 - 1))) * kDepth;\n";
 
 // A warp computes silu(x . gate[index]) * (x . up[index]).
@@ -182,9 +183,9 @@ bool is_valid_matrix(const mx::array& w, const mx::array& x) {
       w.offset() == 0 && w.flags().row_contiguous;
 }
 
-// Runs a kernel of kProducts. The matrices are its inputs from the third one on, before `added`. The number
-// of rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel
-// computes this.
+// Runs a kernel that contains kProducts. The matrices are its inputs from the third one on, before `added`. The number of
+// rows of the first `count` matrices is the number of warps. If x is the lazy result of an RMSNorm, the kernel computes
+// this.
 std::vector<mx::array> run(
     const CudaKernel& kernel, const mx::array& x, const std::vector<mx::array>& matrices, size_t count,
     const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {

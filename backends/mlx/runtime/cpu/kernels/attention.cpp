@@ -15,7 +15,7 @@ using Attention = ExecutorchMlxAttention;
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of queries
 constexpr int64_t kMaxTileQueries = 128;
 constexpr int64_t kMinTileQueries = 16;
-constexpr int64_t kConvertedKeys = 256;  // keys in half precision that are converted at a time, and then stay in the cache
+constexpr int64_t kConvertedKeys = 256;  // keys that are converted to float32 at a time: few, so that they stay in the cache
 
 // A matrix as the products read it. The elements of a row are contiguous, and each row begins `stride` elements after
 // the previous one.
@@ -88,8 +88,8 @@ void multiply_by_keys(const Attention& a, Matrix q, Matrix k, int64_t m, int64_t
   const int64_t step = converts_keys ? kConvertedKeys : keys;
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t count = std::min(step, keys - first);
-    Matrix part{at(k.data, k.type, first * k.stride), k.type, k.stride};
-    part = converts_keys ? as_float32(part, count, width, k_buffer) : part;
+    const Matrix stored{at(k.data, k.type, first * k.stride), k.type, k.stride};
+    const Matrix part = converts_keys ? as_float32(stored, count, width, k_buffer) : stored;
     const Operands operands{
         .x = static_cast<const float*>(q.data),
         .ldx = q.stride,
