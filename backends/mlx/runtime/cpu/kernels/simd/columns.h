@@ -47,10 +47,15 @@ void column_tile(
       __builtin_prefetch(addend + r * lda + v * kLanes);
     }
   }
+  const ptrdiff_t rows_ahead = rows_to_prefetch(ldb * sizeof(*b));
   for (int i = 0; i < k; ++i) {
     Floats weights[V];
     for (int v = 0; v < V; ++v) {
       const auto* from = b + i * ldb + v * kLanes;
+      constexpr int vectors_per_line = 64 / (kLanes * sizeof(*b));
+      if (rows_ahead > 0 && v % vectors_per_line == 0) {
+        prefetch(from + rows_ahead * ldb);
+      }
       weights[v] = V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
     }
     for (int r = 0; r < M; ++r) {

@@ -57,11 +57,12 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
   }
 }
 
-// Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has.
+// Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has. If R > 1, prefetches the
+// rows that follow `ahead` elements later.
 template <FloatType Type, int M, int R>
 void dot_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int k, float alpha,
-    float beta, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t ahead, int k,
+    float alpha, float beta, float* y, ptrdiff_t ldy) {
   Floats acc[M * R] = {};
   const auto add_step = [&](auto&& load_x, auto&& load_w) {
     Floats weights[R];
@@ -79,10 +80,9 @@ void dot_tile(
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
     if constexpr (R > 1) {
-      // The tile reads R pieces of memory that are too short for the hardware prefetcher. A prefetch never faults, even
-      // past the end of the array.
+      // The tile reads R pieces of memory that are too short for the hardware prefetcher.
       for (int j = 0; j < R; ++j) {
-        __builtin_prefetch(w + (R + j) * ldw + i);
+        prefetch(w + j * ldw + i + ahead);
       }
     }
     add_step(
@@ -102,13 +102,15 @@ template <FloatType Type, int M, int R>
 void dot_tiles(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k, float alpha,
     float beta, float* y, ptrdiff_t ldy) {
+  const ptrdiff_t rows_ahead = rows_to_prefetch(ldw * sizeof(*w)) / R * R;
+  const ptrdiff_t ahead = (rows_ahead > R ? rows_ahead : R) * ldw;
   int j = 0;
   for (; j + R <= n; j += R) {
-    dot_tile<Type, M, R>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+    dot_tile<Type, M, R>(x, ldx, w + j * ldw, ldw, ahead, k, alpha, beta, y + j, ldy);
   }
   if constexpr (R > 1) {
     for (; j < n; ++j) {
-      dot_tile<Type, M, 1>(x, ldx, w + j * ldw, ldw, k, alpha, beta, y + j, ldy);
+      dot_tile<Type, M, 1>(x, ldx, w + j * ldw, ldw, ahead, k, alpha, beta, y + j, ldy);
     }
   }
 }

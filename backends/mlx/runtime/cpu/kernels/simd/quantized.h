@@ -183,8 +183,7 @@ void quantized_tile(
     Group<Bits> group[R];
     repeat<R>([&](auto j) __attribute__((always_inline)) {
       group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
-      // The first-level cache has too few miss buffers to hide the latency of memory, so this prefetch is to the second.
-      __builtin_prefetch(w + (2 * R + j.value) * row_bytes, /*is_write=*/0, /*locality=*/2);
+      prefetch(w + (2 * R + j.value) * row_bytes);
     });
     for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
