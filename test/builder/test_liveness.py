@@ -205,6 +205,26 @@ def test_replacement_of_dead_instructions_is_dropped():
     assert graph.replacements is None and len(graph.instruction_chains[0].instructions) == 1
 
 
+@pytest.mark.parametrize("outputs, is_kept", [((2, 3), True), ((2,), False), ((3,), True)])
+def test_replacement_with_two_results(outputs, is_kept):
+    """Without result 3, nothing needs the last instruction, so that result 2 is all that is left to compute."""
+    slots = [TensorSlot(torch.float32, (2,), Space.INPUT)] + [TensorSlot(torch.float32, (2,)) for _ in range(3)]
+    for index in outputs:
+        slots[index].space = Space.OUTPUT
+    chain = [Emitted(ir.ExpNode, {"x": a, "out": b}) for a, b in zip(slots, slots[1:])]
+    extension = Emitted(ir.QuantizeEntriesNode, {"xs": [slots[1]], "out": slots[2], "out_scales": slots[3]})
+    program = SimpleNamespace(
+        chains=[chain], replacements=[Replacement(chain, chain[1:], extension)],
+        interface=Interface([slots[0]], [slots[index] for index in outputs], []),
+    )  # fmt: skip
+    graph = assemble(program).graph
+    assert len(graph.replacements or ()) == is_kept
+    assert len(graph.instruction_chains[0].instructions) == max(outputs)
+    if is_kept:
+        ((op, count),) = [(r.instruction.op, r.count) for r in graph.replacements]
+        assert count == 2 and len({op.xs[0].idx, op.out.idx, op.out_scales.idx}) == 3
+
+
 class Deep(torch.nn.Module):
     """Has layers with several temporaries each, a buffer that changes, and a branch."""
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from executorch_mlx import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
+from executorch_mlx.serialization.read import read_payload
 from test_chunks import assert_chunks_do_not_matter
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 PROMPT = torch.randint(2, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 SHAPE = dict(
@@ -28,7 +29,7 @@ def mistral():
 def exported(tmp_path_factory):
     """The path of a program with 8-bit KV caches and two rows, and what `export_llm` returned."""
     path = tmp_path_factory.mktemp("kv") / "model.pte"
-    result = export_llm(llama(), kv_bits=8, allow_extensions=True, batch=2, chunk=32, outputs="both")
+    result = export_llm(llama(), kv_bits=8, batch=2, chunk=32, outputs="both")
     result.save(path)
     return path, result
 
@@ -60,6 +61,55 @@ def test_answers_do_not_depend_on_rows_reuse_drafts_or_saved_prefixes(exported, 
         assert other.load_prefix(tmp_path / "cache") == 100
         answer = other.generate(PROMPT, **settings).result()
     assert answer.tokens == alone and answer.metrics.cached_tokens == 100
+
+
+NODES = ("QuantizeEntriesNode", "QuantizedSdpaNode")
+
+
+def mixed():
+    """A model with two kinds of caches: a layer with a sliding window, and a layer without one."""
+    torch.manual_seed(0)
+    kinds = ["sliding_attention", "full_attention"]
+    return Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=20, max_window_layers=1, layer_types=kinds)
+    ).eval()
+
+
+@pytest.mark.parametrize("model, bits", [(llama, 8), (llama, 4), (mixed, 8)], ids=["8", "4", "mixed"])
+def test_a_portable_program_gives_the_tokens_of_one_with_extensions(model, bits, tmp_path):
+    tokens = {}
+    for extensions in (False, True):
+        result = export_llm(model(), kv_bits=bits, allow_extensions=extensions, batch=2, chunk=32, verify=False)
+        result.save(path := tmp_path / f"{extensions}.pte")
+        in_chains, replacements = nodes_by_method(result)
+        assert {"prefill", "decode", "verify"} <= set(in_chains)
+        for method, names in (in_chains if extensions else replacements).items():
+            # For each of the two layers, a call quantizes once, and attends once in each row that it has tokens of.
+            rows = 2 if method == "decode" else 1
+            assert [names.count(name) for name in NODES] == [2, 2 * rows], method
+            assert not set((replacements if extensions else in_chains)[method]) & set(NODES), method
+        with LLM.load(path) as llm:
+            settings = dict(max_new_tokens=20, ignore_eos=True, temperature=0.8)
+            # Two requests side by side, then the same prompt with draft tokens.
+            answers = [llm.generate(p, **settings, seed=3) for p in (PROMPT[:40], PROMPT)]
+            tokens[extensions] = [answer.result().tokens for answer in answers]
+            tokens[extensions].append(llm.generate(PROMPT + PROMPT, **settings, seed=4, draft=4).result().tokens)
+    assert tokens[False] == tokens[True]
+    assert len(set(tokens[False][2])) > 5
+
+
+def nodes_by_method(exported):
+    """Returns the names of the nodes in the chains of each method, and of those in its replacements."""
+    program = exported.program.executorch_program
+    payloads = [bytes(data.data) for data in program.backend_delegate_data]
+    in_chains, replacements = {}, {}
+    for plan in program.execution_plan:
+        if plan.delegates:
+            (delegate,) = plan.delegates
+            graph = read_payload(payloads[delegate.processed.index])
+            in_chains[plan.name] = [i.op.NAME for chain in graph.instruction_chains for i in chain.instructions]
+            replacements[plan.name] = [r.instruction.op.NAME for r in graph.replacements or ()]
+    return in_chains, replacements
 
 
 @pytest.mark.parametrize("bits, extensions", [(4, True), (8, False)])

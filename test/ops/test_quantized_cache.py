@@ -1,15 +1,20 @@
-"""Quantized KV caches: the extensions that fuse attention over them, and the lowering without extensions."""
+"""Quantized KV caches: the nodes for them, and portable programs, where these nodes are replacements."""
+
+import dataclasses
 
 import pytest
 import torch
 from executorch_mlx.custom_ops.quantized_cache import EntryFormat, dequantize, hadamard, quantize
-from oprows import Dyn, bf16, f16, f32, floats, ints, pytest_function, row
+from executorch_mlx.serialization import ir
+from oprows import Dyn, OpRow, bf16, f16, f32, floats, ints, lower, pytest_function, row, run_in_process
+from oprows.portable import without_replacements
 
 N = Dyn("n", 3, also=(1, 7))
 M = Dyn("m", 3, also=(1, 5))
 HEAD_SIZE = 40  # fills two groups of 32, the second with 8 numbers and 24 zeros
 CAPACITY = 16
 FUSED = ("QuantizeEntriesNode", "QuantizedSdpaNode")
+EXTENSIONS = {op.NAME for op in ir.OPS.values() if op.OP_TYPE >= ir.FIRST_EXTENSION}
 UNROTATED = EntryFormat(32, 8, False)
 ROTATED = EntryFormat(32, 4, True)
 GROUPS_OF_64 = EntryFormat(64, 8, True)
@@ -47,15 +52,13 @@ def fused(variant, module, *inputs, **options):
                **{"dtypes": (f32,), "loose": 20, "nodes": FUSED, "edge_verified": False, **options})
 
 
-def plain(variant, module, *inputs):
-    return fused(f"/plain{variant}", module, *inputs, nodes=())
-
-
 def qkv(length):
     return floats(1, 4, length, HEAD_SIZE), floats(1, 2, length, HEAD_SIZE), floats(1, 2, length, HEAD_SIZE)
 
 
 RING = {"capacity": 10, "window": 6}  # chunks of up to 5 positions
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 ROW = ints(1, low=0, high=3)
 # For calls with four tokens: the position of each token, and its row of the cache.
 TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
@@ -68,16 +71,114 @@ ROWS = [
     fused("/rows", QuantizedAttention(ROTATED, rows=3), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS, calls=4),
     fused("/row", QuantizedAttention(UNROTATED, rows=3), *qkv(N), ints(1, low=0, high=9), ROW, calls=4),
     fused("/values in the keys", QuantizedAttention(ROTATED, value_size=None), *qkv(N), ints(low=0, high=9)),
+    fused("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS),
+    fused("/blocks", QuantizedAttention(UNROTATED, blocks=True, **RING), *qkv(M), ints(low=0, high=100), calls=4),
+    fused("/slopes", QuantizedAttention(UNROTATED, slopes=SLOPES), *qkv(N), ints(low=0, high=9)),
+    fused("/float16", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9), dtypes=(f16,), loose_half=4),
     fused("/softcap", QuantizedAttention(UNROTATED, softcap=2.0), *qkv(N), ints(low=0, high=9), nodes=FUSED[:1]),
-    plain("", QuantizedAttention(UNROTATED), *qkv(N), ints(low=0, high=9)),
-    plain("/4 bits, rotated", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9)),
-    plain("/ring, rows", QuantizedAttention(ROTATED, rows=3, **RING), *qkv(4), ints(4, low=0, high=100), TOKEN_ROWS),
-    row("mlx::quantize_entries/scales",
-        lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
-        floats(1, 2, 3, HEAD_SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False),
+    fused("/rows, sinks", QuantizedAttention(ROTATED, rows=3, sinks=SINKS), *qkv(4), TOKEN_POSITIONS, TOKEN_ROWS,
+          nodes=FUSED[:1]),
 ]
+SCALES = row(
+    "mlx::quantize_entries/scales",
+    lambda x, y: torch.ops.mlx.quantize_entries([x, y], 32, 8, False, torch.float32)[1],
+    floats(1, 2, 3, HEAD_SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False,
+)  # fmt: skip
 
-test_op_row = pytest_function(ROWS)
+test_op_row = pytest_function([*ROWS, SCALES])
+
+
+# Portable programs -------------------------------------------------------------------------
+
+
+def outputs_of(lowered):
+    from executorch_mlx import Runtime
+
+    program = Runtime.get().load_program(lowered.pte)
+    method = program.load_method("forward")
+    return [[x.clone() for x in method.execute(list(inputs))] for inputs, _ in lowered.calls]
+
+
+def node_names(lowered):
+    """Returns the names of the nodes in the chains, and of those in the replacements."""
+    in_chains = {i.op.NAME for g in lowered.graphs for chain in g.instruction_chains for i in chain.instructions}
+    return in_chains, {r.instruction.op.NAME for g in lowered.graphs for r in g.replacements or ()}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_portable_program(row, delegate):
+    """Its replacements give the bits of the nodes. Its own instructions agree with eager torch."""
+    portable = dataclasses.replace(row, nodes=())
+    replaced, with_nodes = lower(portable), lower(row)
+    in_chains, replacements = node_names(replaced)
+    assert not in_chains & EXTENSIONS
+    assert replacements - {"RowUpdateNode"} == set(row.nodes)
+    for a, b in zip(outputs_of(replaced), outputs_of(with_nodes), strict=True):
+        assert all(x.equal(y) and x.isfinite().all() for x, y in zip(a, b, strict=True))
+    with without_replacements():
+        plain = lower(portable)
+    assert node_names(plain)[1] == set()
+    run_in_process(portable, plain)
+
+
+def test_the_runtime_runs_the_replacements(delegate, tmp_path):
+    from executorch.devtools import Inspector
+    from executorch_mlx import Runtime
+
+    lowered = lower(dataclasses.replace(ROWS[1], nodes=()))
+    program = Runtime.get().load_program(lowered.pte, enable_etdump=True, debug_buffer_size=0)
+    program.load_method("forward").execute(list(lowered.calls[0][0]))
+    program.write_etdump_result_to_file(str(tmp_path / "dump.etdp"), str(tmp_path / "debug.bin"))
+    blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
+    ran = [event.name.split()[1] for block in blocks for event in block.events if event.is_delegated_op]
+    assert [ran.count(name) for name in FUSED] == [1, 1]
+    # A portable program quantizes with RoundNode, and takes two integers of 4 bits apart with BitwiseAndNode.
+    in_chains, _ = node_names(lowered)
+    assert {"RoundNode", "BitwiseAndNode", "SdpaNode"} <= in_chains
+    assert not {"RoundNode", "BitwiseAndNode", "SdpaNode"} & set(ran)
+
+
+HUGE = 32 * 1025  # fills more groups than the nodes support
+
+
+class HugeHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("entries", torch.zeros(1, 1, 4, 2 * HUGE, dtype=torch.uint8))
+        self.register_buffer("scales", torch.zeros(1, 1, 4, 4 * HUGE // 32))
+
+    def forward(self, query, key, value, start):
+        new = torch.ops.mlx.quantize_entries([key, value], 32, 8, False, f32)
+        for cache, update in zip((self.entries, self.scales), new):
+            cache.copy_(torch.ops.mlx.cache_update(cache, update, start))
+        return torch.ops.mlx.quantized_attention(query, self.entries, self.scales, start, 0.01, HUGE, HUGE, 32, 8, False)
+
+
+UNSUPPORTED = {
+    "entries of too many groups": fused(
+        "/huge", HugeHeads(), *[floats(1, 1, 2, HUGE)] * 3, ints(low=0, high=3), nodes=()
+    ),
+    "five axes": row(
+        "mlx::quantize_entries/five axes", lambda x: torch.ops.mlx.quantize_entries([x], 32, 8, True, f32)[1],
+        floats(1, 1, 2, 3, 40), dtypes=(f32,), edge_verified=False,
+    ),
+}  # fmt: skip
+
+
+class WithExtensions(OpRow):
+    allow_extensions = True
+
+
+@pytest.mark.parametrize("row", UNSUPPORTED.values(), ids=UNSUPPORTED)
+@pytest.mark.parametrize("extensions", [False, True])
+def test_what_the_nodes_do_not_support_is_lowered_without_them(row, extensions, delegate):
+    lowered = lower(WithExtensions(**vars(row)) if extensions else row)
+    in_chains, replacements = node_names(lowered)
+    assert not {*in_chains, *replacements} & set(FUSED)
+    run_in_process(row, lowered)
+
+
+# The format ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16])

@@ -26,7 +26,7 @@ class Emitted:
 
 @dataclass
 class Replacement:
-    """Instructions of one chain, and an extension that computes their result.
+    """Instructions of one chain, and an extension that computes their results.
 
     The program has both, so that it runs on ExecuTorch's own MLX delegate, and this runtime runs the extension.
     """
@@ -95,18 +95,22 @@ class Emitter:
         return out
 
     def emit_replaceable(
-        self, extension: type[ir.Op], fields: dict[str, Any], emit: Callable[[], TensorSlot]
-    ) -> TensorSlot:
-        """Call `emit`, and record that `extension`, with `fields`, computes the same result as what `emit` appended.
+        self, extension: type[ir.Op], fields: dict[str, Any], emit: Callable[[], TensorSlot | list[TensorSlot]]
+    ) -> TensorSlot | list[TensorSlot]:
+        """Call `emit`, and record that `extension` computes the same results as the instructions that `emit` appended.
 
-        Returns the slot that `emit` returned. No later instruction reuses another result of these instructions. If
-        they do not compute this slot, because `emit` found an equal earlier result, `drop_dead` drops the record.
+        `emit` returns the slot of the result, or the slots of several results in the order of the output fields of
+        `extension`. `fields` are the other fields. Returns what `emit` returned. No later instruction reuses any other
+        value of these instructions. If they do not compute a result, because `emit` found an equal earlier one,
+        `drop_dead` drops the record.
         """
         first, results, producers = len(self._chain), dict(self._results[-1]), dict(self._producers)
         out = emit()
         self._results[-1], self._producers = results, producers
+        names = [f.name for f in extension.FIELDS if f.output]
+        outputs = dict(zip(names, out if isinstance(out, list) else [out], strict=True))
         emitted = self._chain[first:]
-        self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | {"out": out})))
+        self.replacements.append(Replacement(self._chain, emitted, Emitted(extension, fields | outputs)))
         return out
 
     def _check(self, op: type[ir.Op], fields: dict[str, Any]) -> None:

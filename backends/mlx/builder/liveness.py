@@ -20,26 +20,25 @@ def drop_dead(builder: ProgramBuilder) -> None:
     """Remove dead instructions from the chains of `builder`: those that write only slots that nothing reads.
 
     Instructions that write a buffer or an output, and control instructions, are never dead. A replacement is removed
-    when no instruction is left that computes its result.
+    when the instructions that are left do not compute all of its results.
     """
     outputs: set[Slot] = set(builder.interface.outputs)
     sizes = None
     # If an instruction is removed, the instructions that compute its operands may become dead. The loop therefore
     # repeats until no instruction is removed.
     while sizes != (sizes := [len(chain) for chain in builder.chains]):
-        builder.replacements = [r for r in builder.replacements if _has_result(builder, r)]
+        builder.replacements = [r for r in builder.replacements if _has_results(builder, r)]
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         read |= {s for r in builder.replacements for s in operands(r.extension)}
         for chain in builder.chains:
             chain[:] = [e for e in chain if not _is_dead(e, read | outputs)]
 
 
-def _has_result(builder: ProgramBuilder, replacement: Replacement) -> bool:
-    """Whether an instruction that is to be replaced computes the result of the extension."""
-    (out,) = results(replacement.extension)
+def _has_results(builder: ProgramBuilder, replacement: Replacement) -> bool:
+    """Whether the instructions that are to be replaced compute all results of the extension."""
     replaced = {id(e) for e in replacement.emitted}
     left = [e for e in replacement.chain if id(e) in replaced]
-    return any(out in results(e) for e in _with_inner(builder, left))
+    return set(results(replacement.extension)) <= {s for e in _with_inner(builder, left) for s in results(e)}
 
 
 def _with_inner(builder: ProgramBuilder, chain: list[Emitted]) -> Iterator[Emitted]:

@@ -72,8 +72,8 @@ def _add_sizes(add: Callable) -> None:
         help=f"rows of the KV caches: requests that the program serves side by side (default: {DEFAULT_BATCH}; 1 with "
              "--outputs logits or both, as ExecuTorch's own runner expects)")
     add("--kv-bits", type=int, choices=(16, 8, 4), metavar="{16,8,4}",
-        help="16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches, and use --allow-extensions as "
-             "well, for fused kernels (default: the dtype of the model)")
+        help="16: KV caches of float16 in place of float32; 8 or 4: quantize the KV caches (default: the dtype of the "
+             "model)")
     add("--tensor-parallel", type=int, default=1, metavar="N",
         help="split the weights and KV caches among N processes, which `run --hosts` starts: writes N files, named "
              "like FILE with -0-of-N to -(N-1)-of-N before the suffix (default: %(default)s)")

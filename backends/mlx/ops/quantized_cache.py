@@ -1,12 +1,15 @@
 """Lowers `mlx::quantize_entries` and `mlx::quantized_attention`: quantized KV caches.
 
-If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, and for
-attention that `QuantizedSdpaNode` does not support, they are lowered to arithmetic instructions.
+If extensions are allowed, they are lowered to `QuantizeEntriesNode` and `QuantizedSdpaNode`. Otherwise, they are lowered
+to arithmetic instructions, which these nodes replace in the runtime of this project. What the nodes do not support is
+lowered to arithmetic instructions only: soft-capped scores, attention sinks and very large entries.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +20,21 @@ from ..builder.registry import REGISTRY
 from ..custom_ops.quantized_cache import EntryFormat, hadamard, quantize, quantize_entries, quantized_attention
 from ..serialization import ir
 
+_MAX_GROUPS = 1024  # of an entry, in the nodes
+
 
 @REGISTRY.lower(quantize_entries)
 def lower_quantize_entries(P, xs, group_size, bits, rotate, dtype):
+    format = EntryFormat(group_size, bits, rotate)
+    trace = partial(P.trace, quantize, xs, format, dtype)
+    groups = sum(format.groups(x.shape[-1]) for x in xs)
+    if groups > _MAX_GROUPS or not all(x.ndim == 4 and x.dtype.is_floating_point for x in xs):
+        return trace()
+    fields = {"xs": xs, **dataclasses.asdict(format), "scale_type": dtypes.scalar_type(dtype)}
     if not P.allow_extensions:
-        return P.trace(quantize, xs, EntryFormat(group_size, bits, rotate), dtype)
+        return P.emit_replaceable(ir.QuantizeEntriesNode, fields, trace)
     outs = [P.fresh(value) for value in P.out]
-    P.emit(
-        ir.QuantizeEntriesNode, xs=xs, out=outs[0], out_scales=outs[1], group_size=group_size, bits=bits, rotate=rotate,
-        scale_type=dtypes.scalar_type(dtype),
-    )  # fmt: skip
+    P.emit(ir.QuantizeEntriesNode, **fields, out=outs[0], out_scales=outs[1])
     return outs
 
 
@@ -64,14 +72,20 @@ class _QuantizedCache:
         return [self._dequantize(P, first, stop, group, width, query.dtype) for group, width in parts]
 
     def attend(self, P, query, first, stop, scale, mask):
-        if not P.allow_extensions:
+        def emit():
             k, v = self.read(P, query, first, stop)
             return P.emit(ir.SdpaNode, q=query, k=k, v=v, scale=scale, **mask_fields(mask))
-        return P.emit(
-            ir.QuantizedSdpaNode, q=query, cache=self.entries, scales=self.scales, start=first, stop=stop,
-            value_offset=self.value_offset, value_size=self.value_size, group_size=self.format.group_size,
-            bits=self.format.bits, rotate=self.format.rotate, scale=scale, **mask_fields(mask),
-        )  # fmt: skip
+
+        if self.scales.shape[3] // 2 > _MAX_GROUPS:
+            return emit()
+        fields = {
+            "q": query, "cache": self.entries, "scales": self.scales, "start": first, "stop": stop,
+            "value_offset": self.value_offset, "value_size": self.value_size, **dataclasses.asdict(self.format),
+            "scale": scale, **mask_fields(mask),
+        }  # fmt: skip
+        if P.allow_extensions:
+            return P.emit(ir.QuantizedSdpaNode, **fields)
+        return P.emit_replaceable(ir.QuantizedSdpaNode, fields, emit)
 
     def node_of_rows(self, query, held, scale):
         return None

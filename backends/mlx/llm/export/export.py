@@ -87,8 +87,7 @@ def export_llm(
       layer in positions, where 0 stands for no window.
     - `batch`: number of rows of the KV caches: the sequences that the program can decode side by side.
     - `kv_bits`: 8 or 4 for quantized KV caches, or 16 for float16 in place of float32. By default, the caches have the
-      dtype of the model. With `allow_extensions`, the program has fused nodes
-      for them. Otherwise the caches are dequantized in every step, which takes longer than with floats.
+      dtype of the model.
     - `tensor_parallel`: number of processes that run the model together, each with a part of its weights and its KV
       caches. If it is more than 1, the result is a `PartitionedLLM`, and `save` writes a file for each process; the
       files use IR nodes that ExecuTorch's own MLX delegate lacks.
