@@ -11,7 +11,7 @@ from executorch_mlx.inspect.pte import Delegate
 from executorch_mlx.inspect.report import describe
 from executorch_mlx.serialization import ir
 from executorch_mlx.serialization.read import read_payload
-from irprograms import FLOAT32
+from irprograms import FLOAT32, Graph
 
 
 @pytest.fixture
@@ -66,6 +66,18 @@ def test_peak_uses_largest_batch(report):
     # At most three temporaries are live at a time: an operand and its result, both float32[16, 4], and the new value of
     # `steps`, float32[4].
     assert temporaries["peak_bytes"] == 2 * 16 * 4 * 4 + 4 * 4
+
+
+def test_replacements_are_listed(inspect, tmp_path):
+    graph = Graph()
+    x, t, y, z = graph.input((3,)), graph.new_temp(), graph.output((3,)), graph.output((3,))
+    graph.emit(ir.AddNode(a=x, b=x, out=t), ir.MultiplyNode(a=t, b=t, out=y), ir.AbsNode(x=x, out=z))
+    graph.replacements = [(0, 0, 2, ir.NegNode(x=x, out=y))]
+    path = tmp_path / "replaced.pte"
+    path.write_bytes(graph.pte())
+    lines = inspect(path)[1].splitlines()
+    assert "  replaced      2 of the instructions, by Neg 1" in lines
+    assert [line for line in lines if "in place of 0 to 1, the MLX delegate of this project runs Neg(x=" in line]
 
 
 def test_branches_are_chains(report):

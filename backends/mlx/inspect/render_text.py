@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,15 @@ def _delegate_lines(d: dict[str, Any]) -> Iterator[str]:
     excluded = f", excluding {unknown} of unknown size" if unknown else ""
     yield f"  temporaries   {temporaries['count']}, peak about {format_bytes(temporaries['peak_bytes'])}{excluded}"
     yield f"  host values   {d['values']}"
-    yield "  ops           " + ", ".join(f"{op} {count}" for op, count in d["ops"].items())
+    yield f"  ops           {_format_counts(d['ops'])}"
+    if d["replacements"]:
+        replaced = sum(r["count"] for r in d["replacements"])
+        by = Counter(r["instruction"]["op"] for r in d["replacements"])
+        yield f"  replaced      {replaced} of the instructions, by {_format_counts(dict(by.most_common()))}"
+
+
+def _format_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _format_slots(slots: list[dict[str, str]]) -> str:
