@@ -7,12 +7,12 @@ from typing import Any
 
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 from executorch.exir.delegate import executorch_call_delegate
-from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
 from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
 from torch.export import ExportedProgram, default_decompositions
 
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
+from .decomposition import decompose
 
 
 def lower(
@@ -52,9 +52,7 @@ def _decomposed(program: ExportedProgram, partitioner: MLXPartitioner) -> Export
     table = default_decompositions()
     for target in preserved:
         table.pop(target, None)
-    program = remove_unused_parameters_pass(program.run_decompositions(table))
-    RemoveNonCoreAtenOpGraphAssertsPass()(program.graph_module)  # in place
-    return program
+    return remove_unused_parameters_pass(decompose(program, table.materialize()))
 
 
 def _is_delegated(program: ExportedProgram) -> bool:
