@@ -140,7 +140,7 @@ float weigh(const Attention& a, int64_t head, int64_t query, int64_t first, int6
     return 0;
   }
   std::fill(scores + visible, scores + count, 0.0f);
-  return kernels().softmax_numerators(scores, visible);
+  return kernels().softmax_numerators(scores, visible, /*scale=*/1);
 }
 
 // Computes the results of a tile over one part of the keys, of which the last row of the tile sees at least one.

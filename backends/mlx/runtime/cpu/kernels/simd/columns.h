@@ -12,16 +12,23 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kColumnTileRows = 8;
+constexpr int kColumnTileRows = 6;
+constexpr int kMaxColumnTileRows = 8;
 constexpr int column_vectors(int rows) {
-  return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 4 ? 4 : 3;
+  return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 6 ? 4 : 3;
 }
 #else
 constexpr int kColumnTileRows = 4;
+constexpr int kMaxColumnTileRows = 4;
 constexpr int column_vectors(int rows) {
   return rows == 1 ? 8 : rows == 2 ? 4 : 3;
 }
 #endif
+
+// The rows of a tile if x has m rows. Up to kMaxColumnTileRows rows make a single tile, which reads the matrix once.
+constexpr int column_tile_rows(int m) {
+  return m <= kMaxColumnTileRows ? m : kColumnTileRows;
+}
 
 // From this number of row tiles on, the columns of the matrix that a tile reads are first copied to contiguous memory, as
 // float32. The copy stays in the cache, and its rows do not compete for the same cache lines.
@@ -61,7 +68,7 @@ void column_tile(
     for (int r = 0; r < M; ++r) {
       const Floats element = broadcast(x[r * ldx + i]);
       for (int v = 0; v < V; ++v) {
-        acc[r][v] += element * weights[v];
+        acc[r][v] = multiply_add<Type>(element, weights[v], acc[r][v]);
       }
     }
   }
@@ -100,11 +107,15 @@ template <FloatType Type>
 void column_tiles_of_rows(
     const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
     bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
-  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
+  const auto compute_tile = [&](auto rows, int first) {
     column_tiles<Type, decltype(rows)::value>(
         x + first * ldx, ldx, b, ldb, n, k, accumulate, addend == nullptr ? nullptr : addend + first * lda, lda,
         y + first * ldy, ldy);
-  });
+  };
+  if (m <= kMaxColumnTileRows) {
+    return for_row_tiles<kMaxColumnTileRows>(m, compute_tile);
+  }
+  for_row_tiles<kColumnTileRows>(m, compute_tile);
 }
 
 template <FloatType Type>
@@ -112,7 +123,8 @@ void multiply_columns_of(
     const float* x, ptrdiff_t ldx, int m, const void* matrix, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto* b = static_cast<const typename Elements<Type>::Element*>(matrix);
-  if (m < kManyColumnTiles * kColumnTileRows || k > kMaxCopiedDepth) {
+  constexpr bool is_half = sizeof(*b) == 2;
+  if (m < kManyColumnTiles * kColumnTileRows || k > kMaxCopiedDepth || (n == ldb && !is_half)) {
     return column_tiles_of_rows<Type>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
   }
   constexpr int width = column_vectors(kColumnTileRows) * kLanes;
@@ -129,13 +141,13 @@ void multiply_columns_of(
         store(Elements<Type>::load_first(from + c, columns - c), copy + i * width + c);
       }
     }
-    column_tiles_of_rows<FloatType::float32>(
+    column_tiles_of_rows<(is_half ? FloatType::float32 : Type)>(
         x, ldx, m, copy, width, columns, k, accumulate, addend == nullptr ? nullptr : addend + j, lda, y + j, ldy);
   }
 }
 
 int column_panel_width(int rows) {
-  return column_vectors(rows < kColumnTileRows ? rows : kColumnTileRows) * kLanes;
+  return column_vectors(column_tile_rows(rows)) * kLanes;
 }
 
 void multiply_columns(
@@ -146,8 +158,47 @@ void multiply_columns(
       return multiply_columns_of<FloatType::float16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
     case FloatType::bfloat16:
       return multiply_columns_of<FloatType::bfloat16>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
+    case FloatType::bfloat16_pair:
+#if defined(__AVX512BF16__)
+      return multiply_columns_of<FloatType::bfloat16_pair>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
+#else
+      return;  // never called with pairs, because multiplies_bfloat16_pairs is false
+#endif
     default:
       return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
+  }
+}
+
+template <FloatType Type>
+void transpose_rows_of(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
+  const ptrdiff_t ahead = rows_to_prefetch(ldx * sizeof(*x)) * ldx;
+  for (int j = 0; j < n; j += kLanes) {
+    const int rows = n - j < kLanes ? n - j : kLanes;
+    for (int i = 0; i < k; i += kLanes) {
+      const int count = k - i < kLanes ? k - i : kLanes;
+      Floats v[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const auto* from = x + (j + (r < rows ? r : 0)) * ldx + i;
+        prefetch(from + ahead);
+        v[r] = count == kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, count);
+      }
+      transpose(v);
+      for (int c = 0; c < count; ++c) {
+        store(v[c], y + (i + c) * ldy + j);
+      }
+    }
+  }
+}
+
+void transpose_rows(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
+  const auto* halves = static_cast<const uint16_t*>(x);
+  switch (type) {
+    case FloatType::float16:
+      return transpose_rows_of<FloatType::float16>(halves, ldx, n, k, y, ldy);
+    case FloatType::bfloat16:
+      return transpose_rows_of<FloatType::bfloat16>(halves, ldx, n, k, y, ldy);
+    default:
+      return transpose_rows_of<FloatType::float32>(static_cast<const float*>(x), ldx, n, k, y, ldy);
   }
 }
 

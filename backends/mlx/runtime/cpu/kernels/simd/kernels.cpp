@@ -29,6 +29,7 @@ extern const Kernels kernels = {
     .multiply_panels = multiply_panels,
     .multiply_columns = multiply_columns,
     .column_panel_width = column_panel_width,
+    .transpose = transpose_rows,
     .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,

@@ -64,7 +64,7 @@ struct Int8Panels {
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
-  // Whether dot_rows and multiply_panels accept bfloat16_pair. Then x also consists of pairs, and k and the distances
+  // Whether dot_rows, multiply_panels and multiply_columns accept bfloat16_pair. Then x also consists of pairs, and k and the distances
   // between rows count pairs. A product of pairs is rounded once, to float32; subnormal numbers count as zeros.
   bool multiplies_bfloat16_pairs;
 
@@ -83,13 +83,17 @@ struct Kernels {
       FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
       ptrdiff_t ldy);
 
-  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`: float32, float16 or bfloat16. Then adds
-  // `addend` [m, n], with the distance lda between rows, unless it is null.
+  // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with the
+  // distance lda between rows, unless it is null.
   void (*multiply_columns)(
       const float* x, ptrdiff_t ldx, int m, const void* b, FloatType type, ptrdiff_t ldb, int n, int k,
       bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
   // The number of columns that multiply_columns computes together for this number of rows of x.
   int (*column_panel_width)(int rows);
+
+  // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the columns
+  // from n up to the next multiple of 16, with any values; ldy is at least this multiple.
+  void (*transpose)(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
@@ -126,9 +130,9 @@ struct Kernels {
   void (*silu)(const float* x, float* y, ptrdiff_t count);
   void (*sigmoid)(const float* x, float* y, ptrdiff_t count);
   void (*tanh)(const float* x, float* y, ptrdiff_t count);
-  // Replaces x by exp(x - max(x)), in place. Returns the sum of the new values. Further elements of minus infinity
-  // would change neither the values nor the sum.
-  float (*softmax_numerators)(float* x, ptrdiff_t count);
+  // Replaces x by exp(scale * x - max(scale * x)), in place. Returns the sum of the new values. Further elements of minus
+  // infinity would change neither the values nor the sum, if scale is positive.
+  float (*softmax_numerators)(float* x, ptrdiff_t count, float scale);
   // y = x / sqrt(mean(x^2) + eps) * weight for each row of x [rows, width]. weight may be null.
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.

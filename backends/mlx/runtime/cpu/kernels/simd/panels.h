@@ -33,28 +33,6 @@ size_t panel_size(int k) {
   return static_cast<size_t>(section_stride(k)) * kLanes;
 }
 
-// Exchanges elements of two vectors, for a transposition: the elements of a whose index has the bit `Distance`, and the
-// elements of b whose index lacks this bit.
-template <int Distance, int... I>
-inline void exchange(Floats& a, Floats& b, Indices<I...>) {
-  const Floats low = __builtin_shufflevector(a, b, (I & Distance ? I - Distance + kLanes : I)...);
-  b = __builtin_shufflevector(a, b, (I & Distance ? I + kLanes : I + Distance)...);
-  a = low;
-}
-
-template <int Distance>
-inline void transpose(Floats* v) {
-  typedef typename MakeIndices<kLanes>::Type All;
-  for (int i = 0; i < kLanes; ++i) {
-    if ((i & Distance) == 0) {
-      exchange<Distance>(v[i], v[i + Distance], All{});
-    }
-  }
-  if constexpr (Distance > 1) {
-    transpose<Distance / 2>(v);
-  }
-}
-
 void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
   const ptrdiff_t stride = section_stride(k);
   for (int i = 0; i < k; i += kLanes, panel += kLanes) {
@@ -64,7 +42,7 @@ void pack_panel(const float* x, ptrdiff_t ldx, int rows, int k, float* panel) {
       v[r] = r >= rows ? Floats{} : count == kLanes ? load<Floats>(x + r * ldx + i)
                                                     : load_partial<Floats>(x + r * ldx + i, count);
     }
-    transpose<kLanes / 2>(v);
+    transpose(v);
     for (int section = 0; section < kLanes; ++section) {
       store(v[section], panel + section * stride);
     }

@@ -139,6 +139,29 @@ struct MakeIndices<0, I...> {
   typedef Indices<I...> Type;
 };
 
+// Exchanges elements of two vectors, for a transposition: the elements of a whose index has the bit `Distance`, and the
+// elements of b whose index lacks this bit.
+template <int Distance, int... I>
+inline void exchange(Floats& a, Floats& b, Indices<I...>) {
+  const Floats low = __builtin_shufflevector(a, b, (I & Distance ? I - Distance + kLanes : I)...);
+  b = __builtin_shufflevector(a, b, (I & Distance ? I + kLanes : I + Distance)...);
+  a = low;
+}
+
+// Transposes the square matrix with the rows v[0] ... v[kLanes - 1].
+template <int Distance = kLanes / 2>
+inline void transpose(Floats* v) {
+  typedef typename MakeIndices<kLanes>::Type All;
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & Distance) == 0) {
+      exchange<Distance>(v[i], v[i + Distance], All{});
+    }
+  }
+  if constexpr (Distance > 1) {
+    transpose<Distance / 2>(v);
+  }
+}
+
 // Adds the halves of blocks of lanes. a and b consist of blocks of `Block` lanes. Lane i of the upper half of each
 // block is added to lane i of its lower half. The result has the blocks of a and then those of b, half as long.
 template <int Block, int... I>

@@ -97,11 +97,12 @@ void tanh(const float* x, float* y, ptrdiff_t count) {
   });
 }
 
-float softmax_numerators(float* x, ptrdiff_t count) {
+float softmax_numerators(float* x, ptrdiff_t count, float scale) {
   const ptrdiff_t whole = count / kLanes * kLanes;
   Floats highest = Floats{} - __builtin_inff();
   for (ptrdiff_t i = 0; i < whole; i += kLanes) {
-    const Floats v = load<Floats>(x + i);
+    const Floats v = scale * load<Floats>(x + i);
+    store(v, x + i);
     highest = v > highest ? v : highest;
   }
   float maximum = highest[0];
@@ -109,6 +110,7 @@ float softmax_numerators(float* x, ptrdiff_t count) {
     maximum = highest[lane] > maximum ? highest[lane] : maximum;
   }
   for (ptrdiff_t i = whole; i < count; ++i) {
+    x[i] *= scale;
     maximum = x[i] > maximum ? x[i] : maximum;
   }
   const auto exp_below_maximum = [&](Floats v) {
