@@ -16,8 +16,13 @@ namespace {
 using Attention = ExecutorchMlxQuantizedAttention;
 
 constexpr int64_t kPartKeys = 256;
-constexpr int64_t kBlockKeys = 64;  // dequantized at a time, so that they stay in the cache of a core
 constexpr int64_t kTileRows = 64;
+
+// The number of keys that are dequantized at a time, so that they stay in the cache of a core: in the first-level cache
+// if few rows read them.
+constexpr int64_t block_keys(int64_t rows) {
+  return rows <= 16 ? 32 : 64;
+}
 
 int64_t groups_of(int64_t width, int group_size) {
   return (width + group_size - 1) / group_size;
@@ -89,10 +94,11 @@ void read_queries(const Attention& a, const Sizes& s, const Tile& tile, std::vec
   }
 }
 
-// Dequantizes the groups [first_group, first_group + groups) of `count` entries from `key` on.
+// Dequantizes the groups [first_group, first_group + groups) of `count` entries from `key` on. If `prefetches`,
+// prefetches whole entries that follow, so that the second pass over the entries of a part finds the values in the cache.
 void dequantize(
     const ExecutorchMlxEntries& cache, int64_t head, int64_t key, int64_t count, int64_t first_group, int64_t groups,
-    float* out) {
+    bool prefetches, float* out) {
   const int64_t scale = head * cache.scale_strides[0] + key * cache.scale_strides[1] + first_group;
   const QuantizedEntries entries{
       .entries = cache.entries + head * cache.entry_strides[0] + key * cache.entry_strides[1] +
@@ -104,7 +110,8 @@ void dequantize(
       .bias_offset = cache.groups,
       .bits = cache.bits,
       .group_size = cache.group_size,
-      .groups = static_cast<int>(groups)};
+      .groups = static_cast<int>(groups),
+      .prefetched_bytes = prefetches ? static_cast<int>(cache.groups * cache.group_size * cache.bits / 8) : 0};
   kernels().dequantize_entries(entries, static_cast<int>(count), out, groups * cache.group_size);
 }
 
@@ -153,11 +160,12 @@ void attend_part(
   const int64_t count = std::min(kPartKeys, visible_keys(a, last_query) - first);
   to.resize(m, s.values);
   scores.resize(m * kPartKeys);
-  block.resize(kBlockKeys * std::max(s.width, s.values));
+  const int64_t block_size = block_keys(m);
+  block.resize(block_size * std::max(s.width, s.values));
   const int group_size = a.cache.group_size;
-  for (int64_t i = 0; i < count; i += kBlockKeys) {
-    const int64_t n = std::min(kBlockKeys, count - i);
-    dequantize(a.cache, tile.kv_head, first + i, n, 0, s.width / group_size, block.data());
+  for (int64_t i = 0; i < count; i += block_size) {
+    const int64_t n = std::min(block_size, count - i);
+    dequantize(a.cache, tile.kv_head, first + i, n, 0, s.width / group_size, /*prefetches=*/true, block.data());
     const Operands operands{
         .x = q.data(),
         .ldx = s.width,
@@ -174,9 +182,10 @@ void attend_part(
     const int64_t query = (tile.first + i) / s.group;
     to.sum[i] = weigh(a, head, query, first, count, &scores[i * kPartKeys], to.maximum[i]);
   }
-  for (int64_t i = 0; i < count; i += kBlockKeys) {
-    const int64_t n = std::min(kBlockKeys, count - i);
-    dequantize(a.cache, tile.kv_head, first + i, n, a.value_group, s.values / group_size, block.data());
+  for (int64_t i = 0; i < count; i += block_size) {
+    const int64_t n = std::min(block_size, count - i);
+    dequantize(
+        a.cache, tile.kv_head, first + i, n, a.value_group, s.values / group_size, /*prefetches=*/false, block.data());
     kernels().multiply_columns(
         &scores[i], kPartKeys, static_cast<int>(m), block.data(), FloatType::float32, s.values,
         static_cast<int>(s.values), static_cast<int>(n), i > 0, nullptr, 0, to.y.data(), s.values);

@@ -36,6 +36,7 @@ struct QuantizedEntries {
   int bits;        // 4 or 8
   int group_size;  // 32, 64 or 128
   int groups;      // of an entry, at most kMaxGroups
+  int prefetched_bytes;  // of each later entry, from the first of these groups on; 0: prefetches neither them nor scales
 };
 
 // Rows of activations in 8 bits, in groups like those of a QuantizedMatrix: value = scale * integer, with integers from
