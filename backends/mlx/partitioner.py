@@ -96,14 +96,10 @@ class MLXPartitioner(Partitioner):
         reasons = ProgramBuilder(exported_program, allow_extensions=self._allow_extensions).check()
         decisions = (Decision(n.name, str(aten_target(n.target)), r) for n, r in reasons.items())
         self._reports.append(Report(tuple(decisions)))
-        partitions = CapabilityBasedPartitioner(
-            exported_program.graph_module,
-            _SupportedNodes({n for n, reason in reasons.items() if reason is None}),
-            allows_single_node_partition=True,
-        ).propose_partitions()
         tags = {}
-        for index, partition in enumerate(partitions):
-            nodes = [n for n in partition.nodes if n.op == "call_function"]
+        supported = {n for n, reason in reasons.items() if reason is None}
+        for index, partition in enumerate(_partitions(exported_program.graph_module, supported)):
+            nodes = [n for n in partition if n.op == "call_function"]
             if all(_computes_no_tensor(n) for n in nodes):
                 continue  # sizes and assertions alone are not worth a delegate call
             tag = f"mlx_{index}"
@@ -156,6 +152,15 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
             yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
+def _partitions(module: GraphModule, supported: set[Node]) -> list[Iterable[Node]]:
+    """Returns the groups of supported nodes that can each be computed in one call of a delegate."""
+    if all(n in supported for n in module.graph.nodes if n.op == "call_function"):
+        return [supported]  # the general search for cycles takes long
+    support = _SupportedNodes(supported)
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+    return [partition.nodes for partition in partitioner.propose_partitions()]
+
+
 class _SupportedNodes(OperatorSupportBase):
     def __init__(self, nodes: set[Node]):
         self.nodes = nodes
@@ -185,9 +190,10 @@ def _tag_owned_data(program: ExportedProgram) -> None:
     new value is an output of the program. All other data stays with ExecuTorch, which passes it as arguments.
     """
     signature = program.graph_signature
+    buffers = signature.inputs_to_buffers  # the signature computes this dictionary anew at every access
     data = {
         *signature.inputs_to_parameters,
-        *signature.inputs_to_buffers,
+        *buffers,
         *signature.inputs_to_lifted_tensor_constants,
     }
     new_values = {buffer: value for value, buffer in signature.buffers_to_mutate.items()}
@@ -196,7 +202,7 @@ def _tag_owned_data(program: ExportedProgram) -> None:
         if node.op != "placeholder" or node.name not in data:
             continue
         tags = {user.meta.get("delegation_tag") for user in node.users if user.op != "output"}
-        new_value = new_values.get(signature.inputs_to_buffers.get(node.name))
+        new_value = new_values.get(buffers.get(node.name))
         if new_value is not None:
             tags.add(nodes[new_value].meta.get("delegation_tag"))
             readers = (user for user in nodes[new_value].users if user.op != "output")

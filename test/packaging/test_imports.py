@@ -15,6 +15,7 @@ RULES = {
     "custom_ops": set(),
     "loader": set(),
     "quiet": set(),
+    "collector": set(),
     "memory": {"loader"},
     "return_types": set(),
     "builder": {"serialization", "custom_ops"},
@@ -27,8 +28,8 @@ RULES = {
     "inspect": {"serialization"},
     "verification": {"builder", "inspect", "loader", "partitioner", "quiet", "serialization"},
     # never builder or ops
-    "llm": {"custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
-    "speech": {"custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
+    "llm": {"collector", "custom_ops", "custom_kernel_ops", "loader", "memory", "partitioner", "quiet", "verification"},
+    "speech": {"collector", "custom_kernel_ops", "llm", "partitioner", "quiet", "verification"},
     "serve": {"llm", "memory"},
     "batch": {"llm", "serve"},
     "ray": {"batch", "llm", "memory", "serve"},

@@ -10,11 +10,13 @@ from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
 from torch.export import ExportedProgram, default_decompositions
 
+from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
 from .decomposition import decompose
 
 
+@paused_collector()
 def lower(
     methods: dict[str, ExportedProgram], constant_methods: dict[str, Any], *, allow_extensions: bool
 ) -> tuple[EdgeProgramManager, Report]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch._dynamo.exc import UserError
 
+from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
 from ..sampling_head import sample_logits
 from ..sampling_parameters import INPUTS
@@ -61,6 +62,7 @@ def _decode_widths(rows: int) -> list[int]:
     return [1 << i for i in range(1, (rows - 1).bit_length())]
 
 
+@paused_collector()
 def export_methods(
     decoder: CachedDecoder, kinds: dict[str, MethodKind], head: HeadConfig
 ) -> dict[str, torch.export.ExportedProgram]:

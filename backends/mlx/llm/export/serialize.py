@@ -12,9 +12,11 @@ from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from ...collector import paused_collector
 from ...verification.interpret import mlx_delegates
 
 
+@paused_collector()
 def serialize(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
     """Does what `lowered.to_executorch()` does, in less time.
 
