@@ -10,7 +10,7 @@ from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, p
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
 _ROUNDS = 2  # how often `search` alternates between integers and scales for each fraction
-_STEP_ELEMENTS = 1 << 18  # the number of weights that are quantized at a time: few, so that they stay in the CPU's cache
+_STEP_ELEMENTS = 1 << 19  # the number of weights that are quantized at a time: few, so that they stay in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,15 @@ def search(
     else:
         total = importance.expand_as(x).sum(-1)
         mean_x = (x * importance).sum(-1) / total
-    best = None
+    best, q = None, torch.empty_like(x)  # the memory of `q` is used again for each fraction
     for shrink in _SHRINKS:
         scales = ((maximum - minimum) * shrink / (2**bits - 1)).clamp_(min=1e-7)
         biases = minimum + (maximum - minimum) * ((1 - shrink) / 2)
         for _ in range(_ROUNDS):
-            q = integers(x, scales, biases, bits)
+            integers(x, scales, biases, bits, out=q)
             scales, biases = _least_squares(x, mean_x, q, importance, total, scales, biases)
         scales, biases = scales.to(dtype), biases.to(dtype)
-        errors = _in_place_values(integers(x, scales, biases, bits), scales, biases).sub_(x).square_()
+        errors = _in_place_values(integers(x, scales, biases, bits, out=q), scales, biases).sub_(x).square_()
         error = (errors if importance is None else errors.mul_(importance)).sum(-1)
         if best is None:
             best = [error, scales, biases]
@@ -130,10 +130,15 @@ def search(
     return best[1], best[2]
 
 
-def integers(x: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the quantized groups of floats [..., G]: the nearest integers for the scales and biases, as float32."""
+def integers(
+    x: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the quantized groups of floats [..., G]: the nearest integers for the scales and biases, as float32.
+
+    The result is written to `out`, if it is given.
+    """
     scales, biases = scales.float().unsqueeze(-1), biases.float().unsqueeze(-1)
-    return x.sub(biases).div_(scales).round_().clamp_(0, 2**bits - 1)
+    return torch.sub(x, biases, out=out).div_(scales).round_().clamp_(0, 2**bits - 1)
 
 
 def _values(q, scales, biases):
@@ -153,7 +158,9 @@ def _least_squares(x, mean_x, q, importance, total, scales, biases):
     mean_q = (q if importance is None else q * importance).sum(-1) / total
     q = q.sub_(mean_q.unsqueeze(-1))
     weighted = q if importance is None else q * importance
-    variance, covariance = (weighted * q).sum(-1), (weighted * x).sum(-1)
+    product = weighted * q
+    variance = product.sum(-1)
+    covariance = torch.mul(weighted, x, out=product).sum(-1)
     slope = covariance / variance
     is_valid = (variance > 0) & (slope > 1e-7)
     scales = torch.where(is_valid, slope, scales)
