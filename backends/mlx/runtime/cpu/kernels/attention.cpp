@@ -123,6 +123,10 @@ void multiply_by_keys(const Attention& a, const Tile& tile, Matrix q, Matrix k, 
     q.stride /= 2;
     k = {k.data, FloatType::bfloat16_pair, k.stride / 2};
   }
+  if (tile.count <= kMaxTransposedRows) {
+    return kernels().multiply_transposed(
+        static_cast<const float*>(q.data), q.stride, tile.count, k.data, k.type, k.stride, keys, width, scores, stride);
+  }
   transposed.resize(width * kTransposedKeys);
   for (int64_t first = 0; first < keys; first += kTransposedKeys) {
     const int count = static_cast<int>(std::min(kTransposedKeys, keys - first));
@@ -164,11 +168,12 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 void multiply_by_values(
     const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
-  for (int64_t first = 0; first < keys; first += kValuesPerPass) {
+  const int64_t step = tile.count <= kMaxTransposedRows ? keys : kValuesPerPass;  // few rows read each value once
+  for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
     kernels().multiply_columns(
         weights + row * stride + first, stride, tile.count - row, at(v.data, v.type, first * v.stride), v.type, v.stride,
-        a.v_width, std::min(kValuesPerPass, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
+        a.v_width, std::min(step, keys - first), /*accumulate=*/first > 0, nullptr, 0, y + row * a.v_width,
         a.v_width);
   }
 }

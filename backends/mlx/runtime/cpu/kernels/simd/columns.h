@@ -60,7 +60,7 @@ void column_tile(
     for (int v = 0; v < V; ++v) {
       const auto* from = b + i * ldb + v * kLanes;
       constexpr int vectors_per_line = 64 / (kLanes * sizeof(*b));
-      if (rows_ahead > 0 && v % vectors_per_line == 0) {
+      if (rows_ahead > 0 && i + rows_ahead < k && v % vectors_per_line == 0) {
         prefetch(from + rows_ahead * ldb);
       }
       weights[v] = V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
@@ -166,39 +166,6 @@ void multiply_columns(
 #endif
     default:
       return multiply_columns_of<FloatType::float32>(x, ldx, m, b, ldb, n, k, accumulate, addend, lda, y, ldy);
-  }
-}
-
-template <FloatType Type>
-void transpose_rows_of(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
-  const ptrdiff_t ahead = rows_to_prefetch(ldx * sizeof(*x)) * ldx;
-  for (int j = 0; j < n; j += kLanes) {
-    const int rows = n - j < kLanes ? n - j : kLanes;
-    for (int i = 0; i < k; i += kLanes) {
-      const int count = k - i < kLanes ? k - i : kLanes;
-      Floats v[kLanes];
-      for (int r = 0; r < kLanes; ++r) {
-        const auto* from = x + (j + (r < rows ? r : 0)) * ldx + i;
-        prefetch(from + ahead);
-        v[r] = count == kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, count);
-      }
-      transpose(v);
-      for (int c = 0; c < count; ++c) {
-        store(v[c], y + (i + c) * ldy + j);
-      }
-    }
-  }
-}
-
-void transpose_rows(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy) {
-  const auto* halves = static_cast<const uint16_t*>(x);
-  switch (type) {
-    case FloatType::float16:
-      return transpose_rows_of<FloatType::float16>(halves, ldx, n, k, y, ldy);
-    case FloatType::bfloat16:
-      return transpose_rows_of<FloatType::bfloat16>(halves, ldx, n, k, y, ldy);
-    default:
-      return transpose_rows_of<FloatType::float32>(static_cast<const float*>(x), ldx, n, k, y, ldy);
   }
 }
 

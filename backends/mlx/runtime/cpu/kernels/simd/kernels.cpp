@@ -11,6 +11,7 @@
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
+#include "transposed.h"
 #include "vector.h"
 #include "vector_functions.h"
 
@@ -30,6 +31,7 @@ extern const Kernels kernels = {
     .multiply_columns = multiply_columns,
     .column_panel_width = column_panel_width,
     .transpose = transpose_rows,
+    .multiply_transposed = multiply_transposed,
     .arrange_for_quantized = arrange_for_quantized,
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,

@@ -8,8 +8,9 @@
 
 namespace executorch_mlx {
 
-// Limits of the functions below.
+// Limits and tile sizes of the functions below.
 constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
+constexpr int kMaxTransposedRows = 4;   // rows of x in a tile of multiply_transposed
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kInt8PanelRows = 16;     // rows of the matrix in a panel of Int8Panels
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
@@ -95,6 +96,12 @@ struct Kernels {
   // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the columns
   // from n up to the next multiple of 16, with any values; ldy is at least this multiple.
   void (*transpose)(const void* x, FloatType type, ptrdiff_t ldx, int n, int k, float* y, ptrdiff_t ldy);
+
+  // y [m, n] = x [m, k] @ w.T for w [n, k] with elements of `type`: multiply_columns with the result of transpose, bit for
+  // bit. Faster for up to kMaxTransposedRows rows of x.
+  void (*multiply_transposed)(
+      const float* x, ptrdiff_t ldx, int m, const void* w, FloatType type, ptrdiff_t ldw, int n, int k, float* y,
+      ptrdiff_t ldy);
 
   // Prepares one row x [k] for quantized_rows: writes its elements to `arranged` [k], in the order in which
   // quantized_rows unpacks the weights.
