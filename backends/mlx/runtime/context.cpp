@@ -140,6 +140,25 @@ Context::Loop Context::loop(const fb::ScanParams& n, int iterations) {
   return Loop(*this, std::move(matrices));
 }
 
+const Recurrence* Context::recurrence(const fb::ScanParams& n) const {
+  const auto found = program_.recurrences.find(&n);
+  return found == program_.recurrences.end() || profiler_ != nullptr ? nullptr : &found->second;
+}
+
+bool Context::allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const {
+  const auto left = static_cast<uint64_t>(limits_.operations) - std::min<uint64_t>(operations_, limits_.operations);
+  return loop_instructions(n) <= (limits_.instructions - executed_) / iterations && operations <= left / iterations;
+}
+
+void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t operations) {
+  executed_ += loop_instructions(n) * iterations;
+  operations_ += operations * iterations;
+}
+
+int64_t Context::loop_instructions(const fb::ScanParams& n) const {
+  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size());
+}
+
 const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
   const auto found = loop_matrices_.find(matrix->idx());
   if (found == loop_matrices_.end()) {

@@ -217,6 +217,18 @@ class Context {
   // of a running loop multiplies by, or if packing would not make the products faster.
   const mx::array* packed(const fb::Tid* matrix, int64_t rows);
 
+  // The recurrence of a node that a kernel can run, or null: see recurrence.h.
+  const Recurrence* recurrence(const fb::ScanParams& n) const;
+
+  // An elementwise group of the body of a loop.
+  const ElementwiseGroup& group(const fb::ScanParams& n, uint32_t index) const {
+    return program_.chains[n.body_chain_idx()].groups[index];
+  }
+
+  // Whether the limits of the call allow a loop with `operations` operations in each iteration. count_loop() counts it.
+  bool allows_loop(const fb::ScanParams& n, int iterations, uint64_t operations) const;
+  void count_loop(const fb::ScanParams& n, int iterations, uint64_t operations);
+
   // Runs a chain, with all chains that it calls. An exception of an instruction is rethrown as a LocatedFailure.
   void run(uint32_t chain);
 
@@ -245,6 +257,7 @@ class Context {
   // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
   bool run_group(const ElementwiseGroup& group);
   void check_operations() const;
+  int64_t loop_instructions(const fb::ScanParams& n) const;  // of one iteration
   void evaluate_slots();
 
   // A matrix that the iterations of a loop share. `packed` is empty if the matrix cannot be packed.

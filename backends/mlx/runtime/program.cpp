@@ -400,6 +400,7 @@ Program load_program(const void* data, size_t size, const char* missing_for_meta
   ChainVerifier(program, missing_for_metal).run();
   find_elementwise_groups(program);
   find_product_groups(program);
+  find_recurrences(program);
 
   program.tensor_names.assign(program.layout.num_tensors(), nullptr);
   if (const auto* named = program.graph->named_slots()) {

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "elementwise_group.h"
 #include "error.h"
 #include "product_group.h"
+#include "recurrence.h"
 #include "reflect.h"
 
 namespace executorch_mlx {
@@ -66,6 +68,7 @@ struct Program {
   Layout layout;
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null if unnamed
+  std::map<const void*, Recurrence> recurrences;  // by ScanNode
   bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 
   const fb::TensorMeta& meta(uint32_t tensor) const {

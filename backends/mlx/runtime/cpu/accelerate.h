@@ -150,6 +150,48 @@ struct ElementwiseResults {
 std::optional<ElementwiseResults> elementwise_sequence(
     const ElementwiseSequence& sequence, const std::vector<mx::array>& inputs, mx::Stream stream);
 
+// The body of a loop over the time steps of a recurrent layer: the product of a carry `hidden` and a matrix, an addend, and a
+// sequence of elementwise operations.
+struct RecurrentCell {
+  enum class Source : uint8_t { product, carry, sliced, fixed };  // `fixed`: the same in all time steps
+  struct Operand {
+    Source source;
+    uint32_t index;  // among the carries, the originals or the fixed operands
+  };
+
+  const ElementwiseSequence* sequence;
+  std::vector<Operand> inputs;     // of the sequence
+  std::optional<Operand> addend;   // sliced or fixed
+  uint32_t hidden;
+  std::vector<uint32_t> carry_steps;   // the steps that compute the carries for the next time step
+  std::vector<uint32_t> output_steps;  // the steps whose results the loop stacks
+  std::vector<uint32_t> last_steps;    // the steps whose results of the last time step are read after the loop
+};
+
+struct RecurrenceOperands {
+  std::vector<mx::array> originals;  // the arrays that the time steps read slices of, at least one
+  int axis;                          // of the slices
+  std::vector<mx::array> carries;
+  std::vector<mx::array> fixed;
+};
+
+struct RecurrenceResults {
+  std::vector<mx::array> carries;
+  std::vector<mx::array> outputs;
+  std::vector<mx::array> last;  // of `last_steps`
+  mx::array product;            // of the last time step, with the addend
+};
+
+// Packs the matrix of a recurrent cell for any number of rows.
+bool can_pack_recurrent(const mx::array& b, mx::Stream stream);
+mx::array pack_recurrent(const mx::array& b);
+
+// Computes all time steps at once, with the same bits as one after the other. nullopt also if an operand is lazy or not
+// float32, or if the widths of the values are not multiples of the width of the state. The originals have the same size,
+// which is not 0, on `axis`.
+std::optional<RecurrenceResults> recurrence(
+    const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed);
+
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 

@@ -39,6 +39,18 @@ std::optional<ElementwiseResults> elementwise_sequence(
   return std::nullopt;
 }
 
+bool can_pack_recurrent(const mx::array&, mx::Stream) {
+  return false;
+}
+
+mx::array pack_recurrent(const mx::array& b) {
+  return b;
+}
+
+std::optional<RecurrenceResults> recurrence(const RecurrentCell&, const RecurrenceOperands&, const mx::array&) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> concatenate(const std::vector<mx::array>&, int, mx::Stream) {
   return std::nullopt;
 }

@@ -30,6 +30,10 @@ inline void scan(const fb::ScanParams& n, Context& c) {
   }
   check_argument(iterations > 0 || n.outputs()->size() == 0, "originals: axis ", axis, " is empty");
 
+  if (iterations > 0 && run_recurrence(n, originals, axis, c)) {
+    return;
+  }
+
   // outputs[i][j] is output i of iteration j. The body chain writes the outputs of its iteration to the slots
   // `n.outputs()`. At the end, each of these slots gets the stacked outputs of all iterations.
   std::vector<std::vector<mx::array>> outputs(n.outputs()->size());

@@ -10,6 +10,7 @@
 
 #include "elementwise_step.h"
 #include "float_type.h"
+#include "recurrence.h"
 
 #define EXECUTORCH_MLX_BLAS_API __attribute__((visibility("default")))
 
@@ -81,6 +82,33 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_matmuls(const ExecutorchMlxMatmul* m
 // bits. Writes k * n numbers.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_columns(
     const float* b, int64_t row_stride, int k, int n, int rows, float* packed);
+
+// The loop over the time steps of a recurrent layer. Each time step multiplies the state `hidden` of all `rows` by the
+// weights [units, gates * units], adds the addend, and computes the values of the cell. recurrence.h describes them.
+// Each result has the same bits as that of executorch_mlx_matmul and executorch_mlx_elementwise_steps.
+struct ExecutorchMlxRecurrence {
+  int time_steps;
+  int rows;
+  int units;
+  int gates;
+  int max_blocks;       // of all values
+  const float* packed;  // the weights from executorch_mlx_pack_recurrent()
+  executorch_mlx::CellInput addend;  // data is null if there is none
+  int hidden;  // the carry that is multiplied
+  const executorch_mlx::CellCarry* carries;  // the next values are results of steps that are not copies
+  int num_carries;
+  const executorch_mlx::CellInput* inputs;
+  int num_inputs;
+  const executorch_mlx::CellStep* steps;
+  int num_steps;
+  const executorch_mlx::CellOutput* outputs;
+  int num_outputs;
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_recurrence(const ExecutorchMlxRecurrence* recurrence);
+
+// Packs the weights b [units, gates * units] for executorch_mlx_recurrence(), in the order in which it reads them.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_recurrent(
+    const float* b, int64_t row_stride, int units, int gates, float* packed);
 
 // y [m, n] = x [m, k] @ w.T, where w [n, k] is in MLX's affine packing: w is stored as [n, k * bits / 32],
 // scales and biases as [n, k / group_size].

@@ -4,19 +4,9 @@
 #include <mutex>
 #include <thread>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
-inline void pause_briefly() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+using executorch_mlx::pause_briefly;
 
 // How often a waiting thread checks, before it sleeps, whether it can go on. The kernels of a decode step follow each
 // other within microseconds, and waking a thread takes longer.

@@ -7,9 +7,22 @@
 #include <exception>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "blas.h"
 
 namespace executorch_mlx {
+
+// For the loop of a thread that waits for another one.
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 // Calls item(0) ... item(count - 1) on the threads of the pool, or on the calling thread alone if the pool is
 // busy with another call. Returns when all items are done. If items throw, rethrows one of the exceptions then.

@@ -43,12 +43,12 @@ void column_tile(
   const auto load_vector = [&](const float* from) {
     return V > 1 || columns >= kLanes ? load<Floats>(from) : load_partial<Floats>(from, columns);
   };
-  Floats acc[M][V] = {};
-  for (int r = 0; accumulate && r < M; ++r) {
-    for (int v = 0; v < V; ++v) {
-      acc[r][v] = load_vector(y + r * ldy + v * kLanes);
-    }
-  }
+  // Without repeat(), the compiler clears the array in memory, which takes as long as some rows of the matrix.
+  Floats acc[M][V];
+  repeat<M * V>([&](auto i) {
+    constexpr int r = decltype(i)::value / V, v = decltype(i)::value % V;
+    acc[r][v] = accumulate ? load_vector(y + r * ldy + v * kLanes) : Floats{};
+  });
   for (int r = 0; addend != nullptr && r < M; ++r) {
     for (int v = 0; v < V; ++v) {
       __builtin_prefetch(addend + r * lda + v * kLanes);
@@ -148,6 +148,16 @@ void multiply_columns_of(
 
 int column_panel_width(int rows) {
   return column_vectors(column_tile_rows(rows)) * kLanes;
+}
+
+// Three vectors serve any number of rows: a single row is as fast as the second-level cache is, and eight rows fill the
+// registers.
+void multiply_recurrent_panel(
+    const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy) {
+  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
+    column_tiles<FloatType::float32, decltype(rows)::value, 3>(
+        x + first * ldx, ldx, b, n, n, k, false, nullptr, 0, y + first * ldy, ldy);
+  });
 }
 
 void multiply_columns(

@@ -30,6 +30,7 @@ extern const Kernels kernels = {
     .multiply_panels = multiply_panels,
     .multiply_columns = multiply_columns,
     .column_panel_width = column_panel_width,
+    .multiply_recurrent_panel = multiply_recurrent_panel,
     .transpose = transpose_rows,
     .multiply_transposed = multiply_transposed,
     .arrange_for_quantized = arrange_for_quantized,

@@ -13,6 +13,7 @@ constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxTransposedRows = 4;   // rows of x in a tile of multiply_transposed
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
 constexpr int kInt8PanelRows = 16;     // rows of the matrix in a panel of Int8Panels
+constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
 // An [n, k] matrix in MLX's affine packing, contiguous.
@@ -92,6 +93,9 @@ struct Kernels {
       bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy);
   // The number of columns that multiply_columns computes together for this number of rows of x.
   int (*column_panel_width)(int rows);
+  // Like multiply_columns for float32, with n <= kRecurrentPanel columns that follow each other without gaps.
+  void (*multiply_recurrent_panel)(
+      const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy);
 
   // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the columns
   // from n up to the next multiple of 16, with any values; ldy is at least this multiple.
