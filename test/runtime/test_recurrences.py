@@ -142,7 +142,7 @@ class Loop(Graph):
     def result(self, slot, *shape):
         self.emit(ir.IdCopyNode(x=slot, out=self.output(shape or (2, 4))))
 
-    def inputs(self):
+    def arguments(self):
         return [random(STEPS, 2, 4), random(2, 4, seed=2)]
 
 
@@ -160,7 +160,7 @@ def test_slots_that_the_last_time_step_leaves(calls, tmp_path):
         g.result(slot)
     g.result(stacked, STEPS, 2, 4)
     before = calls()
-    assert_same_as_instructions(g.pte(), g.inputs(), tmp_path)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
     assert calls() - before == STEPS  # those of the profiled call
 
 
@@ -172,7 +172,7 @@ def test_operands_that_all_time_steps_share(number, calls, tmp_path):
     g.scan(ir.MultiplyNode(a=g.product, b=constant, out=y), ir.SigmoidNode(x=y, out=g.carry))
     g.result(g.carry)
     before = calls()
-    assert_same_as_instructions(g.pte(), g.inputs(), tmp_path)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
     assert calls() - before == STEPS
 
 
@@ -191,7 +191,7 @@ def test_carries_that_change_places(delegate, tmp_path):
     )
     g.result(g.carry)
     g.result(other)
-    assert_same_as_instructions(g.pte(), g.inputs(), tmp_path)
+    assert_same_as_instructions(g.pte(), g.arguments(), tmp_path)
 
 
 def test_columns_that_are_no_whole_gates(delegate, tmp_path):
@@ -207,7 +207,7 @@ def test_columns_that_are_no_whole_gates(delegate, tmp_path):
         ir.TanhNode(x=half, out=g.carry),
     )
     g.result(g.carry)
-    assert_same_as_instructions(g.pte(), [*g.inputs(), random(STEPS, 2, 8)], tmp_path)
+    assert_same_as_instructions(g.pte(), [*g.arguments(), random(STEPS, 2, 8)], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_limits_of_a_call(delegate, limit, message, capfd):
     g.result(g.carry)
     with option(*limit):
         with pytest.raises(RuntimeError):
-            g.run(*g.inputs())
+            g.run(*g.arguments())
     assert message in capfd.readouterr().err

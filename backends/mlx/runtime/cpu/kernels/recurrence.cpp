@@ -2,7 +2,8 @@
 //
 // Each thread has a range of units. In a time step, it computes the columns of all gates for its units and then its
 // part of the new state, so that the threads wait for each other only once in each time step. A thread keeps its units:
-// its part of the weights then stays in the second-level cache of its processor.
+// its part of the weights then stays in the second-level cache of its processor. It computes one tile of its units
+// after the other, so that the values of the cell stay in the first-level cache.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@ namespace executorch_mlx {
 namespace {
 
 constexpr int kLine = 16;  // floats of a cache line
+constexpr int kTileUnits = kRecurrentPanel;  // the columns of a tile then fill whole panels
 constexpr int64_t kMinParallelWork = 1 << 15;  // weights, from which on several threads share a time step
 
 int parts_of(int units, int gates) {
@@ -25,6 +27,15 @@ int parts_of(int units, int gates) {
 // The first unit of a part. All parts begin at a cache line of the state.
 int first_unit(int units, int parts, int part) {
   return part == parts ? units : static_cast<int>(int64_t{units} * part / parts / kLine * kLine);
+}
+
+// Calls run(first, count) for the units of each tile of a part.
+template <typename Run>
+void for_tiles(int units, int parts, int part, Run&& run) {
+  const int end = first_unit(units, parts, part + 1);
+  for (int first = first_unit(units, parts, part); first < end; first += kTileUnits) {
+    run(first, std::min(kTileUnits, end - first));
+  }
 }
 
 // The state that the product reads. Its rows are not a power of two apart, so that they do not compete for the same
@@ -45,10 +56,10 @@ class Hidden {
   AlignedFloats memory_;
 };
 
-// The units of one thread.
-class Part {
+// The computations for the units of a tile.
+class Tile {
  public:
-  Part(const ExecutorchMlxRecurrence& r, const Hidden& hidden, int first, int units, const float* packed)
+  Tile(const ExecutorchMlxRecurrence& r, const Hidden& hidden, int first, int units, const float* packed)
       : r_(r), hidden_(hidden), first_(first), units_(units), packed_(packed), memory_(size()) {
     float* next = memory_.get();
     const auto add_value = [&](int blocks, bool has_rows) {
@@ -123,7 +134,7 @@ class Part {
     return const_cast<float*>(values_[value].data);
   }
 
-  // Reads the blocks of the units of this part.
+  // Reads the blocks of the units of this tile.
   void read(const CellInput& input, int step, int value) const {
     const float* from = input.data + step * input.step_stride;
     float* to = result(value);
@@ -162,13 +173,10 @@ class Part {
     }
   }
 
-  // The product of the state and the weights. Every other time step goes through the weights from their end, because
-  // what was read last is still in the cache.
+  // The product of the state and the weights.
   void multiply(int step) const {
     const int columns = r_.gates * units_;
-    const int panels = (columns + kRecurrentPanel - 1) / kRecurrentPanel;
-    for (int i = 0; i < panels; ++i) {
-      const int column = (step % 2 == 0 ? i : panels - 1 - i) * kRecurrentPanel;
+    for (int column = 0; column < columns; column += kRecurrentPanel) {
       const int count = std::min(kRecurrentPanel, columns - column);
       prefetch_addend(step, column, column + count);
       kernels().multiply_recurrent_panel(
@@ -222,7 +230,8 @@ class Part {
 // step in its place. A call therefore also ends if it gets fewer threads than there are parts.
 class TimeSteps {
  public:
-  TimeSteps(const std::vector<Part>& parts, int count) : parts_(parts), count_(count), progress_(parts.size()) {}
+  TimeSteps(const std::vector<std::vector<Tile>>& parts, int count)
+      : parts_(parts), count_(count), progress_(parts.size()) {}
 
   void run_thread(int own) {
     progress_[own].has_thread.store(true, std::memory_order_relaxed);
@@ -247,8 +256,17 @@ class TimeSteps {
     auto& [begun, finished, has_thread] = progress_[part];
     int expected = step;
     if (begun.compare_exchange_strong(expected, step + 1, std::memory_order_acquire)) {
-      parts_[part].run(step);
+      run_tiles(parts_[part], step);
       finished.store(step + 1, std::memory_order_release);
+    }
+  }
+
+  // Every other time step goes through the tiles, and so through the weights, from their end, because what was read
+  // last is still in the cache.
+  static void run_tiles(const std::vector<Tile>& tiles, int step) {
+    const size_t count = tiles.size();
+    for (size_t i = 0; i < count; ++i) {
+      tiles[step % 2 == 0 ? i : count - 1 - i].run(step);
     }
   }
 
@@ -269,7 +287,7 @@ class TimeSteps {
     }
   }
 
-  const std::vector<Part>& parts_;
+  const std::vector<std::vector<Tile>>& parts_;
   const int count_;
   std::vector<Progress> progress_;
 };
@@ -282,16 +300,16 @@ extern "C" void executorch_mlx_pack_recurrent(const float* b, int64_t row_stride
   using namespace executorch_mlx;
   const int parts = parts_of(units, gates);
   for (int part = 0; part < parts; ++part) {
-    const int first = first_unit(units, parts, part);
-    const int count = first_unit(units, parts, part + 1) - first;
-    for (int column = 0; column < gates * count; column += kRecurrentPanel) {
-      const int columns = std::min(kRecurrentPanel, gates * count - column);
-      for (int k = 0; k < units; ++k) {
-        for (int i = column; i < column + columns; ++i) {
-          *packed++ = b[k * row_stride + i / count * units + first + i % count];
+    for_tiles(units, parts, part, [&](int first, int count) {
+      for (int column = 0; column < gates * count; column += kRecurrentPanel) {
+        const int end = std::min(column + kRecurrentPanel, gates * count);
+        for (int k = 0; k < units; ++k) {
+          for (int i = column; i < end; ++i) {
+            *packed++ = b[k * row_stride + i / count * units + first + i % count];
+          }
         }
       }
-    }
+    });
   }
 }
 
@@ -299,11 +317,11 @@ extern "C" void executorch_mlx_recurrence(const ExecutorchMlxRecurrence* r) {
   using namespace executorch_mlx;
   const int count = parts_of(r->units, r->gates);
   const Hidden hidden(r->rows, r->units);
-  std::vector<Part> parts;
+  std::vector<std::vector<Tile>> parts(count);
   for (int i = 0; i < count; ++i) {
-    const int first = first_unit(r->units, count, i);
-    const float* packed = r->packed + int64_t{first} * r->gates * r->units;
-    parts.emplace_back(*r, hidden, first, first_unit(r->units, count, i + 1) - first, packed);
+    for_tiles(r->units, count, i, [&](int first, int units) {
+      parts[i].emplace_back(*r, hidden, first, units, r->packed + int64_t{first} * r->gates * r->units);
+    });
   }
   TimeSteps steps(parts, r->time_steps);
   parallel(count, [&](int i) { steps.run_thread(i); });
