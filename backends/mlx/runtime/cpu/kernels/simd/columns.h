@@ -36,7 +36,8 @@ constexpr int kManyColumnTiles = 4;
 constexpr int kMaxCopiedDepth = 256;  // rows of the matrix that the copy has room for
 
 // Computes M rows and V vectors of columns. If `columns` is less than kLanes, V is 1, and these columns are computed.
-template <FloatType Type, int M, int V>
+// `IsCached` says that the matrix is in the second-level cache already.
+template <FloatType Type, int M, int V, bool IsCached>
 void column_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int columns, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
@@ -54,13 +55,14 @@ void column_tile(
       __builtin_prefetch(addend + r * lda + v * kLanes);
     }
   }
-  const ptrdiff_t rows_ahead = rows_to_prefetch(ldb * sizeof(*b));
+  const ptrdiff_t rows_ahead = IsCached ? 0 : rows_to_prefetch(ldb * sizeof(*b));
+  const ptrdiff_t prefetching_rows = rows_ahead == 0 ? 0 : k - rows_ahead;
   for (int i = 0; i < k; ++i) {
     Floats weights[V];
     for (int v = 0; v < V; ++v) {
       const auto* from = b + i * ldb + v * kLanes;
       constexpr int vectors_per_line = 64 / (kLanes * sizeof(*b));
-      if (rows_ahead > 0 && i + rows_ahead < k && v % vectors_per_line == 0) {
+      if (i < prefetching_rows && v % vectors_per_line == 0) {
         prefetch(from + rows_ahead * ldb);
       }
       weights[v] = V > 1 || columns >= kLanes ? Elements<Type>::load_all(from) : Elements<Type>::load_first(from, columns);
@@ -84,7 +86,7 @@ void column_tile(
 }
 
 // Computes all columns of M rows, in tiles of V vectors and then in narrower ones.
-template <FloatType Type, int M, int V = column_vectors(M)>
+template <FloatType Type, int M, int V = column_vectors(M), bool IsCached = false>
 void column_tiles(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k, bool accumulate,
     const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
@@ -93,11 +95,11 @@ void column_tiles(
   int j = 0;
   for (; V == 1 ? j < n : j + width <= n; j += width) {
     const int columns = V == 1 ? n - j : width;
-    column_tile<Type, M, V>(x, ldx, b + j, ldb, columns, k, accumulate, addend_at(j), lda, y + j, ldy);
+    column_tile<Type, M, V, IsCached>(x, ldx, b + j, ldb, columns, k, accumulate, addend_at(j), lda, y + j, ldy);
   }
   if constexpr (V > 1) {
     if (j < n) {
-      column_tiles<Type, M, (V == 3 ? 2 : V / 2)>(
+      column_tiles<Type, M, (V == 3 ? 2 : V / 2), IsCached>(
           x, ldx, b + j, ldb, n - j, k, accumulate, addend_at(j), lda, y + j, ldy);
     }
   }
@@ -154,8 +156,8 @@ int column_panel_width(int rows) {
 // registers.
 void multiply_recurrent_panel(
     const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy) {
-  for_row_tiles<kColumnTileRows>(m, [&](auto rows, int first) {
-    column_tiles<FloatType::float32, decltype(rows)::value, 3>(
+  for_row_tiles<kMaxColumnTileRows>(m, [&](auto rows, int first) {
+    column_tiles<FloatType::float32, decltype(rows)::value, 3, /*IsCached=*/true>(
         x + first * ldx, ldx, b, n, n, k, false, nullptr, 0, y + first * ldy, ldy);
   });
 }
