@@ -63,7 +63,7 @@ ROW = ints(1, low=0, high=3)
 # For calls with four tokens: the position of each token, and its row of the cache.
 TOKEN_POSITIONS, TOKEN_ROWS = ints(4, low=0, high=16), ints(4, low=0, high=3)
 
-ROWS = [
+CACHE_ROWS = [
     fused("", QuantizedAttention(UNROTATED), *qkv(3), ints(low=0, high=13), calls=3),
     fused("/rotated, dynamic", QuantizedAttention(ROTATED), *qkv(N), ints(low=0, high=9)),
     fused("/groups of 64", QuantizedAttention(GROUPS_OF_64), *qkv(N), ints(low=0, high=9)),
@@ -85,7 +85,9 @@ SCALES = row(
     floats(1, 2, 3, HEAD_SIZE), floats(1, 2, 3, 7), dtypes=(f32, f16, bf16), nodes=FUSED[:1], edge_verified=False,
 )  # fmt: skip
 
-test_op_row = pytest_function([*ROWS, SCALES])
+ROWS = [*CACHE_ROWS, SCALES]
+
+test_op_row = pytest_function(ROWS)
 
 
 # Portable programs -------------------------------------------------------------------------
@@ -105,7 +107,7 @@ def node_names(lowered):
     return in_chains, {r.instruction.op.NAME for g in lowered.graphs for r in g.replacements or ()}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", CACHE_ROWS, ids=str)
 def test_portable_program(row, delegate):
     """Its replacements give the bits of the nodes. Its own instructions agree with eager torch."""
     portable = dataclasses.replace(row, nodes=())
@@ -125,7 +127,7 @@ def test_the_runtime_runs_the_replacements(delegate, tmp_path):
     from executorch.devtools import Inspector
     from executorch_mlx import Runtime
 
-    lowered = lower(dataclasses.replace(ROWS[1], nodes=()))
+    lowered = lower(dataclasses.replace(CACHE_ROWS[1], nodes=()))
     program = Runtime.get().load_program(lowered.pte, enable_etdump=True, debug_buffer_size=0)
     program.load_method("forward").execute(list(lowered.calls[0][0]))
     program.write_etdump_result_to_file(str(tmp_path / "dump.etdp"), str(tmp_path / "debug.bin"))

@@ -147,6 +147,8 @@ class _Decomposition:
         operators = [target for target in operators if target is not operator.getitem]
         if any(not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable for target in operators):
             raise _Unsupported
+        if any("val" not in node.meta for node in inner):
+            raise _Unsupported  # an operator without a result, such as an assertion about a size
         return graph
 
     def _result(self) -> ExportedProgram:
