@@ -1,6 +1,5 @@
-// Attention, computed for a tile of rows at a time. The rows of a head of the keys are the queries of all heads of q that
-// share these keys: first those of query 0, then those of query 1, and so on. A tile has few enough scores to keep them in
-// the cache of a core while the softmax and the product with the values use them.
+// Attention, computed for a tile of rows at a time: see attention_tile.h. A tile has few enough scores to keep them in the
+// cache of a core while the softmax and the product with the values use them.
 //
 // The output of a query does not depend on the tile. A score adds the products of the elements of the query and of the key
 // in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query does not
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention_tile.h"
 #include "products.h"
 
 namespace executorch_mlx {
@@ -15,6 +15,7 @@ namespace executorch_mlx {
 namespace {
 
 using Attention = ExecutorchMlxAttention;
+using Tile = AttentionTile;
 
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of rows
 constexpr int64_t kMaxTileRows = 128;
@@ -64,22 +65,6 @@ Matrix rows_of(
   return {buffer.data(), x.type, width};
 }
 
-// A tile of rows of one head of the keys.
-struct Tile {
-  int64_t batch;
-  int64_t kv_head;
-  int64_t first;  // row
-  int64_t count;  // of rows
-  int64_t group;  // heads of q that share the head of the keys
-
-  int64_t query(int64_t row) const {
-    return (first + row) / group;
-  }
-  int64_t head(int64_t row) const {
-    return kv_head * group + (first + row) % group;
-  }
-};
-
 // Copies the queries of a tile to `buffer`: as they are if `in_pairs`, else as float32.
 Matrix read_queries(const Attention& a, const Tile& tile, bool in_pairs, std::vector<float>& buffer) {
   const FloatType type = in_pairs ? a.q.type : FloatType::float32;
@@ -90,19 +75,13 @@ Matrix read_queries(const Attention& a, const Tile& tile, bool in_pairs, std::ve
         tile.batch * a.q.strides[0] + tile.head(i) * a.q.strides[1] + tile.query(i) * a.q.strides[2];
     const void* from = at(a.q.data, a.q.type, offset);
     void* to = const_cast<void*>(at(buffer.data(), type, i * stride));
-    if (in_pairs || a.q.type == FloatType::float32) {
+    if (in_pairs) {
       copy_row(from, type, a.q.strides[3], a.width, to);
     } else {
-      kernels().widen(
-          static_cast<const uint16_t*>(from), a.q.type, a.q.strides[3], static_cast<float*>(to), a.width);
+      read_as_float32(from, a.q.type, a.q.strides[3], a.width, static_cast<float*>(to));
     }
   }
   return {buffer.data(), type, stride};
-}
-
-// The number of keys that a row sees, without regard to a mask.
-int64_t visible_keys(const Attention& a, const Tile& tile, int64_t row) {
-  return a.causal ? std::min(a.keys, tile.query(row) + 1 + a.keys - a.queries) : a.keys;
 }
 
 // The first row of the tile that sees more than `key` keys, or else the number of rows.

@@ -1,11 +1,12 @@
-// Attention over a quantized KV cache. The query heads that share a key head are rows of one tile, in the order of their
-// queries. The keys are divided into parts of a fixed size from key 0 on, and the results of the parts are combined in
-// order. Whether the parts of a tile are computed side by side or one after the other therefore changes no bit, and
-// neither does the number of queries: a part whose keys a query does not see leaves its result as it is.
+// Attention over a quantized KV cache, computed for a tile of rows at a time: see attention_tile.h. The keys are divided into
+// parts of a fixed size from key 0 on, and the results of the parts are combined in order. Whether the parts of a tile are
+// computed side by side or one after the other therefore changes no bit, and neither does the number of queries: a part
+// whose keys a query does not see leaves its result as it is.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "attention_tile.h"
 #include "products.h"
 #include "rotation.h"
 
@@ -14,6 +15,7 @@ namespace executorch_mlx {
 namespace {
 
 using Attention = ExecutorchMlxQuantizedAttention;
+using Tile = AttentionTile;
 
 constexpr int64_t kPartKeys = 256;
 constexpr int64_t kTileRows = 64;
@@ -46,17 +48,11 @@ struct Sizes {
   int64_t values;  // of a padded value
 };
 
-// A tile of rows [first, first + count) of a key head.
-struct Tile {
-  int64_t kv_head;
-  int64_t first;
-  int64_t count;
-
-  Tile(const Sizes& s, int64_t index)
-      : kv_head(index / s.tiles),
-        first(index % s.tiles * kTileRows),
-        count(std::min(kTileRows, s.rows - first)) {}
-};
+Tile tile_of(const Sizes& s, int64_t index) {
+  const int64_t first = index % s.tiles * kTileRows;
+  return {.batch = 0, .kv_head = index / s.tiles, .first = first, .count = std::min(kTileRows, s.rows - first),
+          .group = s.group};
+}
 
 // Unnormalized results of rows: y is the sum of the values with weights exp(score - maximum), whose sum is `sum`.
 struct Results {
@@ -69,25 +65,13 @@ struct Results {
   }
 };
 
-int64_t visible_keys(const Attention& a, int64_t query) {
-  return a.causal ? std::min(a.keys, query + 1 + a.keys - a.queries) : a.keys;
-}
-
 // Copies the queries of a tile to `q` [count, width], rotated like the keys.
 void read_queries(const Attention& a, const Sizes& s, const Tile& tile, std::vector<float>& q) {
   q.assign(tile.count * s.width, 0);
   for (int64_t i = 0; i < tile.count; ++i) {
-    const int64_t head = tile.kv_head * s.group + (tile.first + i) % s.group;
-    const int64_t query = (tile.first + i) / s.group;
-    const void* from = at(a.q.data, a.q.type, head * a.q.strides[1] + query * a.q.strides[2]);
+    const void* from = at(a.q.data, a.q.type, tile.head(i) * a.q.strides[1] + tile.query(i) * a.q.strides[2]);
     float* row = &q[i * s.width];
-    if (a.q.type != FloatType::float32) {
-      kernels().widen(static_cast<const uint16_t*>(from), a.q.type, a.q.strides[3], row, a.width);
-    } else {
-      for (int64_t j = 0; j < a.width; ++j) {
-        row[j] = static_cast<const float*>(from)[j * a.q.strides[3]];
-      }
-    }
+    read_as_float32(from, a.q.type, a.q.strides[3], a.width, row);
     if (a.cache.rotate) {
       rotate_groups(row, s.width / a.cache.group_size, a.cache.group_size);
     }
@@ -132,9 +116,11 @@ float maximum_of(const float* x, int64_t count) {
 }
 
 // Turns the scores of a row for the keys [first, first + count) into weights. Writes their maximum and returns their sum.
-float weigh(const Attention& a, int64_t head, int64_t query, int64_t first, int64_t count, float* scores, float& maximum) {
-  const int64_t visible = std::clamp<int64_t>(visible_keys(a, query) - first, 0, count);
-  const int64_t mask = head * a.mask_strides[1] + query * a.mask_strides[2] + first * a.mask_strides[3];
+float weigh(
+    const Attention& a, const Tile& tile, int64_t row, int64_t first, int64_t count, float* scores, float& maximum) {
+  const int64_t visible = std::clamp<int64_t>(visible_keys(a, tile, row) - first, 0, count);
+  const int64_t mask =
+      tile.head(row) * a.mask_strides[1] + tile.query(row) * a.mask_strides[2] + first * a.mask_strides[3];
   for (int64_t i = 0; a.float_mask && i < visible; ++i) {
     scores[i] += a.float_mask[mask + i * a.mask_strides[3]];
   }
@@ -156,8 +142,7 @@ void attend_part(
   static thread_local std::vector<float> scores, block;
   const int64_t m = tile.count;
   const int64_t first = part * kPartKeys;
-  const int64_t last_query = (tile.first + m - 1) / s.group;
-  const int64_t count = std::min(kPartKeys, visible_keys(a, last_query) - first);
+  const int64_t count = std::min(kPartKeys, visible_keys(a, tile, m - 1) - first);
   to.resize(m, s.values);
   scores.resize(m * kPartKeys);
   const int64_t block_size = block_keys(m);
@@ -178,9 +163,7 @@ void attend_part(
     multiply_rows(operands, block.data(), FloatType::float32, s.width);
   }
   for (int64_t i = 0; i < m; ++i) {
-    const int64_t head = tile.kv_head * s.group + (tile.first + i) % s.group;
-    const int64_t query = (tile.first + i) / s.group;
-    to.sum[i] = weigh(a, head, query, first, count, &scores[i * kPartKeys], to.maximum[i]);
+    to.sum[i] = weigh(a, tile, i, first, count, &scores[i * kPartKeys], to.maximum[i]);
   }
   for (int64_t i = 0; i < count; i += block_size) {
     const int64_t n = std::min(block_size, count - i);
@@ -218,8 +201,7 @@ void write_results(const Attention& a, const Sizes& s, const Tile& tile, Results
     if (a.cache.rotate) {
       rotate_groups(row, s.values / a.cache.group_size, a.cache.group_size);
     }
-    const int64_t head = tile.kv_head * s.group + (tile.first + i) % s.group;
-    const int64_t index = (head * a.queries + (tile.first + i) / s.group) * a.value_size;
+    const int64_t index = (tile.head(i) * a.queries + tile.query(i)) * a.value_size;
     if (a.q.type == FloatType::float32) {
       std::copy_n(row, a.value_size, static_cast<float*>(a.y) + index);
     } else {
@@ -229,8 +211,8 @@ void write_results(const Attention& a, const Sizes& s, const Tile& tile, Results
 }
 
 // The parts of which a row of the tile sees a key.
-int64_t parts_of(const Attention& a, const Sizes& s, const Tile& tile) {
-  const int64_t keys = visible_keys(a, (tile.first + tile.count - 1) / s.group);
+int64_t parts_of(const Attention& a, const Tile& tile) {
+  const int64_t keys = visible_keys(a, tile, tile.count - 1);
   return (keys + kPartKeys - 1) / kPartKeys;
 }
 
@@ -239,7 +221,7 @@ void attend_tile(const Attention& a, const Sizes& s, const Tile& tile) {
   static thread_local Results results, part;
   read_queries(a, s, tile, q);
   results.resize(tile.count, s.values);
-  const int64_t parts = parts_of(a, s, tile);
+  const int64_t parts = parts_of(a, tile);
   for (int64_t i = 0; i < parts; ++i) {
     attend_part(a, s, tile, q, i, part);
     add_part(part, tile.count, s.values, results);
@@ -252,17 +234,17 @@ void attend_by_parts(const Attention& a, const Sizes& s, int64_t tiles) {
   std::vector<Results> parts(tiles * s.parts);
   parallel(static_cast<int>(parts.size()), [&](int i) {
     static thread_local std::vector<float> q;
-    const Tile tile(s, i / s.parts);
-    if (i % s.parts < parts_of(a, s, tile)) {
+    const Tile tile = tile_of(s, i / s.parts);
+    if (i % s.parts < parts_of(a, tile)) {
       read_queries(a, s, tile, q);
       attend_part(a, s, tile, q, i % s.parts, parts[i]);
     }
   });
   Results results;
   for (int64_t i = 0; i < tiles; ++i) {
-    const Tile tile(s, i);
+    const Tile tile = tile_of(s, i);
     results.resize(tile.count, s.values);
-    for (int64_t j = 0; j < parts_of(a, s, tile); ++j) {
+    for (int64_t j = 0; j < parts_of(a, tile); ++j) {
       add_part(parts[i * s.parts + j], tile.count, s.values, results);
     }
     write_results(a, s, tile, results);
@@ -281,5 +263,5 @@ extern "C" void executorch_mlx_quantized_attention(const ExecutorchMlxQuantizedA
   if (s.parts > 1 && tiles < 4 * executorch_mlx_threads()) {
     return attend_by_parts(a, s, tiles);
   }
-  parallel(static_cast<int>(tiles), [&](int i) { attend_tile(a, s, Tile(s, i)); });
+  parallel(static_cast<int>(tiles), [&](int i) { attend_tile(a, s, tile_of(s, i)); });
 }

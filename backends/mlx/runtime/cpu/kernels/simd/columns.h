@@ -152,8 +152,8 @@ int column_panel_width(int rows) {
   return column_vectors(column_tile_rows(rows)) * kLanes;
 }
 
-// Three vectors serve any number of rows: a single row is as fast as the second-level cache is, and eight rows fill the
-// registers.
+// Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them. With a
+// single row, the second-level cache is the limit, and eight rows fill the registers.
 void multiply_recurrent_panel(
     const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy) {
   for_row_tiles<kMaxColumnTileRows>(m, [&](auto rows, int first) {

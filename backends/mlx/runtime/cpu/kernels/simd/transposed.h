@@ -11,8 +11,8 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-// Loads the columns i ... i + kLanes - 1 of up to kLanes of `rows` rows of x, of k columns, as the rows of v. Lanes without a
-// row have any values.
+// Writes the columns i ... i + kLanes - 1 of x [rows, k] to the vectors v: lane r has the element of row r, for r < kLanes.
+// Lanes without a row, and vectors without a column, have any values.
 template <FloatType Type>
 inline void load_transposed(const typename Elements<Type>::Element* x, ptrdiff_t ldx, int rows, int k, int i, Floats* v) {
   const ptrdiff_t rows_ahead = rows_to_prefetch(ldx * sizeof(*x));
