@@ -16,7 +16,7 @@ namespace executorch_mlx {
 namespace {
 
 constexpr int kLine = 16;  // floats of a cache line
-constexpr int kTileUnits = kRecurrentPanel;  // the columns of a tile then fill whole panels
+constexpr int kTileUnits = kRecurrentPanel;  // the columns of a gate then fill a panel
 constexpr int64_t kMinParallelWork = 1 << 15;  // weights, from which on several threads share a time step
 
 int parts_of(int units, int gates) {
@@ -87,7 +87,6 @@ class Tile {
   // Computes one time step.
   void run(int step) const {
     multiply(step);
-    add_addend(step);
     for (int i = 0; i < r_.num_inputs && step > 0; ++i) {
       if (r_.inputs[i].step_stride != 0) {
         read(r_.inputs[i], step, inputs_begin() + i);
@@ -150,38 +149,14 @@ class Tile {
     }
   }
 
-  const float* addend(int step, int row, int gate) const {
-    const int64_t column = int64_t{gate} * r_.units + first_;
-    return r_.addend.data + step * r_.addend.step_stride + row * r_.addend.row_stride + column;
-  }
-
-  // Fetches the addend of some columns of the product.
-  void prefetch_addend(int step, int first, int last) const {
-    for (int row = 0; r_.addend.data != nullptr && row < r_.rows; ++row) {
-      for (int column = first; column < last; column += kLine) {
-        __builtin_prefetch(addend(step, row, column / units_) + column % units_);
-      }
-    }
-  }
-
-  void add_addend(int step) const {
-    for (int row = 0; r_.addend.data != nullptr && row < r_.rows; ++row) {
-      for (int gate = 0; gate < r_.gates; ++gate) {
-        float* y = result(0) + (int64_t{row} * r_.gates + gate) * units_;
-        kernels().add(y, addend(step, row, gate), y, units_);
-      }
-    }
-  }
-
-  // The product of the state and the weights.
+  // The product of the state and the weights, plus the addend. A panel has the columns of one gate.
   void multiply(int step) const {
-    const int columns = r_.gates * units_;
-    for (int column = 0; column < columns; column += kRecurrentPanel) {
-      const int count = std::min(kRecurrentPanel, columns - column);
-      prefetch_addend(step, column, column + count);
+    const auto& [addend, step_stride, row_stride, blocks] = r_.addend;
+    for (int gate = 0; gate < r_.gates; ++gate) {
       kernels().multiply_recurrent_panel(
-          hidden_.at(step), hidden_.stride, r_.rows, packed_ + int64_t{column} * r_.units, count, r_.units,
-          result(0) + column, columns);
+          hidden_.at(step), hidden_.stride, r_.rows, packed_ + int64_t{gate} * units_ * r_.units, units_, r_.units,
+          addend == nullptr ? nullptr : addend + step * step_stride + int64_t{gate} * r_.units + first_, row_stride,
+          result(0) + gate * units_, r_.gates * units_);
     }
   }
 
@@ -301,12 +276,9 @@ extern "C" void executorch_mlx_pack_recurrent(const float* b, int64_t row_stride
   const int parts = parts_of(units, gates);
   for (int part = 0; part < parts; ++part) {
     for_tiles(units, parts, part, [&](int first, int count) {
-      for (int column = 0; column < gates * count; column += kRecurrentPanel) {
-        const int end = std::min(column + kRecurrentPanel, gates * count);
-        for (int k = 0; k < units; ++k) {
-          for (int i = column; i < end; ++i) {
-            *packed++ = b[k * row_stride + i / count * units + first + i % count];
-          }
+      for (int gate = 0; gate < gates; ++gate) {
+        for (int k = 0; k < units; ++k, packed += count) {
+          std::copy_n(b + k * row_stride + int64_t{gate} * units + first, count, packed);
         }
       }
     });

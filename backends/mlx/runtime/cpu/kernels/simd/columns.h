@@ -105,12 +105,13 @@ void column_tiles(
   }
 }
 
-template <FloatType Type>
+template <FloatType Type, bool IsCached = false>
 void column_tiles_of_rows(
     const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* b, ptrdiff_t ldb, int n, int k,
     bool accumulate, const float* addend, ptrdiff_t lda, float* y, ptrdiff_t ldy) {
   const auto compute_tile = [&](auto rows, int first) {
-    column_tiles<Type, decltype(rows)::value>(
+    constexpr int m = decltype(rows)::value;
+    column_tiles<Type, m, column_vectors(m), IsCached>(
         x + first * ldx, ldx, b, ldb, n, k, accumulate, addend == nullptr ? nullptr : addend + first * lda, lda,
         y + first * ldy, ldy);
   };
@@ -143,7 +144,7 @@ void multiply_columns_of(
         store(Elements<Type>::load_first(from + c, columns - c), copy + i * width + c);
       }
     }
-    column_tiles_of_rows<(is_half ? FloatType::float32 : Type)>(
+    column_tiles_of_rows<(is_half ? FloatType::float32 : Type), /*IsCached=*/true>(
         x, ldx, m, copy, width, columns, k, accumulate, addend == nullptr ? nullptr : addend + j, lda, y + j, ldy);
   }
 }
@@ -155,10 +156,12 @@ int column_panel_width(int rows) {
 // Computes three vectors of columns together, for any number of rows, because a panel is packed once for all of them. With a
 // single row, the second-level cache is the limit, and eight rows fill the registers.
 void multiply_recurrent_panel(
-    const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy) {
+    const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
+    ptrdiff_t ldy) {
   for_row_tiles<kMaxColumnTileRows>(m, [&](auto rows, int first) {
     column_tiles<FloatType::float32, decltype(rows)::value, 3, /*IsCached=*/true>(
-        x + first * ldx, ldx, b, n, n, k, false, nullptr, 0, y + first * ldy, ldy);
+        x + first * ldx, ldx, b, n, n, k, false, addend == nullptr ? nullptr : addend + first * lda, lda,
+        y + first * ldy, ldy);
   });
 }
 

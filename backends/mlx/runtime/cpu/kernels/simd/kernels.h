@@ -95,7 +95,8 @@ struct Kernels {
   int (*column_panel_width)(int rows);
   // Like multiply_columns for float32, with n <= kRecurrentPanel columns that follow each other without gaps.
   void (*multiply_recurrent_panel)(
-      const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, float* y, ptrdiff_t ldy);
+      const float* x, ptrdiff_t ldx, int m, const float* b, int n, int k, const float* addend, ptrdiff_t lda, float* y,
+      ptrdiff_t ldy);
 
   // y [k, n] = x.T for x [n, k] with elements of `type`. y has float32 elements, or pairs if x has. Also writes the columns
   // from n up to the next multiple of 16, with any values; ldy is at least this multiple.
