@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DELEGATE = "libmlx_delegate"
 _ENGINE = "libmlx_llm_engine"
+_SCALE_SEARCH = "libmlx_scale_search"
 _BLAS = "libmlx_blas.so"
 _SUFFIXES = (".so", ".dylib")
 # The libraries that the delegate links, each with the package whose wheel contains it.
@@ -85,6 +86,18 @@ def load_engine() -> str:
 
 
 @functools.cache
+def load_scale_search() -> ctypes.CDLL | None:
+    """Loads the library with the kernel for quantization, and returns it, or None if it is not built.
+
+    The library is independent of the delegate. It is searched in the same folders.
+    """
+    try:
+        return ctypes.CDLL(str(_find_library(_SCALE_SEARCH, _folders())))
+    except FileNotFoundError:
+        return None
+
+
+@functools.cache
 def import_runtime() -> type[Runtime]:
     """Registers the MLX delegate, then imports ExecuTorch's `Runtime` and returns it.
 
@@ -122,9 +135,14 @@ def _find_delegate(path: str | None) -> Path:
         if not Path(path).exists():
             raise FileNotFoundError(f"load_delegate: {_DELEGATE} is not built (searched {path})")
         return Path(path).resolve()
+    return _find_library(_DELEGATE, _folders())
+
+
+def _folders() -> tuple[Path, ...]:
+    """Returns the folders in which libraries are searched, in order."""
     package = Path(__file__).resolve().parent
     build = os.environ.get("EXECUTORCH_MLX_BUILD")
-    return _find_library(_DELEGATE, (Path(build),) if build else (package / "lib", package.parent.parent / "build"))
+    return (Path(build),) if build else (package / "lib", package.parent.parent / "build")
 
 
 def _find_library(name: str, folders: tuple[Path, ...]) -> Path:

@@ -1,14 +1,16 @@
 """Quantization that minimizes an error: `scale_search`, `tuning`, `sensitivity`, and their use by `export_llm`."""
 
+import platform
+
 import pytest
 import torch
 import transformers as hf
 from executorch_mlx.custom_ops.packing import FLOAT_MODES, dequantize, quantize
-from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.export import export_llm, native
 from executorch_mlx.llm.export.calibration import Perplexity, Text
 from executorch_mlx.llm.export.conversion import MIXED_BITS, convert_weights
 from executorch_mlx.llm.export.packed import MLXLinear
-from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, quantized
+from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, integers, quantized, search
 from executorch_mlx.llm.export.sensitivity import FORMATS, choose
 from executorch_mlx.llm.export.tuning import tuned
 from small_llm import tokenizer
@@ -49,6 +51,39 @@ def test_fitted_scales_have_a_smaller_error_than_scales_from_the_range(group_siz
     w, format = normal(64, 256), Format(4, group_size)
     error = squared_error(w, fit(w, 4, group_size), format)
     assert error < limit * squared_error(w, quantize(w, 4, group_size), format)
+
+
+needs_native = pytest.mark.skipif(
+    native.fit_groups(torch.ones(1, 1, 32), 4, torch.float32) is None or platform.machine() != "x86_64",
+    reason="the library is not built, or torch sums in another order",
+)
+
+
+@needs_native
+@pytest.mark.parametrize("group_size", (32, 64, 128))
+@pytest.mark.parametrize("bits", (2, 3, 4, 5, 6, 8))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("is_weighted", (False, True))
+def test_native_search_has_the_bits_of_torch(group_size, bits, dtype, is_weighted):
+    w = normal(33, 640) * torch.logspace(-8, 4, 33).unsqueeze(-1)  # also scales below and above the range of float16
+    w[3], w[4], w[5, :40], w[6] = 0, 1e-9, 100, 7
+    x = w.unflatten(-1, (-1, group_size))
+    importance = normal(640, seed=1).square().add(0.01).unflatten(-1, (-1, group_size)) if is_weighted else None
+    scales, biases = search(x, bits, dtype, importance)
+    expected = integers(x, scales, biases, bits).to(torch.uint8), scales, biases
+    for got, wanted in zip(native.fit_groups(x, bits, dtype, importance), expected, strict=True):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+
+@needs_native
+@pytest.mark.parametrize("weight", (float("nan"), float("inf"), -1e19))
+def test_native_search_leaves_extreme_weights_to_torch(weight):
+    w = normal(40, 64)
+    w[39, 63] = weight
+    assert native.fit_groups(w.unflatten(-1, (-1, 32)), 4, torch.float32) is None
+    packed, scales, biases = fit(w, 4, 32)
+    first = fit(w[:39], 4, 32)
+    assert torch.equal(packed[:39], first[0]) and torch.equal(scales[:39], first[1]) and torch.equal(biases[:39], first[2])
 
 
 def test_values_on_a_grid_of_4_bits_are_nearly_exact():

@@ -28,7 +28,7 @@ def binaries(site: Path) -> list[Path]:
     """The delegate, the LLM engine and the installed programs."""
     package = site / "executorch_mlx"
     shared = {file.stem: file for file in (*package.glob("lib/*.so"), *package.glob("lib/*.dylib"))}
-    linux_only = {"libmlx_blas"} if platform.system() == "Linux" else set()
+    linux_only = {"libmlx_blas", "libmlx_scale_search"} if platform.system() == "Linux" else set()
     assert shared.keys() == {"libmlx_delegate", "libmlx_llm_engine"} | linux_only
     return [shared["libmlx_delegate"], shared["libmlx_llm_engine"], *sorted(package.glob("bin/*"))]
 

@@ -36,7 +36,7 @@ def test_tag_names_the_oldest_glibc_and_any_python(wheel):
 
 def test_wheel_contains_our_libraries_and_no_others(package):
     libraries = {file.name for file in package.parent.rglob("*.so*")}
-    assert libraries == {"libmlx_blas.so", "libmlx_delegate.so", "libmlx_llm_engine.so"}
+    assert libraries == {"libmlx_blas.so", "libmlx_delegate.so", "libmlx_llm_engine.so", "libmlx_scale_search.so"}
     assert {file.name for file in (package / "bin").iterdir()} == {"mlx_llm_runner"}
     members = {folder.name for folder in package.parent.iterdir()}
     assert not any(name.endswith(".libs") for name in members), "auditwheel copied libraries"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import native
 from ...custom_ops.packing import FLOAT_MODES, decode_elements, decode_scales, pack, quantize, unpack
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # the fractions of a group's range that `fit` tries
@@ -73,8 +74,23 @@ def fit(
     bias, and find the scale and bias with the least squared error for these integers.
     """
     x = w.detach().float().unflatten(-1, (-1, group_size))
-    scales, biases = search(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
-    return pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
+    codes, scales, biases = _fit_groups(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
+    return pack(codes.flatten(-2), bits), scales, biases
+
+
+def _fit_groups(
+    x: torch.Tensor, bits: int, dtype: torch.dtype, importance: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the integers (uint8), scales and biases for groups of floats [N, K / G, G].
+
+    The library `native` computes them in less than half of the time that torch takes, with the same results. It is not used if
+    it is not built, or if a weight is infinite or NaN.
+    """
+    found = native.fit_groups(x, bits, dtype, importance)
+    if found is not None:
+        return found
+    scales, biases = search(x, bits, dtype, importance)
+    return integers(x, scales, biases, bits).to(torch.uint8), scales, biases
 
 
 def fit_range(
