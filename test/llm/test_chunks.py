@@ -7,6 +7,7 @@ import torch
 from executorch_mlx import Runtime
 from executorch_mlx.llm.export import export_llm
 from test_families import CHUNK, CONTEXT, FAMILIES, family_program, wide_model
+from test_state_families import random_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems use MLX's matrix products")
 
@@ -64,6 +65,14 @@ def test_half_precision_and_quantization(name, options, tmp_path):
     sizes = dict(hidden_size=320, intermediate_size=448) if "quantize" in options else {}  # multiples of the group size
     model = wide_model(name, **sizes)
     exported = export_llm(model, **options, chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
+    assert exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    assert_chunks_do_not_matter(tmp_path / "model.pte")
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "mamba2", "minimax", "recurrent_gemma"])
+def test_models_with_states(name, tmp_path):
+    exported = export_llm(random_model(name), chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
     assert exported.report.refused == ()
     exported.save(tmp_path / "model.pte")
     assert_chunks_do_not_matter(tmp_path / "model.pte")

@@ -1,10 +1,15 @@
 """Compares the recurrences over tokens, in eager torch and lowered, with loops written from their formulas."""
 
+import sys
+from contextlib import nullcontext
+
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
+from executorch_mlx.serialization.read import read_payload
 from oprows import Dyn, f32, floats, indices, ints, pytest_function, row
+from oprows.portable import without_replacements
 
 BATCH, HEADS, KEY_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 2, 8, 6
 EXAMPLE_LENGTH = 16
@@ -105,9 +110,9 @@ def has_token_axis(x, axis):
     return x.dim() > 2 and x.shape[axis] == EXAMPLE_LENGTH
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_recurrence(name):
-    op, inputs, formula, axis = CASES[name]
+def program_of(name):
+    """Returns the manager of a program that runs a recurrence for any number of tokens."""
+    op, inputs, _, axis = CASES[name]
     operator = getattr(torch.ops.mlx, op)
     example = inputs(EXAMPLE_LENGTH)
     length = torch.export.Dim("length", min=1, max=200)
@@ -122,13 +127,59 @@ def test_a_recurrence(name):
     config = EdgeCompileConfig(_check_ir_validity=False)
     manager = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
     assert partitioner.explain().refused == ()
-    program = Runtime.get().load_program(manager.to_executorch().buffer)
+    return manager.to_executorch()
+
+
+def replacements_of(program):
+    """Returns the names of the nodes that replace instructions of the only delegate of a program."""
+    (delegate,) = program.executorch_program.backend_delegate_data
+    return [r.instruction.op.NAME for r in read_payload(bytes(delegate.data)).replacements or ()]
+
+
+NODES = {
+    "linear": ["GatedRecurrenceNode"], "delta": ["GatedRecurrenceNode"], "delta by channel": ["GatedRecurrenceNode"],
+    "selective": ["SelectiveScanNode"], "diagonal": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["nodes", "loops"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_recurrence(name, portable):
+    """Runs the nodes that replace the loops, and the loops."""
+    op, inputs, formula, _ = CASES[name]
+    with without_replacements() if portable else nullcontext():
+        lowered = program_of(name)
+    assert replacements_of(lowered) == ([] if portable else NODES[name])
+    program = Runtime.get().load_program(lowered.buffer)
     method = program.load_method("forward")
     for count in LENGTHS:
         tensors = inputs(count)
         expected = formula(*tensors)
-        assert_close(operator(*tensors), expected)
+        assert_close(getattr(torch.ops.mlx, op)(*tensors), expected)
         assert_close([x.clone() for x in method.execute([x.contiguous() for x in tensors])], expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems run the loops")
+@pytest.mark.parametrize("name", CASES)
+def test_calls_of_any_length_give_the_same_bits(name):
+    _, inputs, _, axis = CASES[name]
+    program = Runtime.get().load_program(program_of(name).buffer)
+    method = program.load_method("forward")
+    length = 150
+    *tensors, initial = inputs(length)
+    has_tokens = [x.dim() > 2 and x.shape[axis] == length for x in tensors]
+    results = []
+    for lengths in ([1], [3, 64, 20], [150]):
+        outputs, state, at, i = [], initial, 0, 0
+        while at < length:
+            count = min(lengths[i % len(lengths)], length - at)
+            part = [x.narrow(axis, at, count) if tokens else x for x, tokens in zip(tensors, has_tokens)]
+            out, state = (x.clone() for x in method.execute([x.contiguous() for x in (*part, state)]))
+            outputs.append(out)
+            at, i = at + count, i + 1
+        results.append((torch.cat(outputs, axis), state))
+    for out, state in results[1:]:
+        assert out.equal(results[0][0]) and state.equal(results[0][1])
 
 
 @pytest.mark.parametrize("name", CASES)

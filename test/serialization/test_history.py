@@ -78,7 +78,7 @@ EDITS = [
     ("enum value removed", ",\n  BoolValueSlot = 3", "", "BoolValueSlot was 3, is None"),
     ("op table renamed", "RoundParams", "RoundNode", None),
     ("extension appended", END, "My: UnaryNode = 255" + END, None),
-    ("extension between others", "= 230,", "= 230, My: UnaryNode = 240,", None),
+    ("extension between others", "= 230,", "= 230, My: UnaryNode = 235,", None),
     ("extension takes a tag", "  SampleNode:", "  My: UnaryNode = 200, SampleNode:", "My: tag 200 is not"),
     ("op appended", "FlipNode: FlipParams", "FlipNode: FlipParams, My: UnaryNode", None),
     ("op removed", "  FlipNode: FlipParams,\n", "", "ops: FlipNode is gone"),

@@ -330,6 +330,18 @@ def quantize_entries(n, env):
     return [Type(entries, "uint8"), Type(scales, dtype_name(n.scale_type))]
 
 
+def gated_recurrence(n, env):
+    return [Type(env.shape(n.value), "float32"), Type(env.shape(n.state), "float32")]
+
+
+def selective_scan(n, env):
+    return [Type(env.shape(n.x), "float32"), Type(env.shape(n.state), "float32")]
+
+
+def read_layer_state(n, env):
+    return Type((env.shape(n.start)[0], env.shape(n.states)[-1]), env.dtype(n.states))
+
+
 def quantized_sdpa(n, env):
     return Type((*env.shape(n.q)[:-1], n.value_size), env.dtype(n.q))
 

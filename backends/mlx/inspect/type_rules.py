@@ -76,6 +76,10 @@ TABLE_RULES: dict[type[ir.Table], Rule] = {
     ir.RowUpdateParams: result_types.same_as("dst"),
     ir.QuantizeEntriesParams: result_types.quantize_entries,
     ir.QuantizedSdpaParams: result_types.quantized_sdpa,
+    # recurrence
+    ir.GatedRecurrenceParams: result_types.gated_recurrence,
+    ir.SelectiveScanParams: result_types.selective_scan,
+    ir.ReadLayerStateParams: result_types.read_layer_state,
     # conv
     ir.Conv1DParams: result_types.convolution(""),
     ir.Conv2DParams: result_types.convolution("hw"),

@@ -15,12 +15,13 @@ from .. import custom_kernel_ops
 from ..builder.quantized_weights import packed_words
 from ..builder.registry import REGISTRY, tracing_handler
 from ..custom_kernel_ops.int8_activations import int8_quantized_matmul
+from ..custom_kernel_ops.layer_state import read_layer_state
 from ..custom_kernel_ops.logits_processors import mask_logits
 from ..custom_kernel_ops.sample import sample
 from ..serialization import ir
 
 for _target, _function in custom_kernel_ops.COMPOSITES.items():
-    if _target not in (sample, mask_logits, int8_quantized_matmul):
+    if _target not in (sample, mask_logits, int8_quantized_matmul, read_layer_state):
         REGISTRY.add(_target, tracing_handler(_target, _function))
 
 _trace_sample = tracing_handler(sample, custom_kernel_ops.COMPOSITES[sample])

@@ -2,24 +2,53 @@
 
 The body of the loop is the traced rule for a token, or for a block of tokens. If the number of tokens is dynamic and
 there is a rule for blocks, an `IfNode` chooses between the two loops at run time.
+
+On CPUs, the runtime of this project runs `GatedRecurrenceNode` and `SelectiveScanNode` in place of the loops, and
+`ReadLayerStateNode` in place of the instructions that read a state. These nodes are always replacements, also where
+extensions are allowed, because the loops are faster on other devices.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..builder.cache_write import add, subtract
-from ..builder.registry import REGISTRY
+from ..builder.registry import REGISTRY, tracing_handler
 from ..builder.slots import TensorSlot
-from ..custom_kernel_ops.recurrence import MIN_TOKENS_FOR_BLOCKS, RULES, Rule
+from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
+from ..custom_kernel_ops.recurrence import (
+    MIN_TOKENS_FOR_BLOCKS,
+    RULES,
+    Rule,
+    gated_delta_rule,
+    gated_linear_attention,
+    selective_scan,
+)
 from ..serialization import ir
 
+# Operator → the node whose fields are the arguments of the operator.
+NODES = {
+    gated_linear_attention: ir.GatedRecurrenceNode,
+    gated_delta_rule: ir.GatedRecurrenceNode,
+    selective_scan: ir.SelectiveScanNode,
+}
 
-def _lowering(choose_rule):
-    """Returns the handler of a recurrence. `choose_rule` returns the `Rule` for the operands of a call."""
+
+def _lowering(choose_rule, node=None):
+    """Returns the handler of a recurrence.
+
+    `choose_rule` returns the `Rule` for the operands of a call. `node` computes the same results, or is None.
+    """
 
     def lower(P, **arguments):
-        *tensors, state = (P.cast(x, torch.float32) for x in arguments.values())
+        operands = {name: P.cast(x, torch.float32) for name, x in arguments.items()}
+        emit = partial(emit_loops, P, list(operands.values()))
+        return emit() if node is None else P.emit_replaceable(node, operands, emit)
+
+    def emit_loops(P, operands):
+        *tensors, state = operands
         rule = choose_rule(tensors)
         # The last operands have no axis of tokens.
         fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
@@ -84,4 +113,14 @@ def _scan(P, step, axis, state, tensors, fixed):
 
 
 for _target, _choose_rule in RULES.items():
-    REGISTRY.add(_target, _lowering(_choose_rule))
+    REGISTRY.add(_target, _lowering(_choose_rule, NODES.get(_target)))
+
+_trace_read = tracing_handler(read_layer_state, read_layer_state_definition)
+
+
+@REGISTRY.lower(read_layer_state)
+def lower_read_layer_state(P, states, start, row=None, rows=1):
+    trace = partial(_trace_read, P, states=states, start=start, row=row, rows=rows)
+    if start.dtype != torch.int64 or (row is not None and row.dtype != torch.int64):
+        return trace()
+    return P.emit_replaceable(ir.ReadLayerStateNode, {"states": states, "start": start, "row": row}, trace)

@@ -230,7 +230,7 @@ class Backend final : public et::BackendInterface {
       std::memcpy(copy.data(), data, processed.size());
       data = copy.data();
     }
-    auto program = load_program(data, processed.size(), missing_for_metal(options, device));
+    auto program = load_program(data, processed.size(), device, missing_for_metal(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     handle->limits = options.limits;
     const auto* named_data = context.get_named_data_map();

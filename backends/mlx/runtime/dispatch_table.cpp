@@ -12,6 +12,7 @@
 #include "ops/quant.h"
 #include "ops/quantized_cache.h"
 #include "ops/random.h"
+#include "ops/recurrence.h"
 #include "ops/reduce.h"
 #include "ops/scalar.h"
 #include "ops/shape.h"
@@ -22,7 +23,8 @@ namespace {
 
 constexpr DispatchTable kTable = make_table<
     kAttentionRows, kControlRows, kConvRows, kCreateRows, kDistributedRows, kElementwiseRows, kIndexRows,
-    kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kReduceRows, kScalarRows, kShapeRows>();
+    kLinalgRows, kNormRows, kQuantRows, kQuantizedCacheRows, kRandomRows, kRecurrenceRows, kReduceRows, kScalarRows,
+    kShapeRows>();
 
 } // namespace
 

@@ -28,6 +28,19 @@ constexpr bool kRunsReplacements = false;
 constexpr bool kRunsReplacements = true;
 #endif
 
+// Whether only a CPU runs a replacement. A GPU takes longer for the tokens of these nodes, one after the other, than for the
+// instructions that they replace, which process blocks of tokens.
+bool is_for_cpu(const fb::Replacement& replacement) {
+  switch (replacement.instruction()->op_type()) {
+    case fb::OpNode::GatedRecurrenceNode:
+    case fb::OpNode::SelectiveScanNode:
+    case fb::OpNode::ReadLayerStateNode:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Layout read_layout(const fb::MLXGraph& graph) {
   const uint64_t total = uint64_t{graph.num_constant_tensors()} + graph.num_input_tensors() +
       graph.num_output_tensors() + graph.num_mutable_buffer_tensors() + graph.num_temp_tensors();
@@ -203,8 +216,8 @@ void check_supported(const fb::Instruction& instruction, const std::string& wher
 // Verifies the instructions of all chains, decodes them into `program`, and refuses chains that call themselves.
 class ChainVerifier {
  public:
-  ChainVerifier(Program& program, const char* missing_for_metal)
-      : program_(program), missing_for_metal_(missing_for_metal) {}
+  ChainVerifier(Program& program, mx::Device device, const char* missing_for_metal)
+      : program_(program), is_cpu_(device == mx::Device::cpu), missing_for_metal_(missing_for_metal) {}
 
   void run() {
     const auto& chains = *program_.graph->instruction_chains();
@@ -310,7 +323,7 @@ class ChainVerifier {
       return nullptr;
     }
     ++next_replacement_;
-    return next;
+    return is_cpu_ || !is_for_cpu(*next) ? next : nullptr;
   }
 
   // Returns how deeply calls nest below a chain: 0 if the chain calls no other chain. Refuses chains that call
@@ -338,6 +351,7 @@ class ChainVerifier {
   }
 
   Program& program_;
+  const bool is_cpu_;
   const char* missing_for_metal_;
   uint64_t num_instructions_ = 0;
   uint64_t num_list_elements_ = 0;
@@ -391,13 +405,13 @@ void check_maps(const Program& program) {
 
 } // namespace
 
-Program load_program(const void* data, size_t size, const char* missing_for_metal) {
+Program load_program(const void* data, size_t size, mx::Device device, const char* missing_for_metal) {
   Program program;
   program.graph = open_payload(data, size);
   program.layout = read_layout(*program.graph);
   check_maps(program);
   check_tensor_meta(*program.graph, program.layout);
-  ChainVerifier(program, missing_for_metal).run();
+  ChainVerifier(program, device, missing_for_metal).run();
   find_elementwise_groups(program);
   find_product_groups(program);
   find_recurrences(program);

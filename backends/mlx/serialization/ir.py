@@ -726,6 +726,52 @@ class QuantizedSdpaParams(Table):
 
 
 @dataclass(kw_only=True)
+class GatedRecurrenceParams(Table):
+    """For each of S tokens: state = exp(decay) * state, then state += key ⊗ value, then out = query @ state. query and key are
+    [B, G, S, K], value and out [B, H, S, V], and state and out_state [B, H, K, V]; G divides H. decay is [B, H, S], or
+    [B, H, S, K] for a decay of each channel of the keys. With beta [B, H, S], which is the gated delta rule,
+    beta * (value - key @ state) takes the place of the value.
+    """
+
+    query: Tid
+    key: Tid
+    value: Tid
+    decay: Tid
+    beta: Tid | None = None
+    state: Tid
+    out: Output[Tid]
+    out_state: Output[Tid]
+
+
+@dataclass(kw_only=True)
+class SelectiveScanParams(Table):
+    """For each of S tokens: state = exp(step * rates) * state + step * x ⊗ key, then out = state @ query. x, step and out are
+    [B, S, D], key and query [B, S, N], rates [D, N], and state and out_state [B, D, N].
+    """
+
+    x: Tid
+    step: Tid
+    key: Tid
+    query: Tid
+    rates: Tid
+    state: Tid
+    out: Output[Tid]
+    out_state: Output[Tid]
+
+
+@dataclass(kw_only=True)
+class ReadLayerStateParams(Table):
+    """Copies the states of B rows from `states` [1, 1, R, N], of any dtype. The result [B, N] has states[0, 0, row[i]] at index
+    i, or zeros if start[i] is 0. start and row are int64 [B]. Without row, R is 1.
+    """
+
+    states: Tid
+    start: Tid
+    row: Tid | None = None
+    out: Output[Tid]
+
+
+@dataclass(kw_only=True)
 class AllSumParams(Table):
     """The sum of x over the processes of a group. All processes get the same bits, which do not depend on the shape of x.
     The program is for the process `rank` of a group of `size` processes.
@@ -1041,6 +1087,9 @@ class MaskLogitsNode(MaskLogitsParams, Op): OP_TYPE = 211
 class RowSdpaNode(RowSdpaParams, Op): OP_TYPE = 220
 class RowUpdateNode(RowUpdateParams, Op): OP_TYPE = 221
 class Int8QuantizedMatmulNode(Int8QuantizedMatmulParams, Op): OP_TYPE = 230
+class GatedRecurrenceNode(GatedRecurrenceParams, Op): OP_TYPE = 240
+class SelectiveScanNode(SelectiveScanParams, Op): OP_TYPE = 241
+class ReadLayerStateNode(ReadLayerStateParams, Op): OP_TYPE = 242
 class AllSumNode(AllSumParams, Op): OP_TYPE = 250
 class AllGatherNode(AllGatherParams, Op): OP_TYPE = 251
 class QuantizeEntriesNode(QuantizeEntriesParams, Op): OP_TYPE = 252

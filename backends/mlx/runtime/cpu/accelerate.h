@@ -192,6 +192,39 @@ mx::array pack_recurrent(const mx::array& b);
 std::optional<RecurrenceResults> recurrence(
     const RecurrentCell& cell, const RecurrenceOperands& operands, const mx::array& packed);
 
+// The operands of GatedRecurrenceNode and SelectiveScanNode: see schema.fbs. They are float32, and their shapes are checked.
+struct GatedRecurrenceInputs {
+  mx::array query;
+  mx::array key;
+  mx::array value;
+  mx::array decay;
+  std::optional<mx::array> beta;
+  mx::array state;
+};
+
+struct SelectiveScanInputs {
+  mx::array x;
+  mx::array step;
+  mx::array key;
+  mx::array query;
+  mx::array rates;
+  mx::array state;
+};
+
+// The outputs of all tokens, and the state after the last one.
+struct RecurrenceStates {
+  mx::array out;
+  mx::array state;
+};
+
+// Recurrences over tokens, token by token: the results have the same bits however the tokens are divided into calls.
+std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs& inputs, mx::Stream stream);
+std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& inputs, mx::Stream stream);
+
+// The states [B, N] of the given rows of `states` [1, 1, R, N]. -1 in place of a row stands for zeros. nullopt also if the
+// states are lazy.
+std::optional<mx::array> read_layer_state(const mx::array& states, const std::vector<int>& rows, mx::Stream stream);
+
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 

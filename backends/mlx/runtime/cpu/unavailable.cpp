@@ -150,6 +150,18 @@ std::optional<mx::array> quantized_attention(const QuantizedAttention&, mx::Stre
   return std::nullopt;
 }
 
+std::optional<RecurrenceStates> gated_recurrence(const GatedRecurrenceInputs&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs&, mx::Stream) {
+  return std::nullopt;
+}
+
+std::optional<mx::array> read_layer_state(const mx::array&, const std::vector<int>&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> sample(const SampleInputs&, mx::Stream) {
   return std::nullopt;
 }

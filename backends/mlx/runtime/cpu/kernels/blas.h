@@ -310,6 +310,57 @@ struct ExecutorchMlxQuantizedAttention {
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_attention(const ExecutorchMlxQuantizedAttention* attention);
 
+// -- recurrences over tokens -------------------------------------------------------------------------
+
+// A vector of floats for each token and head, [batch, heads, tokens, width], with any strides.
+struct ExecutorchMlxTokens {
+  const float* data;
+  int64_t strides[4];
+};
+
+// For each token: state = exp(decay) * state, then state += key ⊗ error, then y = query @ state. The error is the value, or
+// beta * (value - key @ state) if there is beta. Consecutive heads share one of the `groups` queries and keys.
+struct ExecutorchMlxGatedRecurrence {
+  ExecutorchMlxTokens query;  // of `groups` heads, [size]
+  ExecutorchMlxTokens key;    // of `groups` heads, [size]
+  ExecutorchMlxTokens value;  // [columns]
+  ExecutorchMlxTokens decay;  // [size] if `decays_by_channel`, else one number
+  ExecutorchMlxTokens beta;   // one number; the data may be null
+  bool decays_by_channel;
+  int64_t batch;
+  int64_t heads;
+  int64_t groups;
+  int64_t tokens;
+  int64_t size;
+  int64_t columns;
+  const float* state;  // [batch, heads, size, columns]
+  float* next;         // the state after the last token, like `state`
+  bool is_transposed;  // both states are [batch, heads, columns, size]; then `size` is a multiple of 16
+  float* y;            // [batch, tokens, heads, columns]
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_gated_recurrence(const ExecutorchMlxGatedRecurrence* recurrence);
+
+// For each token and channel: state = exp(step * rates) * state + step * x * key, then y = state @ query. The second axis of
+// the tokens has one index.
+struct ExecutorchMlxSelectiveScan {
+  ExecutorchMlxTokens x;      // [channels]
+  ExecutorchMlxTokens step;   // [channels]
+  ExecutorchMlxTokens key;    // [size]
+  ExecutorchMlxTokens query;  // [size]
+  const float* rates;         // [channels, size]
+  int64_t batch;
+  int64_t tokens;
+  int64_t channels;
+  int64_t size;
+  const float* state;  // [batch, channels, size]
+  float* next;         // the state after the last token
+  float* y;            // [batch, tokens, channels]
+};
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_selective_scan(const ExecutorchMlxSelectiveScan* scan);
+
+// to[i] = from[i] for `rows` rows of `bytes` bytes. A null pointer in `from` stands for zeros.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_copy_rows(const void* const* from, int64_t rows, int64_t bytes, void* to);
+
 // -- sampling -------------------------------------------------------------------------------------
 
 // A parameter of the sampler: one value, or one for each row.

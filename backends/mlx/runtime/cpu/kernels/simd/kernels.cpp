@@ -11,6 +11,7 @@
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
+#include "token_recurrence.h"
 #include "transposed.h"
 #include "vector.h"
 #include "vector_functions.h"
@@ -51,6 +52,10 @@ extern const Kernels kernels = {
     .softmax_numerators = softmax_numerators,
     .rms_norm = rms_norm,
     .rotate = rotate,
+    .recurrence_columns = recurrence_columns,
+    .gated_recurrence = gated_recurrence,
+    .scan_channels = scan_channels,
+    .selective_scan = selective_scan,
     .widen_logits = widen_logits,
     .sum_probability_weights = sum_probability_weights,
     .random_words = random_words};

@@ -64,6 +64,50 @@ struct Int8Panels {
   FloatType scale_type;  // of scales and biases
 };
 
+// A vector for each token. Distances count elements: from one token to the next, and between the elements of a vector.
+struct TokenVectors {
+  const float* data;
+  ptrdiff_t token_stride;
+  ptrdiff_t stride;
+};
+
+// Some columns of the state [size, columns] of a head, and its tokens: see ExecutorchMlxGatedRecurrence in blas.h.
+struct GatedRecurrence {
+  TokenVectors query;  // [size]
+  TokenVectors key;    // [size]
+  TokenVectors value;  // [columns]
+  TokenVectors decay;  // [size] if `decays_by_channel`, else one number
+  TokenVectors beta;   // one number; null for gated linear attention
+  bool decays_by_channel;
+  const float* state;      // before the tokens, of which there is at least one
+  ptrdiff_t state_stride;  // between rows
+  float* next;             // the state after the tokens; may be the same memory
+  ptrdiff_t next_stride;
+  float* y;                // [tokens, columns]
+  ptrdiff_t y_stride;
+  int tokens;
+  int size;
+  int columns;
+  float* scratch;  // 8 * size floats
+};
+
+// Some channels of a selective scan: see ExecutorchMlxSelectiveScan in blas.h.
+struct SelectiveScan {
+  TokenVectors x;      // [channels]
+  TokenVectors step;   // [channels]
+  TokenVectors key;    // [size]
+  TokenVectors query;  // [size]
+  const float* rates;  // [channels, size]
+  const float* state;  // [channels, size]
+  float* next;         // [channels, size]; may be the same memory as the state
+  float* y;            // [tokens, channels]
+  ptrdiff_t y_stride;
+  int tokens;
+  int channels;  // at most scan_channels()
+  int size;
+  float* scratch;  // 2 * (size + 16) floats
+};
+
 // The functions that are compiled for one instruction set. ldx, ldw, ldb, ldy and ldo are the distances between rows,
 // in elements.
 struct Kernels {
@@ -150,6 +194,13 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float* y, ptrdiff_t rows, ptrdiff_t width, float eps);
   // Rotates the pairs (x[i], x[half + i]), i < half, by angles with these cosines and sines.
   void (*rotate)(const float* x, const float* cosines, const float* sines, float* y, ptrdiff_t half);
+
+  // Recurrences over tokens. recurrence_columns() returns the number of columns of the state of which gated_recurrence()
+  // should run a multiple at once, and scan_channels() the largest number of channels for selective_scan().
+  int (*recurrence_columns)(int tokens);
+  void (*gated_recurrence)(const GatedRecurrence& r);
+  int (*scan_channels)();
+  void (*selective_scan)(const SelectiveScan& s);
 
   // Writes the logits x [count] to y in float32, with minus infinity in place of NaN, and the maximum of each block of
   // kLogitBlock logits to block_maxima. Returns whether x contains NaN.

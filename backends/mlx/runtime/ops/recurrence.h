@@ -1,0 +1,198 @@
+// Recurrences over the tokens of a sequence, and the states of layers. See op_row.h.
+#pragma once
+
+#include "cpu/accelerate.h"
+#include "ops/op_row.h"
+#include "ops/shape.h"
+
+namespace executorch_mlx {
+
+// On devices without a kernel, the number of tokens after which the evaluation of the state starts, so that the graph
+// that is not evaluated yet does not grow with the number of tokens.
+constexpr int kTokensPerEvaluation = 64;
+
+// Checks that x is float32 with this shape.
+inline void check_tokens(const char* name, const mx::array& x, const mx::Shape& shape) {
+  check_argument(
+      x.dtype() == mx::float32 && x.shape() == shape, name, ": got ", describe(x), ", expected float32", dims(shape));
+}
+
+// Calls step(token) for each token, which advances `state` and returns an output without the axis of the tokens. Returns
+// the outputs, stacked along `axis`, and the last state.
+template <typename Step>
+cpu::RecurrenceStates for_each_token(int tokens, int axis, mx::array& state, Context& c, Step&& step) {
+  std::vector<mx::array> outputs;
+  for (int token = 0; token < tokens; ++token) {
+    outputs.push_back(step(token));
+    if ((token + 1) % kTokensPerEvaluation == 0) {
+      c.start({state, outputs.back()});
+    }
+  }
+  return {stacked(outputs, axis, c), state};
+}
+
+// x [B, G, ...] as [B, heads, ...]. Consecutive heads get the same part of x.
+inline mx::array per_head(const mx::array& x, int heads, const Context& c) {
+  return x.shape(1) == heads ? x : mx::repeat(x, heads / x.shape(1), 1, c.stream);
+}
+
+inline cpu::RecurrenceStates recur_with_mlx(const cpu::GatedRecurrenceInputs& r, Context& c) {
+  const int heads = r.value.shape(1);
+  const auto query = per_head(r.query, heads, c), key = per_head(r.key, heads, c);
+  mx::array state = r.state;
+  return for_each_token(r.value.shape(2), 2, state, c, [&](int token) {
+    const auto at = [&](const mx::array& x) { return views::take(x, token, 2, c.stream); };
+    // row @ state, for a row [B, H, K].
+    const auto product = [&](const mx::array& row) {
+      return mx::squeeze(mx::matmul(mx::expand_dims(row, 2, c.stream), state, c.stream), 2, c.stream);
+    };
+    auto decay = mx::expand_dims(mx::exp(at(r.decay), c.stream), -1, c.stream);
+    if (r.decay.ndim() == 3) {
+      decay = mx::expand_dims(decay, -1, c.stream);
+    }
+    state = mx::multiply(state, decay, c.stream);
+    auto error = at(r.value);
+    if (r.beta) {
+      const auto beta = mx::expand_dims(at(*r.beta), -1, c.stream);
+      error = mx::multiply(mx::subtract(error, product(at(key)), c.stream), beta, c.stream);
+    }
+    const auto column = mx::expand_dims(at(key), 3, c.stream);
+    state = mx::add(state, mx::multiply(column, mx::expand_dims(error, 2, c.stream), c.stream), c.stream);
+    return product(at(query));
+  });
+}
+
+inline void gated_recurrence(const fb::GatedRecurrenceParams& n, Context& c) {
+  c.make_available({n.query(), n.key(), n.value(), n.decay(), n.beta(), n.state()});
+  const cpu::GatedRecurrenceInputs r{
+      .query = c.in(n.query()),
+      .key = c.in(n.key()),
+      .value = c.in(n.value()),
+      .decay = c.in(n.decay()),
+      .beta = c.optional(n.beta()),
+      .state = c.in(n.state())};
+  check_argument(
+      r.query.ndim() == 4 && r.value.ndim() == 4 && (r.decay.ndim() == 3 || r.decay.ndim() == 4),
+      "got query ", describe(r.query), ", value ", describe(r.value), " and decay ", describe(r.decay),
+      ", expected 4 axes, or 3 of the decay");
+  const int batch = r.value.shape(0), heads = r.value.shape(1), tokens = r.value.shape(2), columns = r.value.shape(3);
+  const int groups = r.query.shape(1), size = r.query.shape(3);
+  check_argument(
+      groups > 0 && heads % groups == 0, "value: got ", heads, " heads, expected a multiple of the ", groups,
+      " of the query");
+  check_tokens("query", r.query, {batch, groups, tokens, size});
+  check_tokens("key", r.key, r.query.shape());
+  check_tokens("value", r.value, r.value.shape());
+  check_tokens("state", r.state, {batch, heads, size, columns});
+  const mx::Shape numbers{batch, heads, tokens};
+  check_tokens("decay", r.decay, r.decay.ndim() == 4 ? mx::Shape{batch, heads, tokens, size} : numbers);
+  if (r.beta) {
+    check_tokens("beta", *r.beta, numbers);
+  }
+  // A token reads the state for the products with its query and its key, and writes it.
+  for (int i = 0; i < 3; ++i) {
+    c.count_operations(r.state.size(), tokens);
+  }
+  if (r.value.size() == 0 || size == 0) {
+    c.set(n.out(), mx::zeros(r.value.shape(), mx::float32, c.stream));
+    return c.set(n.out_state(), r.state);
+  }
+  const auto kernel = cpu::gated_recurrence(r, c.stream);
+  const auto result = kernel ? *kernel : recur_with_mlx(r, c);
+  c.set(n.out(), result.out);
+  c.set(n.out_state(), result.state);
+}
+
+inline cpu::RecurrenceStates scan_with_mlx(const cpu::SelectiveScanInputs& s, Context& c) {
+  mx::array state = s.state;
+  return for_each_token(s.x.shape(1), 1, state, c, [&](int token) {
+    const auto at = [&](const mx::array& x) { return views::take(x, token, 1, c.stream); };
+    const auto as_column = [&](const mx::array& x) { return mx::expand_dims(x, 2, c.stream); };
+    const auto step = at(s.step);
+    const auto decay = mx::exp(mx::multiply(as_column(step), s.rates, c.stream), c.stream);
+    const auto input = as_column(mx::multiply(at(s.x), step, c.stream));
+    const auto added = mx::multiply(input, mx::expand_dims(at(s.key), 1, c.stream), c.stream);
+    state = mx::add(mx::multiply(state, decay, c.stream), added, c.stream);
+    return mx::squeeze(mx::matmul(state, as_column(at(s.query)), c.stream), 2, c.stream);
+  });
+}
+
+inline void selective_scan(const fb::SelectiveScanParams& n, Context& c) {
+  c.make_available({n.x(), n.step(), n.key(), n.query(), n.rates(), n.state()});
+  const cpu::SelectiveScanInputs s{
+      .x = c.in(n.x()),
+      .step = c.in(n.step()),
+      .key = c.in(n.key()),
+      .query = c.in(n.query()),
+      .rates = c.in(n.rates()),
+      .state = c.in(n.state())};
+  check_argument(
+      s.x.ndim() == 3 && s.rates.ndim() == 2, "got x ", describe(s.x), " and rates ", describe(s.rates),
+      ", expected 3 and 2 axes");
+  const int batch = s.x.shape(0), tokens = s.x.shape(1), channels = s.x.shape(2), size = s.rates.shape(1);
+  check_tokens("x", s.x, s.x.shape());
+  check_tokens("step", s.step, s.x.shape());
+  check_tokens("key", s.key, {batch, tokens, size});
+  check_tokens("query", s.query, {batch, tokens, size});
+  check_tokens("rates", s.rates, {channels, size});
+  check_tokens("state", s.state, {batch, channels, size});
+  for (int i = 0; i < 4; ++i) {  // an exponential takes longer than a product
+    c.count_operations(s.state.size(), tokens);
+  }
+  if (s.x.size() == 0 || size == 0) {
+    c.set(n.out(), mx::zeros(s.x.shape(), mx::float32, c.stream));
+    return c.set(n.out_state(), s.state);
+  }
+  const auto kernel = cpu::selective_scan(s, c.stream);
+  const auto result = kernel ? *kernel : scan_with_mlx(s, c);
+  c.set(n.out(), result.out);
+  c.set(n.out_state(), result.state);
+}
+
+// Returns which of the rows of the states to copy, and -1 for zeros. nullopt if an operand is lazy.
+inline std::optional<std::vector<int>> rows_to_read(
+    const mx::array& start, const std::optional<mx::array>& row, int rows, Context& c) {
+  if (!cpu::computes_at_once(c.stream) || !start.is_available() || (row && !row->is_available())) {
+    return std::nullopt;
+  }
+  std::vector<int> result;
+  for (int i = 0; i < start.shape(0); ++i) {
+    const int64_t index = row ? row->data<int64_t>()[i * row->strides(0)] : 0;
+    check_argument(index >= 0 && index < rows, "row: got ", index, ", expected rows in [0, ", rows, ")");
+    result.push_back(start.data<int64_t>()[i * start.strides(0)] == 0 ? -1 : static_cast<int>(index));
+  }
+  return result;
+}
+
+inline void read_layer_state(const fb::ReadLayerStateParams& n, Context& c) {
+  c.make_available({n.start(), n.row()});
+  const auto& states = c.in(n.states());
+  const auto start = c.in(n.start());
+  const auto row = c.optional(n.row());
+  check_argument(
+      states.ndim() == 4 && states.shape(0) == 1 && states.shape(1) == 1 && (row || states.shape(2) == 1),
+      "states: got ", describe(states), ", expected [1, 1, R, N], where R is 1 without row");
+  check_argument(
+      start.dtype() == mx::int64 && start.ndim() == 1 &&
+          (!row || (row->dtype() == mx::int64 && row->shape() == start.shape())),
+      "start: got ", describe(start), ", expected int64[B], also for row");
+  if (const auto rows = rows_to_read(start, row, states.shape(2), c)) {
+    if (const auto y = cpu::read_layer_state(states, *rows, c.stream)) {
+      return c.set(n.out(), *y);
+    }
+  }
+  auto held = views::reshape(states, {states.shape(2), states.shape(3)}, c.stream);
+  if (row) {
+    held = mx::take(held, *row, 0, c.stream);
+  }
+  const auto is_first = mx::expand_dims(mx::equal(start, mx::array(int64_t{0}), c.stream), 1, c.stream);
+  c.set(n.out(), mx::where(is_first, mx::zeros({}, states.dtype(), c.stream), held, c.stream));
+}
+
+constexpr OpRow kRecurrenceRows[] = {
+    MLX_ROW(GatedRecurrenceNode, gated_recurrence),
+    MLX_ROW(ReadLayerStateNode, read_layer_state),
+    MLX_ROW(SelectiveScanNode, selective_scan),
+};
+
+} // namespace executorch_mlx
