@@ -70,7 +70,7 @@ def test_half_precision_and_quantization(name, options, tmp_path):
     assert_chunks_do_not_matter(tmp_path / "model.pte")
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "mamba2", "minimax", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "mamba2", "mamba", "minimax", "recurrent_gemma"])
 def test_models_with_states(name, tmp_path):
     exported = export_llm(random_model(name), chunk=CHUNK, max_context_len=CONTEXT, outputs="logits", verify=False)
     assert exported.report.refused == ()

@@ -9,9 +9,31 @@ import torch
 from .kernels import begin_recurrence, causal_conv
 
 
+class TokensAsRows(torch.nn.Module):
+    """Stands for a linear layer in code that multiplies its weight by a matrix whose columns are tokens: `weight @ x`.
+
+    The product is that of the layer, which has the tokens as rows. So a token gets the same bits alone as among others.
+    The code adds `bias` itself.
+    """
+
+    def __init__(self, linear: torch.nn.Module):
+        super().__init__()
+        self.linear, self.bias = linear, linear.bias
+        linear.bias = None
+
+    @property
+    def weight(self) -> TokensAsRows:
+        return self
+
+    def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.mT).mT
+
+
 def use_cached_states(model: torch.nn.Module) -> None:
     """Change `model` in place: modules of a class in `FORWARDS` read and write their state in the cache of a call."""
-    for path, module in model.named_modules():
+    for path, module in list(model.named_modules()):
+        if type(module).__name__ in MAMBA_MIXERS and not isinstance(module.dt_proj, TokensAsRows):
+            module.dt_proj = TokensAsRows(module.dt_proj)
         forward = FORWARDS.get(type(module).__name__)
         if forward is not None:
             module.layer_idx = next(int(part) for part in path.split(".") if part.isdigit())
@@ -60,3 +82,6 @@ FORWARDS = {
     "MiniMaxLightningAttention": lightning_attention,
     "RecurrentGemmaRecurrentBlock": gated_linear_recurrence,
 }
+
+# Classes whose forward method computes `self.dt_proj.weight @ x`.
+MAMBA_MIXERS = ("MambaMixer", "FalconMambaMixer", "JambaMambaMixer")
