@@ -62,7 +62,9 @@ void int8_tile(
       repeat<Parts>([&](auto part) __attribute__((always_inline)) {
         Words words[B];
         repeat<B>([&](auto b) __attribute__((always_inline)) {
-          words[b.value] = load<Words>(groups[b.value] + ((i + part.value) * kInt8PanelRows + lanes[b.value]) * 4);
+          const char* from = groups[b.value] + ((i + part.value) * kInt8PanelRows + lanes[b.value]) * 4;
+          prefetch(from + kPrefetchDistance);
+          words[b.value] = load<Words>(from);
         });
         repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
           repeat<M>([&](auto r) __attribute__((always_inline)) {

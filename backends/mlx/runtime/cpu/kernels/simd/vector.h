@@ -114,10 +114,11 @@ inline void store_partial(Floats v, float* to, int count) {
 #endif
 }
 
-// The number of rows of `bytes` bytes by which a kernel prefetches ahead. The distance hides the latency of memory.
+constexpr ptrdiff_t kPrefetchDistance = 16 << 10;  // bytes; hides the latency of memory
+
+// The number of rows of `bytes` bytes by which a kernel prefetches ahead.
 constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
-  constexpr ptrdiff_t kDistance = 16 << 10;
-  return bytes > 0 ? kDistance / bytes : 0;
+  return bytes > 0 ? kPrefetchDistance / bytes : 0;
 }
 
 // Prefetches to the second-level cache: the first-level cache has too few miss buffers to hide the latency of memory.
