@@ -10,6 +10,9 @@ namespace executorch_mlx {
 void check_draft(const LlmProgram& program, const LlmProgram& draft) {
   check_argument(program.max_verify() > 1, "draft: ", program.path(), " was exported without the method verify");
   check_argument(
+      program.max_draft() > 0, "draft: ", program.path(),
+      " has states without the method rewind, and cannot go back behind wrong draft tokens");
+  check_argument(
       draft.metadata().has_head, "draft: ", draft.path(), ": got a program that returns logits, expected tokens");
   check_argument(
       draft.metadata().part.size == 1, "draft: ", draft.path(), " is a part of a model for ", draft.metadata().part.size,

@@ -115,6 +115,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
   if (metadata_.has_verify) {
     verify_ = make_method("verify", Kind::kVerify);
     draft_ = reader_->has_method("draft") ? make_method("draft", Kind::kDraft) : nullptr;
+    rewind_ = reader_->has_method("rewind") ? make_method("rewind", Kind::kRewind) : nullptr;
   }
   if (metadata_.speech.is_speech()) {
     const MethodChecker checker(*module_, path_, "encode");
@@ -140,7 +141,7 @@ void LlmProgram::make_decode_methods() {
 
 std::vector<Method*> LlmProgram::methods() const {
   std::vector<Method*> all;
-  for (const auto* method : {&draw_, &verify_, &draft_, &logits_}) {
+  for (const auto* method : {&draw_, &verify_, &draft_, &rewind_, &logits_}) {
     if (*method != nullptr) {
       all.push_back(method->get());
     }
@@ -293,6 +294,20 @@ PendingDraw LlmProgram::submit_draw(
 std::vector<Drawn> LlmProgram::finish_draw(PendingDraw& draw) const {
   draw.method->finish(draw.outputs);
   return read_drawn(*draw.method, draw.outputs.values, draw.method->max_tasks(), draw.count, draw.has_logprobs);
+}
+
+int64_t LlmProgram::max_draft() const {
+  const int64_t most = rewind_ != nullptr ? rewind_->max_tokens() - 1 : metadata_.max_rewind;
+  return std::max<int64_t>(0, std::min(max_verify() - 1, most));
+}
+
+void LlmProgram::rewind(const RowTask& task) {
+  const auto outputs = rewind_->run({&task, 1});
+  const int64_t expected = task.position + static_cast<int64_t>(task.tokens.size());
+  const bool fits = outputs[0].toTensor().numel() == 1 && outputs[0].toTensor().scalar_type() == ScalarType::Long;
+  check(
+      fits && *outputs[0].toTensor().const_data_ptr<int64_t>() == expected, EXECUTORCH_MLX_FAILED,
+      "rewind: returned another position than ", expected);
 }
 
 int64_t LlmProgram::draft(const RowTask& task) {

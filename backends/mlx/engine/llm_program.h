@@ -77,6 +77,18 @@ class LlmProgram {
     return verify_ ? verify_->max_tokens() : 0;
   }
 
+  // The largest number of draft tokens that verify() can check; 0 if it cannot check any, because a row could not go back
+  // behind wrong ones.
+  int64_t max_draft() const;
+
+  // Whether a row can only go back by rewind(), because it has states.
+  bool has_rewind() const {
+    return rewind_ != nullptr;
+  }
+  // After a call of verify() with at most max_draft() + 1 tokens: forgets all of its tokens but those of `task`, which
+  // are the first ones.
+  void rewind(const RowTask& task);
+
   // Whether verify() returns the log probabilities of drawn tokens. Programs of earlier versions do not.
   bool verifies_logprobs() const {
     return verify_ && verify_->num_outputs() >= kVerifyOutputs;
@@ -182,7 +194,7 @@ class LlmProgram {
   std::string version_; // of the file that was loaded: which one, and when it was changed
   mutable std::optional<uint64_t> hash_;
   // Null if the program has no such method.
-  std::unique_ptr<Method> draw_, verify_, draft_, logits_;
+  std::unique_ptr<Method> draw_, verify_, draft_, rewind_, logits_;
   // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
   std::vector<std::unique_ptr<Method>> decodes_;
 };

@@ -42,7 +42,8 @@ Method::Method(
   is_one_mlx_call_ = checker.is_one_mlx_call();
   num_outputs_ = checker.num_outputs();
   if (max_tasks == 1) {
-    max_tokens_ = kind == Kind::kVerify ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
+    const bool has_own_limit = kind == Kind::kVerify || kind == Kind::kRewind;
+    max_tokens_ = has_own_limit ? std::max<int64_t>(1, checker.max_size(0, 1)) : metadata.max_seq_len;
   }
   const auto all = allocate_inputs();
   checker.check_inputs(all);
@@ -72,7 +73,7 @@ std::vector<MethodInput> Method::allocate_inputs() {
     values_.row_length.resize(1);
     all.push_back({"row_length", ScalarType::Long, {1}, values_.row_length.data()});
   }
-  if (kind_ != Kind::kLogits) {
+  if (kind_ != Kind::kLogits && kind_ != Kind::kRewind) {
     add_head_inputs(all);
   }
   if (kind_ == Kind::kVerify && metadata_.logprobs > 0) {

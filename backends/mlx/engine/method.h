@@ -53,6 +53,7 @@ class Method {
     kDraw, // returns the token that is drawn after the last token
     kVerify, // returns the token that is drawn after each token
     kDraft, // returns the token that the head for multi-token prediction draws after the last token
+    kRewind, // returns to the states after the tokens, and returns the next position
   };
 
   // Checks the signature against the metadata. `max_tasks` is 1, or for a method that takes one token of each of several

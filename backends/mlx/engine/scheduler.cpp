@@ -421,8 +421,8 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
   const auto position = static_cast<int64_t>(request.row->ids.size());
   const auto generated = static_cast<int64_t>(request.ids.size() - options.prompt.size());
   const int64_t most = std::min({
-      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_verify() - 1,
-      meta.max_rewind, meta.max_context_len - position - 1,
+      options.draft > 0 ? int64_t{options.draft} : StepCosts::kMaxDraft, StepCosts::kMaxDraft, program_.max_draft(),
+      meta.max_context_len - position - 1,
       options.max_new_tokens > 0 ? options.max_new_tokens - generated - 1 : StepCosts::kMaxDraft});
   if (options.draft == 0 || most < 1 || (options.logprobs >= 0 && !program_.verifies_logprobs())) {
     return {};
@@ -467,7 +467,8 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     const auto begin = Clock::now();
     const auto drawn = program_.verify(task);
     const double seconds = seconds_since(begin);
-    row.written = std::max(row.written, task.position + static_cast<int64_t>(tokens.size()));
+    const int64_t end = task.position + static_cast<int64_t>(tokens.size());
+    row.written = std::max(row.written, end);
     const auto drafted = static_cast<int64_t>(draft.tokens.size());
     const auto is_right = [](int64_t guess, const Drawn& token) { return guess == token.token; };
     const auto accepted =
@@ -479,7 +480,26 @@ void Scheduler::verify(const std::shared_ptr<Request>& request, Draft draft) {
     for (int64_t i = 0; i <= accepted && !request->is_over(); ++i) {
       take(request, {&tokens[i], 1}, drawn[i]);
     }
+    if (program_.has_rewind() && static_cast<int64_t>(row.ids.size()) < end) {
+      rewind(row, std::move(task));
+    }
   });
+}
+
+// Forgets the tokens of a call of verify() that were not taken. The request may be over: the row can then be reused.
+void Scheduler::rewind(Row& row, RowTask task) {
+  const auto begin = Clock::now();
+  task.tokens = task.tokens.first(row.ids.size() - task.position);
+  try {
+    program_.rewind(task);
+  } catch (...) {
+    row.truncate(0);
+    throw;
+  }
+  row.written = static_cast<int64_t>(row.ids.size());
+  const double seconds = seconds_since(begin);
+  costs_.record_rewind(seconds);
+  count_steps(0, 0, 0, seconds);
 }
 
 // Draws the next token of each request, in one call.

@@ -78,6 +78,7 @@ class Scheduler {
   int64_t model_draft_length(int64_t most, size_t running, const StepCosts::Choice& lookup);
   Draft propose(const std::shared_ptr<Request>& request, size_t running);
   void verify(const std::shared_ptr<Request>& request, Draft draft);
+  void rewind(Row& row, RowTask task);
   void feed(Request& request, std::span<const int64_t> tokens);
   void encode(Request& request);
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);

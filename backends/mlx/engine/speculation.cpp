@@ -78,6 +78,10 @@ void StepCosts::record_rows(size_t width, double seconds) {
   record_seconds(cost.is_warm, cost.seconds, seconds);
 }
 
+void StepCosts::record_rewind(double seconds) {
+  record_seconds(warm_.rewind, rewind_seconds_, seconds);
+}
+
 double StepCosts::rows_seconds(size_t width) const {
   const auto found = rows_.find(width);
   return found == rows_.end() ? 0 : found->second.seconds;
@@ -120,7 +124,8 @@ StepCosts::Choice StepCosts::best_draft(
       probability *= acceptance;
       expected += probability;
     }
-    const double seconds = cost(length + 1) + static_cast<double>(length) * draft_seconds;
+    const double seconds =
+        cost(length + 1) + static_cast<double>(length) * draft_seconds + (1 - probability) * rewind_seconds_;
     // A step of all rows would draw one of the expected tokens without an extra call.
     const double rate = (running > 1 ? expected - 1 : expected) / seconds;
     if (length > 0 && rate > best.rate) {

@@ -70,6 +70,9 @@ class StepCosts {
   // Records the time of a step of several rows, by a method for `width` rows.
   void record_rows(size_t width, double seconds);
 
+  // Records the time in which a row with states went back behind wrong draft tokens.
+  void record_rewind(double seconds);
+
   // Returns whether `count` steps of one row each take less time than one step by the method for `width` rows. Now and
   // then returns false in any case, so that the time of such a step stays known.
   bool prefers_single_steps(size_t count, size_t width);
@@ -89,7 +92,7 @@ class StepCosts {
  private:
   struct Warmth {
     // Whether there was a call of each kind. The first call is not measured, because it also loads the method.
-    bool plain = false, verify = false;
+    bool plain = false, verify = false, rewind = false;
   };
   struct RowsCost {
     bool is_warm = false; // as above
@@ -100,6 +103,7 @@ class StepCosts {
   double cost(int64_t tokens) const;
 
   Warmth warm_;
+  double rewind_seconds_ = 0; // 0: unknown, or the program needs no such call
   uint64_t choices_ = 0;
   uint64_t calls_since_plain_ = 0;
 

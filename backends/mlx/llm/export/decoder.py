@@ -19,7 +19,7 @@ from .mtp import MTPDecoder
 from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .rope import use_stateless_rotary
-from .state import StateCache, StateObserver, has_state
+from .state import StateCache, StateObserver, can_rewind, has_state
 from .weights import compute_dtype
 
 
@@ -51,7 +51,10 @@ class CachedDecoder(torch.nn.Module):
     - `specs`: the attribute `specs` of another decoder with the same model. If it is None, the constructor runs the
       model on a few tokens to find out the specs.
     - `ring_chunk`: limits the chunk of a model with sliding windows, whose ring buffers grow with the chunk.
-    - `mtp`: the head for multi-token prediction, which the method `draft` runs.
+    - `mtp`: the head for multi-token prediction, which the method `draft` runs. It is left out if draft tokens cannot
+      be verified, because the model has states that cannot be rewound.
+    - `logs_states`: whether states are logged, so that a row can be rewound after draft tokens. `can_rewind` says
+      whether they are.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class CachedDecoder(torch.nn.Module):
         specs: Sequence[LayerSpec | None] | None = None,
         ring_chunk: int | None = None,
         mtp: MtpModel | None = None,
+        logs_states: bool = False,
     ):
         super().__init__()
         self.mtp = None
@@ -85,9 +89,17 @@ class CachedDecoder(torch.nn.Module):
         self.cache = (StateCache if self.has_state else KVCache).register_on(
             self, self.specs, rows=rows, capacity=max_context_len, chunk=self.chunk, dtype=dtype
         )
+        self.can_rewind = self.has_state and logs_states and can_rewind(self.specs)
+        if self.can_rewind:
+            self.cache.register_logs(self, self.specs)
         use_cached_attention(model, self.cache)
-        if mtp is not None:
+        if mtp is not None and self.can_verify_drafts:
             self.mtp = MTPDecoder(mtp, model, rows=rows, max_context_len=max_context_len, chunk=self.chunk)
+
+    @property
+    def can_verify_drafts(self) -> bool:
+        """Whether a row can go back behind draft tokens that were wrong."""
+        return not self.has_state or self.can_rewind
 
     @property
     def bytes(self) -> int:
@@ -101,7 +113,9 @@ class CachedDecoder(torch.nn.Module):
         row: torch.Tensor | None = None,
         *,
         all_positions: bool = False,
+        keep_log: bool = False,
     ) -> torch.Tensor:
+        """Run the model. With `keep_log`, `rewind` can then return to the states after the first of the tokens."""
         consecutive = input_pos.shape[0] == 1
         positions = torch.arange(tokens.shape[1], device=tokens.device) + input_pos if consecutive else input_pos
         cache = self.cache.begin_call(tokens.shape[1], input_pos, row)
@@ -114,8 +128,19 @@ class CachedDecoder(torch.nn.Module):
         if bypassed := sorted({layer.name for layer in cache.kv_layers} - cache.attended):
             raise ValueError(f"export_llm: model: {', '.join(bypassed)}: expected attention over the cache in every call")
         if self.has_state:
-            cache.end_call()
+            cache.end_call(keep_log)
         return logits.transpose(0, 1) if is_batch else logits
+
+    def rewind(self, tokens: torch.Tensor, input_pos: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
+        """Return to the states after `tokens` `[1, A]`, and return the next position `[1]`.
+
+        The last call of the row kept a log, began at `input_pos` `[1]` with these tokens, and had at most
+        `rewind.LENGTH` tokens.
+        """
+        kept = tokens.shape[1]
+        position = input_pos + kept
+        self.cache.begin_call(kept, position, row).rewind(kept)
+        return position
 
     def _logits(self, tokens, positions, cache: Any, *, all_positions: bool = False) -> torch.Tensor:
         known = inspect.signature(self.model.forward).parameters
@@ -135,7 +160,9 @@ class CachedDecoder(torch.nn.Module):
             return
 
         def record(_, inputs, output):
-            self.mtp.record(output[0], cache.position, cache.row)
+            states = output[0]
+            # A model with states runs the tokens of different rows as a batch.
+            self.mtp.record(states if states.shape[0] == 1 else states.transpose(0, 1), cache.position, cache.row)
 
         hook = self.model.get_decoder().register_forward_hook(record)
         try:

@@ -22,12 +22,11 @@ from .kv_quantization import KV_BITS, half_precision, quantize_caches
 from .lowering import lower
 from .metadata import metadata
 from .methods import OUTPUTS, export_methods, method_kinds
-from .mtp import load_mtp
+from .mtp import UnknownHead, load_mtp
 from .packed import set_int8_activations
 from .quantize import GROUP_SIZES
 from .reference import Reference
 from .serialize import serialize
-from .state import has_state
 from .weights import compute_dtype, find_checkpoint, is_gguf, is_mlx, load_causal_lm
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -121,6 +120,7 @@ def export_llm(
     make_decoder = functools.partial(
         CachedDecoder, model, rows=batch, max_context_len=max_context_len, chunk=chunk or CHUNK, window=sliding_window,
         ring_chunk=None if chunk else WINDOW_CHUNK, mtp=mtp,
+        logs_states=speculation and outputs != "logits" and tensor_parallel == 1,
     )  # fmt: skip
     decoder = make_decoder()
     if reference is not None:
@@ -137,10 +137,11 @@ def export_llm(
     progress("export")
     has_head = outputs != "logits"
     head = head if has_head else HeadConfig.minimal()
-    # A state cannot be rewound after a wrong draft token. A program with states therefore has the method `verify` only
-    # if the method can return the log probabilities of given tokens.
-    has_verify = speculation and (head.logprobs > 0 or not decoder.has_state)
-    kinds = method_kinds(outputs, batch, has_verify, draft=mtp is not None)
+    # If draft tokens cannot be verified, the method `verify` can still return the log probabilities of given tokens.
+    has_verify = speculation and (head.logprobs > 0 or decoder.can_verify_drafts)
+    if mtp is not None and decoder.mtp is None:
+        notes.append("left out the head for multi-token prediction: the states of the model cannot be rewound")
+    kinds = method_kinds(outputs, batch, has_verify, draft=decoder.mtp is not None, rewind=decoder.can_rewind)
     methods = export_methods(decoder, kinds, head)
     constants = metadata(decoder, tokenizer, head, has_head=has_head)
     if tensor_parallel > 1:
@@ -216,7 +217,7 @@ def _load(
 
     The dtype is the one to cast the weights to, or None if they keep theirs. The notes are about the weights. The head
     is None if `uses_mtp` is false, if a Hugging Face checkpoint has none, and for all other kinds of checkpoints. It is
-    also None if the model keeps a state, which cannot be rewound after a wrong draft token.
+    also None, with a note, if its layout is unknown.
     """
     notes: list[str] = []
     mtp = None
@@ -231,8 +232,11 @@ def _load(
         else:
             tokenizer = tokenizer or load_tokenizer(folder)
             model = load_causal_lm(folder)
-            if uses_mtp and not is_mlx(folder) and not has_state(model.config.get_text_config()):
-                mtp = load_mtp(model, folder)
+            if uses_mtp and not is_mlx(folder):
+                try:
+                    mtp = load_mtp(model, folder)
+                except UnknownHead as reason:
+                    notes.append(f"left out the head for multi-token prediction: {reason}")
     return model.eval().requires_grad_(False), mtp, tokenizer, dtype, notes
 
 

@@ -65,7 +65,7 @@ def half_precision(decoder: CachedDecoder) -> Specs:
 def _with_caches(specs: Specs, fields: Callable[[LayerSpec], dict[str, Any]]) -> Specs:
     """Return `specs` with other values for the fields that `fields` returns for each of them."""
     layers = [spec if spec is None else dataclasses.replace(spec, **fields(spec)) for spec in specs]
-    return Specs(layers, specs.states)
+    return Specs(layers, specs.states, specs.recurrences)
 
 
 def quantize_caches(decoder: CachedDecoder, bits: int, tokenizer: Any) -> tuple[Specs, KVQuantization]:

@@ -15,6 +15,7 @@ from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .history import TokenHistory
+from .rewind import LENGTH
 
 OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
@@ -28,7 +29,7 @@ class MethodKind:
     - `form`: `chunk` takes consecutive tokens of one row and returns the result for the last one. `verify` takes
       such tokens too, and returns the results for all of them. `decode` takes one token of each of several rows and
       returns the results for all rows. `draft` is like `chunk`, but returns the result of the head for multi-token
-      prediction.
+      prediction. `rewind` takes the tokens of the last call of `verify` that are kept, and returns the next position.
     - `returns_tokens`: whether the method returns tokens. If False, it returns logits.
     - `width`: the number of rows of a call. It is 1 unless the form is `decode`.
     """
@@ -38,16 +39,17 @@ class MethodKind:
     width: int = 1
 
 
-def method_kinds(outputs: str, rows: int, verify: bool, draft: bool) -> dict[str, MethodKind]:
+def method_kinds(outputs: str, rows: int, verify: bool, draft: bool, rewind: bool = False) -> dict[str, MethodKind]:
     """Return the methods of a program by name. `outputs` is one of `OUTPUTS`.
 
-    `verify` and `draft` say whether a program that returns tokens has the methods of these names. It can have `draft`
-    only if it has `verify`.
+    `verify`, `draft` and `rewind` say whether a program that returns tokens has the methods of these names. It can have
+    `draft` and `rewind` only if it has `verify`.
     """
     draws, speculative = outputs != "logits", {}
     if draws and verify:
         speculative["verify"] = MethodKind("verify", True)
         speculative |= {"draft": MethodKind("draft", True)} if draft else {}
+        speculative |= {"rewind": MethodKind("rewind", False)} if rewind else {}
     if rows > 1:
         kinds = {"prefill": MethodKind("chunk", draws), "decode": MethodKind("decode", draws, rows)}
         kinds |= {f"decode_{width}": MethodKind("decode", draws, width) for width in _decode_widths(rows)}
@@ -100,13 +102,16 @@ class _Method(torch.nn.Module):
 
     def forward(self, tokens, input_pos, row=None, row_length=None, logprobs=None, targets=None, **parameters):
         form = self.kind.form
+        if form == "rewind":
+            return self.decoder.rewind(tokens, input_pos, row)
         if form == "decode":
             tokens = tokens.reshape(1, -1)
         if form == "draft":
             logits = self.decoder.mtp(tokens, input_pos, row, row_length)
             input_pos = input_pos + 1  # that of the first token; in a call of `draft`, it was that of its hidden state
         else:
-            logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk")
+            keep_log = form == "verify" and self.decoder.can_rewind
+            logits = self.decoder(tokens, input_pos, row, all_positions=form != "chunk", keep_log=keep_log)
         # A method that returns logits also updates the history: the next call may be of a method that draws a token
         # and needs the whole history.
         if self.history is not None:
@@ -140,6 +145,12 @@ _ARGUMENTS += [
 _Method.forward.__signature__ = inspect.Signature(_ARGUMENTS)
 
 
+def _max_length(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig) -> int:
+    """Return the largest number of tokens of a call. The method `verify` may also score tokens, in whole chunks."""
+    is_limited = kind.form == "rewind" or kind.form == "verify" and decoder.can_rewind and not head.logprobs
+    return min(decoder.chunk, LENGTH) if is_limited else decoder.chunk
+
+
 def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
     decoder, kind = method.decoder, method.kind
     is_decode = kind.form == "decode"
@@ -147,7 +158,7 @@ def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
     inputs = example_inputs(kind, decoder, head, 1 if is_decode else 2)
     shapes = dict.fromkeys(inputs)
     if not is_decode:
-        sequence = torch.export.Dim("sequence", min=1, max=decoder.chunk)
+        sequence = torch.export.Dim("sequence", min=1, max=_max_length(kind, decoder, head))
         shapes["tokens"] = {1: sequence}
         if kind.form == "verify":
             axes = {"allowed_tokens": 0, "targets": 1}

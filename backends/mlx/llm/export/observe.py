@@ -47,15 +47,18 @@ def observe(
     if not cache.states and not any(layer.keys for layer in cache.layers):
         raise ValueError(f"export_llm: model: {type(model).__name__} has no attention over a KV cache, expected a decoder")
     config = model.config.get_text_config()
-    return Specs([layer.spec(config, window) for layer in cache.layers], cache.states)
+    return Specs([layer.spec(config, window) for layer in cache.layers], cache.states, cache.recurrences)
 
 
 class Specs(list):
-    """The `LayerSpec` of each layer, or None. `states` has the shapes and dtypes of the states, as in `StateObserver`."""
+    """The `LayerSpec` of each layer, or None.
 
-    def __init__(self, layers: list[LayerSpec | None], states: dict):
+    `states` has the shapes and dtypes of the states, and `recurrences` the recurrences, as in `StateObserver`.
+    """
+
+    def __init__(self, layers: list[LayerSpec | None], states: dict, recurrences: dict):
         super().__init__(layers)
-        self.states = states
+        self.states, self.recurrences = states, recurrences
 
 
 def check_layer_types(model: PreTrainedModel) -> None:
@@ -91,6 +94,7 @@ class ObservingCache(Cache):
                 self.names.setdefault(index, f"{type(module).__name__} of layer {index}")
         self.capacity = capacity
         self.states: dict = {}
+        self.recurrences: dict = {}
 
     def check(self) -> None:
         """Does nothing. A derived class raises ValueError if a layer did something that was not observed."""

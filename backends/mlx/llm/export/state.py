@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
 from .cache import KVCache
 from .observe import STATE_KINDS, ObservingCache, Specs
 from .recurrent import KERNELS
+from .rewind import LENGTH, Log, Recurrence, fit_columns
 
 CONV, RECURRENT = "conv", "recurrent"  # the kinds of states
 
@@ -15,6 +18,19 @@ CONV, RECURRENT = "conv", "recurrent"  # the kinds of states
 def has_state(config) -> bool:
     """Whether a layer of the model keeps a state."""
     return not STATE_KINDS.isdisjoint(getattr(config, "layer_types", None) or ())
+
+
+def can_rewind(specs: Specs) -> bool:
+    """Whether the states of all layers can be rewound with the same results as if later tokens had not been read.
+
+    A recurrence must be one that can run again. Its state must be float32: the state of decoding would be rounded after
+    every token otherwise.
+    """
+    recurrent = {key: dtype for key, (_, dtype) in specs.states.items() if key[1] == RECURRENT}
+    return all(
+        layer in specs.recurrences and number == 0 and dtype == torch.float32
+        for (layer, _, number), dtype in recurrent.items()
+    )
 
 
 class LayerState:
@@ -28,6 +44,7 @@ class LayerState:
         self.owner, self.name, self.shape = owner, name, shape
         owner.register_buffer(name, torch.zeros(1, 1, rows, shape.numel(), dtype=dtype))
         self.value: torch.Tensor | None = None
+        self.joined: torch.Tensor | None = None  # of a convolution: the old state, followed by the inputs of the call
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -53,12 +70,16 @@ class StateCache(KVCache):
     can therefore only continue where it ended, or begin again at position 0.
 
     `recurred` has the indices of the layers that have run a recurrence of `recurrent/` in the current call.
+
+    After `register_logs`, a call can keep a log, from which `rewind` computes the states after its first tokens.
     """
 
     origin: torch.Tensor  # zeros with the shape of `position`: the buffer of a state has one position for each row
     recurred: set[int]
     current: tuple[int, torch.Tensor | None] | None  # the layer that read its recurrent state last, and this state
     head: int  # for a layer that runs a recurrence for one head after the other, the next head
+    # Layer → the operands of the recurrence in the current call, and the state before it.
+    calls: dict[int, tuple[tuple[torch.Tensor, ...], torch.Tensor]]
 
     @classmethod
     def register_on(cls, owner, specs: Specs, *, rows, capacity, chunk, dtype) -> StateCache:
@@ -68,25 +89,72 @@ class StateCache(KVCache):
             (layer, kind, number): LayerState(owner, f"{kind}_state_{layer}_{number}", shape, state_dtype, rows)
             for (layer, kind, number), (shape, state_dtype) in specs.states.items()
         }
+        cache.recurrences, cache.logs = {}, {}
         return cache
+
+    def register_logs(self, owner: torch.nn.Module, specs: Specs) -> None:
+        """Register the buffers of the logs on `owner`. `can_rewind(specs)` must be true.
+
+        `logs` maps the key of a state to its logs. A convolution has one log: its last inputs. A recurrence has two: the
+        state before the call, and its operands for each token.
+        """
+        self.recurrences = specs.recurrences
+        for (layer, kind, number), state in self.states.items():
+            name = f"{kind}_log_{layer}_{number}"
+            if kind == CONV:
+                shapes = {name: (*state.shape[:-1], state.shape[-1] + LENGTH)}
+            else:
+                shapes = {f"{name}_before": state.shape, name: (LENGTH, self.recurrences[layer].width)}
+            self.logs[layer, kind, number] = [
+                Log(owner, n, torch.Size(shape), state.buffer.dtype, self.rows) for n, shape in shapes.items()
+            ]
 
     def begin_call(self, length, position, row=None):
         super().begin_call(length, position, row)
-        self.origin, self.recurred, self.current = torch.zeros_like(position), set(), None
+        self.origin, self.recurred, self.current, self.calls = torch.zeros_like(position), set(), None, {}
         for state in self.states.values():
-            state.value = None
+            state.value = state.joined = None
         return self
 
-    def end_call(self) -> None:
-        """Write the new states of the call to the buffers."""
+    def end_call(self, keep_log: bool = False) -> None:
+        """Write the new states of the call to the buffers, and with `keep_log` also the logs of the call."""
+        for key, logs in self.logs.items() if keep_log else ():
+            layer, kind, _ = key
+            state = self.states[key]
+            if kind == CONV:
+                logs[0].write(self, fit_columns(state.joined, state.shape[-1]))
+            else:
+                tensors, before = self.calls[layer]
+                logs[0].write(self, before)
+                logs[1].write(self, self.recurrences[layer].pack(tensors))
         for state in self.states.values():
             if state.value is not None:
                 state.write(self)
-                state.value = None
+                state.value = state.joined = None
+
+    def rewind(self, kept: int) -> None:
+        """Return to the states after the first `kept` tokens of the row's last call.
+
+        That call kept a log, and had at most `LENGTH` tokens.
+        """
+        for key, logs in self.logs.items():
+            layer, kind, _ = key
+            state = self.states[key]
+            if kind == CONV:
+                state.value = logs[0].read(self).narrow(-1, kept, state.shape[-1])
+            else:
+                before, log = (part.read(self) for part in logs)
+                state.value = self.recurrences[layer].replay(log, kept, before)
+        self.end_call()
+
+    def record(self, operator: Any, tensors: tuple[torch.Tensor, ...], state: torch.Tensor) -> None:
+        """Record a call of a recurrence in the current layer: its operands, and the state before it."""
+        self.calls[self.current[0]] = tensors, state
 
     @property
     def bytes(self) -> int:
-        return super().bytes + sum(state.buffer.nbytes for state in self.states.values())
+        buffers = [owner.buffer for owner in (*self.states.values(), *sum(self.logs.values(), []))]
+        return super().bytes + sum(buffer.nbytes for buffer in buffers)
 
     # The methods that modules of `transformers` call.
 
@@ -97,7 +165,7 @@ class StateCache(KVCache):
         """Return the old state followed by `conv_states` `[B, D, S]`. The end of the result becomes the new state."""
         state = self.states[layer_idx, CONV, state_idx]
         joined = torch.cat([state.read(self), conv_states.to(state.buffer.dtype)], -1)
-        state.value = joined[..., -state.shape[-1] :]
+        state.value, state.joined = joined[..., -state.shape[-1] :], joined
         return joined.to(conv_states.dtype)
 
     def get_recurrent_state(self, layer_idx, state_idx=0):
@@ -120,7 +188,8 @@ class StateObserver(ObservingCache):
     """A cache that also records the states of the layers.
 
     `states` maps (index of the layer, `CONV` or `RECURRENT`, number of the state) to (shape without the batch axis,
-    dtype). States have numbers because a layer may have several of a kind.
+    dtype). States have numbers because a layer may have several of a kind. `recurrences` maps the index of a layer to
+    its recurrence, if this can run again.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int):
@@ -128,6 +197,9 @@ class StateObserver(ObservingCache):
         self.model = model
         self.recurred: set[int] = set()
         self.current: tuple[int, None] | None = None
+
+    def record(self, operator, tensors, state):
+        self.recurrences[self.current[0]] = Recurrence.of(operator, tensors)
 
     def get_conv_state(self, layer_idx, state_idx=0):
         return None

@@ -65,6 +65,15 @@ def begin_recurrence(cache: Any, state: torch.Tensor | None, shape: tuple) -> to
     return torch.zeros(shape) if state is None else state.float()
 
 
+def recur(cache: Any, operator: Any, tensors: tuple[torch.Tensor, ...], state: torch.Tensor):
+    """Run a recurrence whose state has the layout of the cache, and return its outputs and its new state.
+
+    The recurrence is recorded, so that a row can be rewound.
+    """
+    cache.record(operator, tensors, state)
+    return operator(*tensors, state)
+
+
 # Convolutions -----------------------------------------------------------------------------
 
 
@@ -99,7 +108,7 @@ def gated_delta_rule(
     query = query * query.shape[-1] ** -0.5
     shape = (*value.shape[:2], key.shape[-1], value.shape[-1])
     state = begin_recurrence(cache, initial_state, shape)
-    out, state = torch.ops.mlx.gated_delta_rule(query, key, value, g, beta, state)
+    out, state = recur(cache, recurrence.gated_delta_rule, (query, key, value, g, beta), state)
     return out.transpose(1, 2).to(dtype), state
 
 

@@ -6,7 +6,8 @@ from types import MethodType
 
 import torch
 
-from .kernels import begin_recurrence, causal_conv
+from ....custom_kernel_ops.recurrence import diagonal_recurrence, gated_linear_attention
+from .kernels import begin_recurrence, causal_conv, recur
 
 
 class TokensAsRows(torch.nn.Module):
@@ -49,7 +50,7 @@ def lightning_attention(self, hidden_states, position_embeddings, attention_mask
     state = past_key_values.get_recurrent_state(self.layer_idx)
     state = begin_recurrence(past_key_values, state, (batch, heads, size, size))
     log_decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
-    out, state = torch.ops.mlx.gated_linear_attention(query, key, value, log_decay, state)
+    out, state = recur(past_key_values, gated_linear_attention, (query, key, value, log_decay), state)
     past_key_values.update_recurrent_state(state, self.layer_idx)
     out = self.norm(out.transpose(1, 2).reshape(batch, length, heads * size).to(hidden_states.dtype))
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * out), None
@@ -67,7 +68,7 @@ def gated_linear_recurrence(self, input_states, position_ids, attention_mask, us
     def scan(hidden_states, recurrent_gate, reset, recurrent_states):
         initial = begin_recurrence(cache, state, (hidden_states.shape[0], hidden_states.shape[2]))
         decay = recurrent_gate * ~reset
-        out, last = torch.ops.mlx.diagonal_recurrence(hidden_states.float(), decay.float(), initial)
+        out, last = recur(cache, diagonal_recurrence, (hidden_states.float(), decay.float()), initial)
         return out.to(hidden_states.dtype), last
 
     self.rg_lru._rnn_scan = scan
