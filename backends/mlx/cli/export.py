@@ -183,7 +183,7 @@ def _print_summary(exported: ExportedLLM) -> None:
     if getattr(exported, "whole", None):
         print(f"not split    {', '.join(exported.whole)}")
     for note in exported.notes:
-        print(f"converted    {note}")
+        print(f"note         {note}")
     counts = collections.Counter(exported.cache_values_per_token)
     layers = ", ".join(f"{count} layers of {values}" for values, count in counts.items())
     print(f"KV caches    {exported.cache_bytes / 1e6:.1f} MB; values per token: {layers or 'none'}")

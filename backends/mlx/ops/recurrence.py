@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from ..builder.cache_write import add, subtract
+from ..builder.extents import bounds
 from ..builder.registry import REGISTRY, tracing_handler
 from ..builder.slots import TensorSlot
 from ..custom_kernel_ops.layer_state import read_layer_state, read_layer_state_definition
@@ -53,7 +54,8 @@ def _lowering(choose_rule, node=None):
         # The last operands have no axis of tokens.
         fixed = [tensors.pop() for _ in range(rule.fixed)][::-1]
         length = P.size(tensors[0], rule.axis)
-        if rule.block is None or (isinstance(length, int) and length < MIN_TOKENS_FOR_BLOCKS):
+        _, most = bounds(tensors[0].shape[rule.axis])
+        if rule.block is None or (most is not None and most < MIN_TOKENS_FOR_BLOCKS):
             return _by_token(P, rule, state, tensors, fixed)
         if isinstance(length, int):
             return _by_block(P, rule, state, tensors, length)

@@ -104,19 +104,19 @@ def check_program(
     The check consists of two runs. The first run calls the method for chunks with a prompt and then with a few single
     tokens. It passes the prompt in two calls. If the context permits it, the first call has a whole chunk, but at most
     512 tokens. The second run calls the methods for chunks, for decoding and for verification, as far as the program
-    has them, with short prompts in one or two rows. If some methods return tokens, it calls these methods and compares
+    has them, with short prompts in one or two rows. After the verification, the row is rewound if the program has states,
+    and decodes another token. If some methods return tokens, it calls these methods and compares
     only tokens. `decoder` and the file get the same tokens: random ones in prompts and for verification, and the greedy
     tokens of `decoder` after a prompt.
     """
     cost = Cost()
     calls = _eager_calls(decoder, _first_run(decoder), noisy_call=_NOISY_CALL)
     noise = calls[0].noisy[0] - calls[0].logits
-    others = [
-        replace(call, noisy=[call.logits + noise]) for call in _eager_calls(decoder, _second_run(decoder, kinds))
-    ]
+    others = _eager_calls(decoder, _second_run(decoder, kinds))
     runtime = _Runtime(path, program, decoder, kinds, head)
     tokens, logits, note = runtime.run(calls)
     other_tokens, other_logits = runtime.run_several_methods(others)
+    others = [replace(call, noisy=[call.logits + noise]) for call in others if call.form != "rewind"]
     matches = [agree(t, call.logits, call.noisy) for t, call in zip(tokens + other_tokens, calls + others, strict=True)]
     pairs = [*zip(logits or [], calls), *zip(other_logits, others)]
     comparisons = [compare(a, call.logits, call.noisy) for a, call in pairs if a is not None]
@@ -154,12 +154,13 @@ class _Step:
 class _Call:
     """The inputs of a call, and the logits `[B, V]` of the eager model.
 
-    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise.
+    `noisy` has these logits plus the change that rounding noise causes, or is empty if no call ran with noise. A call of
+    the form "rewind" has no logits.
     """
 
     form: str
     inputs: list[torch.Tensor]  # tokens, input_pos and, if there are several rows, row
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     noisy: list[torch.Tensor]
 
     @property
@@ -196,6 +197,8 @@ def _second_run(decoder: CachedDecoder, kinds: dict[str, MethodKind]) -> list[_S
         steps += [_Step("chunk", 3, (0,)), *itertools.chain.from_iterable(decodes)]
     if "verify" in forms:
         steps.append(_Step("verify", _VERIFY_TOKENS, (last,)))
+    if "rewind" in forms:
+        steps += [_Step("rewind", 1, (last,)), _Step("chunk", 1, (last,))]
     return _fitting(steps, decoder)
 
 
@@ -205,6 +208,11 @@ def _fitting(steps: Sequence[_Step], decoder: CachedDecoder) -> list[_Step]:
     held = dict.fromkeys(range(decoder.rows), 0)
     for step in steps:
         length = min(step.length, decoder.chunk, decoder.max_context_len - max(held[row] for row in step.rows))
+        if step.form == "rewind":
+            if not fitting or fitting[-1].form != "verify":
+                continue
+            held[step.rows[0]] -= fitting[-1].length
+            length = step.length
         if length:
             fitting.append(replace(step, length=length))
             held |= {row: held[row] + length for row in step.rows}
@@ -238,6 +246,12 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
             inputs.append(torch.tensor(step.rows))
         if eager.rows > 1:
             eager_inputs.append(torch.tensor([used.index(row) for row in step.rows]))
+        if step.form == "rewind":
+            (row,), last = step.rows, calls[-1].inputs
+            inputs[:2] = last[0][:, : step.length], last[1]
+            held[row] = eager.rewind(*inputs[:2], *eager_inputs[2:]).item()
+            calls.append(_Call(step.form, inputs, None, []))
+            continue
         noisy = None
         if noisy_call is not None and number == min(noisy_call, len(steps) - 1):
             held_state = {name: buffer.clone() for name, buffer in eager.named_buffers(recurse=False)}
@@ -254,7 +268,7 @@ def _eager_calls(decoder: CachedDecoder, steps: Sequence[_Step], noisy_call: int
         greedy |= dict(zip(step.rows, best)) if step.form == "decode" else {step.rows[0]: best[-1]}
     use_cached_attention(decoder.model, decoder.cache)  # in place of the small caches, which are freed
     for call in calls:
-        call.noisy = [] if delta is None else [call.logits + delta]
+        call.noisy = [] if delta is None or call.logits is None else [call.logits + delta]
     return calls
 
 
@@ -262,15 +276,17 @@ def _small_decoder(decoder: CachedDecoder, steps: Sequence[_Step], rows: int) ->
     """Returns a decoder with the same model, whose caches only have room for `steps`. This saves memory."""
     count = sum(step.length for step in steps)
     return CachedDecoder(
-        decoder.model, rows=rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs
-    ).eval()
+        decoder.model, rows=rows, max_context_len=count, chunk=decoder.chunk, specs=decoder.specs,
+        logs_states=decoder.can_rewind,
+    ).eval()  # fmt: skip
 
 
 def _logits(decoder: CachedDecoder, form: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the logits `[B, V]` of a call, float32."""
     tokens, *places = inputs
     with torch.no_grad():
-        return decoder(tokens.reshape(1, -1), *places, all_positions=form != "chunk")[0].float()
+        keep_log = form == "verify" and decoder.can_rewind
+        return decoder(tokens.reshape(1, -1), *places, all_positions=form != "chunk", keep_log=keep_log)[0].float()
 
 
 class _Runtime:
@@ -311,16 +327,18 @@ class _Runtime:
     def run_several_methods(self, calls: Sequence[_Call]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """Run `calls` of several methods, which share the caches. Returns their tokens `[B]` and their logits `[B, V]`.
 
+        Calls of the form "rewind" have no results.
         If the program has methods that return tokens, calls only these methods. The logits are then None.
         """
         if not calls:
             return [], []
         returns_tokens = any(kind.returns_tokens for kind in self.kinds.values())
-        names = [self._method(call.form, returns_tokens, call.width) for call in calls]
+        names = [self._method(c.form, returns_tokens and c.form != "rewind", c.width) for c in calls]
         methods = load_methods(self.path, dict.fromkeys(names))
-        results = [methods[name](self._inputs(call, name))[0] for name, call in zip(names, calls, strict=True)]
+        all_results = [methods[name](self._inputs(call, name))[0] for name, call in zip(names, calls, strict=True)]
+        results = [result for result, call in zip(all_results, calls, strict=True) if call.form != "rewind"]
         if returns_tokens:
-            return [tokens.reshape(-1) for tokens in results], [None] * len(calls)
+            return [tokens.reshape(-1) for tokens in results], [None] * len(results)
         logits = [values[:, -1].float() for values in results]
         return [values.argmax(-1) for values in logits], logits
 

@@ -134,7 +134,7 @@ class CachedDecoder(torch.nn.Module):
     def rewind(self, tokens: torch.Tensor, input_pos: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
         """Return to the states after `tokens` `[1, A]`, and return the next position `[1]`.
 
-        The last call of the row kept a log, began at `input_pos` `[1]` with these tokens, and had at most
+        The last call was for the same row, kept a log, began at `input_pos` `[1]` with these tokens, and had at most
         `rewind.LENGTH` tokens.
         """
         kept = tokens.shape[1]

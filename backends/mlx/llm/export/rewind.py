@@ -64,38 +64,36 @@ class Recurrence:
 
 
 class Log:
-    """A buffer of the module `owner`, for a value `[1, *shape]` of each row.
+    """A buffer of the module `owner` that holds a value `[1, *shape]` from a call of `verify` to the next call.
 
-    The shape of the buffer is `[1, 1, rows * P, C]`, where C is the last of `shape`: the value of a row is P entries.
+    All rows share it. The shape of the buffer is `[1, 1, P, C]`, where C is the last of `shape`. P is a multiple of
+    `rows`: like that of all buffers, its axis 2 can then be divided among the rows.
     """
 
     def __init__(self, owner: torch.nn.Module, name: str, shape: torch.Size, dtype: torch.dtype, rows: int):
         self.owner, self.name, self.shape = owner, name, shape
-        owner.register_buffer(name, torch.zeros(1, 1, rows * shape[:-1].numel(), shape[-1], dtype=dtype))
+        self.entries = shape[:-1].numel()
+        owner.register_buffer(name, torch.zeros(1, 1, self.entries + -self.entries % rows, shape[-1], dtype=dtype))
 
     @property
     def buffer(self) -> torch.Tensor:
         return getattr(self.owner, self.name)
 
     def read(self, cache: Any) -> torch.Tensor:
-        """Return the value of the row of the current call.
+        """Return the value.
 
         A method has to write a buffer to share it with other methods; otherwise the buffer is a constant of the method.
         `read` therefore writes the first entry again.
         """
-        first = self._of_row(self.buffer, cache).reshape(1, 1, -1, self.shape[-1])[:, :, :1]
-        return self._of_row(self._update(cache, first), cache)
-
-    def _of_row(self, buffer: torch.Tensor, cache: Any) -> torch.Tensor:
-        values = buffer.reshape(cache.rows, *self.shape)
-        return values if cache.row is None else values.index_select(0, cache.row)
+        updated = self._update(cache, self.buffer[:, :, :1])
+        return updated[:, :, : self.entries].reshape(1, *self.shape)
 
     def write(self, cache: Any, value: torch.Tensor) -> None:
         self._update(cache, value.reshape(1, 1, -1, self.shape[-1]).to(self.buffer.dtype))
 
     def _update(self, cache: Any, entries: torch.Tensor) -> torch.Tensor:
-        """Write the first entries of the row, and return the updated buffer."""
-        updated = torch.ops.mlx.cache_update(self.buffer, entries, cache.origin, False, cache.row, cache.rows)
+        """Write the first entries, and return the updated buffer."""
+        updated = torch.ops.mlx.cache_update(self.buffer, entries, cache.origin, False, None, 1)
         self.buffer.copy_(updated)
         return updated
 

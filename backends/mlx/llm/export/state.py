@@ -133,9 +133,9 @@ class StateCache(KVCache):
                 state.value = state.joined = None
 
     def rewind(self, kept: int) -> None:
-        """Return to the states after the first `kept` tokens of the row's last call.
+        """Return to the states after the first `kept` tokens of the last call.
 
-        That call kept a log, and had at most `LENGTH` tokens.
+        That call was for the same row, kept a log, and had at most `LENGTH` tokens.
         """
         for key, logs in self.logs.items():
             layer, kind, _ = key
