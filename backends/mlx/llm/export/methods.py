@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ from ..sampling_parameters import INPUTS
 from .decoder import CachedDecoder
 from .head_config import HeadConfig
 from .history import TokenHistory
+from .repeated_layers import Unrepeatable, expand, trace_repeated
 from .rewind import LENGTH
+from .tuning import decoder_layers
 
 OUTPUTS = ("tokens", "logits", "both")  # the argument `outputs` of `export_llm`
 # Values of the input `logprobs` of `verify`: it returns the log probabilities of the targets, or of the drawn tokens.
@@ -151,7 +154,8 @@ def _max_length(kind: MethodKind, decoder: CachedDecoder, head: HeadConfig) -> i
     return min(decoder.chunk, LENGTH) if is_limited else decoder.chunk
 
 
-def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
+def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.export.ExportedProgram:
+    """Export a method. With `repeat`, equal decoder layers are traced once if possible, which is much faster."""
     decoder, kind = method.decoder, method.kind
     is_decode = kind.form == "decode"
     # torch.export would treat a sequence of length 1 as fixed. The example of a dynamic sequence has 2 tokens.
@@ -166,9 +170,23 @@ def _export(method: _Method, head: HeadConfig) -> torch.export.ExportedProgram:
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     try:
         with torch.no_grad():
-            return torch.export.export(method, args, inputs, dynamic_shapes=shapes)
+            return _trace(method, args, inputs, shapes, repeat)
     except (UserError, NotImplementedError, RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"export_llm: model: {type(decoder.model).__name__}: torch.export cannot trace it: {reason}"
         ) from error
+
+
+def _trace(method: _Method, args: tuple, inputs: dict, shapes: dict, repeat: bool) -> torch.export.ExportedProgram:
+    """Return what `torch.export.export` returns."""
+    export = functools.partial(torch.export.export, method, args, inputs, dynamic_shapes=shapes)
+    if repeat and not method.decoder.has_state:  # the Python objects of states refer to tensors of the layer
+        try:
+            with trace_repeated(method, (layer for _, layer in decoder_layers(method.decoder.model))):
+                program = export()
+            expand(program)
+            return program
+        except Unrepeatable:
+            pass
+    return export()
