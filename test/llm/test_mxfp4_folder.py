@@ -73,7 +73,7 @@ def test_experts_keep_their_bytes(checkpoint):
             packed = getattr(experts, name)
             assert isinstance(packed, MLXExperts) and packed.mode == "mxfp4"
             stored = f"model.layers.{layer}.mlp.experts.{name}"
-            assert packed.weight.view(torch.uint8).flatten().equal(tensors[f"{stored}_blocks"].flatten())
+            assert packed.words.view(torch.uint8).flatten().equal(tensors[f"{stored}_blocks"].flatten())
             assert packed.scales.equal(tensors[f"{stored}_scales"])
 
 

@@ -99,7 +99,7 @@ def test_quantized_model_computes_with_the_dequantized_weights(tied):
     model, reference = small_model(tie_word_embeddings=tied), small_model(tie_word_embeddings=tied)
     assert quantize_model(model, 4, 64) == []
     assert isinstance(model.lm_head, MLXLinear) and isinstance(model.model.embed_tokens, MLXEmbedding)
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert (model.lm_head.words is model.model.embed_tokens.words) == tied
     assert model.model.layers[0].mlp.down_proj.group_size == 32  # 64 does not divide 96
     reference.load_state_dict(dequantized(model), strict=False)
     tokens = torch.tensor([PROMPT])

@@ -154,7 +154,7 @@ def linear_layers(model):
 def test_every_quantization_keeps_embedding_and_head_at_8_bits(quantize):
     model, conversion = converted(quantize)
     assert model.model.embed_tokens.bits == model.lm_head.bits == 8
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.words is model.model.embed_tokens.words
     layers = linear_layers(model)
     assert len(layers) == 21 and {layer.mode for layer in layers} == {quantize if quantize in FLOAT_MODES else "affine"}
     assert 0.8 < conversion.perplexity.ratio < 1.3
@@ -181,7 +181,7 @@ def test_a_text_file_tunes_the_layers(tmp_path):
     plain, _ = converted("int4")
     assert conversion.perplexity.text == "text.txt"
     first, second = (m.model.layers[1].mlp.down_proj for m in (tuned_model, plain))
-    assert first.bits == 4 and not first.weight.equal(second.weight)
+    assert first.bits == 4 and not first.words.equal(second.words)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)

@@ -12,8 +12,10 @@ import transformers as hf
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
-from executorch_mlx.llm.export.reference import Reference
 from executorch_mlx.llm.export.experts import use_gathered_experts
+from executorch_mlx.llm.export.packed import MLXLinear
+from executorch_mlx.llm.export.quantize import quantize_model
+from executorch_mlx.llm.export.reference import Reference
 
 SMALL = dict(
     hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -78,10 +80,10 @@ FAMILIES = {
 PROMPT_LENGTH, CHUNK, STEPS = 30, 16, 64
 
 
-def random_model(name):
+def random_model(name, **more_changes):
     torch.manual_seed(0)
     config_class, model_class, changes = FAMILIES[name]
-    model = model_class(config_class(**SMALL | changes)).eval()
+    model = model_class(config_class(**SMALL | changes | more_changes)).eval()
     for parameter in model.parameters():  # large weights, so that different models give different answers
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
@@ -135,6 +137,26 @@ def test_check_in_bfloat16_allows_rounding(name):
         model.get_output_embeddings().weight.neg_()
     with pytest.raises(ValueError, match="gives other logits over the caches"):
         reference.check(decoder)
+
+
+@pytest.mark.parametrize(
+    "name, changes", [("mamba", {}), ("mamba2", {"head_dim": 16}), ("falcon_mamba", {}), ("jamba", {})]
+)
+def test_a_quantized_model_answers_like_one_with_the_dequantized_weights(name, changes, tmp_path):
+    """These models read attributes of quantized layers: they cast to `lm_head.weight.dtype`, or use `dt_proj.weight`."""
+    model = random_model(name, hidden_size=64, **changes)
+    dequantized = copy.deepcopy(model)
+    quantize_model(model, 8, 32)
+    assert isinstance(model.lm_head, MLXLinear)
+    weights = {path: m.dequantized() for path, m in model.named_modules() if hasattr(m, "dequantized")}
+    names = {n if n in dequantized.state_dict() else f"{n}.weight": weight for n, weight in weights.items()}
+    dequantized.load_state_dict(names, strict=False)
+    expected = greedy(dequantized, prompt_of(1), 20)
+    exported = export_llm(model, chunk=CHUNK, head=HeadConfig.minimal(), max_context_len=64, verify=False)
+    assert exported.report.refused == ()
+    exported.save(tmp_path / "model.pte")
+    answer = LLM.load(tmp_path / "model.pte").generate(prompt_of(1)[0].tolist(), max_new_tokens=20).result()
+    assert len(set(expected)) > 5 and answer.tokens == expected
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "falcon_h1"])

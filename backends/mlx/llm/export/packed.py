@@ -2,7 +2,8 @@
 
 The parameters of these layers have the names in an mlx-lm checkpoint: `weight`, `scales` and `biases` are
 the packed weight, which `custom_ops.packing` explains; `weight` is int32. `bias` is the bias of a linear
-layer. All parameters are frozen.
+layer. All parameters are frozen. The attribute `weight` is not the parameter of this name, but what the code of a model
+expects there: the weight as a floating-point tensor.
 """
 
 from __future__ import annotations
@@ -32,21 +33,39 @@ class Packed(torch.nn.Module):
     ):
         super().__init__()
         check(weight, scales, biases, group_size, bits, mode)
-        self.weight = _frozen(weight if weight.dtype == torch.int32 else weight.view(torch.int32))
+        # Not `register_parameter`, which refuses the name of a property.
+        self._parameters["weight"] = _frozen(weight if weight.dtype == torch.int32 else weight.view(torch.int32))
         self.scales = _frozen(scales)
         self.biases = _frozen(biases)
         self.group_size, self.bits, self.mode = group_size, bits, mode
+        # The dtype in which the model computes.
+        self.dtype = scales.dtype if scales.is_floating_point() else torch.float32
+
+    @property
+    def words(self) -> torch.nn.Parameter:
+        """The packed integers, int32."""
+        return self._parameters["weight"]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight [N, K] of a linear layer or an embedding, dequantized to `dtype`.
+
+        Some models read its dtype or its shape, or multiply by it. In a traced graph, it is one operator, which is
+        removed if only its dtype or shape is needed.
+        """
+        rows = torch.arange(self.words.shape[0], device=self.words.device)
+        return quantized.quantized_embedding(rows, *self.packed_arguments(), self.dtype)
 
     def packed_arguments(self) -> tuple:
         """Return the arguments that the operators in `custom_ops.quantized` take for a packed weight, in order."""
-        return self.weight, self.scales, self.biases, self.group_size, self.bits, self.mode
+        return self.words, self.scales, self.biases, self.group_size, self.bits, self.mode
 
     def dequantized(self) -> torch.Tensor:
         """Return the weight, dequantized to float32."""
         return dequantize(*self.packed_arguments())
 
     def extra_repr(self) -> str:
-        shape = [*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.bits]
+        shape = [*self.words.shape[:-1], self.words.shape[-1] * 32 // self.bits]
         return f"{shape}, bits={self.bits}, group_size={self.group_size}, mode={self.mode}"
 
 
@@ -70,12 +89,17 @@ class MLXLinear(Packed):
         self.int8_activations = False
 
     @property
+    def weight(self) -> torch.Tensor:
+        weight = super().weight
+        return weight if self.factor is None else weight * self.factor
+
+    @property
     def in_features(self) -> int:
-        return self.weight.shape[1] * 32 // self.bits
+        return self.words.shape[1] * 32 // self.bits
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0]
+        return self.words.shape[0]
 
     @property
     def can_use_int8_activations(self) -> bool:
@@ -114,11 +138,11 @@ class MLXEmbedding(Packed):
 
     @property
     def num_embeddings(self) -> int:
-        return self.weight.shape[0]
+        return self.words.shape[0]
 
     @property
     def embedding_dim(self) -> int:
-        return self.weight.shape[1] * 32 // self.bits
+        return self.words.shape[1] * 32 // self.bits
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         rows = quantized.quantized_embedding(indices, *self.packed_arguments(), self.factor.dtype)

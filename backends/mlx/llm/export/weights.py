@@ -75,6 +75,8 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
             is_kept = isinstance(module, Packed) and name in _OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
+        if isinstance(module, Packed):
+            module.dtype = dtype
         if isinstance(module, MLXEmbedding):
             module.factor = module.factor.to(dtype)
 
