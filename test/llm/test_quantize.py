@@ -177,6 +177,18 @@ def test_int8_activations(allow_extensions, tmp_path):
     assert len(LLM.load(tmp_path / "model.pte").generate(PROMPT, max_new_tokens=5).result().tokens) == 5
 
 
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_a_loaded_model_computes_in_its_dtype_after_quantization(quantize, tmp_path):
+    """The scales are float16. Layers that stay unquantized, such as those of GPT-2, get float32 as before."""
+    config = dict(n_embd=64, n_layer=1, n_head=4, n_positions=64, vocab_size=256, bos_token_id=0, eos_token_id=None)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**config)).eval()
+    exported = export_llm(model, quantize=quantize, head=HeadConfig.minimal(), speculation=False)
+    assert exported.report.refused == ()
+    assert model.transformer.wte.scales.dtype == torch.float16 and model(torch.tensor([PROMPT])).logits.dtype == torch.float32
+    exported.save(tmp_path / "model.pte")
+    assert exported.check.ok
+
+
 def test_int8_activations_need_quantized_weights():
     with pytest.raises(ValueError, match="activations: got int8, expected linear layers with affine weights"):
         export_llm(small_model(), activations="int8", verify=False)

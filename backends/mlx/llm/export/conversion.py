@@ -25,7 +25,7 @@ from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
 from .tuning import visit_decoder_layers, tuned
-from .weights import cast_parameters, copy_unpacked
+from .weights import cast_parameters, compute_dtype, copy_unpacked, set_compute_dtype
 
 QUANTIZATIONS = ("none", "int4", "int8", "mixed", *FLOAT_MODES)
 GROUPED = ("int4", "int8")  # the quantizations that take a group size
@@ -72,9 +72,11 @@ def convert_weights(
             text = Text.read(tokenizer, calibrate, model.config.get_text_config().vocab_size)
             progress("measure the perplexity")
             before = perplexity(model, text.held_out)
+        computed = dtype or compute_dtype(model)
         conversion.unquantized = _quantize(
-            model, quantize, group_size or DEFAULT_GROUP_SIZE, dtype, text, calibrate, progress
+            model, quantize, group_size or DEFAULT_GROUP_SIZE, computed, text, calibrate, progress
         )
+        set_compute_dtype(model, computed)
         if dtype is not None:
             cast_parameters(model, dtype)
         copy_unpacked(model)

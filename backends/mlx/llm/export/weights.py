@@ -75,6 +75,12 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
             is_kept = isinstance(module, Packed) and name in _OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
+    set_compute_dtype(model, dtype)
+
+
+def set_compute_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Let the packed layers of `model` compute in `dtype`, which may differ from the dtype of their scales."""
+    for module in model.modules():
         if isinstance(module, Packed):
             module.dtype = dtype
         if isinstance(module, MLXEmbedding):
