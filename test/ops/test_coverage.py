@@ -39,7 +39,10 @@ WITHOUT_OP_ROW = {
     **{f"operator.{n}": "part of an assertion" for n in ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")},
 }
 
-NODES_WITHOUT_OP_ROW = {"AllGatherNode", "AllSumNode"}  # they need a group of processes; test/cluster runs them
+NODES_WITHOUT_OP_ROW = {
+    "AllGatherNode", "AllSumNode",  # they need a group of processes; test/cluster runs them
+    "GatedRecurrenceNode", "SelectiveScanNode",  # replacements of loops; test_recurrence.py names them
+}  # fmt: skip
 
 
 def op_rows():
