@@ -3,11 +3,10 @@
     python benchmarks/layer_states.py [qwen3_5 mamba2 mamba] [--layers 4] [--rounds 5] [--threads 2]
 
 The models have layers of the shapes of real ones, a hidden size of 1024, and random weights: int8 in Qwen3.5, float32
-in the others. The table has medians in
-milliseconds: a call with 256 tokens of a prompt, and one with a single token after it. "kernels" is the program as it
-is exported. "loops" is the same program without the replacements for recurrences and states: it runs the instructions that
-ExecuTorch's own MLX delegate runs. "transformers" is the eager model of transformers with float32 weights, in a process
-of its own, which waits while the programs run. Within a round, all take turns.
+in the others. The table has medians in milliseconds: a call with 256 tokens of a prompt, and one with a single token
+after it. "kernels" is the program as it is exported. "loops" is the same program without the replacements for
+recurrences and states: it runs the instructions that ExecuTorch's own MLX delegate runs. "transformers" is the eager
+model of transformers with float32 weights. Each of the three has a process of its own. They take turns in each round.
 
 "state" is the size of the states of all layers, and "limit" the time in which a token could read and write them once,
 at the speed of a copy between two arrays of this size.
@@ -102,7 +101,7 @@ def program_calls(path):
     method = program.load_method("forward")
     prompt, at = torch.randint(1, 256, (1, PROMPT), generator=torch.Generator().manual_seed(1)), [0]
 
-    def prefill(keep=program):
+    def prefill(_program=program):  # ExecuTorch's Method does not keep its program alive
         at[0] = PROMPT
         method.execute([prompt, torch.tensor([0])])
 

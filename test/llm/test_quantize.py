@@ -179,7 +179,7 @@ def test_int8_activations(allow_extensions, tmp_path):
 
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
 def test_a_loaded_model_computes_in_its_dtype_after_quantization(quantize, tmp_path):
-    """The scales are float16. Layers that stay unquantized, such as those of GPT-2, get float32 as before."""
+    """The scales are float16. The embedding still returns float32, which GPT-2's unquantized layers expect."""
     config = dict(n_embd=64, n_layer=1, n_head=4, n_positions=64, vocab_size=256, bos_token_id=0, eos_token_id=None)
     model = hf.GPT2LMHeadModel(hf.GPT2Config(**config)).eval()
     exported = export_llm(model, quantize=quantize, head=HeadConfig.minimal(), speculation=False)

@@ -149,8 +149,10 @@ def test_a_quantized_model_answers_like_one_with_the_dequantized_weights(name, c
     quantize_model(model, 8, 32)
     assert isinstance(model.lm_head, MLXLinear)
     weights = {path: m.dequantized() for path, m in model.named_modules() if hasattr(m, "dequantized")}
-    names = {n if n in dequantized.state_dict() else f"{n}.weight": weight for n, weight in weights.items()}
-    dequantized.load_state_dict(names, strict=False)
+    parameters = dequantized.state_dict()
+    dequantized.load_state_dict(
+        {path if path in parameters else f"{path}.weight": weight for path, weight in weights.items()}, strict=False
+    )
     expected = greedy(dequantized, prompt_of(1), 20)
     exported = export_llm(model, chunk=CHUNK, head=HeadConfig.minimal(), max_context_len=64, verify=False)
     assert exported.report.refused == ()

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -172,38 +173,37 @@ def in_parts(run, inputs, state, axis, lengths, total):
 PARTS = [[1], [2], [3, 1, 7], [16, 1], [64]]
 
 
+def check_parts_and_rows(run, tensors, fixed, state, axis, length):
+    """Compares a call of `run` for all tokens and rows with calls for parts of the tokens, and for single rows.
+
+    `tensors` may contain None. `fixed` are the operands that are the same for all tokens and rows.
+    """
+    out, last = run(*tensors, *fixed, state)
+    assert len(out.unique()) > length
+    for lengths in PARTS:
+        part, part_last = in_parts(run, [*tensors, *fixed], state, axis, lengths, length)
+        assert part.equal(out) and part_last.equal(last), lengths
+    for row in range(len(state)):
+        part = [x if x is None else x[row : row + 1] for x in tensors]
+        alone, alone_last = run(*part, *fixed, state[row : row + 1].contiguous())
+        assert alone.equal(out[row : row + 1]) and alone_last.equal(last[row : row + 1])
+
+
 @linux_only
 @pytest.mark.parametrize("columns", [5, 33, 128, 150])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_parts_and_rows_do_not_change_the_bits_of_a_gated_recurrence(library, rule, columns):
     length = 70
     *inputs, state = gated_inputs(3, 2, 1, length, 32, columns, **rule)
-    run = lambda *arguments: recur(library, *arguments)  # noqa: E731
-    out, last = run(*inputs, state)
-    assert len(out.unique()) > length
-    for lengths in PARTS:
-        part, part_last = in_parts(run, inputs, state, 2, lengths, length)
-        assert part.equal(out) and part_last.equal(last), lengths
-    for row in range(3):
-        alone, alone_last = run(*(x if x is None else x[row : row + 1] for x in (*inputs, state)))
-        assert alone.equal(out[row : row + 1]) and alone_last.equal(last[row : row + 1])
+    check_parts_and_rows(partial(recur, library), inputs, [], state, 2, length)
 
 
 @linux_only
 @pytest.mark.parametrize("channels, size", [(5, 16), (40, 5), (33, 128)])
 def test_parts_and_rows_do_not_change_the_bits_of_a_selective_scan(library, channels, size):
     length = 70
-    *inputs, state = scan_inputs(3, length, channels, size)
-    run = lambda *arguments: scan(library, *arguments)  # noqa: E731
-    out, last = run(*inputs, state)
-    assert len(out.unique()) > length
-    for lengths in PARTS:
-        part, part_last = in_parts(run, inputs, state, 1, lengths, length)
-        assert part.equal(out) and part_last.equal(last), lengths
-    *tensors, rates = inputs
-    for row in range(3):
-        alone, alone_last = run(*(x[row : row + 1] for x in tensors), rates, state[row : row + 1].contiguous())
-        assert alone.equal(out[row : row + 1]) and alone_last.equal(last[row : row + 1])
+    *tensors, rates, state = scan_inputs(3, length, channels, size)
+    check_parts_and_rows(partial(scan, library), tensors, [rates], state, 1, length)
 
 
 PRINT_RESULTS = """

@@ -104,9 +104,9 @@ def check_program(
     The check consists of two runs. The first run calls the method for chunks with a prompt and then with a few single
     tokens. It passes the prompt in two calls. If the context permits it, the first call has a whole chunk, but at most
     512 tokens. The second run calls the methods for chunks, for decoding and for verification, as far as the program
-    has them, with short prompts in one or two rows. After the verification, the row is rewound if the program has states,
-    and decodes another token. If some methods return tokens, it calls these methods and compares
-    only tokens. `decoder` and the file get the same tokens: random ones in prompts and for verification, and the greedy
+    has them, with short prompts in one or two rows. After the verification, the row is rewound if the program has
+    `rewind`, and gets another token. If some methods return tokens, it calls these methods and compares only tokens.
+    `decoder` and the file get the same tokens: random ones in prompts and for verification, and the greedy
     tokens of `decoder` after a prompt.
     """
     cost = Cost()

@@ -76,8 +76,9 @@ def convert_weights(
         conversion.unquantized = _quantize(
             model, quantize, group_size or DEFAULT_GROUP_SIZE, computed, text, calibrate, progress
         )
-        set_compute_dtype(model, computed)
-        if dtype is not None:
+        if dtype is None:
+            set_compute_dtype(model, computed)
+        else:
             cast_parameters(model, dtype)
         copy_unpacked(model)
         if text is not None:
@@ -85,7 +86,7 @@ def convert_weights(
             after = perplexity(model, text.held_out)
             int8 = _int8_perplexity(model, text, progress) if activations == "int8" else None
             conversion.perplexity = Perplexity(before, after, text.name, text.held_out.numel(), int8)
-    if dtype is not None:
+    elif dtype is not None:
         cast_parameters(model, dtype)
     return conversion
 

@@ -16,9 +16,10 @@ from ...custom_ops.packing import check, dequantize
 
 
 class Packed(torch.nn.Module):
-    """A layer with one packed weight. `custom_ops.packing` explains the arguments of the constructor.
+    """A layer with one packed weight. `custom_ops.packing` explains the arguments of the constructor but `dtype`.
 
-    Raises ValueError unless the arguments describe a packed tensor.
+    `dtype` is the dtype in which the model computes; by default the dtype of the scales, or float32 if the scales are
+    uint8. Raises ValueError unless the arguments describe a packed tensor.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Packed(torch.nn.Module):
         group_size: int,
         bits: int,
         mode: str = "affine",
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         check(weight, scales, biases, group_size, bits, mode)
@@ -38,8 +40,7 @@ class Packed(torch.nn.Module):
         self.scales = _frozen(scales)
         self.biases = _frozen(biases)
         self.group_size, self.bits, self.mode = group_size, bits, mode
-        # The dtype in which the model computes.
-        self.dtype = scales.dtype if scales.is_floating_point() else torch.float32
+        self.dtype = dtype or (scales.dtype if scales.is_floating_point() else torch.float32)
 
     @property
     def words(self) -> torch.nn.Parameter:
@@ -118,22 +119,19 @@ class MLXLinear(Packed):
 class MLXEmbedding(Packed):
     """An embedding with a packed weight, indices `[...]` → `[..., K]`.
 
-    The result is multiplied by `factor`, by default 1. The result has `dtype`; by default the dtype of the
-    scales, or float32 if the scales are uint8.
+    The result is multiplied by `factor`, by default 1. It has the dtype of the layer.
     """
 
     def __init__(
         self,
         *operands,
         factor: float | None = None,
-        dtype: torch.dtype | None = None,
         **quantization,
     ):
         super().__init__(*operands, **quantization)
-        if dtype is None:
-            dtype = self.scales.dtype if self.scales.is_floating_point() else torch.float32
+        factor_tensor = torch.tensor(1.0 if factor is None else factor, dtype=self.dtype)
         # The dtype of the factor is the dtype of the result. The factor is a buffer, so that `.to(dtype)` changes it.
-        self.register_buffer("factor", torch.tensor(1.0 if factor is None else factor, dtype=dtype), persistent=False)
+        self.register_buffer("factor", factor_tensor, persistent=False)
         self.has_factor = factor is not None
 
     @property

@@ -83,8 +83,8 @@ def _fit_groups(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the integers (uint8), scales and biases for groups of floats [N, K / G, G].
 
-    The library `native` computes them in less than half of the time that torch takes, with the same results. It is not used if
-    it is not built, or if a weight is infinite or NaN.
+    The library of `native` computes them in less than half of the time that torch takes, with the same results. Where
+    it cannot, as `native.fit_groups` explains, torch does.
     """
     found = native.fit_groups(x, bits, dtype, importance)
     if found is not None:
