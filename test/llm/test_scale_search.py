@@ -5,12 +5,12 @@ import platform
 import pytest
 import torch
 import transformers as hf
-from executorch_mlx.custom_ops.packing import FLOAT_MODES, dequantize, quantize
+from executorch_mlx.custom_ops.packing import FLOAT_MODES, dequantize, pack, quantize
 from executorch_mlx.llm.export import export_llm, native
 from executorch_mlx.llm.export.calibration import Perplexity, Text
 from executorch_mlx.llm.export.conversion import MIXED_BITS, convert_weights
 from executorch_mlx.llm.export.packed import MLXLinear
-from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, integers, quantized, search
+from executorch_mlx.llm.export.scale_search import Format, fit, fit_float, fit_range, integers, quantized, search
 from executorch_mlx.llm.export.sensitivity import FORMATS, choose
 from executorch_mlx.llm.export.tuning import tuned
 from small_llm import tokenizer
@@ -54,9 +54,17 @@ def test_fitted_scales_have_a_smaller_error_than_scales_from_the_range(group_siz
 
 
 needs_native = pytest.mark.skipif(
-    native.fit_groups(torch.ones(1, 1, 32), 4, torch.float32) is None or platform.machine() != "x86_64",
+    native.quantize(torch.ones(1, 32), 4, 32, torch.float32, searches=True) is None or platform.machine() != "x86_64",
     reason="the library is not built, or torch sums in another order",
 )
+
+
+def weight_of_many_sizes():
+    w = normal(37, 640) * torch.logspace(-8, 4, 37).unsqueeze(-1)  # also scales below and above the range of float16
+    w[3], w[4], w[5, :40], w[6] = 0, 1e-9, 100, 7
+    w[7], w[8] = w[7].abs() + 50, -w[8].abs() - 50  # ranges without 0
+    w[9, ::2] = 100.00001  # steps of the smallest size
+    return w
 
 
 @needs_native
@@ -65,14 +73,36 @@ needs_native = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
 @pytest.mark.parametrize("is_weighted", (False, True))
 def test_native_search_has_the_bits_of_torch(group_size, bits, dtype, is_weighted):
-    w = normal(33, 640) * torch.logspace(-8, 4, 33).unsqueeze(-1)  # also scales below and above the range of float16
-    w[3], w[4], w[5, :40], w[6] = 0, 1e-9, 100, 7
+    w = weight_of_many_sizes()
     x = w.unflatten(-1, (-1, group_size))
-    importance = normal(640, seed=1).square().add(0.01).unflatten(-1, (-1, group_size)) if is_weighted else None
-    scales, biases = search(x, bits, dtype, importance)
-    expected = integers(x, scales, biases, bits).to(torch.uint8), scales, biases
-    for got, wanted in zip(native.fit_groups(x, bits, dtype, importance), expected, strict=True):
+    importance = normal(640, seed=1).square().add(0.01) if is_weighted else None
+    groups = importance.unflatten(-1, (-1, group_size)) if is_weighted else None
+    scales, biases = search(x, bits, dtype, groups)
+    expected = pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
+    for got, wanted in zip(native.quantize(w, bits, group_size, dtype, importance, searches=True), expected, strict=True):
         assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+
+@needs_native
+@pytest.mark.parametrize("group_size", (32, 64, 128))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_native_ranges_have_the_bits_of_torch(group_size, dtype):
+    w = weight_of_many_sizes()
+    expected = fit_range(w, 8, group_size, dtype)
+    found = native.quantize(w, 8, group_size, dtype, searches=False)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    is_symmetric = expected[2] == -128 * expected[1]
+    assert is_symmetric.any() and not is_symmetric.all()
+
+
+@needs_native
+@pytest.mark.parametrize("searches", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_native_quantization_reads_half_precision(dtype, searches):
+    w = weight_of_many_sizes().to(dtype)
+    results = [native.quantize(x, 8, 64, torch.float16, searches=searches) for x in (w, w.float())]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @needs_native
@@ -80,10 +110,25 @@ def test_native_search_has_the_bits_of_torch(group_size, bits, dtype, is_weighte
 def test_native_search_leaves_extreme_weights_to_torch(weight):
     w = normal(40, 64)
     w[39, 63] = weight
-    assert native.fit_groups(w.unflatten(-1, (-1, 32)), 4, torch.float32) is None
+    assert native.quantize(w, 4, 32, torch.float32, searches=True) is None
     packed, scales, biases = fit(w, 4, 32)
     first = fit(w[:39], 4, 32)
     assert torch.equal(packed[:39], first[0]) and torch.equal(scales[:39], first[1]) and torch.equal(biases[:39], first[2])
+
+
+@needs_native
+def test_native_ranges_leave_scales_that_overflow_to_torch():
+    w = normal(8, 64) * 1e9
+    assert native.quantize(w, 8, 32, torch.float16, searches=False) is None
+    assert native.quantize(w, 8, 32, torch.bfloat16, searches=False) is not None
+
+
+@needs_native
+@pytest.mark.parametrize("bits", (4, 8))
+def test_a_transposed_weight_is_quantized_like_its_copy(bits):
+    w = normal(64, 48).mT
+    for got, wanted in zip(*(quantized(x, Format(bits, 64), torch.float16) for x in (w, w.contiguous())), strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_values_on_a_grid_of_4_bits_are_nearly_exact():

@@ -42,19 +42,28 @@ def quantized(
     """Return the packed weight, scales and biases of a weight [..., K]. The biases are None in a float mode.
 
     Scales and biases in affine mode have `dtype`. `importance` [K] weights the errors of the columns. It has no effect
-    with 8 bits, where the error is small and `fit_range` is used. Only a few rows are quantized at a time.
+    with 8 bits, where the error is small and `fit_range` is used.
+
+    The library of `native` quantizes the whole weight, where it can. Otherwise, torch quantizes a few rows at a time,
+    with the same results.
     """
-    rows = w.detach().flatten(0, -2)
+    w, searches = w.detach(), format.bits != 8
+    if format.mode == "affine":
+        weights = importance if searches else None
+        found = native.quantize(w, format.bits, format.group_size, dtype, weights, searches=searches)
+        if found is not None:
+            return list(found)
+    rows = w.flatten(0, -2)
     parts: list[tuple] = []
     step = max(1, _STEP_ELEMENTS // rows.shape[1])
     for first in range(0, len(rows), step):
-        part = rows[first : first + step]
+        part = rows[first : first + step].contiguous()
         if format.mode != "affine":
             parts.append(fit_float(part, format.mode, importance))
-        elif format.bits == 8:
-            parts.append(fit_range(part, 8, format.group_size, dtype))
-        else:
+        elif searches:
             parts.append(fit(part, format.bits, format.group_size, dtype, importance))
+        else:
+            parts.append(fit_range(part, format.bits, format.group_size, dtype))
     return [None if ts[0] is None else torch.cat(ts).unflatten(0, w.shape[:-1]) for ts in zip(*parts)]
 
 
@@ -73,24 +82,13 @@ def fit(
     values. A range gives a first scale and bias. Two steps then alternate: find the nearest integers for the scale and
     bias, and find the scale and bias with the least squared error for these integers.
     """
-    x = w.detach().float().unflatten(-1, (-1, group_size))
-    codes, scales, biases = _fit_groups(x, bits, w.dtype if dtype is None else dtype, _grouped(importance, group_size))
-    return pack(codes.flatten(-2), bits), scales, biases
-
-
-def _fit_groups(
-    x: torch.Tensor, bits: int, dtype: torch.dtype, importance: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the integers (uint8), scales and biases for groups of floats [N, K / G, G].
-
-    The library of `native` computes them in less than half of the time that torch takes, with the same results. Where
-    it cannot, as `native.fit_groups` explains, torch does.
-    """
-    found = native.fit_groups(x, bits, dtype, importance)
+    dtype = w.dtype if dtype is None else dtype
+    found = native.quantize(w.detach(), bits, group_size, dtype, importance, searches=True)
     if found is not None:
         return found
-    scales, biases = search(x, bits, dtype, importance)
-    return integers(x, scales, biases, bits).to(torch.uint8), scales, biases
+    x = w.detach().float().unflatten(-1, (-1, group_size))
+    scales, biases = search(x, bits, dtype, _grouped(importance, group_size))
+    return pack(integers(x, scales, biases, bits).to(torch.uint8).flatten(-2), bits), scales, biases
 
 
 def fit_range(

@@ -10,34 +10,41 @@ import torch
 
 from ....loader import load_scale_search
 
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # dtype of scales and biases → Dtype in scale_search.cpp
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # dtype → Dtype in scale_search.cpp
 _GROUP_SIZES = (32, 64, 128)
 
 
-def fit_groups(
-    x: torch.Tensor, bits: int, dtype: torch.dtype, importance: torch.Tensor | None = None
+def quantize(
+    w: torch.Tensor,
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+    importance: torch.Tensor | None = None,
+    *,
+    searches: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return integers (uint8, as `x`), scales and biases [N, K / G] of `dtype` for groups of floats [N, K / G, G].
+    """Return what `scale_search.fit` returns for floats [..., K], or without `searches`, what `fit_range` returns.
 
-    They have the bits that `scale_search.search` and `integers` compute on an x86 CPU. `importance` is [K / G, G]. Returns
-    None if the library is not built, lacks the format, or finds a weight that is not finite or larger than 1e18.
+    The results have the bits that torch computes on an x86 CPU. Returns None if the library is not built or lacks the
+    format, if `w` is not contiguous, or if a weight is too large or not finite.
     """
     function = _function()
-    size = x.shape[-1]
-    if function is None or size not in _GROUP_SIZES or dtype not in _DTYPES or x.device.type != "cpu" or not x.numel():
+    is_known = w.dtype in _DTYPES and dtype in _DTYPES and group_size in _GROUP_SIZES
+    if function is None or not is_known or w.device.type != "cpu" or not w.is_contiguous() or not w.numel():
         return None
-    x = x.contiguous()
-    codes, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[:-1])
+    packed = torch.empty(*w.shape[:-1], w.shape[-1] * bits // 32, dtype=torch.uint32)
+    scales = torch.empty(*w.shape[:-1], w.shape[-1] // group_size, dtype=dtype)
     biases = torch.empty_like(scales)
     groups, weight = 1, None
     if importance is not None:
         weight = importance.detach().float().contiguous()
-        groups = weight.numel() // size
-    is_fitted = function(
-        x.data_ptr(), scales.numel(), size, bits, _DTYPES[dtype], None if weight is None else weight.data_ptr(), groups,
-        codes.data_ptr(), scales.data_ptr(), biases.data_ptr(), torch.get_num_threads(),
+        groups = weight.numel() // group_size
+    is_quantized = function(
+        w.data_ptr(), _DTYPES[w.dtype], scales.numel(), group_size, bits, searches,
+        None if weight is None else weight.data_ptr(), groups, packed.data_ptr(), _DTYPES[dtype], scales.data_ptr(),
+        biases.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
-    return (codes, scales.to(dtype), biases.to(dtype)) if is_fitted else None
+    return (packed, scales, biases) if is_quantized else None
 
 
 @functools.cache
@@ -46,9 +53,9 @@ def _function() -> Callable | None:
     if library is None:
         return None
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-    function = library.executorch_mlx_fit_groups
+    function = library.executorch_mlx_quantize
     function.restype = integer
     function.argtypes = [
-        pointer, size, integer, integer, integer, pointer, size, pointer, pointer, pointer, integer,
+        pointer, integer, size, integer, integer, integer, pointer, size, pointer, integer, pointer, pointer, integer,
     ]  # fmt: skip
     return function
