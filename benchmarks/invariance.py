@@ -41,7 +41,7 @@ WEIGHT_BYTES = 100 << 20  # total size of the matrices that take turns: more tha
 class QuantizedMatmul(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
     _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("int8_panels", ctypes.c_void_p)]
+    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("integer_panels", ctypes.c_void_p)]
 
 
 class HalfMatmul(ctypes.Structure):
@@ -80,11 +80,11 @@ class Int8Activations:
     def executorch_mlx_quantized_matmul(self, reference):
         matmul = reference._obj
         if matmul.w not in self._panels:
-            panels = np.empty(self._library.executorch_mlx_int8_panels_size(reference) + 64, np.uint8)
+            panels = np.empty(self._library.executorch_mlx_integer_panels_size(reference) + 64, np.uint8)
             panels = panels[-panels.ctypes.data % 64 :]
-            self._library.executorch_mlx_pack_int8(reference, address(panels))
+            self._library.executorch_mlx_pack_integer_panels(reference, address(panels))
             self._panels[matmul.w] = panels
-        matmul.int8_panels = self._panels[matmul.w].ctypes.data
+        matmul.integer_panels = self._panels[matmul.w].ctypes.data
         self._library.executorch_mlx_int8_matmul(reference)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is 
 class QuantizedMatmul(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "w", "scales", "biases")]
     _fields_ += [(name, ctypes.c_int) for name in ("scale_type", "bits", "group_size", "m", "n", "k")]
-    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("int8_panels", ctypes.c_void_p)]
+    _fields_ += [("y", ctypes.c_void_p), ("type", ctypes.c_int), ("integer_panels", ctypes.c_void_p)]
 
 
 class HalfMatmul(ctypes.Structure):

@@ -170,10 +170,10 @@ def test_quantized_matmul(library, bits, group_size, scale_type):
 @pytest.mark.parametrize("scale_type", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_int8_matmul(library, bits, group_size, scale_type):
-    # With 8 groups, the rows of the matrix are whole vectors. Calls with few rows then use a kernel of their own.
+@pytest.mark.parametrize("name", ["executorch_mlx_int8_matmul", "executorch_mlx_integer_matmul"])
+def test_integer_matmul(library, name, bits, group_size, scale_type):
     for groups in (8, 9):
-        assert_quantized_parts_do_not_matter(library.executorch_mlx_int8_matmul, bits, group_size, scale_type, groups)
+        assert_quantized_parts_do_not_matter(getattr(library, name), bits, group_size, scale_type, groups)
 
 
 def assert_quantized_parts_do_not_matter(multiply, bits, group_size, scale_type, groups=9):

@@ -150,7 +150,7 @@ class Context {
     return product;
   }
 
-  // The packed weights of a product with 8-bit activations, or nullopt: see packed_weights.h.
+  // The packed weights of a product, or nullopt: see packed_weights.h.
   std::optional<mx::array> packed_weights(const void* node) const {
     const auto found = state_.packed_weights.find(node);
     return found == state_.packed_weights.end() ? std::nullopt : std::optional(*found->second);

@@ -30,10 +30,10 @@ struct Weights {
 };
 
 // Returns the weights of a node if they can be packed.
-std::optional<Weights> weights_of(
-    const fb::Int8QuantizedMatmulParams& n, const Program& program, const State& state, mx::Stream stream) {
+template <typename Node>
+std::optional<Weights> weights_of(const Node& n, const Program& program, const State& state, mx::Stream stream) {
   for (const auto* slot : {n.w(), n.scales(), n.biases()}) {
-    if (slot->idx() >= program.layout.constants) {
+    if (slot == nullptr || slot->idx() >= program.layout.constants) {
       return std::nullopt;
     }
   }
@@ -41,7 +41,7 @@ std::optional<Weights> weights_of(
   try {
     auto q = checked_weights(n, {constant(n.w()), constant(n.scales()), constant(n.biases())});
     Weights result{{std::move(q.w), std::move(q.scales), std::move(*q.biases)}, n.group_size(), n.bits(), 0};
-    const auto size = cpu::int8_panels_size(result.matrix, n.group_size(), n.bits(), stream);
+    const auto size = cpu::integer_panels_size(result.matrix, n.group_size(), n.bits(), stream);
     if (!size) {
       return std::nullopt;
     }
@@ -50,6 +50,29 @@ std::optional<Weights> weights_of(
   } catch (const Failure&) {
     return std::nullopt;  // the instruction will fail
   }
+}
+
+// A product whose kernel reads packed weights.
+struct PackedNode {
+  const void* node;
+  Weights weights;
+};
+
+std::optional<PackedNode> packed_node(
+    const fb::Instruction& instruction, const Program& program, const State& state, mx::Stream stream) {
+  std::optional<Weights> weights;
+  if (const auto* n = instruction.op_as_Int8QuantizedMatmulNode()) {
+    weights = weights_of(*n, program, state, stream);
+  } else if (const auto* n = instruction.op_as_QuantizedMatmulNode()) {
+    if (n->transpose() && n->mode()->string_view() == "affine") {
+      weights = weights_of(*n, program, state, stream);
+    }
+    const int k = weights ? weights->matrix.w.shape(-1) * 32 / n->bits() : 0;
+    if (weights && !cpu::has_fast_integers(n->bits(), n->group_size(), k)) {
+      return std::nullopt;
+    }
+  }
+  return weights ? std::optional(PackedNode{instruction.op(), std::move(*weights)}) : std::nullopt;
 }
 
 // Identifies the weights of a node among those of all methods of the program, which share constants.
@@ -94,19 +117,18 @@ void pack_weights(const Program& program, SharedData& shared, State& state, mx::
   size_t bytes = 0;
   for (const auto& chain : program.chains) {
     for (const auto& instruction : chain.instructions) {
-      const auto* n = instruction.source->op_as_Int8QuantizedMatmulNode();
-      auto weights = n == nullptr ? std::nullopt : weights_of(*n, program, state, stream);
-      if (!weights) {
+      auto product = packed_node(*instruction.source, program, state, stream);
+      if (!product) {
         continue;
       }
-      const auto key = key_of(*weights);
+      const auto key = key_of(product->weights);
       if (auto packed = shared.packed_weights.find(key)) {
-        state.packed_weights.emplace(n, std::move(packed));
+        state.packed_weights.emplace(product->node, std::move(packed));
         continue;
       }
-      nodes.emplace_back(n, key);
-      const size_t size = weights->size;
-      bytes += new_weights.emplace(key, std::move(*weights)).second ? size : 0;
+      nodes.emplace_back(product->node, key);
+      const size_t size = product->weights.size;
+      bytes += new_weights.emplace(key, std::move(product->weights)).second ? size : 0;
     }
   }
   const bool has_room = !has_memory_limit() || active_memory() + bytes + kCacheLine <= memory_limit();
@@ -119,7 +141,7 @@ void pack_weights(const Program& program, SharedData& shared, State& state, mx::
   std::map<std::string, std::shared_ptr<const mx::array>> packed;
   for (const auto& [key, weights] : new_weights) {
     auto part = part_of(block, offset, weights.size);
-    cpu::pack_int8(weights.matrix, weights.group_size, weights.bits, part);
+    cpu::pack_integer_panels(weights.matrix, weights.group_size, weights.bits, part);
     offset += weights.size;
     packed[key] = std::make_shared<const mx::array>(std::move(part));
     shared.packed_weights.put(key, packed[key]);

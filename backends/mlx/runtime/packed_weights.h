@@ -1,4 +1,5 @@
-// Constant weights of products with 8-bit activations, packed for the CPU kernels when a program is loaded.
+// Constant quantized weights, packed for CPU kernels that multiply integers when a program is loaded: for products with
+// activations in 8 bits, and for all products where cpu::has_fast_integers().
 //
 // In a .pte, such weights have the layout of MLX. In each call, the kernels would have to bring them into the order of
 // their vector instructions. The packed copy takes as much memory as the weights themselves. If those are in a mapped
@@ -11,7 +12,7 @@
 
 namespace executorch_mlx {
 
-// Packs the constant weights of all Int8QuantizedMatmulNodes of `program`, and adds them to `state` by node. Takes what
+// Packs the constant weights of the products of `program`, and adds them to `state` by node. Takes what
 // another method of the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, if the
 // copies would exceed the memory limit, or if the program has an init chain, which may change constants. The constants
 // of `state` are loaded.

@@ -47,7 +47,7 @@ class State {
   void set_buffer(uint32_t slot, std::shared_ptr<Buffer> buffer);
   void set_caches(std::shared_ptr<Caches> caches);
 
-  // The packed weights of products with 8-bit activations, by node: see packed_weights.h.
+  // The packed weights of products, by node: see packed_weights.h.
   std::map<const void*, std::shared_ptr<const mx::array>> packed_weights;
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every

@@ -44,10 +44,11 @@ struct PackedMatrix {
   mx::array w;
   mx::array scales;
   mx::array biases;
-  std::optional<mx::array> int8_panels = std::nullopt;  // what pack_int8() wrote; only int8_quantized_matmul reads it
+  std::optional<mx::array> integer_panels = std::nullopt;  // what pack_integer_panels() wrote, for products that use it
 };
 
-// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32.
+// x [..., k] @ w.T -> [..., n] with the dtype of x: float32, float16 or bfloat16. Sums are float32. Uses the panels of the
+// matrix if has_fast_integers().
 std::optional<mx::array> quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
@@ -59,11 +60,14 @@ std::optional<mx::array> int8_quantized_matmul(
 // The matrix [n, k] in float32. nullopt also if an operand is lazy.
 std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
 
-// Packs an available matrix for int8_quantized_matmul. The products of few rows get faster, and keep their bits.
-// `panels` has the size in bytes that int8_panels_size() returns, and should begin at a multiple of 64.
-// int8_panels_size() returns nullopt if no kernel can use the panels.
-std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
-void pack_int8(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels);
+// Whether quantized_matmul() multiplies integers on this processor. It then packs a matrix without panels in each call.
+bool has_fast_integers(int bits, int group_size, int k);
+
+// Packs an available matrix for products that use the panels. The products of few rows get faster, and keep their bits.
+// `panels` has the size in bytes that integer_panels_size() returns, and should begin at a multiple of 64.
+// integer_panels_size() returns nullopt if no kernel can use the panels.
+std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream);
+void pack_integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels);
 
 // The products of x by several matrices, which the threads compute together: one start of the threads for all products.
 // Each result has the bits that the function for one matrix gives. nullopt also if an operand is lazy.

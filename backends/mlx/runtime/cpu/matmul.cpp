@@ -122,6 +122,13 @@ constexpr PackedProduct kQuantizedMatmul{
     "QuantizedMatmul", executorch_mlx_supports_quantized, executorch_mlx_quantized_matmuls};
 constexpr PackedProduct kInt8QuantizedMatmul{
     "Int8QuantizedMatmul", executorch_mlx_supports_int8, executorch_mlx_int8_matmuls};
+constexpr PackedProduct kIntegerMatmul{
+    "IntegerMatmul", executorch_mlx_has_fast_integers, executorch_mlx_integer_matmuls};
+
+// The kind of product with float activations.
+const PackedProduct& float_product(int bits, int group_size, int k) {
+  return kIntegerMatmul.supports(bits, group_size, k) ? kIntegerMatmul : kQuantizedMatmul;
+}
 
 // Whether the kernels support products of m with vectors of k elements.
 bool is_supported(const PackedProduct& kind, const PackedMatrix& m, int group_size, int bits, int k) {
@@ -145,7 +152,7 @@ ExecutorchMlxQuantizedMatmul matrix_arguments(const PackedMatrix& m, int group_s
       .group_size = group_size,
       .n = m.w.shape(0),
       .k = static_cast<int>(int64_t{m.w.shape(1)} * 32 / bits),
-      .int8_panels = m.int8_panels ? m.int8_panels->data<void>() : nullptr};
+      .integer_panels = m.integer_panels ? m.integer_panels->data<void>() : nullptr};
 }
 
 // The arguments of a kernel. All arrays have memory, and all but y are contiguous.
@@ -166,7 +173,7 @@ mx::Shape result_shape(const mx::array& x, int columns) {
 }
 
 PackedMatrix in_contiguous_memory(const PackedMatrix& m, mx::Stream stream) {
-  return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream), m.int8_panels};
+  return {contiguous(m.w, stream), contiguous(m.scales, stream), contiguous(m.biases, stream), m.integer_panels};
 }
 
 std::optional<mx::array> packed_matmul(
@@ -178,15 +185,15 @@ std::optional<mx::array> packed_matmul(
   const auto make_task = [=, multiply = kind.multiply](const std::vector<mx::array>& inputs, mx::array& out) -> Task {
     PackedMatrix matrix{inputs[1], inputs[2], inputs[3]};
     if (inputs.size() > 4) {
-      matrix.int8_panels = inputs[4];
+      matrix.integer_panels = inputs[4];
     }
     const auto product = kernel_arguments(inputs[0], matrix, group_size, bits, out);
     return [product, multiply] { multiply(&product, 1); };
   };
-  const auto [w, scales, biases, int8_panels] = in_contiguous_memory(matrix, stream);
+  const auto [w, scales, biases, integer_panels] = in_contiguous_memory(matrix, stream);
   std::vector<mx::array> inputs{contiguous(x, stream), w, scales, biases};
-  if (int8_panels) {
-    inputs.push_back(*int8_panels);
+  if (integer_panels) {
+    inputs.push_back(*integer_panels);
   }
   return kernel_result(
       kind.name, result_shape(x, w.shape(0)), x.dtype(), std::move(inputs), stream, make_task);
@@ -222,7 +229,10 @@ bool has_matching_rows(const mx::array& w, const mx::array& x) {
 
 std::optional<mx::array> quantized_matmul(
     const mx::array& x, const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
-  return packed_matmul(kQuantizedMatmul, x, matrix, group_size, bits, stream);
+  if (x.ndim() == 0) {
+    return std::nullopt;
+  }
+  return packed_matmul(float_product(bits, group_size, x.shape(-1)), x, matrix, group_size, bits, stream);
 }
 
 std::optional<mx::array> int8_quantized_matmul(
@@ -245,7 +255,11 @@ std::optional<mx::array> dequantize(const PackedMatrix& matrix, int group_size, 
   return out;
 }
 
-std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
+bool has_fast_integers(int bits, int group_size, int k) {
+  return executorch_mlx_has_fast_integers(bits, group_size, k);
+}
+
+std::optional<size_t> integer_panels_size(const PackedMatrix& matrix, int group_size, int bits, mx::Stream stream) {
   const int64_t k = int64_t{matrix.w.shape(-1)} * 32 / bits;
   const bool fits = computes_at_once(stream) && k <= std::numeric_limits<int>::max() &&
       is_supported(kInt8QuantizedMatmul, matrix, group_size, bits, static_cast<int>(k)) &&
@@ -254,17 +268,17 @@ std::optional<size_t> int8_panels_size(const PackedMatrix& matrix, int group_siz
     return std::nullopt;
   }
   const auto arguments = matrix_arguments(matrix, group_size, bits);
-  return executorch_mlx_int8_panels_size(&arguments);
+  return executorch_mlx_integer_panels_size(&arguments);
 }
 
-void pack_int8(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels) {
+void pack_integer_panels(const PackedMatrix& matrix, int group_size, int bits, mx::array& panels) {
   const auto arguments = matrix_arguments(matrix, group_size, bits);
-  executorch_mlx_pack_int8(&arguments, panels.data<void>());
+  executorch_mlx_pack_integer_panels(&arguments, panels.data<void>());
 }
 
 std::optional<std::vector<mx::array>> quantized_matmuls(
     const mx::array& x, const std::vector<PackedMatrix>& matrices, int group_size, int bits, mx::Stream stream) {
-  return packed_matmuls(kQuantizedMatmul, x, matrices, group_size, bits, stream);
+  return packed_matmuls(float_product(bits, group_size, x.shape(-1)), x, matrices, group_size, bits, stream);
 }
 
 std::optional<std::vector<mx::array>> int8_quantized_matmuls(

@@ -16,11 +16,15 @@ std::optional<mx::array> pack_matrix(const mx::array&, int64_t, mx::Stream) {
   return std::nullopt;
 }
 
-std::optional<size_t> int8_panels_size(const PackedMatrix&, int, int, mx::Stream) {
+bool has_fast_integers(int, int, int) {
+  return false;
+}
+
+std::optional<size_t> integer_panels_size(const PackedMatrix&, int, int, mx::Stream) {
   return std::nullopt;
 }
 
-void pack_int8(const PackedMatrix&, int, int, mx::array&) {}
+void pack_integer_panels(const PackedMatrix&, int, int, mx::array&) {}
 
 std::optional<mx::array> add(const mx::array&, const mx::array&, mx::Stream) {
   return std::nullopt;

@@ -99,7 +99,8 @@ inline void quantized_matmul(const fb::QuantizedMatmulParams& n, Context& c) {
     c.set_product(n.out(), mx::astype(is_vector ? mx::squeeze(y, 0, c.stream) : y, dtype, c.stream), x.shape(-1));
   };
   if (n.transpose() && q.biases && n.mode()->string_view() == "affine") {
-    if (const auto y = cpu::quantized_matmul(x, {q.w, q.scales, *q.biases}, n.group_size(), n.bits(), c.stream)) {
+    const cpu::PackedMatrix matrix{q.w, q.scales, *q.biases, c.packed_weights(&n)};
+    if (const auto y = cpu::quantized_matmul(x, matrix, n.group_size(), n.bits(), c.stream)) {
       return set(*y);
     }
   }

@@ -125,7 +125,7 @@ struct ExecutorchMlxQuantizedMatmul {
   int k;
   void* y;
   executorch_mlx::FloatType type;  // of x and y
-  const void* int8_panels;  // for executorch_mlx_int8_matmul: w, scales and biases, packed; or null
+  const void* integer_panels;  // from executorch_mlx_pack_integer_panels, or null; executorch_mlx_quantized_matmul ignores it
 };
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_quantized_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 
@@ -139,17 +139,27 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_dequantize(const ExecutorchMlxQuanti
 // Whether executorch_mlx_quantized_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_quantized(int bits, int group_size, int k);
 
-// Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own. simd/int8.h
+// Like executorch_mlx_quantized_matmul, but rounds x to 8 bits: each group of a row has a scale of its own. simd/integers.h
 // defines the results.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 // As executorch_mlx_quantized_matmuls.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
 
-// Packs w, scales and biases for executorch_mlx_int8_matmul, which then needs only the panels. The products of few rows
-// get faster, and keep their bits. Writes executorch_mlx_int8_panels_size() bytes, which should begin at a cache line.
+// Like executorch_mlx_quantized_matmul, for the parameters that executorch_mlx_int8_matmul supports. Multiplies integers of
+// 24 bits, with errors about as small as those of float32. A row that these integers cannot represent is multiplied as
+// executorch_mlx_quantized_matmul does: with an infinity, a NaN, or only tiny values in a group.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
+// As executorch_mlx_quantized_matmuls.
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
+
+// Whether executorch_mlx_integer_matmul supports these parameters and is faster than executorch_mlx_quantized_matmul.
+EXECUTORCH_MLX_BLAS_API bool executorch_mlx_has_fast_integers(int bits, int group_size, int k);
+
+// Packs w, scales and biases for the two functions above, which then need only the panels. The products of few rows
+// get faster, and keep their bits. Writes executorch_mlx_integer_panels_size() bytes, which should begin at a cache line.
 // Other fields than w, scales, biases, scale_type, bits, group_size, n and k are not read.
-EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_int8(const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
-EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_int8_panels_size(const ExecutorchMlxQuantizedMatmul* matrix);
+EXECUTORCH_MLX_BLAS_API void executorch_mlx_pack_integer_panels(const ExecutorchMlxQuantizedMatmul* matrix, void* panels);
+EXECUTORCH_MLX_BLAS_API size_t executorch_mlx_integer_panels_size(const ExecutorchMlxQuantizedMatmul* matrix);
 
 // Whether executorch_mlx_int8_matmul supports these parameters.
 EXECUTORCH_MLX_BLAS_API bool executorch_mlx_supports_int8(int bits, int group_size, int k);

@@ -12,11 +12,12 @@ namespace {
 
 std::atomic<uint64_t> calls{0};
 
-// Computes products of the same few rows x, given in float32. y[i] gets the result of product i.
-template <typename Floats>
-void multiply_few_rows(const ExecutorchMlxQuantizedMatmul* products, int count, const float* x, const Floats& y) {
+} // namespace
+
+void multiply_few_rows(
+    const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
+    const std::function<float*(int)>& y) {
   const auto& simd = kernels();
-  const int m = products[0].m;
   const int k = products[0].k;
   const int64_t stride = k + kPadding;
   const AlignedFloats arranged(stride * m);
@@ -31,10 +32,12 @@ void multiply_few_rows(const ExecutorchMlxQuantizedMatmul* products, int count, 
     for (int tile = 0; tile < tiles; ++tile) {
       const int64_t row = m * tile / tiles;
       const int rows = static_cast<int>(m * (tile + 1) / tiles - row);
-      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, y[i] + row * n, n);
+      simd.quantized_rows(w, arranged.get() + row * stride, stride, rows, first, last, y(i) + row * n, n);
     }
   });
 }
+
+namespace {
 
 // The product of many rows x, given in float32.
 void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const float* x, float* y) {
@@ -73,7 +76,7 @@ extern "C" void executorch_mlx_quantized_matmuls(const ExecutorchMlxQuantizedMat
   const AsFloats x(p.x, p.type, int64_t{p.m} * p.k);
   const Results y(products, count, [](const auto& product) { return product.type; });
   if (p.m < kManyQuantizedRows) {
-    multiply_few_rows(products, count, x.get(), y);
+    multiply_few_rows(products, count, p.m, x.get(), [&](int i) { return y[i]; });
   } else {
     for (int i = 0; i < count; ++i) {
       multiply_many_quantized_rows(products[i], x.get(), y[i]);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -112,6 +113,11 @@ class Results {
   TypeOf type_of_;
   std::vector<AlignedFloats> converted_;  // empty for a result in float32
 };
+
+// Computes the first m rows of products of the same few rows x, given in float32. Product i writes to y(i).
+void multiply_few_rows(
+    const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
+    const std::function<float*(int)>& y);
 
 // Computes the product of many rows of float32 or of pairs. convert(first, count, to, stride) returns rows first ...
 // first + count - 1 of w [n, k] in this type, with the distance `stride` between rows: a pointer into w, or `to` after

@@ -7,7 +7,7 @@
 #include "columns.h"
 #include "dot.h"
 #include "entries.h"
-#include "int8_panels.h"
+#include "integer_panels.h"
 #include "panels.h"
 #include "quantized.h"
 #include "sampling.h"
@@ -38,8 +38,13 @@ extern const Kernels kernels = {
     .quantized_rows = quantized_rows,
     .dequantize_rows = dequantize_rows,
     .dequantize_entries = dequantize_entries,
-    .quantize_row = quantize_row,
-    .multiply_int8 = multiply_int8,
+#if defined(__AVX512VNNI__)
+    .has_fast_integers = true,
+#else
+    .has_fast_integers = false,
+#endif
+    .round_row = round_row,
+    .multiply_integers = multiply_integers,
     .widen = widen,
     .narrow = narrow,
     .add = add,

@@ -12,7 +12,7 @@ namespace executorch_mlx {
 constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
 constexpr int kMaxTransposedRows = 4;   // rows of x in a tile of multiply_transposed
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
-constexpr int kInt8PanelRows = 16;     // rows of the matrix in a panel of Int8Panels
+constexpr int kIntegerPanelRows = 16;     // rows of the matrix in a panel of IntegerPanels
 constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
@@ -41,20 +41,21 @@ struct QuantizedEntries {
   int prefetched_bytes;  // of each later entry, from the first of these groups on; 0: prefetches neither them nor scales
 };
 
-// Rows of activations in 8 bits, in groups like those of a QuantizedMatrix: value = scale * integer, with integers from
-// -127 to 127.
-struct Int8Rows {
-  int8_t* integers;  // in the order that quantize_row writes
-  ptrdiff_t stride;  // of the integers of consecutive rows
+// Rows of activations as integers, in groups like those of a QuantizedMatrix: value = scale * integer. simd/integers.h
+// defines the integers and their digits.
+struct IntegerRows {
+  int8_t* integers;  // [rows, digits], each with the digits of a row in the order that round_row writes
+  ptrdiff_t stride;  // from one digit of a row to the next, and from the last digit to the next row
   float* scales;     // [rows, groups]
   float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
   int groups;
+  int digits;        // 1 for activations in 8 bits, 3 for float activations
 };
 
-// A QuantizedMatrix of 4 or 8 bits, packed for products with Int8Rows. A panel holds kInt8PanelRows rows, one group after
+// A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one group after
 // the other. A group has the first word of each row, then the second word of each row, and so on, and after the words
 // the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
-struct Int8Panels {
+struct IntegerPanels {
   const char* data;
   ptrdiff_t panel_bytes;
   ptrdiff_t group_bytes;  // of a group of a panel
@@ -165,13 +166,15 @@ struct Kernels {
   // Writes the first `count` entries to the rows of `out`, in float32.
   void (*dequantize_entries)(const QuantizedEntries& e, int count, float* out, ptrdiff_t ldo);
 
-  // Quantizes one row x [k] for multiply_int8: writes k integers, and a scale and a sum for each group. A group with an
-  // infinity or a NaN gets the scale NaN.
-  void (*quantize_row)(const float* x, const QuantizedMatrix& q, int8_t* integers, float* scales, float* sums);
+  // Whether multiply_integers is faster than quantized_rows and multiply_panels for float activations.
+  bool has_fast_integers;
+  // Writes one row x [k] to row `row` of `rows`. A group that the digits cannot represent gets the scale NaN, or 0 if it is
+  // tiny: returns false if there are such groups.
+  bool (*round_row)(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row);
   // Computes columns [first, last) of y [m, n] = x [m, k] @ q.T for the matrix q in `panels`. `first` is a multiple of
-  // kInt8PanelRows.
-  void (*multiply_int8)(
-      const Int8Panels& panels, const Int8Rows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
+  // kIntegerPanelRows.
+  void (*multiply_integers)(
+      const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy);
 
   // y[i] = x[i * stride] for i < count. Converts from `type`, float16 or bfloat16, to float32.
   void (*widen)(const uint16_t* x, FloatType type, ptrdiff_t stride, float* y, ptrdiff_t count);

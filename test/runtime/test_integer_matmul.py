@@ -1,4 +1,4 @@
-"""Products of 8-bit activations with quantized weights equal the definition in simd/int8.h, bit for bit."""
+"""Products of activations as integers with quantized weights equal the definition in simd/integers.h, bit for bit."""
 
 import ctypes
 import sys
@@ -15,9 +15,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is 
 
 
 class Matrix:
-    """A random matrix [n, k] in affine packing."""
+    """A random matrix [n, k] in affine packing. `digits` is 1 for activations in 8 bits, and 3 for float activations."""
 
-    def __init__(self, n, k, bits=4, group_size=32, scale_type=FLOAT32, seed=0):
+    def __init__(self, n, k, bits=4, group_size=32, scale_type=FLOAT32, seed=0, digits=1):
+        self.digits = digits
         rng = np.random.default_rng(seed)
         self.k, self.bits, self.group_size, self.scale_type = k, bits, group_size, scale_type
         self.integers = rng.integers(0, 2**bits, (n, k))
@@ -32,17 +33,24 @@ class Matrix:
         matmul = self._arguments(x.ctypes.data, len(x), y.ctypes.data, x_type)
         if panels is not None:
             matmul.w = matmul.scales = matmul.biases = None
-            matmul.int8_panels = panels.ctypes.data
+            matmul.integer_panels = panels.ctypes.data
         assert library.executorch_mlx_supports_int8(self.bits, self.group_size, self.k)
-        library.executorch_mlx_int8_matmul(ctypes.byref(matmul))
+        multiply = library.executorch_mlx_int8_matmul if self.digits == 1 else library.executorch_mlx_integer_matmul
+        multiply(ctypes.byref(matmul))
+        return y
+
+    def multiply_as_floats(self, library, x):
+        """Returns x @ w.T, computed by the kernel that converts the matrix to float32."""
+        y = np.empty((len(x), len(self.w)), np.float32)
+        library.executorch_mlx_quantized_matmul(ctypes.byref(self._arguments(x.ctypes.data, len(x), y.ctypes.data)))
         return y
 
     def packed(self, library):
         """Returns the panels of the matrix, and a few bytes after them that must not change."""
         matmul = self._arguments()
-        size = library.executorch_mlx_int8_panels_size(ctypes.byref(matmul))
+        size = library.executorch_mlx_integer_panels_size(ctypes.byref(matmul))
         panels = np.full(size + 8, 0x5A, np.uint8)
-        library.executorch_mlx_pack_int8(ctypes.byref(matmul), ctypes.c_void_p(panels.ctypes.data))
+        library.executorch_mlx_pack_integer_panels(ctypes.byref(matmul), ctypes.c_void_p(panels.ctypes.data))
         assert (panels[size:] == 0x5A).all()
         return panels
 
@@ -51,14 +59,28 @@ class Matrix:
         sizes = (self.bits, self.group_size, m, len(self.w), self.k)
         return QuantizedMatmul(x, *arrays, self.scale_type, *sizes, y, x_type)
 
+    @staticmethod
+    def as_float32(dots):
+        """The dot products of the integers, from those of their digits."""
+        if len(dots) == 1:
+            return dots[0].astype(np.float32)
+        lower = (dots[0] + 256 * dots[1]).astype(np.float32)
+        return (dots[2].astype(np.longdouble) * 65536 + lower).astype(np.float32)
+
     def expected(self, x):
-        """Returns x @ w.T as simd/int8.h defines it. A longdouble holds the product of two float32 numbers exactly."""
+        """Returns x @ w.T as simd/integers.h defines it. A longdouble holds the product of two float32 numbers exactly."""
         groups = x.reshape(len(x), -1, self.group_size)
         largest = np.abs(groups).max(-1)
-        integers = np.rint(groups * (np.float32(127) / largest)[..., None]).astype(np.int64)
-        scales = largest / np.float32(127)
+        if self.digits == 1:
+            integers = np.rint(groups * (np.float32(127) / largest)[..., None]).astype(np.int64)
+            scales = largest / np.float32(127)
+        else:
+            exponents = np.frexp(largest.astype(np.longdouble) * np.float32(2**23 / 0x7F7F7F))[1] - 1
+            integers = np.rint(np.ldexp(groups, 22 - exponents[..., None])).astype(np.int64)
+            scales = np.ldexp(np.float32(1), exponents - 22)
         sums = scales * integers.sum(-1).astype(np.float32)
-        dots = np.einsum("mgi,ngi->gmn", integers, self.integers.reshape(len(self.w), -1, self.group_size))
+        w = self.integers.reshape(len(self.w), -1, self.group_size)
+        dots = self.as_float32([np.einsum("mgi,ngi->gmn", d, w) for d in digits_of(integers, self.digits)])
         w_scales, w_biases = (decode(a, self.scale_type) for a in (self.scales, self.biases))
         total = np.zeros(dots.shape[1:], np.float32)
         for g, dot in enumerate(dots):
@@ -68,23 +90,74 @@ class Matrix:
         return total
 
 
+def digits_of(integers, count):
+    """Returns the digits of integers in base 256, each in [-128, 127], the lowest one first."""
+    digits = []
+    for _ in range(count - 1):
+        digits.append((integers + 128) % 256 - 128)
+        integers = (integers - digits[-1]) // 256
+    assert np.abs(integers).max() <= 127
+    return [*digits, integers]
+
+
 def activations(m, k, seed=1):
     rng = np.random.default_rng(seed)
     return rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)
 
 
+@pytest.mark.parametrize("digits", [1, 3])
 @pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_results_are_those_of_the_definition(library, bits, group_size, scale_type):
+def test_results_are_those_of_the_definition(library, bits, group_size, scale_type, digits):
     for n, groups in ((83, 9), (5, 1), (16, 36)):
-        matrix = Matrix(n, groups * group_size, bits, group_size, scale_type)
+        matrix = Matrix(n, groups * group_size, bits, group_size, scale_type, digits=digits)
         x = activations(15, matrix.k)
         expected = matrix.expected(x)
         panels = matrix.packed(library)
         for m in (1, 2, 3, 4, 5, 8, 15):
             np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy()), expected[:m])
             np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy(), panels=panels), expected[:m])
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_float_activations_lose_no_precision(library, bits, group_size):
+    """The error of a product is at most 2^-22 of what the largest value of its group would give, also with outliers."""
+    matrix = Matrix(50, 8 * group_size, bits, group_size, digits=3)
+    x = activations(20, matrix.k)
+    x[:, ::97] *= 300
+    w = matrix.scales.repeat(group_size, 1).astype(np.float64) * matrix.integers
+    biases = matrix.biases.repeat(group_size, 1).astype(np.float64)
+    largest = np.abs(x).reshape(len(x), -1, group_size).max(-1).repeat(group_size, 1).astype(np.float64)
+    magnitudes = largest @ (np.abs(w) + np.abs(biases)).T
+    errors = np.abs(matrix.multiply(library, x) - x.astype(np.float64) @ (w + biases).T) / magnitudes
+    assert errors.max() <= 2.0**-22
+
+
+@pytest.mark.parametrize("largest", [1.0, 127.0, np.float32(0x7F7F7F) / 2**22, np.nextafter(np.float32(2), 0), 3.4e38])
+def test_largest_values_of_a_group(library, largest):
+    matrix = Matrix(20, 64, digits=3)
+    matrix.scales *= np.float32(1e-6)
+    matrix.biases *= np.float32(1e-6)
+    x = activations(2, 64)
+    x[:, 5] = largest
+    x[1, 40] = -largest
+    np.testing.assert_array_equal(matrix.multiply(library, x), matrix.expected(x))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e-31, -1e-45])
+@pytest.mark.parametrize("m", [1, 7, 70])
+def test_float_rows_that_integers_cannot_represent(library, m, value):
+    """They are multiplied in float32, and the other rows as always."""
+    matrix = Matrix(40, 512, digits=3)
+    x = activations(m, matrix.k)
+    expected = matrix.multiply(library, x)
+    x[-1, 96:128] = value
+    expected[-1] = matrix.multiply_as_floats(library, x[-1:].copy())
+    np.testing.assert_array_equal(matrix.multiply(library, x), expected)
+    x[-1, 96:128] = 0
+    assert np.isfinite(matrix.multiply(library, x)).all()
 
 
 def test_half_activations_are_converted_and_results_rounded(library):

@@ -1,0 +1,215 @@
+// Products of activations as integers with quantized weights: the definition of the results, the activations, and the
+// arithmetic. integer_panels.h multiplies. Part of kernels.cpp.
+//
+// Each group of a row of x becomes integers and a scale. Activations in 8 bits have integers in [-127, 127], of one digit.
+// Float activations have integers of 24 bits, which is about the precision of float32 for the largest value of the group:
+// three digits in base 256, each in [-128, 127]. The dot product of the digits of a group of x and the integers of the
+// matrix is exact in 32 bits, in any order. With d[g] the dot product of group g, a result is
+//
+//     total = 0; for g = 0, 1, ...: total = fma(w.scale[g] * x.scale[g], d[g], total)
+//                                   total = fma(w.bias[g], x.sum[g], total)
+//
+// in float32, where x.sum is x.scale times the sum of the integers. For three digits with the dot products d0, d1 and d2,
+// the lowest digit first, d is fma(d2, 65536, d1 * 256 + d0): the last addend is an exact integer, which is rounded
+// to float32. A result depends on the two rows alone, and all instruction sets give the same bits.
+#pragma once
+
+#include "vector.h"
+
+namespace executorch_mlx::EXECUTORCH_MLX_ISA {
+
+namespace {
+
+// -- four bytes in each lane ----------------------------------------------------------------------
+
+// Four signed bytes in each lane, in a form for add_products().
+#if defined(__AVX512VNNI__)
+typedef Ints FourBytes;
+
+inline FourBytes four_bytes(Ints x) {
+  return x;
+}
+
+// acc + the sum of the four products of each lane. The bytes of w are unsigned.
+inline Ints add_products(Ints acc, Words w, FourBytes x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+}
+#elif defined(__AVX2__)
+typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t UnsignedShorts __attribute__((vector_size(kLanes * 4)));
+
+struct FourBytes {
+  Shorts even;
+  Shorts odd;
+};
+
+inline FourBytes four_bytes(Ints x) {
+  return {((Shorts)x << 8) >> 8, (Shorts)x >> 8};
+}
+
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+inline Ints add_products(Ints acc, Words w, FourBytes x) {
+  const Shorts even = (Shorts)(w & 0x00ff00ffu);
+  const Shorts odd = (Shorts)((UnsignedShorts)w >> 8);
+  return acc + multiply_pairs(even, x.even) + multiply_pairs(odd, x.odd);
+}
+#else
+typedef Ints FourBytes;
+
+inline FourBytes four_bytes(Ints x) {
+  return x;
+}
+
+inline Ints add_products(Ints acc, Words w, FourBytes x) {
+  for (int shift = 0; shift < 32; shift += 8) {
+    acc += (Ints)(w >> shift & 255u) * ((Ints)((Words)x << (24 - shift)) >> 24);
+  }
+  return acc;
+}
+#endif
+
+// -- activations ----------------------------------------------------------------------------------
+
+// The order of eight integers of x, or of sixteen.
+inline Floats byte_order(Floats v, Constant<8>) {
+  return v;
+}
+inline Floats byte_order(Floats v, Constant<4>) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+#else
+  return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7);
+#endif
+}
+
+// Rounds to the nearest integer, ties to even. |x| is at most 2^23.
+inline Ints rounded(Floats x) {
+  round_product(x);
+  const Ints sign = (Ints)x >> 31;  // -1 or 0
+  const Ints magnitude = (Ints)((Floats)((Ints)x & 0x7fffffff) + 0x1p23f) - 0x4b000000;
+  return (magnitude ^ sign) - sign;
+}
+
+inline void store_bytes(Ints x, int8_t* to) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+#if defined(__AVX512F__)
+  const Bytes bytes = (Bytes)_mm512_cvtepi32_epi8((__m512i)x);
+#else
+  const Bytes bytes = __builtin_convertvector(x, Bytes);
+#endif
+  __builtin_memcpy(to, &bytes, sizeof(bytes));
+}
+
+// The bits of the largest magnitude of a group. NaN counts as larger than infinity.
+inline uint32_t largest_magnitude(const float* x, int size) {
+  Ints largest = {};
+  for (int i = 0; i < size; i += kLanes) {
+    const Ints magnitude = load<Ints>(x + i) & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  int32_t result = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result = largest[lane] > result ? largest[lane] : result;
+  }
+  return static_cast<uint32_t>(result);
+}
+
+inline int32_t sum_of_lanes(Ints x) {
+  int32_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total += x[lane];
+  }
+  return total;
+}
+
+// Writes the digits of q: the lowest one to `to`, and the others at the distance `stride`.
+template <int Digits>
+inline void store_digits(Ints q, int8_t* to, ptrdiff_t stride) {
+  for (int d = 0; d < Digits; ++d, to += stride) {
+    const Ints digit = d == Digits - 1 ? q : q << 24 >> 24;
+    store_bytes(digit, to);
+    q = (q - digit) >> 8;
+  }
+}
+
+// The exponent e of a positive normal number in [2^e, 2^(e + 1)), or 128 for infinity. power_of_two() is the inverse.
+inline int exponent_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return static_cast<int>(bits >> 23) - 127;
+}
+
+inline float power_of_two(int exponent) {
+  const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// The scale of a group, and what its values are multiplied by. A group of zeros has 0 for both.
+struct GroupScale {
+  float scale;
+  float inverse;
+};
+
+template <int Digits>
+inline GroupScale group_scale(float largest) {
+  if (largest < kSmallestGroupMaximum) {
+    return {0, 0};
+  }
+  if constexpr (Digits == 1) {
+    return {largest / 127, 127 / largest};
+  }
+  // A power of two, so that nothing is rounded but the integers. Three digits reach 127 * 65536 + 127 * 256 + 127 =
+  // 0x7f7f7f, and the largest integer is between half of that and that.
+  const int exponent = exponent_of(largest * (0x1p23f / 0x7f7f7f));
+  return {power_of_two(exponent - 22), power_of_two(22 - exponent)};
+}
+
+// Returns whether the digits represent all groups.
+template <int Bits, int Digits>
+bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows, ptrdiff_t row) {
+  int8_t* integers = rows.integers + row * Digits * rows.stride;
+  float* scales = rows.scales + row * groups;
+  float* sums = rows.sums + row * groups;
+  bool fits = true;
+  for (int g = 0; g < groups; ++g, x += size, integers += size) {
+    const uint32_t bits = largest_magnitude(x, size);
+    float largest;
+    __builtin_memcpy(&largest, &bits, sizeof(largest));
+    const bool is_finite = bits < 0x7f800000u;
+    const auto [scale, inverse] = is_finite ? group_scale<Digits>(largest) : GroupScale{__builtin_nanf(""), 0};
+    Ints sum = {};
+    for (int i = 0; i < size; i += kLanes) {
+      const Floats values = is_finite ? load<Floats>(x + i) : Floats{};
+      const Ints q = rounded(byte_order(values, Constant<Bits>{}) * inverse);
+      sum += q;
+      store_digits<Digits>(q, integers + i, rows.stride);
+    }
+    scales[g] = scale;
+    sums[g] = scale * static_cast<float>(sum_of_lanes(sum));
+    fits &= is_finite && (scale != 0 || largest == 0);
+  }
+  return fits;
+}
+
+bool round_row(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row) {
+  const int groups = q.k / q.group_size;
+  const auto run = [&](auto digits) {
+    constexpr int Digits = decltype(digits)::value;
+    return q.bits == 4 ? round_row_of<4, Digits>(x, groups, q.group_size, rows, row)
+                       : round_row_of<8, Digits>(x, groups, q.group_size, rows, row);
+  };
+  return rows.digits == 1 ? run(Constant<1>{}) : run(Constant<3>{});
+}
+
+} // namespace
+
+} // namespace executorch_mlx::EXECUTORCH_MLX_ISA
