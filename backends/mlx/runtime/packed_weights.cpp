@@ -13,6 +13,7 @@
 #include "cpu/accelerate.h"
 #include "error.h"
 #include "host_memory.h"
+#include "mapped_files.h"
 #include "memory_limit.h"
 #include "ops/quant.h"
 
@@ -135,13 +136,18 @@ void pack_weights(const Program& program, SharedData& shared, State& state, mx::
   if (bytes == 0 || !has_room) {
     return;
   }
+  const MappedFiles files;
   const auto block = allocate_block(bytes);
   const auto begin = reinterpret_cast<uintptr_t>(block.data<void>());
   size_t offset = (begin + kCacheLine - 1) / kCacheLine * kCacheLine - begin;
   std::map<std::string, std::shared_ptr<const mx::array>> packed;
   for (const auto& [key, weights] : new_weights) {
     auto part = part_of(block, offset, weights.size);
-    cpu::pack_integer_panels(weights.matrix, weights.group_size, weights.bits, part);
+    const auto& m = weights.matrix;
+    cpu::pack_integer_panels(m, weights.group_size, weights.bits, part);
+    for (const auto& x : {m.w, m.scales, m.biases}) {
+      files.release(x.data<void>(), x.nbytes());
+    }
     offset += weights.size;
     packed[key] = std::make_shared<const mx::array>(std::move(part));
     shared.packed_weights.put(key, packed[key]);

@@ -3,7 +3,7 @@
 //
 // In a .pte, such weights have the layout of MLX. In each call, the kernels would have to bring them into the order of
 // their vector instructions. The packed copy takes as much memory as the weights themselves. If those are in a mapped
-// file, the operating system may drop their pages, because the products read the copy only.
+// file, their pages are released, because the products read the copy only.
 #pragma once
 
 #include "program.h"
@@ -12,10 +12,9 @@
 
 namespace executorch_mlx {
 
-// Packs the constant weights of the products of `program`, and adds them to `state` by node. Takes what
-// another method of the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, if the
-// copies would exceed the memory limit, or if the program has an init chain, which may change constants. The constants
-// of `state` are loaded.
+// Packs the constant weights of the products of `program`, and adds them to `state` by node. Takes what another method of
+// the program has packed from `shared`. Packs nothing if no kernel on `stream` can use it, if the copies would exceed the
+// memory limit, or if the program has an init chain, which may change constants. The constants of `state` are loaded.
 void pack_weights(const Program& program, SharedData& shared, State& state, mx::Stream stream);
 
 } // namespace executorch_mlx

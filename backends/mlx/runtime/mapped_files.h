@@ -1,0 +1,27 @@
+// Files in the memory map of this process, such as a .pte with weights.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace executorch_mlx {
+
+// The parts of the memory that map a file and cannot be written. Empty where the system does not tell (not on Linux).
+class MappedFiles {
+ public:
+  MappedFiles();  // reads the memory map
+
+  // Releases the pages in `bytes` bytes from `begin` on, if they map a file. They no longer count as memory of this
+  // process. A later read maps them again: the contents stay the same.
+  void release(const void* begin, size_t bytes) const;
+
+ private:
+  struct Range {
+    uintptr_t begin;
+    uintptr_t end;
+  };
+  std::vector<Range> ranges_;
+};
+
+} // namespace executorch_mlx
