@@ -14,9 +14,8 @@ makes CALLS calls while the others wait. The table shows the medians of all call
 After a parallel operation, the threads of torch's OpenMP pool stay busy for some milliseconds. They take processors
 from whatever the same program does next, unless that is another operation of torch. Engines in the same process
 therefore disturb each other, but not equally. A call of the delegate is `Method.execute` of ExecuTorch, which copies
-the outputs with torch. If an output has more than 32768 elements, the copy starts these threads, and the next call of
-the delegate has to share the processors with them. `torch.set_num_threads(1)` avoids this, and does not change the
-threads of the delegate.
+the outputs with torch. `executorch_mlx.Runtime` makes this copy run on one thread, so that it starts no others.
+`torch.set_num_threads(1)` has the same effect, and does not change the threads of the delegate either.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .output_copies import copy_outputs_on_one_thread
+
 if TYPE_CHECKING:
     from executorch.runtime import Runtime
 
@@ -101,6 +103,8 @@ def load_scale_search() -> ctypes.CDLL | None:
 def import_runtime() -> type[Runtime]:
     """Registers the MLX delegate, then imports ExecuTorch's `Runtime` and returns it.
 
+    Its methods then copy outputs on one thread: see output_copies.py.
+
     If another library has registered an MLXBackend, the first call warns: programs run on that one.
 
     Raises:
@@ -114,6 +118,7 @@ def import_runtime() -> type[Runtime]:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     from executorch.runtime import Runtime
 
+    copy_outputs_on_one_thread()
     return Runtime
 
 

@@ -13,7 +13,8 @@ BELOW_OPS = {"serialization", "builder", "custom_ops"}
 RULES = {
     "serialization": set(),
     "custom_ops": set(),
-    "loader": set(),
+    "output_copies": set(),
+    "loader": {"output_copies"},
     "quiet": set(),
     "collector": set(),
     "memory": {"loader"},
