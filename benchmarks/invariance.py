@@ -2,7 +2,7 @@
 
     python benchmarks/invariance.py                            # against OpenBLAS, float32
     python benchmarks/invariance.py --against LIBRARY          # another libmlx_blas.so with the same C API, all formats
-    python benchmarks/invariance.py --int8-activations --against build/libmlx_blas.so    # int8 and float activations
+    python benchmarks/invariance.py --integers 8 --against build/libmlx_blas.so    # activations as integers, and floats
     OPENBLAS_NUM_THREADS=1 python benchmarks/invariance.py --cpu-time    # on a machine that does other work too
 
 Times y [M, N] = x [M, K] @ w.T with the shapes of Qwen3-0.6B. Two libraries take turns: the new one is `--library`, and
@@ -67,14 +67,15 @@ def thread_count() -> int:
     return int(os.environ.get("OPENBLAS_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
-class Int8Activations:
-    """`library`, except that products with quantized weights round the activations to 8 bits.
+class IntegerActivations:
+    """`library`, except that products with quantized weights round the activations to integers of 8 or 24 bits.
 
     The weights are packed at their first product, as the runtime packs them at load.
     """
 
-    def __init__(self, library):
+    def __init__(self, library, bits: int):
         self._library = library
+        self._multiply = library.executorch_mlx_int8_matmul if bits == 8 else library.executorch_mlx_integer_matmul
         self._panels = {}  # by the address of the weights
 
     def executorch_mlx_quantized_matmul(self, reference):
@@ -85,7 +86,7 @@ class Int8Activations:
             self._library.executorch_mlx_pack_integer_panels(reference, address(panels))
             self._panels[matmul.w] = panels
         matmul.integer_panels = self._panels[matmul.w].ctypes.data
-        self._library.executorch_mlx_int8_matmul(reference)
+        self._multiply(reference)
 
 
 def address(x: np.ndarray) -> ctypes.c_void_p:
@@ -179,7 +180,8 @@ def main() -> None:
     parser.add_argument("--flops", type=float, default=460, help="limit of all processors, in GFLOP/s")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time; needs OPENBLAS_NUM_THREADS=1")
     parser.add_argument(
-        "--int8-activations", action="store_true", help="round the activations of the new library; int8 and int4 only"
+        "--integers", type=int, choices=[8, 24], metavar="BITS",
+        help="round the activations of the new library to integers of 8 or 24 bits; int8 and int4 only",  # fmt: skip
     )
     arguments = parser.parse_args()
     if arguments.cpu_time and thread_count() > 1:
@@ -187,8 +189,8 @@ def main() -> None:
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     new = ctypes.CDLL(str(arguments.library.resolve()))
     old = ctypes.CDLL(str(arguments.against.resolve())) if arguments.against else OpenBlas()
-    if arguments.int8_activations:
-        new = Int8Activations(new)
+    if arguments.integers:
+        new = IntegerActivations(new, arguments.integers)
         arguments.formats = arguments.formats or ["int8", "int4"]
     print(f"{thread_count()} threads; limits: {arguments.bandwidth} GB/s, {arguments.flops} GFLOP/s")
     print("format       K       N    M          time new/old  throughput   weights read          arithmetic"
