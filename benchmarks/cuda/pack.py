@@ -80,7 +80,8 @@ def write_without_weights(program: Path, folder: Path) -> None:
 def pack(root: Path, options: argparse.Namespace) -> None:
     site = root / "site"
     shutil.copytree(options.site / "mlx", site / "mlx", ignore=shutil.ignore_patterns("include", "lib", "share"))
-    shutil.copytree(options.site / "mlx/include/cccl", site / "mlx/include/cccl")
+    for headers in ("cccl", "cute", "cutlass"):  # of the kernels that MLX compiles at run time
+        shutil.copytree(options.site / "mlx/include" / headers, site / "mlx/include" / headers)
     (site / "mlx/lib").mkdir()
     keep_architecture(options.site / "mlx/lib/libmlx.so", site / "mlx/lib/libmlx.so", options.arch)
     for libraries in options.site.glob("mlx_cuda_*.libs"):

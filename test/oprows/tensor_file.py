@@ -15,7 +15,8 @@ _DTYPES = {number: dtype for dtype, number in SCALAR_TYPES.items()}
 
 
 def write(path: Path, tensor: torch.Tensor) -> None:
-    tensor = tensor.detach().contiguous()
+    # A copy: `contiguous()` keeps the strides of a tensor of one element, and `view` wants the stride 1.
+    tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     sizes = struct.pack(f"<{tensor.ndim}q", *tensor.shape)
     path.write_bytes(_HEADER.pack(_MAGIC, SCALAR_TYPES[tensor.dtype], tensor.ndim) + sizes + raw)

@@ -15,14 +15,19 @@ namespace {
 
 std::atomic<uint64_t> failures = 0;
 
+constexpr int kMaxErrorsOfGpu = 16;  // of one settle()
+
 // The same as settle(). The caller holds memory_mutex().
 void settle_locked(mx::Stream stream) {
+  int errors = 0;
   for (bool is_idle = false; !is_idle;) {
     try {
       mx::synchronize(stream);
       is_idle = true;
-    } catch (const std::exception&) {  // MLX throws each error once
+    } catch (const std::exception&) {
       ++failures;
+      // On a CPU, MLX throws each error once. An illegal access of memory on an NVIDIA GPU fails all later calls of CUDA.
+      is_idle = stream.device == mx::Device::gpu && ++errors == kMaxErrorsOfGpu;
     }
   }
   // MLX counts the tasks of kernels that it has started, and waits if they are many. If the error of an earlier kernel
@@ -32,6 +37,13 @@ void settle_locked(mx::Stream stream) {
   while (stream.device == mx::Device::cpu && mx::scheduler::n_active_tasks() > 0) {
     mx::scheduler::notify_task_completion(stream);
   }
+}
+
+// The part of a compiler's message that names the header, or the first line of the message.
+std::string_view missing_header(std::string_view message) {
+  const auto at = message.find("cannot open source file");
+  message.remove_prefix(at == std::string_view::npos ? 0 : at);
+  return message.substr(0, message.find('\n'));
 }
 
 // On an NVIDIA GPU, MLX compiles kernels at run time, with the headers of the CUDA toolkit. Throws a Failure that says
@@ -44,7 +56,7 @@ void check_cuda_headers(const std::exception& error) {
     fail(
         Error::NotSupported,
         "MLX compiles kernels at run time and cannot find the headers of CUDA: set CUDA_HOME to a CUDA toolkit whose "
-        "folder include/ contains cuda_fp16.h (", message.substr(0, message.find('\n')), ")");
+        "folder include/ contains cuda_fp16.h (", missing_header(message), ")");
   }
 }
 

@@ -147,21 +147,24 @@ const CudaKernel& product_and_sum_kernel() {
   return kernel;
 }
 
-// A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ...
+// A warp computes x . w[index] for one row of the matrices w0 [kRows0, kDepth], w1, ... A warp beyond the last row computes
+// the first row again, and does not write the result. `has_row` says so, because NVIDIA's compiler removes a comparison of
+// the pointer with null.
 const CudaKernel& products_kernel(size_t matrices) {
   const auto make = [](size_t count) {
     std::vector<std::string> inputs{"x", "norm"}, outputs;
-    std::string text = kBegin + "  constexpr int kCount = 1;\n  const T* w[kCount] = {w0};\n  T* y = nullptr;\n";
+    std::string text = kBegin + "  constexpr int kCount = 1;\n  const T* w[kCount] = {w0};\n";
+    text += "  T* y = y0;\n  bool has_row = false;\n";
     for (size_t i = 0; i < count; ++i) {
       inputs.push_back(str("w", i));
       outputs.push_back(str("y", i));
       text += str(
-          "  if (y == nullptr && index < kRows", i, ") { w[0] = w", i, " + uint64_t(index) * kDepth; y = y", i,
-          " + index; }\n");
-      text += str("  if (y == nullptr) { index -= kRows", i, "; }\n");
+          "  if (!has_row && index < kRows", i, ") { w[0] = w", i, " + uint64_t(index) * kDepth; y = y", i,
+          " + index; has_row = true; }\n");
+      text += str("  if (!has_row) { index -= kRows", i, "; }\n");
     }
     text += kProducts + R"(
-  if (lane == 0 && y != nullptr) {
+  if (lane == 0 && has_row) {
     *y = static_cast<T>(sums[0]);
   }
 )";
