@@ -35,7 +35,7 @@ class MLXBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Returns the payload of a graph, and the constants to which the payload refers by key."""
-        return _compile(edge_program, compile_specs, {}, Digests())
+        return _compile(edge_program, compile_specs, set(), Digests())
 
     @classmethod
     def preprocess_multimethod(
@@ -45,9 +45,10 @@ class MLXBackend(BackendDetails):
     ) -> dict[str, list[PreprocessResult]]:
         """Returns the results of `preprocess` for the graphs of every method, by method.
 
-        A constant that several graphs use is held in memory once.
+        A constant that several graphs use is in the result of the first of them. ExecuTorch merges the constants of all
+        graphs by key, and would hash each copy.
         """
-        stored: dict[str, bytes] = {}
+        stored: set[str] = set()
         # The parameters and buffers of the programs are neither freed nor changed until all programs are compiled.
         every = (program for programs in edge_programs.values() for program in programs)
         digests = Digests(t for p in every for t in (*p.state_dict.values(), *p.constants.values()))
@@ -61,13 +62,11 @@ class MLXBackend(BackendDetails):
 
 
 def _compile(
-    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: dict[str, bytes], digests: Digests
+    edge_program: ExportedProgram, compile_specs: list[CompileSpec], stored: set[str], digests: Digests
 ) -> PreprocessResult:
-    """Returns the result of `preprocess` for a graph.
+    """Returns the result of `preprocess` for a graph, without the constants whose keys are in `stored`.
 
-    `stored` is a cache that several graphs share: it maps a key to the bytes of a constant. The function adds the
-    constants of this graph. A key identifies the content of a constant, so the bytes of a key that is already in
-    `stored` are reused.
+    Adds the keys of this graph's constants to `stored`. A key identifies the content of a constant.
     """
     allow_extensions = any(spec.key == ALLOW_EXTENSIONS for spec in compile_specs)
     program = assemble(ProgramBuilder(edge_program, allow_extensions=allow_extensions).build(), digests=digests)
@@ -76,8 +75,8 @@ def _compile(
         # A tensor that the builder computed is freed as soon as its bytes are stored.
         tensor = program.constants.pop(key)
         if key not in stored:
-            stored[key] = bytes(raw_bytes(tensor))
-        store.add_named_data(key, stored[key], alignment=CONSTANT_ALIGNMENT)
+            stored.add(key)
+            store.add_named_data(key, bytes(raw_bytes(tensor)), alignment=CONSTANT_ALIGNMENT)
     return PreprocessResult(
         processed_bytes=pack_payload(program.graph),
         data_store_output=store.get_named_data_store_output(),

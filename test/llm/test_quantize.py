@@ -12,7 +12,7 @@ from executorch_mlx.custom_ops.packing import dequantize, quantize
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.conversion import convert_weights
-from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear
+from executorch_mlx.llm.export.packed import MLXEmbedding, MLXLinear, arbitrary_products
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.llm.export.weights import load_causal_lm
 from executorch_mlx.serialization.read import read_payload
@@ -42,6 +42,21 @@ def small_model(model_class=hf.LlamaForCausalLM, config_class=hf.LlamaConfig, **
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
     return model
+
+
+def test_arbitrary_products_read_no_packed_weight():
+    model = small_model(hf.Qwen2ForCausalLM, hf.Qwen2Config)
+    quantize_model(model, 4, 32)
+    projection = model.model.layers[0].self_attn.q_proj
+    projection.bias.data.fill_(0.5)
+    projection.scales.data.fill_(float("nan"))
+    x = torch.arange(1.0, 65).expand(1, 3, 64)
+    with torch.no_grad(), arbitrary_products(model):
+        y = projection(x)
+        assert y.shape == (1, 3, 64) and y.isfinite().all() and y[0, 0].unique().numel() == 64
+        assert torch.equal(y[0, 0, :1], torch.tensor([1.5]))
+    with torch.no_grad():
+        assert projection(x).isnan().all()
 
 
 def dequantized(model):

@@ -30,8 +30,9 @@ def drop_dead(builder: ProgramBuilder) -> None:
         builder.replacements = [r for r in builder.replacements if _has_results(builder, r)]
         read = {s for chain in builder.chains for e in chain for s in operands(e)}
         read |= {s for r in builder.replacements for s in operands(r.extension)}
+        needed = read | outputs
         for chain in builder.chains:
-            chain[:] = [e for e in chain if not _is_dead(e, read | outputs)]
+            chain[:] = [e for e in chain if not _is_dead(e, needed)]
 
 
 def _has_results(builder: ProgramBuilder, replacement: Replacement) -> bool:

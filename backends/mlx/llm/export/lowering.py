@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
@@ -31,7 +32,8 @@ def lower(
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
     with quiet_lowering():
-        decomposed = {name: _decomposed(program, partitioner) for name, program in methods.items()}
+        table = default_decompositions().materialize()
+        decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
         lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)
         if not all(_is_delegated(lowered.exported_program(name)) for name in methods):
             partitioner = MLXPartitioner(allow_extensions=allow_extensions)
@@ -44,17 +46,17 @@ def lower(
     return lowered, partitioner.explain()
 
 
-def _decomposed(program: ExportedProgram, partitioner: MLXPartitioner) -> ExportedProgram:
-    """Returns a functional program in which the operators without a handler of the delegate are decomposed.
+def _decomposed(
+    program: ExportedProgram, partitioner: MLXPartitioner, table: Mapping[Any, Callable]
+) -> ExportedProgram:
+    """Returns a functional program in which the operators without a handler of the delegate are decomposed by `table`.
 
     Unused parameters and the assertions about dtypes are removed, as `to_edge_transform_and_lower` does.
     """
     program = partitioner.transform_for_pre_decomposition(program)
-    preserved, _ = partitioner.ops_to_not_decompose(program)
-    table = default_decompositions()
-    for target in preserved:
-        table.pop(target, None)
-    return remove_unused_parameters_pass(decompose(program, table.materialize()))
+    preserved = set(partitioner.ops_to_not_decompose(program)[0])
+    table = {target: decomposition for target, decomposition in table.items() if target not in preserved}
+    return remove_unused_parameters_pass(decompose(program, table))
 
 
 def _is_delegated(program: ExportedProgram) -> bool:

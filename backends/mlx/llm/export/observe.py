@@ -12,6 +12,7 @@ from .attention import use_cached_attention
 from .cache import LayerSpec, sparse_attention_error
 from .masks import AttentionSpan, MaskFunction, function_of_tensor, span_of
 from .own_attention import CachedStates
+from .packed import arbitrary_products
 
 _LENGTH = 8  # the number of tokens in the run
 STATE_KINDS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # layers that keep a state
@@ -36,7 +37,8 @@ def observe(
     length = min(_LENGTH, capacity)
     tokens = torch.zeros(1, length, dtype=torch.int64)
     try:
-        with torch.no_grad():
+        # What is observed holds for any weights. Eager torch takes long to dequantize those of packed layers.
+        with torch.no_grad(), arbitrary_products(model):
             call(tokens, torch.arange(length)[None], cache)
     except (AttributeError, AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ValueError(

@@ -8,6 +8,10 @@ expects there: the weight as a floating-point tensor.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ...custom_kernel_ops import int8_activations
@@ -168,6 +172,28 @@ def set_int8_activations(model: torch.nn.Module, enabled: bool) -> int:
     for layer in layers:
         layer.int8_activations = enabled
     return len(layers)
+
+
+@contextmanager
+def arbitrary_products(model: torch.nn.Module) -> Iterator[None]:
+    """Within the context, the packed linear layers of `model` multiply by a matrix of their own choice, in no time.
+
+    It is for a run that finds out what a model does with any weights. The first column of the matrix has different
+    elements, and the other columns are zero.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MLXLinear)]
+    for layer in layers:
+        layer.forward = functools.partial(_arbitrary_product, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # that of the class remains
+
+
+def _arbitrary_product(layer: MLXLinear, x: torch.Tensor) -> torch.Tensor:
+    y = x[..., :1] * torch.arange(layer.out_features, device=x.device).cos().to(x.dtype)
+    return y if layer.bias is None else y + layer.bias
 
 
 # Replacing layers -----------------------------------------------------------------------
