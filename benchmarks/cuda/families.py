@@ -33,7 +33,6 @@ def models() -> dict:
     import torch
 
     more = {name: family[:3] for name, family in test_more_families.EXPORTED.items()}
-    more["gemma3n"] = test_more_families.IN_EAGER_TORCH["gemma3n"]
 
     def state(name, **changes):
         return lambda: test_state_families.random_model(name, **changes)
@@ -59,7 +58,6 @@ def models() -> dict:
     result = {name.replace("_", "-"): (state(name), {}) for name in test_state_families.FAMILIES}
     result |= {name.replace(" ", "-"): (other(name), {}) for name in more}
     result |= {
-        "gemma3n": (other("gemma3n"), {"allow_extensions": True}),  # erfinv is an extension
         "qwen3-5-heads-of-64": (state("qwen3_5", **delta), {"allow_extensions": True}),
         "qwen3-5-bfloat16": (in_bfloat16(state("qwen3_5", **delta)), {"allow_extensions": True}),
         "falcon-h1-bfloat16": (in_bfloat16(state("falcon_h1")), {}),

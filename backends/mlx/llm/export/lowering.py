@@ -14,6 +14,7 @@ from torch.export import ExportedProgram, default_decompositions
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
 from ...quiet import quiet_lowering
+from .constant_calls import compute_constant_calls
 from .decomposition import decompose
 
 
@@ -29,6 +30,8 @@ def lower(
     ExecuTorch's own kernels, which need the edge dialect, it lowers the methods again with
     `to_edge_transform_and_lower`.
     """
+    for program in methods.values():
+        compute_constant_calls(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
     with quiet_lowering():
