@@ -2,9 +2,8 @@
 
 A public name is imported when it is first used. Commands that need no torch therefore start quickly. `Runtime` is the
 class of ExecuTorch; its first use registers the delegate, and changes how its methods copy outputs (output_copies.py).
-Importing `executorch_mlx.custom_kernel_ops` defines this
-project's operators in `torch.ops.mlx`. Importing `executorch_mlx.custom_ops.official` defines the operators of
-ExecuTorch's own MLX delegate there.
+Importing `executorch_mlx.custom_kernel_ops` defines this project's operators in `torch.ops.mlx`. Importing
+`executorch_mlx.custom_ops.official` defines the operators of ExecuTorch's own MLX delegate there.
 """
 
 from importlib import import_module

@@ -50,7 +50,10 @@ def export(folder: Path, name: str | None) -> None:
 
 
 def read(path: Path) -> torch.Tensor:
-    """Read a tensor file, whose format `op_test_runner.cpp` explains."""
+    """Read a tensor file, whose format `op_test_runner.cpp` explains.
+
+    `oprows.tensor_file` needs ExecuTorch's Python package, which the GPU machine lacks.
+    """
     content = path.read_bytes()
     _, number, rank = struct.unpack_from("<8sii", content)
     shape = struct.unpack_from(f"<{rank}q", content, 16)

@@ -7,7 +7,7 @@
 
 namespace executorch_mlx {
 
-// The parts of the memory that map a file and cannot be written. Empty where the system does not tell (not on Linux).
+// The parts of the memory that map a file and cannot be written. Known on Linux only.
 class MappedFiles {
  public:
   MappedFiles();  // reads the memory map

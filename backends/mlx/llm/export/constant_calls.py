@@ -19,15 +19,17 @@ def compute_constant_calls(program: ExportedProgram) -> None:
     constants = {
         name: program.constants[target] for name, target in signature.inputs_to_lifted_tensor_constants.items()
     }
-    for node in [node for node in graph.nodes if node.target in _TARGETS]:
-        if (value := _value(node, constants)) is not None:
-            with graph.inserting_before(node):
-                options = {"dtype": value.dtype, "device": value.device}
-                result = graph.call_function(torch.ops.aten.full.default, (list(value.shape), value.item()), options)
-            result.meta = node.meta.copy()
-            node.replace_all_uses_with(result)
-            graph.eliminate_dead_code()
-            program.graph_module.recompile()
+    calls = [(node, _value(node, constants)) for node in graph.nodes if node.target in _TARGETS]
+    computed = [(node, value) for node, value in calls if value is not None]
+    for node, value in computed:
+        with graph.inserting_before(node):
+            options = {"dtype": value.dtype, "device": value.device}
+            result = graph.call_function(torch.ops.aten.full.default, (list(value.shape), value.item()), options)
+        result.meta = node.meta.copy()
+        node.replace_all_uses_with(result)
+    if computed:
+        graph.eliminate_dead_code()
+        program.graph_module.recompile()
 
 
 class _NotConstant(Exception):

@@ -9,10 +9,10 @@
 namespace executorch_mlx {
 
 // Limits and tile sizes of the functions below.
-constexpr int kMaxQuantizedRows = 8;  // rows of x in one call of quantized_rows
-constexpr int kMaxTransposedRows = 4;   // rows of x in a tile of multiply_transposed
+constexpr int kMaxQuantizedRows = 8;   // rows of x in one call of quantized_rows
+constexpr int kMaxTransposedRows = 4;  // rows of x in a tile of multiply_transposed
 constexpr int kMaxGroups = 1024;       // groups in a row of a QuantizedMatrix
-constexpr int kIntegerPanelRows = 16;     // rows of the matrix in a panel of IntegerPanels
+constexpr int kIntegerPanelRows = 16;  // rows of the matrix in a panel of IntegerPanels
 constexpr int kRecurrentPanel = 48;    // columns in a panel of the weights of a recurrent layer
 constexpr int kLogitBlock = 512;       // logits of which widen_logits computes one maximum
 
@@ -52,9 +52,9 @@ struct IntegerRows {
   int digits;        // 1 for activations in 8 bits, 3 for float activations
 };
 
-// A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one group after
-// the other. A group has the first word of each row, then the second word of each row, and so on, and after the words
-// the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
+// A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one group
+// after the other. A group has the first word of each row, then the second word of each row, and so on, and after the
+// words the scales and then the biases of the rows. After the last row of the matrix, the last panel has zeros.
 struct IntegerPanels {
   const char* data;
   ptrdiff_t panel_bytes;
