@@ -78,7 +78,7 @@ void draw(const Header& h) {
   std::vector<uint64_t> keys(h.shared_keys);
   std::vector<uint64_t> all_keys(static_cast<size_t>(rows) * kernel::power_of_two_from(vocabulary));
   std::vector<int64_t> tokens(rows);
-  std::atomic<uint32_t> counter;
+  std::atomic<uint32_t> counter[2];
   const auto parameters = [&](uint32_t row) {
     return kernel::read_parameters(
         temperature.data(), top_p.data(), seed.data(), top_k.data(), min_p.data(), h.per_row, row, rows, vocabulary);
@@ -94,7 +94,7 @@ void draw(const Header& h) {
       GPU_BARRIER();
       kernel::sample_rows_group(
           logits.data(), parameters(row), row, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data(),
-          values.data(), indices.data(), keys.data(), static_cast<uint32_t>(h.shared_keys), &counter, thread, threads,
+          values.data(), indices.data(), keys.data(), static_cast<uint32_t>(h.shared_keys), counter, thread, threads,
           all_keys.data(), tokens.data());
     }
   });

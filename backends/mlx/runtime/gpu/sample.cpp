@@ -100,7 +100,7 @@ constexpr char kRowsBody[] = R"(
   GPU_GROUP_MEMORY float values[kThreads];
   GPU_GROUP_MEMORY uint32_t indices[kThreads];
   GPU_GROUP_MEMORY uint64_t keys[kSharedKeys];
-  GPU_GROUP_MEMORY GPU_ATOMIC_UINT counter[1];
+  GPU_GROUP_MEMORY GPU_ATOMIC_UINT counter[2];
   const uint32_t rows = logits_shape[0];
   const uint32_t vocabulary = logits_shape[1];
   const Parameters p =
@@ -213,7 +213,7 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
         inputs.min_p ? inputs.min_p->data<float>() : &no_min_p, per_row_flags(inputs), row, rows, vocabulary);
     float values[1];
     uint32_t indices[1];
-    std::atomic<uint32_t> counter;
+    std::atomic<uint32_t> counter[2];
     const T* from = logits + static_cast<size_t>(row) * vocabulary;
     for (uint32_t part = 0; part < parts; ++part) {
       kernel::sample_parts_group(
@@ -222,7 +222,7 @@ void draw_on_host(const SampleInputs& inputs, mx::array& tokens) {
     }
     kernel::sample_rows_group(
         from, p, 0, maximum.data(), argmax.data(), nan.data(), weight.data(), winner.data(), values, indices,
-        static_cast<uint64_t*>(nullptr), 0, &counter, 0, 1, keys.data(), tokens.data<int64_t>() + row);
+        static_cast<uint64_t*>(nullptr), 0, counter, 0, 1, keys.data(), tokens.data<int64_t>() + row);
   }
 }
 
