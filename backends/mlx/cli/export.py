@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +108,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
+    atexit.register(gc.freeze)  # else Python searches all objects for cycles when it ends, which takes seconds
     progress = _Progress()
     with progress.step("import"):
         from ..llm.export import VerificationError, export_llm
