@@ -10,6 +10,7 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_trans
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
 from torch.export import ExportedProgram, default_decompositions
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from ...collector import paused_collector
 from ...partitioner import MLXPartitioner, Report
@@ -34,7 +35,8 @@ def lower(
         compute_constant_calls(program)
     config = EdgeCompileConfig(_check_ir_validity=False)
     partitioner = MLXPartitioner(allow_extensions=allow_extensions)
-    with quiet_lowering():
+    # torch generates the Python code of a traced graph only if the code runs.
+    with quiet_lowering(), _use_lazy_graph_module(True):
         table = default_decompositions().materialize()
         decomposed = {name: _decomposed(program, partitioner, table) for name, program in methods.items()}
         lowered = EdgeProgramManager(decomposed, constant_methods, config).to_backend(partitioner)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._dynamo.exc import UserError
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from ...collector import paused_collector
 from ...custom_kernel_ops.logprobs import token_logprobs, top_logprobs
@@ -169,7 +170,8 @@ def _export(method: _Method, head: HeadConfig, *, repeat: bool = True) -> torch.
             shapes |= {name: {axis: sequence} for name, axis in axes.items() if name in inputs}
     args = inputs.pop("tokens"), inputs.pop("input_pos")
     try:
-        with torch.no_grad():
+        # torch generates the Python code of a traced graph only if the code runs.
+        with torch.no_grad(), _use_lazy_graph_module(True):
             return _trace(method, args, inputs, shapes, repeat)
     except (UserError, NotImplementedError, RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -60,6 +60,7 @@ def expand(program: ExportedProgram) -> None:
     graph = program.graph
     repeats = graph.find_nodes(op="call_function", target=_REPEATED_LAYER)
     segments = {path: _segment(graph, path) for path in {node.args[0] for node in repeats}}
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants  # computed anew at every access
     for node in repeats:
         path, theirs, mine, results = node.args
         segment = segments[path]
@@ -67,7 +68,7 @@ def expand(program: ExportedProgram) -> None:
         with graph.inserting_before(node):
             for traced in segment:
                 if not _is_size(traced):
-                    values[traced] = graph.node_copy(traced, lambda n: _value(n, values, program))
+                    values[traced] = graph.node_copy(traced, lambda n: _value(n, values, constants))
         _replace(node, [values[result] for result in results])
     for node in graph.find_nodes(op="call_function", target=_TEMPLATE_RESULTS):
         _replace(node, node.args[0])
@@ -88,10 +89,12 @@ def _before(node: Node, segment: Collection[Node]) -> Node:
     return node
 
 
-def _value(node: Node, values: Mapping[Node, Node], program: ExportedProgram) -> Node:
-    """Return the operand of a repeated layer that corresponds to `node`, an operand of the template."""
-    is_constant = node.name in program.graph_signature.inputs_to_lifted_tensor_constants
-    if node not in values and not is_constant and not _is_size(node):
+def _value(node: Node, values: Mapping[Node, Node], constants: Collection[str]) -> Node:
+    """Return the operand of a repeated layer that corresponds to `node`, an operand of the template.
+
+    `constants` are the names of the placeholders of constants, which all layers share.
+    """
+    if node not in values and node.name not in constants and not _is_size(node):
         raise Unrepeatable
     return values.get(node, node)
 
