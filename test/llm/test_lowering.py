@@ -1,5 +1,6 @@
 """`lower` traces a graph once, and gives the program that ExecuTorch's own sequence of passes gives."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -11,6 +12,7 @@ from executorch_mlx.llm.export.decoder import Tracing
 from executorch_mlx.llm.export.lowering import lower
 from executorch_mlx.llm.export.serialize import serialize
 from executorch_mlx.serialization.read import read_payload
+from torch.fx._lazy_graph_module import _force_skip_lazy_graph_module, _get_graph_module_cls
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -57,6 +59,19 @@ def test_the_program_is_that_of_executorch():
     assert graphs(lowered) == graphs(expected)
     assert lowered.config_methods == {"answer"}
     assert lowered.to_executorch().buffer
+
+
+def test_lowering_generates_no_code_of_traced_graphs(monkeypatch):
+    generate, calls = torch.fx.Graph.python_code, []
+    monkeypatch.setattr(torch.fx.Graph, "python_code", lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs))
+    programs, numbers = [exported(Layer()) for _ in range(2)], []
+    for context, program in zip((contextlib.nullcontext(), _force_skip_lazy_graph_module()), programs, strict=True):
+        calls.clear()
+        with context:
+            lower({"forward": program}, {}, allow_extensions=False)
+        numbers.append(len(calls))
+    assert numbers[0] < numbers[1]
+    assert _get_graph_module_cls() is torch.fx.GraphModule
 
 
 class Halves(torch.nn.Module):
