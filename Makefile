@@ -39,11 +39,12 @@ demo: build
 demo-llm: build
 	@$(PY) examples/demo_llm.py
 
+# The processes share the processors, so torch's threads of OpenMP sleep while they wait.
 test: build
 	@tools/setup.sh browser
 	@tools/setup.sh speech
 	@tools/setup.sh linker
-	@$(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
+	@OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
 
 test-suite: build
 	@$(PY) test/suite/run.py -n $(N) $(ARGS)
