@@ -62,17 +62,24 @@ class AsFloats {
   AlignedFloats copy_;
 };
 
-// Calls compute(results) for an array of `count` float32 results, and converts them to y with elements of `type`.
-template <typename Compute>
-void compute_as(void* y, FloatType type, int64_t count, Compute&& compute) {
+// Elements first ... first + count - 1 of x in float32: in their place if x is float32, else converted to `buffer`.
+inline const float* read_floats(const void* x, FloatType type, int64_t first, int64_t count, float* buffer) {
   if (type == FloatType::float32) {
-    return compute(static_cast<float*>(y));
+    return static_cast<const float*>(x) + first;
   }
-  const AlignedFloats results(count);
-  compute(results.get());
-  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
-    kernels().narrow(results.get() + first, type, static_cast<uint16_t*>(y) + first, last - first);
-  });
+  kernels().widen(static_cast<const uint16_t*>(x) + first, type, 1, buffer, count);
+  return buffer;
+}
+
+// Calls compute(to), which writes `count` float32 results to `to`, and stores them as the elements of y from `first` on.
+// `to` is in y if y is float32, else it is `buffer`.
+template <typename Compute>
+void write_floats(void* y, FloatType type, int64_t first, int64_t count, float* buffer, Compute&& compute) {
+  if (type == FloatType::float32) {
+    return compute(static_cast<float*>(y) + first);
+  }
+  compute(buffer);
+  kernels().narrow(buffer, type, static_cast<uint16_t*>(y) + first, count);
 }
 
 } // namespace executorch_mlx

@@ -6,36 +6,44 @@ namespace executorch_mlx {
 
 namespace {
 
-// y[i] = operation(a[i], b[i % period])
-template <typename Operation>
-void binary(
-    const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period, const Operation& operation) {
-  const AsFloats as(a, type, count);
-  const AsFloats bs(b, type, period);
-  compute_as(y, type, count, [&](float* y) {
-    parallel_ranges(count / period, period, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        const float* from = as.get() + row * period;
-        float* to = y + row * period;
-        for (int64_t i = 0; i < period; ++i) {
-          to[i] = operation(from[i], bs.get()[i]);
-        }
-      }
-    });
-  });
-}
-
-void unary(
-    const void* x, FloatType type, void* y, int64_t count, void (*function)(const float*, float*, ptrdiff_t)) {
-  const AsFloats xs(x, type, count);
-  compute_as(y, type, count, [&](float* y) {
-    parallel_ranges(
-        count, 1, [&](int64_t first, int64_t last) { function(xs.get() + first, y + first, last - first); });
-  });
-}
-
-using Binary = void (*)(const float*, const float*, float*, ptrdiff_t);
 using Unary = void (*)(const float*, float*, ptrdiff_t);
+using Binary = void (*)(const float*, const float*, float*, ptrdiff_t);
+
+constexpr int64_t kBlock = 2048;  // elements that are converted at a time, so that they stay in the cache
+
+// y[i] = function(a[i], b[i % period])
+void binary(const void* a, const void* b, FloatType type, void* y, int64_t count, int64_t period, Binary function) {
+  alignas(64) float number[kBlock];
+  if (period == 1) {
+    float first;
+    std::fill_n(number, kBlock, *read_floats(b, type, 0, 1, &first));
+  }
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    alignas(64) float a_buffer[kBlock], b_buffer[kBlock];
+    for (int64_t i = first; i < last;) {
+      int64_t length = std::min(kBlock, last - i);
+      const float* bs = number;
+      if (period > 1) {
+        length = std::min(length, period - i % period);
+        bs = read_floats(b, type, i % period, length, b_buffer);
+      }
+      const float* as = read_floats(a, type, i, length, a_buffer);
+      write_floats(y, type, i, length, a_buffer, [&](float* to) { function(as, bs, to, length); });
+      i += length;
+    }
+  });
+}
+
+void unary(const void* x, FloatType type, void* y, int64_t count, Unary function) {
+  parallel_ranges(count, 1, [&](int64_t first, int64_t last) {
+    alignas(64) float buffer[kBlock];
+    for (int64_t i = first; i < last; i += kBlock) {
+      const int64_t length = std::min(kBlock, last - i);
+      const float* xs = read_floats(x, type, i, length, buffer);
+      write_floats(y, type, i, length, buffer, [&](float* to) { function(xs, to, length); });
+    }
+  });
+}
 
 Binary binary_kernel(Elementwise operation) {
   switch (operation) {
@@ -94,17 +102,17 @@ extern "C" void executorch_mlx_elementwise_steps(
 
 extern "C" void executorch_mlx_add(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a + b; });
+  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().add);
 }
 
 extern "C" void executorch_mlx_multiply(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a * b; });
+  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().multiply);
 }
 
 extern "C" void executorch_mlx_subtract(
     const void* a, const void* b, executorch_mlx::FloatType type, void* y, int64_t count, int64_t period) {
-  executorch_mlx::binary(a, b, type, y, count, period, [](float a, float b) { return a - b; });
+  executorch_mlx::binary(a, b, type, y, count, period, executorch_mlx::kernels().subtract);
 }
 
 extern "C" void executorch_mlx_convert(

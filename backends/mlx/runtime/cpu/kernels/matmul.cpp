@@ -42,10 +42,11 @@ namespace {
 // The product of many rows x, given in float32.
 void multiply_many_quantized_rows(const ExecutorchMlxQuantizedMatmul& p, const float* x, float* y) {
   const Operands operands{.x = x, .ldx = p.k, .y = y, .ldy = p.n, .m = p.m, .n = p.n, .k = p.k};
-  multiply_many_rows(operands, FloatType::float32, [&](int first, int count, float* to, int64_t& stride) {
+  const auto convert = [&](int, int first, int count, float* to, int64_t& stride) {
     kernels().dequantize_rows(matrix_of(p), first, first + count, to, stride);
     return static_cast<const float*>(to);
-  });
+  };
+  multiply_many_rows(&operands, 1, FloatType::float32, convert, [](int, int, int) { return Bytes{}; });
 }
 
 } // namespace
@@ -100,15 +101,15 @@ extern "C" void executorch_mlx_half_matmul(const ExecutorchMlxHalfMatmul* p) {
   }
   count_product_call();
   const AsFloats x(p->x, p->x_type, int64_t{p->m} * p->k);
-  compute_as(p->y, p->y_type, int64_t{p->m} * p->n, [&](float* y) {
-    const Operands operands{.x = x.get(), .ldx = p->k, .y = y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k};
-    multiply_many_rows(operands, FloatType::float32, [&](int first, int count, float* to, int64_t& stride) {
-      for (int64_t r = 0; r < count; ++r) {
-        kernels().widen(p->w + (first + r) * p->row_stride, p->type, p->column_stride, to + r * stride, p->k);
-      }
-      return static_cast<const float*>(to);
-    });
-  });
+  const Operands operands{
+      .x = x.get(), .ldx = p->k, .y = p->y, .ldy = p->n, .m = p->m, .n = p->n, .k = p->k, .y_type = p->y_type};
+  const auto convert = [&](int, int first, int count, float* to, int64_t& stride) {
+    for (int64_t r = 0; r < count; ++r) {
+      kernels().widen(p->w + (first + r) * p->row_stride, p->type, p->column_stride, to + r * stride, p->k);
+    }
+    return static_cast<const float*>(to);
+  };
+  multiply_many_rows(&operands, 1, FloatType::float32, convert, [](int, int, int) { return Bytes{}; });
 }
 
 extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* products, int count) {
@@ -119,14 +120,13 @@ extern "C" void executorch_mlx_half_matmuls(const ExecutorchMlxHalfMatmul* produ
       p.type == FloatType::bfloat16 && p.k % 2 == 0 && p.row_stride % 2 == 0;
   const AsFloats x(p.x, in_pairs ? FloatType::float32 : p.x_type, int64_t{p.m} * p.k);
   const int width = in_pairs ? 2 : 1;
-  const Results y(products, count, [](const auto& product) { return product.y_type; });
   std::vector<RowProduct> rows;
   for (int i = 0; i < count; ++i) {
     const auto& product = products[i];
     rows.push_back(
-        {{.x = x.get(), .ldx = p.k / width, .y = y[i], .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width},
+        {{.x = x.get(), .ldx = p.k / width, .y = product.y, .ldy = product.n, .m = p.m, .n = product.n, .k = p.k / width,
+          .y_type = product.y_type},
          product.w, product.row_stride / width});
   }
   multiply_rows_together(rows, in_pairs ? FloatType::bfloat16_pair : p.type);
-  y.store();
 }

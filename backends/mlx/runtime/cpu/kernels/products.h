@@ -12,13 +12,13 @@
 
 namespace executorch_mlx {
 
-// x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows.
-// multiply_columns() also adds the rows of `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta
-// is 0.
+// x [m, k] and y [m, n] of a product y = alpha * x @ w.T + beta * y. ldx and ldy are the distances between rows. y has
+// elements of y_type: always float32 with multiply_columns(), and if beta is not 0. multiply_columns() also adds the rows of
+// `addend`, with the distance ld_addend, unless it is null; alpha is then 1 and beta is 0.
 struct Operands {
   const float* x;
   int64_t ldx;
-  float* y;
+  void* y;
   int64_t ldy;
   int m;
   int n;
@@ -27,7 +27,28 @@ struct Operands {
   float beta = 0;
   const float* addend = nullptr;
   int64_t ld_addend = 0;
+  FloatType y_type = FloatType::float32;
+
+  float* float_y() const {
+    return static_cast<float*>(y);
+  }
 };
+
+// Calls compute(y, ldy), which writes `rows` rows of `columns` float32 results with the distance ldy between rows, and
+// stores them as the block of p.y that begins at (row, column).
+template <typename Compute>
+void compute_block(const Operands& p, int row, int rows, int column, int columns, Compute&& compute) {
+  const int64_t offset = row * p.ldy + column;
+  if (p.y_type == FloatType::float32) {
+    return compute(p.float_y() + offset, p.ldy);
+  }
+  const AlignedFloats results(int64_t{rows} * columns);
+  compute(results.get(), columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels().narrow(
+        results.get() + r * columns, p.y_type, static_cast<uint16_t*>(p.y) + offset + r * p.ldy, columns);
+  }
+}
 
 // Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
 constexpr int kManyRows = 48;
@@ -54,18 +75,31 @@ inline QuantizedMatrix matrix_of(const ExecutorchMlxQuantizedMatmul& p) {
   return {p.w, p.scales, p.biases, p.scale_type, p.bits, p.group_size, p.k};
 }
 
+// Columns first ... last - 1 of a product.
+struct ColumnPart {
+  int product;
+  int first;
+  int last;
+};
+
+// Divides the columns of all products into parts of at most `size` columns.
+template <typename Product>
+std::vector<ColumnPart> column_parts(const Product* products, int count, int size) {
+  std::vector<ColumnPart> parts;
+  for (int i = 0; i < count; ++i) {
+    for (int first = 0; first < products[i].n; first += size) {
+      parts.push_back({i, first, std::min(products[i].n, first + size)});
+    }
+  }
+  return parts;
+}
+
 // Calls run(i, first, last) for parts of at most `size` columns [first, last) of each product i, in parallel.
 template <typename Product, typename Run>
 void for_columns(const Product* products, int count, int size, Run&& run) {
-  std::vector<std::pair<int, int>> parts;  // a product, and its first column
-  for (int i = 0; i < count; ++i) {
-    for (int first = 0; first < products[i].n; first += size) {
-      parts.emplace_back(i, first);
-    }
-  }
-  parallel(static_cast<int>(parts.size()), [&](int part) {
-    const auto [i, first] = parts[part];
-    run(i, first, std::min(products[i].n, first + size));
+  const auto parts = column_parts(products, count, size);
+  parallel(static_cast<int>(parts.size()), [&](int i) {
+    run(parts[i].product, parts[i].first, parts[i].last);
   });
 }
 
@@ -119,25 +153,44 @@ void multiply_few_rows(
     const ExecutorchMlxQuantizedMatmul* products, int count, int m, const float* x,
     const std::function<float*(int)>& y);
 
-// Computes the product of many rows of float32 or of pairs. convert(first, count, to, stride) returns rows first ...
-// first + count - 1 of w [n, k] in this type, with the distance `stride` between rows: a pointer into w, or `to` after
-// writing them there.
-template <typename Convert>
-void multiply_many_rows(const Operands& p, FloatType type, Convert&& convert) {
+// Rows of a matrix in memory, for prefetches.
+struct Bytes {
+  const char* begin = nullptr;
+  int64_t count = 0;
+
+  // Part `i` of `parts` equal parts.
+  Bytes part(int64_t i, int64_t parts) const {
+    const int64_t first = count * i / parts;
+    return {begin + first, count * (i + 1) / parts - first};
+  }
+};
+
+// Computes products of the same many rows x, of float32 or of pairs. convert(i, first, count, to, stride) returns rows first
+// ... first + count - 1 of w [n, k] of product i in this type, with the distance `stride` between rows: a pointer into w, or
+// `to` after writing them there. source(i, first, count) is where these rows lie in memory, or empty.
+template <typename Product, typename Convert, typename Source>
+void multiply_many_rows(const Product* products, int count, FloatType type, Convert&& convert, Source&& source) {
   const auto& simd = kernels();
+  const auto& all = products[0];  // x, m and k are those of all products
   const int panel_rows = simd.panel_rows;
-  const size_t size = simd.panel_size(p.k);
-  const int x_panels = (p.m + panel_rows - 1) / panel_rows;
+  const size_t size = simd.panel_size(all.k);
+  const int x_panels = (all.m + panel_rows - 1) / panel_rows;
   const AlignedFloats x(size * x_panels);
   parallel(x_panels, [&](int i) {
     const int first = i * panel_rows;
-    simd.pack_panel(p.x + first * p.ldx, p.ldx, std::min(panel_rows, p.m - first), p.k, x.get() + i * size);
+    simd.pack_panel(
+        all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
   });
-  constexpr int kPanels = 3;  // of w, which a task multiplies by all of x
-  const int columns = kPanels * panel_rows;
-  parallel((p.n + columns - 1) / columns, [&](int i) {
-    const int first = i * columns;
-    const int count = std::min(columns, p.n - first);
+  constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
+  constexpr int kRowBlock = 64;               // rows of x: their results are converted while they are in the cache
+  constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
+  constexpr size_t kMaxPrefetched = 96 << 10;  // floats in the panels of w: the second-level cache holds w and the next w
+  const auto parts = column_parts(products, count, kPanels * panel_rows);
+  const int threads = executorch_mlx_threads();
+  parallel(static_cast<int>(parts.size()), [&](int i) {
+    const auto [product, first, last] = parts[i];
+    const Product& p = products[product];
+    const int columns = last - first;
     static thread_local AlignedFloats buffer;
     static thread_local size_t buffer_size = 0;
     const size_t needed = size * (kPanels + 1);
@@ -145,27 +198,44 @@ void multiply_many_rows(const Operands& p, FloatType type, Convert&& convert) {
       buffer = AlignedFloats(needed);
       buffer_size = needed;
     }
-    for (int j = 0; j < count; j += panel_rows) {
-      const int rows = std::min(panel_rows, count - j);
+    for (int j = 0; j < columns; j += panel_rows) {
+      const int rows = std::min(panel_rows, columns - j);
       int64_t stride = p.k;
-      const float* w = convert(first + j, rows, buffer.get() + size * kPanels, stride);
+      const float* w = convert(product, first + j, rows, buffer.get() + size * kPanels, stride);
       simd.pack_panel(w, stride, rows, p.k, buffer.get() + size * (j / panel_rows));
     }
-    simd.multiply_panels(type, x.get(), p.m, buffer.get(), count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
+    // If all threads are equally fast, this one gets part i + threads next. Its rows of w come from memory meanwhile.
+    Bytes next;
+    if (i + threads < static_cast<int>(parts.size()) && size * kPanels <= kMaxPrefetched) {
+      const auto& part = parts[i + threads];
+      next = source(part.product, part.first, part.last - part.first);
+    }
+    const int blocks = (p.m + kRowBlock - 1) / kRowBlock;
+    const int prefetching = std::min(blocks, kPrefetchingBlocks);
+    for (int b = 0; b < blocks; ++b) {
+      const int row = b * kRowBlock;
+      const int rows = std::min(kRowBlock, p.m - row);
+      const int last_blocks = b - (blocks - prefetching);
+      const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
+      compute_block(p, row, rows, first, columns, [&](float* y, int64_t ldy) {
+        simd.multiply_panels(
+            type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, ldy,
+            ahead.begin, ahead.count);
+      });
+    }
   });
 }
 
-// Computes the product with the rows of a matrix w [n, k] that has elements of `type` and the distance ldw between
-// rows. x has float32 elements, or pairs if w has.
-void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw);
-
-// A product by the rows of w.
+// A product with the rows of a matrix w [n, k], which have the distance ldw.
 struct RowProduct : Operands {
   const void* w;
   int64_t ldw;
 };
 
-// multiply_rows() for products that differ only in n, y, ldy, w and ldw.
+// Computes the product with a matrix of elements of `type`. x has float32 elements, or pairs if w has.
+void multiply_rows(const RowProduct& p, FloatType type);
+
+// multiply_rows() for products that differ only in n, y, ldy, y_type, w and ldw.
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type);
 
 // y = alpha * x @ b + beta * y + addend for a row-major matrix b [k, n] of float32, float16 or bfloat16.

@@ -12,6 +12,7 @@ std::atomic<uint64_t> calls{0};
 
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiplications
 constexpr int kMinPartLength = 64;             // rows or columns
+constexpr int kFewColumns = 256;               // up to which packing w does not pay
 constexpr int kStepsPerPass = 256;             // rows of b that stay in the cache while all rows of x use them
 
 // Calls run(first, count) for parts of `length` rows or columns, in parallel if there is enough work. All parts but the last
@@ -42,7 +43,7 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
     multiply_columns(plain, b, type, ldb);
     for (int r = 0; r < p.m; ++r) {
       for (int j = 0; j < p.n; ++j) {
-        float& y = p.y[r * p.ldy + j];
+        float& y = p.float_y()[r * p.ldy + j];
         const float scaled = p.alpha * product[int64_t{r} * p.n + j];
         y = p.beta == 0 ? scaled : scaled + p.beta * y;
       }
@@ -61,7 +62,7 @@ void multiply_columns(const Operands& p, const void* b, FloatType type, int64_t 
       kernels().multiply_columns(
           p.x + row * p.ldx + i, p.ldx, by_columns ? p.m : count, at(b, type, i * ldb + column), type, ldb,
           by_columns ? count : p.n, std::min(kStepsPerPass, p.k - i), i > 0,
-          addend_at(row, column, i + kStepsPerPass), p.ld_addend, p.y + row * p.ldy + column, p.ldy);
+          addend_at(row, column, i + kStepsPerPass), p.ld_addend, p.float_y() + row * p.ldy + column, p.ldy);
     }
   });
 }
@@ -71,7 +72,7 @@ void multiply_packed_columns(const Operands& p, const float* packed) {
   const auto multiply_panel = [&](int column, int columns) {
     kernels().multiply_columns(
         p.x, p.ldx, p.m, packed + int64_t{column} * p.k, FloatType::float32, columns, columns, p.k, false,
-        p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.y + column, p.ldy);
+        p.addend == nullptr ? nullptr : p.addend + column, p.ld_addend, p.float_y() + column, p.ldy);
   };
   for_parts(
       int64_t{p.m} * p.n * p.k, p.n,
@@ -113,42 +114,56 @@ struct PaddedRows {
   AlignedFloats copy;
 };
 
-// Computes `count` columns of y from column `first` on. w begins with the row of this column.
-void dot_rows(
-    const PaddedRows& x, const Operands& p, const void* w, FloatType type, int64_t ldw, int first, int count) {
-  kernels().dot_rows(x.x, x.ldx, p.m, w, type, ldw, count, p.k, p.alpha, p.beta, p.y + first, p.ldy);
+// Computes columns first ... last - 1 of y.
+void dot_rows(const PaddedRows& x, const RowProduct& p, FloatType type, int first, int last) {
+  compute_block(p, 0, p.m, first, last - first, [&](float* y, int64_t ldy) {
+    kernels().dot_rows(
+        x.x, x.ldx, p.m, at(p.w, type, first * p.ldw), type, p.ldw, last - first, p.k, p.alpha, p.beta, y, ldy);
+  });
+}
+
+// Converts rows of half precision to float32.
+void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type) {
+  const bool is_half = size_of(type) == 2;
+  const auto convert = [&](int i, int first, int count, float* to, int64_t& stride) {
+    const auto& p = products[i];
+    const void* rows = at(p.w, type, first * p.ldw);
+    if (!is_half) {
+      stride = p.ldw;
+      return static_cast<const float*>(rows);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      kernels().widen(static_cast<const uint16_t*>(rows) + r * p.ldw, type, 1, to + r * p.k, p.k);
+    }
+    return static_cast<const float*>(to);
+  };
+  const auto source = [&](int i, int first, int count) {
+    const auto& p = products[i];
+    const auto* begin = static_cast<const char*>(at(p.w, type, first * p.ldw));
+    return Bytes{begin, count * p.ldw * static_cast<int64_t>(size_of(type))};
+  };
+  multiply_many_rows(
+      products.data(), static_cast<int>(products.size()), is_half ? FloatType::float32 : type, convert, source);
 }
 
 } // namespace
 
-void multiply_rows(const Operands& p, const void* w, FloatType type, int64_t ldw) {
-  if (p.m >= kManyRows && p.k > 256) {
-    const bool is_half = size_of(type) == 2;
-    return multiply_many_rows(p, is_half ? FloatType::float32 : type, [&](int first, int count, float* to, int64_t& stride) {
-      const void* rows = at(w, type, first * ldw);
-      if (!is_half) {
-        stride = ldw;
-        return static_cast<const float*>(rows);
-      }
-      for (int r = 0; r < count; ++r) {
-        const auto* row = static_cast<const uint16_t*>(rows) + r * ldw;
-        kernels().widen(row, type, 1, to + int64_t{r} * p.k, p.k);
-      }
-      return static_cast<const float*>(to);
-    });
+void multiply_rows(const RowProduct& p, FloatType type) {
+  if (p.m >= kManyRows && p.k > kFewColumns) {
+    return multiply_many_rows({p}, type);
   }
-  const int64_t work = int64_t{p.m} * p.n * p.k;
   const PaddedRows x(p, p.n);
-  for_parts(work, p.n, [&](int first, int count) {
-    dot_rows(x, p, at(w, type, first * ldw), type, ldw, first, count);
-  });
+  for_parts(int64_t{p.m} * p.n * p.k, p.n, [&](int first, int count) { dot_rows(x, p, type, first, first + count); });
 }
 
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
   const auto& p = products[0];
   if (p.m >= kManyRows) {
+    if (p.k > kFewColumns) {
+      return multiply_many_rows(products, type);
+    }
     for (const auto& product : products) {
-      multiply_rows(product, product.w, type, product.ldw);
+      multiply_rows(product, type);
     }
     return;
   }
@@ -159,8 +174,7 @@ void multiply_rows_together(const std::vector<RowProduct>& products, FloatType t
   const bool is_small = threads == 1 || int64_t{p.m} * columns * p.k < kMinParallelWork;
   const int size = is_small ? columns : std::max(kMinPartLength, columns / (4 * threads) / 16 * 16);
   for_columns(products.data(), count, size, [&](int i, int first, int last) {
-    const auto& product = products[i];
-    dot_rows(x, product, at(product.w, type, first * product.ldw), type, product.ldw, first, last - first);
+    dot_rows(x, products[i], type, first, last);
   });
 }
 
@@ -190,7 +204,7 @@ extern "C" void cblas_sgemm(
     p.ldx = p.k;
   }
   if (trans_b != kNoTranspose) {
-    return multiply_rows(p, b, FloatType::float32, ldb);
+    return multiply_rows({p, b, ldb}, FloatType::float32);
   }
   if (n > 1) {
     return multiply_columns(p, b, FloatType::float32, ldb);
@@ -199,7 +213,7 @@ extern "C" void cblas_sgemm(
   for (int i = 0; ldb > 1 && i < p.k; ++i) {
     b_copy.push_back(b[int64_t{i} * ldb]);
   }
-  multiply_rows(p, ldb > 1 ? b_copy.data() : b, FloatType::float32, p.k);
+  multiply_rows({p, ldb > 1 ? b_copy.data() : b, p.k}, FloatType::float32);
 }
 
 extern "C" void executorch_mlx_matmul(const ExecutorchMlxMatmul* p) {

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kPanelTileRows = kLanes / 2;
 constexpr int kPanelTilePanels = 3;
+constexpr ptrdiff_t kCacheLine = 64;
 
 inline int steps_of(int k) {
   return (k + kLanes - 1) / kLanes;
@@ -58,10 +59,12 @@ inline int reversed_bits(int i) {
 }
 
 // Computes a tile of kPanelTileRows rows and P * kLanes columns of results, one column for each row of P panels of w.
-// Writes the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y.
+// Writes the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y. Prefetches
+// `lines` cache lines from `ahead` on for each section.
 template <FloatType Type, int P>
 void panel_tile(
-    const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy,
+    const char* ahead, ptrdiff_t lines) {
   constexpr int M = kPanelTileRows;
   const ptrdiff_t stride = section_stride(k);
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
@@ -72,7 +75,12 @@ void panel_tile(
     const ptrdiff_t section = reversed_bits(i) * stride;
     const float* xs = x + section;
     const float* ws = w + section;
+    for (ptrdiff_t line = 0; line < lines; ++line, ahead += kCacheLine) {
+      prefetch(ahead);
+    }
     Floats acc[M][P] = {};
+    // Without this, the loop is so short that its end, which the processor predicts wrongly, takes 3 % of the time.
+#pragma GCC unroll 4
     for (int step = 0; step < steps; ++step, xs += kLanes, ws += kLanes) {
       Floats weights[P];
       for (int p = 0; p < P; ++p) {
@@ -107,9 +115,12 @@ void panel_tile(
 
 template <FloatType Type>
 void multiply_panels_of(
-    const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy) {
+    const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy,
+    const char* ahead, ptrdiff_t ahead_bytes) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   constexpr int block = kPanelTilePanels * kLanes;
+  const ptrdiff_t tiles = ptrdiff_t{(n + block - 1) / block} * ((m + kPanelTileRows - 1) / kPanelTileRows);
+  const ptrdiff_t lines = (ahead_bytes + tiles * kLanes * kCacheLine - 1) / (tiles * kLanes * kCacheLine);
   for (int column = 0; column < n; column += block) {
     const int columns = n - column < block ? n - column : block;
     call_with_constant<kPanelTilePanels>((columns + kLanes - 1) / kLanes, [&](auto panels) {
@@ -117,7 +128,8 @@ void multiply_panels_of(
         const int rows = m - row < kPanelTileRows ? m - row : kPanelTileRows;
         panel_tile<Type, decltype(panels)::value>(
             x + row / kLanes * size + row % kLanes, w + column / kLanes * size, k, rows, columns, alpha, beta,
-            y + row * ldy + column, ldy);
+            y + row * ldy + column, ldy, ahead, lines);
+        ahead += lines * kLanes * kCacheLine;
       }
     });
   }
@@ -125,15 +137,15 @@ void multiply_panels_of(
 
 void multiply_panels(
     FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
-    ptrdiff_t ldy) {
+    ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
 #if defined(__AVX512BF16__)
   if (type == FloatType::bfloat16_pair) {
-    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy);
+    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy, ahead, ahead_bytes);
   }
 #else
   (void)type;  // always float32, because multiplies_bfloat16_pairs is false
 #endif
-  multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy);
+  multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy, ahead, ahead_bytes);
 }
 
 } // namespace

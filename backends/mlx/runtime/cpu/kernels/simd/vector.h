@@ -285,17 +285,25 @@ inline Words to_half(Floats x) {
   return (magnitude >= (143u << 23) ? large : finite) | (bits >> 16 & 0x8000u);
 }
 
+// The low halves of the lanes.
+inline Halves low_halves(Words x) {
+#if defined(__AVX512F__)
+  return (Halves)_mm512_cvtepi32_epi16((__m512i)x);
+#else
+  return __builtin_convertvector(x, Halves);
+#endif
+}
+
 template <FloatType Type>
 void narrow_to(const float* x, uint16_t* y, ptrdiff_t count) {
-  for (ptrdiff_t i = 0; i < count; i += kLanes) {
-    const ptrdiff_t lanes = count - i < kLanes ? count - i : kLanes;
-    const Words bits = to_half<Type>(load_partial<Floats>(x + i, static_cast<int>(lanes)));
-#if defined(__AVX512F__)
-    const Halves halves = (Halves)_mm512_cvtepi32_epi16((__m512i)bits);
-#else
-    const Halves halves = __builtin_convertvector(bits, Halves);
-#endif
-    __builtin_memcpy(y + i, &halves, lanes * sizeof(uint16_t));
+  ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Halves halves = low_halves(to_half<Type>(load<Floats>(x + i)));
+    __builtin_memcpy(y + i, &halves, sizeof(halves));
+  }
+  if (const auto left = static_cast<int>(count - i); left > 0) {
+    const Halves halves = low_halves(to_half<Type>(load_partial<Floats>(x + i, left)));
+    __builtin_memcpy(y + i, &halves, left * sizeof(uint16_t));
   }
 }
 
