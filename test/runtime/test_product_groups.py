@@ -100,7 +100,7 @@ X_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch
 
 @KINDS
 @X_TYPES
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 16), ()], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 16), (300,), ()], ids=str)
 def test_products_with_a_common_operand_are_one_call(kind, dtype, rows, calls):
     """The results are outputs, and differ in their number of columns."""
     g = Products()
@@ -230,10 +230,11 @@ def test_other_products_are_separate_calls(near_miss, calls):
 @KINDS
 def test_products_of_many_rows_are_separate_calls(kind, calls):
     g = Products()
-    x = g.input((33, K))
+    rows = 4097
+    x = g.input((rows, K))
     for number in range(2):
-        g.product(kind, x, g.result(33, number=number), number)
-    data = random(33, K)
+        g.product(kind, x, g.result(rows, number=number), number)
+    data = random(rows, K)
     model, before = g.load(), calls()
     assert_same_bits(model(data), profiled(g, data))
     assert calls() == before + 4

@@ -15,9 +15,10 @@ namespace executorch_mlx {
 
 namespace {
 
-// With more rows, the arithmetic takes so long that nothing else matters. The limit also bounds the memory of the
-// results, which are computed early.
-constexpr int64_t kMaxRows = 32;
+// The largest number of rows of x, which bounds the memory of the results: they are computed early. On a GPU, a launch does
+// not matter beside the arithmetic of more rows. On a CPU, the products of a prompt also share the preparation of x.
+constexpr int64_t kMaxRowsOnGpu = 32;
+constexpr int64_t kMaxRowsOnCpu = 4096;
 constexpr size_t kMaxMembers = 8;
 
 template <typename Table>
@@ -279,7 +280,8 @@ Results compute(const ProductGroup& group, Context& c) {
   const auto* slot = operand_of(group);
   c.make_available({slot});
   const auto& x = c.in(slot);
-  const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && rows_of(x) <= kMaxRows;
+  const int64_t most = cpu::computes_at_once(c.stream) ? kMaxRowsOnCpu : kMaxRowsOnGpu;
+  const bool has_few_rows = x.ndim() > 0 && x.size() > 0 && rows_of(x) <= most;
   return has_few_rows ? results_of(group, c) : std::nullopt;
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "memory_limit.h"
 #include "strided_copy.h"
 
 namespace executorch_mlx {
@@ -52,7 +53,10 @@ mx::array Undo::apply(const mx::array& now, mx::Stream stream) const {
 
 namespace {
 
-constexpr size_t kMaxInPlaceBytes = 256 << 10;  // the largest update; it bounds the memory for the old contents
+// The largest update in place, which bounds the memory for the old contents. That memory does not count towards a memory
+// limit.
+constexpr size_t kMaxInPlaceBytes = 8 << 20;
+constexpr size_t kMaxInPlaceBytesWithLimit = 256 << 10;
 
 // Whether *holder refers to the same array as x.
 bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
@@ -87,22 +91,22 @@ bool take_from(mx::array& x, std::optional<mx::array>& first, std::optional<mx::
 bool InPlaceUpdates::write(
     mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
     const mx::Shape& stop, const mx::Shape& steps) {
-  Slice slice{0, mx::Shape{}, mx::Strides{}, {}};
+  Slice slice{0, mx::Shape{}, mx::Strides{}, nullptr};
   const auto width = static_cast<int64_t>(x.itemsize());
   for (size_t i = 0; i < x.ndim(); ++i) {
     slice.shape.push_back((stop[i] - start[i] + steps[i] - 1) / steps[i]);
     slice.strides.push_back(x.strides()[i] * steps[i]);
     slice.offset += x.strides()[i] * start[i] * width;
   }
-  const bool is_copy =
-      update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= kMaxInPlaceBytes;
+  const size_t most = has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
+  const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= most;
   if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
     return false;
   }
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
-  slice.contents.resize(update.nbytes());
-  strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.data(), dense);
+  slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
+  strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
   strided_copy(slice.shape, x.itemsize(), update.data<char>(), update.strides(), memory, slice.strides);
   slices_.push_back(std::move(slice));
   array_ = x;
@@ -112,7 +116,7 @@ bool InPlaceUpdates::write(
 std::optional<mx::array> InPlaceUpdates::undo() {
   for (auto slice = slices_.rbegin(); slice != slices_.rend(); ++slice) {
     strided_copy(
-        slice->shape, array_->itemsize(), slice->contents.data(), row_major_strides(slice->shape),
+        slice->shape, array_->itemsize(), slice->contents.get(), row_major_strides(slice->shape),
         array_->data<char>() + slice->offset, slice->strides);
   }
   slices_.clear();

@@ -5,6 +5,7 @@
 #include <mlx/mlx.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -66,7 +67,7 @@ class InPlaceUpdates {
     int64_t offset;  // in bytes
     mx::Shape shape;
     mx::Strides strides;
-    std::vector<char> contents;  // row-major
+    std::unique_ptr<char[]> contents;  // row-major
   };
   std::optional<mx::array> array_;
   std::vector<Slice> slices_;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cpu/accelerate.h"
 #include "strided_copy.h"
 
 namespace executorch_mlx::views {
@@ -137,6 +138,9 @@ mx::array reshape(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
     }
     if (auto strides = strides_after_reshape(x, shape)) {
       return view(x, shape, std::move(*strides));
+    }
+    if (const auto copy = cpu::copy(x, stream)) {
+      return view(*copy, shape, row_major_strides(shape));
     }
   }
   // On a GPU, each operation of the graph costs the host time, also one that computes nothing.

@@ -229,6 +229,9 @@ std::optional<RecurrenceStates> selective_scan(const SelectiveScanInputs& inputs
 // states are lazy.
 std::optional<mx::array> read_layer_state(const mx::array& states, const std::vector<int>& rows, mx::Stream stream);
 
+// Returns a copy of x in contiguous memory, or nullopt if x is lazy or the stream is not a CPU stream.
+std::optional<mx::array> copy(const mx::array& x, mx::Stream stream);
+
 // mx::concatenate for available arrays of the same dtype: float32, float16 or bfloat16.
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream);
 

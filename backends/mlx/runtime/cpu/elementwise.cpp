@@ -90,6 +90,15 @@ std::optional<mx::array> tanh(const mx::array& x, mx::Stream stream) {
   return unary("Tanh", executorch_mlx_tanh, x, stream);
 }
 
+std::optional<mx::array> copy(const mx::array& x, mx::Stream stream) {
+  if (!computes_at_once(stream) || !x.is_available()) {
+    return std::nullopt;
+  }
+  auto y = allocate_result(x.shape(), x.dtype());
+  strided_copy(x.shape(), x.itemsize(), x.data<char>(), x.strides(), y.data<char>(), y.strides());
+  return y;
+}
+
 std::optional<mx::array> concatenate(const std::vector<mx::array>& arrays, int axis, mx::Stream stream) {
   auto shape = arrays[0].shape();
   shape[axis] = 0;

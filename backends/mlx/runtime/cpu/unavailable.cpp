@@ -55,6 +55,10 @@ std::optional<RecurrenceResults> recurrence(const RecurrentCell&, const Recurren
   return std::nullopt;
 }
 
+std::optional<mx::array> copy(const mx::array&, mx::Stream) {
+  return std::nullopt;
+}
+
 std::optional<mx::array> concatenate(const std::vector<mx::array>&, int, mx::Stream) {
   return std::nullopt;
 }
