@@ -146,6 +146,18 @@ def test_cancel_before_the_first_token(llm):
     assert list(generation) == [] and generation.finish == "cancelled"
 
 
+def test_callbacks_of_an_engine_share_a_thread_state(llm):
+    """Python keeps its state of the engine's thread between callbacks: creating it takes system calls."""
+    local, seen = threading.local(), []
+
+    def count(answer):
+        local.calls = getattr(local, "calls", 0) + 1
+        seen.append(local.calls)
+
+    llm.generate(PROMPT, allowed_tokens=count, max_new_tokens=3, ignore_eos=True).result()
+    assert seen == [1, 2, 3]
+
+
 def test_failed_step_ends_the_answer(llm):
     generation = llm.generate(PROMPT, allowed_tokens=lambda answer: [1.5] if answer else None)
     token = next(generation)

@@ -206,6 +206,10 @@ _this_thread = threading.local()
 @contextmanager
 def in_callback() -> Iterator[None]:
     """A context manager for code that the engine calls on its own thread."""
+    if not hasattr(_this_thread, "is_engine"):
+        # Otherwise, Python creates and deletes its state of the thread in each callback. The memory that it maps and
+        # unmaps for the state takes about a twentieth of the time of a decode step.
+        ctypes.pythonapi.PyGILState_Ensure()
     _this_thread.is_engine = True
     try:
         yield
