@@ -82,6 +82,24 @@ def test_failed_update_of_rows_changes_nothing(capfd):
     assert again.equal(before)
 
 
+def test_rows_written_before_a_failure_get_their_contents_back(capfd):
+    g = Graph()
+    update, buffer = g.input((1, 2, 3, 5)), g.buffer((1, 2, LENGTH, 5))
+    *places, stop = [ir.IntOrVid(vid=g.item(g.input((), torch.int64)), is_vid=True) for _ in range(4)]
+    g.emit(ir.RowUpdateNode(dst=buffer, update=update, out=buffer, starts=places))
+    g.emit(ir.IdCopyNode(x=buffer, out=g.output((1, 2, LENGTH, 5))))
+    g.emit(ir.SliceNode(x=update, out=g.output((1, 2, 3, 5)), axis=lit(2), start=lit(0), stop=stop))
+    run = g.load()
+    update, elsewhere = tensor(1, 2, 3, 5), [torch.tensor(place) for place in (20, 21, 22)]
+    before = run(update, *elsewhere, torch.tensor(3))[0].clone()
+    with pytest.raises(RuntimeError):  # two rows where the program declares three; position 20 is written twice
+        run(update + 1, *[torch.tensor(place) for place in (20, 9, 20)], torch.tensor(2))
+    assert "expected" in capfd.readouterr().err
+    assert run(update, *[torch.tensor(place) for place in (21, 21, 22)], torch.tensor(3))[0][:, :, :21].equal(
+        before[:, :, :21]
+    )
+
+
 @pytest.mark.parametrize("vocabulary", [64, 70, 31])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_mask_of_logits(vocabulary, dtype):

@@ -181,6 +181,15 @@ void Context::set_updated(
   set(tid, mx::slice_update(x, update, start, stop, steps, stream));
 }
 
+bool Context::set_positions(
+    const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
+  if (!state_.update_positions_in_place(tid->idx(), x, update, positions)) {
+    return false;
+  }
+  set(tid, std::move(x));
+  return true;
+}
+
 void Context::evaluate_slots() {
   evaluated_at_ = executed_;
   std::vector<mx::array> arrays;

@@ -97,6 +97,10 @@ class Context {
       const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
+  // Writes update[:, :, i] to x[:, :, positions[i]] for each i, at once and in place, and sets the slot `tid` to the result.
+  // x is as above, and has 4 axes. Returns false, and changes nothing, if x cannot be updated in place.
+  bool set_positions(const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions);
+
   // Evaluates those operands of an expensive op that are not available, so that the kernel of the op can run at once.
   // Ignores null pointers and empty slots. Does nothing in three cases: on a GPU; in a chain that another chain runs,
   // such as a loop body; and after an update of a buffer has been left to MLX, because a failed evaluation could then

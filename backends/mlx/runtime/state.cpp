@@ -83,15 +83,28 @@ void State::drop_backup_of_updated() {
   }
 }
 
-bool State::update_in_place(
-    uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
-    const mx::Shape& steps) {
+template <typename Write>
+bool State::write_in_place(uint32_t slot, Write&& write) {
   if (keeps_backup_ || slot < layout_.buffers_begin() || slot >= layout_.temps_begin() || in_place_.empty()) {
     return false;
   }
   const uint32_t i = slot - layout_.buffers_begin();
-  auto* backup = buffers_backup_.empty() ? nullptr : &buffers_backup_[i];
-  return in_place_[i].write(x, backup, update, start, stop, steps);
+  return write(in_place_[i], buffers_backup_.empty() ? nullptr : &buffers_backup_[i]);
+}
+
+bool State::update_in_place(
+    uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
+    const mx::Shape& steps) {
+  return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
+    return updates.write(x, backup, update, start, stop, steps);
+  });
+}
+
+bool State::update_positions_in_place(
+    uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions) {
+  return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
+    return updates.write_positions(x, backup, update, positions);
+  });
 }
 
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.

@@ -79,6 +79,10 @@ class State {
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
 
+  // The same for InPlaceUpdates::write_positions().
+  bool update_positions_in_place(
+      uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
+
   // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation computes buffers that
   // have no backup, and it fails after it has started, all buffers are lost: see is_lost().
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
@@ -121,6 +125,8 @@ class State {
   // Runs `body`, an evaluation. `risks_buffers`: whether the buffers are lost if it fails.
   template <typename Body>
   void run(bool risks_buffers, Body&& body);
+  template <typename Write>
+  bool write_in_place(uint32_t slot, Write&& write);
   void undo_updates(mx::Stream stream);
   void drop_backup();
   void drop_backup_of_updated();

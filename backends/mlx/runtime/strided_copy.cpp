@@ -6,6 +6,14 @@ namespace executorch_mlx {
 
 namespace {
 
+constexpr size_t kPageBytes = 4096;  // the smallest page of any system
+
+// Makes the page of a byte writable. New memory contains zeros, and the exchange of a zero for a zero is a write.
+void map_page(char* byte) {
+  char zero = 0;
+  __atomic_compare_exchange_n(byte, &zero, 0, /*weak=*/false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
 class Copy {
  public:
   Copy(const mx::Shape& shape, size_t width, const mx::Strides& from_strides, const mx::Strides& to_strides)
@@ -32,6 +40,16 @@ class Copy {
     }
   }
 
+  // Prepares the sub-array of `to` over the axes from `axis` on for an update.
+  void prepare(size_t axis, char* to) const {
+    if (axis == outer_) {
+      return prepare_for_update(to, run_bytes_);
+    }
+    for (int i = 0; i < shape_[axis]; ++i) {
+      prepare(axis + 1, to + to_strides_[axis] * static_cast<int64_t>(width_) * i);
+    }
+  }
+
  private:
   bool is_dense(size_t axis, int64_t stride) const {
     return shape_[axis] == 1 || (from_strides_[axis] == stride && to_strides_[axis] == stride);
@@ -51,6 +69,19 @@ void strided_copy(
     const mx::Shape& shape, size_t width, const char* from, const mx::Strides& from_strides, char* to,
     const mx::Strides& to_strides) {
   Copy(shape, width, from_strides, to_strides).run(0, from, to);
+}
+
+void prepare_for_update(const mx::Shape& shape, size_t width, char* data, const mx::Strides& strides) {
+  Copy(shape, width, strides, strides).prepare(0, data);
+}
+
+void prepare_for_update(char* data, size_t count) {
+  if (count > 0) {
+    for (size_t i = 0; i < count; i += kPageBytes) {
+      map_page(data + i);
+    }
+    map_page(data + count - 1);
+  }
 }
 
 mx::Strides row_major_strides(const mx::Shape& shape) {

@@ -2,9 +2,12 @@
 
 #include <mlx/primitives.h>
 
+#include <cstring>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
+#include "cpu/accelerate.h"
 #include "memory_limit.h"
 #include "strided_copy.h"
 
@@ -58,6 +61,10 @@ namespace {
 constexpr size_t kMaxInPlaceBytes = 8 << 20;
 constexpr size_t kMaxInPlaceBytesWithLimit = 256 << 10;
 
+size_t max_bytes() {
+  return has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
+}
+
 // Whether *holder refers to the same array as x.
 bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
   return holder && holder->id() == x.id();
@@ -98,17 +105,51 @@ bool InPlaceUpdates::write(
     slice.strides.push_back(x.strides()[i] * steps[i]);
     slice.offset += x.strides()[i] * start[i] * width;
   }
-  const size_t most = has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
-  const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= most;
+  const bool is_copy = update.dtype() == x.dtype() && update.shape() == slice.shape && update.nbytes() <= max_bytes();
   if (!is_copy || !x.is_available() || !update.is_available() || !take_from(x, array_, backup)) {
     return false;
   }
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
   slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
+  prepare_for_update(slice.shape, x.itemsize(), memory, slice.strides);
   strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
   strided_copy(slice.shape, x.itemsize(), update.data<char>(), update.strides(), memory, slice.strides);
   slices_.push_back(std::move(slice));
+  array_ = x;
+  return true;
+}
+
+bool InPlaceUpdates::write_positions(
+    mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions) {
+  if (update.nbytes() > max_bytes() || x.strides(3) != 1 || update.strides(3) != 1 || !x.is_available() ||
+      !update.is_available() || !take_from(x, array_, backup)) {
+    return false;
+  }
+  const auto width = static_cast<int64_t>(x.itemsize());
+  const mx::Shape shape{x.shape(0), x.shape(1), 1, x.shape(3)};
+  const size_t vector_bytes = x.shape(3) * width;
+  const size_t vectors = static_cast<size_t>(x.shape(0)) * x.shape(1);
+  std::vector<Slice> slices;
+  for (const int position : positions) {
+    slices.push_back(
+        {position * x.strides(2) * width, shape, x.strides(),
+         std::make_unique_for_overwrite<char[]>(vectors * vector_bytes)});
+  }
+  cpu::parallel(static_cast<int>(vectors), [&](int i) {
+    const int batch = i / x.shape(1);
+    const int head = i % x.shape(1);
+    char* memory = x.data<char>() + (batch * x.strides(0) + head * x.strides(1)) * width;
+    const char* from = update.data<char>() + (batch * update.strides(0) + head * update.strides(1)) * width;
+    for (const Slice& slice : slices) {
+      char* to = memory + slice.offset;
+      prepare_for_update(to, vector_bytes);
+      std::memcpy(slice.contents.get() + i * vector_bytes, to, vector_bytes);
+      std::memcpy(to, from, vector_bytes);
+      from += update.strides(2) * width;
+    }
+  });
+  slices_.insert(slices_.end(), std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
   array_ = x;
   return true;
 }

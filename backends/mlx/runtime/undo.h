@@ -54,6 +54,11 @@ class InPlaceUpdates {
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
       const mx::Shape& stop, const mx::Shape& steps);
 
+  // Like write() for several positions of axis 2, in parallel: writes update[:, :, i] to x[:, :, positions[i]] for each i, in
+  // this order. x and `update` have 4 axes. Also returns false if one of them has gaps between the elements of axis 3.
+  bool write_positions(
+      mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions);
+
   // Writes the old contents back and returns the array. Returns nullopt if nothing was written.
   std::optional<mx::array> undo();
 

@@ -8,6 +8,7 @@
 
 #include <mlx/mlx.h>
 
+#include <functional>
 #include <optional>
 
 #include "../quantized_cache.h"
@@ -20,6 +21,9 @@ namespace executorch_mlx {
 namespace mx = mlx::core;
 
 namespace cpu {
+
+// Calls item(0) ... item(count - 1) on the threads of the kernels, and returns when all items are done.
+void parallel(int count, const std::function<void(int)>& item);
 
 // Whether kernels run at once on this stream if their operands are available.
 bool computes_at_once(mx::Stream stream);

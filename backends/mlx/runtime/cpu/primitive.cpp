@@ -13,6 +13,7 @@
 #include "../memory_limit.h"
 #include "../strided_copy.h"
 #include "accelerate.h"
+#include "kernels/pool.h"
 
 namespace executorch_mlx::cpu {
 
@@ -48,6 +49,10 @@ class CpuPrimitive : public mx::Primitive {
 };
 
 } // namespace
+
+void parallel(int count, const std::function<void(int)>& item) {
+  executorch_mlx::parallel(count, item);
+}
 
 bool are_available(const std::vector<mx::array>& arrays) {
   return std::all_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_available(); });

@@ -3,6 +3,12 @@
 
 namespace executorch_mlx::cpu {
 
+void parallel(int count, const std::function<void(int)>& item) {
+  for (int i = 0; i < count; ++i) {
+    item(i);
+  }
+}
+
 bool computes_at_once(mx::Stream) {
   return false;
 }

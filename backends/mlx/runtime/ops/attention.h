@@ -210,6 +210,9 @@ inline void row_update(const fb::RowUpdateParams& n, Context& c) {
       prefetch_position(dst, start);
     }
   }
+  if (c.set_positions(n.out(), dst, update, starts)) {
+    return;
+  }
   for (size_t i = 0; i < starts.size(); ++i) {
     if (i > 0) {
       dst = c.in_for_update(n.out(), n.out());
