@@ -9,7 +9,7 @@ import transformers as hf
 from executorch_mlx.llm.export import export_llm
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers.models.gptj.modeling_gptj import GPTJAttention
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 SMALL = dict(
     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -40,13 +40,13 @@ def test_an_unsupported_model_is_refused(name):
         export_llm(model_class(config).eval())
 
 
-class SquaredAttention(GPTJAttention):
+class SquaredAttention(GPTNeoSelfAttention):
     def _attn(self, query, key, value, attention_mask=None):
         scores = torch.matmul(query, key.transpose(-1, -2))
         return super()._attn(scores.square() @ query, key, value, attention_mask)
 
 
-class ForgetfulAttention(GPTJAttention):
+class ForgetfulAttention(GPTNeoSelfAttention):
     """Divides the result of the n-th call by n."""
 
     def _attn(self, query, key, value, attention_mask=None):
@@ -58,16 +58,17 @@ class ForgetfulAttention(GPTJAttention):
 @pytest.mark.parametrize(
     "attention, message",
     [
-        (SquaredAttention, r"model: SquaredAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
-        (ForgetfulAttention, r"GPTJForCausalLM \(ForgetfulAttention\) gives other logits over the caches"),
+        (SquaredAttention, r"model: GPTNeoAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
+        (ForgetfulAttention, r"GPTNeoForCausalLM \(GPTNeoAttention\) gives other logits over the caches"),
     ],
 )
 def test_attention_that_a_cache_cannot_do_is_refused(attention, message):
-    config = hf.GPTJConfig(
-        vocab_size=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, n_positions=32, bos_token_id=0, eos_token_id=0
-    )
-    model = hf.GPTJForCausalLM(config).eval()
-    model.transformer.h[0].attn.__class__ = attention
+    config = hf.GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, attention_types=[[["global"], 1]],
+        max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = hf.GPTNeoForCausalLM(config).eval()
+    model.transformer.h[0].attn.attention.__class__ = attention
     with pytest.raises(ValueError, match=message):
         export_llm(model)
 

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from ...llm.export.cache import KVCache, LayerSpec
 from ...llm.export.masks import AttentionSpan
+from ...llm.export.recurrent import cache_argument
 from ...llm.export.rope import use_stateless_rotary
 from .families import Family
 
@@ -77,8 +78,8 @@ class ProgramModel(torch.nn.Module):
             # values are in the cache.
             encoder_hidden_states=torch.zeros(1, 1, self._encoder_size(), dtype=self.dtype),
             position_ids=positions.unsqueeze(0),
-            past_key_values=caches,
             use_cache=True,
+            **{cache_argument(decoder): caches},
         ).last_hidden_state
         return self.model.proj_out(states[:, -1])
 

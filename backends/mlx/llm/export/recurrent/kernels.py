@@ -52,8 +52,9 @@ def _bound(kernel: Callable, cache: Any) -> Callable:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the name of the argument of `model.forward` that takes the cache."""
-    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+    """Return the name of the argument of `model.forward` that takes the cache: `cache` since transformers 5.24."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
 
 
 def begin_recurrence(cache: Any, state: torch.Tensor | None, shape: tuple) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
+from typing import Any
 
 import torch
 
@@ -41,24 +42,29 @@ def use_cached_states(model: torch.nn.Module) -> None:
             module.forward = MethodType(forward, module)
 
 
-def lightning_attention(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+def cache_of(arguments: dict) -> Any:
+    """Return the cache among the keyword arguments of a module. Before transformers 5.24 it is `past_key_values`."""
+    return arguments["cache"] if "cache" in arguments else arguments["past_key_values"]
+
+
+def lightning_attention(self, hidden_states, position_embeddings, attention_mask, **kwargs):
     """The forward method of `MiniMaxLightningAttention`. The state of a head decays at a constant rate."""
-    batch, length, _ = hidden_states.shape
+    cache, (batch, length, _) = cache_of(kwargs), hidden_states.shape
     heads, size = self.num_attention_heads, self.head_dim
     states = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, length, heads, 3 * size)
     query, key, value = (x.transpose(1, 2).float() for x in torch.split(states, size, dim=3))
-    state = past_key_values.get_recurrent_state(self.layer_idx)
-    state = begin_recurrence(past_key_values, state, (batch, heads, size, size))
+    state = cache.get_recurrent_state(self.layer_idx)
+    state = begin_recurrence(cache, state, (batch, heads, size, size))
     log_decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
-    out, state = recur(past_key_values, gated_linear_attention, (query, key, value, log_decay), state)
-    past_key_values.update_recurrent_state(state, self.layer_idx)
+    out, state = recur(cache, gated_linear_attention, (query, key, value, log_decay), state)
+    cache.update_recurrent_state(state, self.layer_idx)
     out = self.norm(out.transpose(1, 2).reshape(batch, length, heads * size).to(hidden_states.dtype))
     return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * out), None
 
 
 def gated_linear_recurrence(self, input_states, position_ids, attention_mask, use_cache=True, **kwargs):
     """The forward method of `RecurrentGemmaRecurrentBlock`."""
-    cache, length = kwargs["past_key_values"], input_states.shape[1]
+    cache, length = cache_of(kwargs), input_states.shape[1]
     gate = self.act_fn(self.linear_y(input_states))
     x = self.linear_x(input_states).transpose(1, 2)
     joined = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=self.conv1d_width)
