@@ -15,8 +15,6 @@ namespace {
 // The largest chunk on a CPU, unless an option says otherwise. A larger one would not make the matrix products faster,
 // and would need more memory for the attention scores. On a GPU, a chunk is as large as the program permits.
 constexpr int64_t kCpuChunk = 512;
-// The smallest chunk while answers run. Also the size of a chunk while the speed of the prefill is unknown.
-constexpr int64_t kMinChunk = 16;
 constexpr double kDefaultChunkSeconds = 0.25;
 
 double seconds_since(Clock::time_point begin) {
@@ -173,7 +171,7 @@ void Scheduler::advance_prompt() {
     // The work may add tokens to the row.
     const auto rest = std::span(request->ids).subspan(std::min(request->ids.size(), request->row->ids.size()));
     const auto begin = static_cast<int64_t>(request->row->ids.size());
-    const auto chunk = rest.first(std::min<size_t>(rest.size(), chunk_size(begin)));
+    const auto chunk = rest.first(static_cast<size_t>(chunk_size(begin, static_cast<int64_t>(rest.size()))));
     if (rest.empty()) {
       if (!request->work(*request->row)) {
         end(request, EXECUTORCH_MLX_LENGTH);
@@ -187,28 +185,17 @@ void Scheduler::advance_prompt() {
   });
 }
 
-// The size of the next chunk, which begins at `position`. While answers run, a chunk should take options_.chunk_seconds.
-int64_t Scheduler::chunk_size(int64_t position) const {
+// The size of the next chunk of a prompt of which `rest` tokens, from `position`, are not yet read. While answers run, a
+// chunk should take options_.chunk_seconds.
+int64_t Scheduler::chunk_size(int64_t position, int64_t rest) const {
   const int64_t most = program_.metadata().max_seq_len;
   const int64_t preferred = options_.chunk > 0 ? options_.chunk : program_.runs_on_cpu() ? kCpuChunk : most;
   const int64_t limit = std::min(preferred, most);
   if (running_.size() == 1) {
-    return limit;
-  }
-  // A token takes longer behind more tokens. Behind a reused prefix, a small chunk therefore measures the time first.
-  if (token_seconds_ == 0 || position > measured_position_ + limit) {
-    return std::min(kMinChunk, limit);
+    return std::min(limit, rest);
   }
   const double seconds = options_.chunk_seconds > 0 ? options_.chunk_seconds : kDefaultChunkSeconds;
-  return std::min(std::max(kMinChunk, static_cast<int64_t>(std::min(seconds / token_seconds_, 1e9))), limit);
-}
-
-// Records the time of a chunk that begins at `position`. The expected time of a token rises at once, and falls step by
-// step: after one fast chunk, the next one must not be too large.
-void Scheduler::record_chunk(int64_t position, int64_t tokens, double seconds) {
-  const double measured = seconds / static_cast<double>(tokens);
-  token_seconds_ = std::max(measured, (token_seconds_ + measured) / 2);
-  measured_position_ = position;
+  return chunk_times_.next_size(position, rest, limit, seconds);
 }
 
 // Runs the encoder of a speech model, unless the row holds what it computes for the sound of the request.
@@ -238,7 +225,7 @@ void Scheduler::feed(Request& request, std::span<const int64_t> tokens) {
   }
   request.row->append(tokens);
   const double seconds = seconds_since(begin);
-  record_chunk(task.position, static_cast<int64_t>(tokens.size()), seconds);
+  chunk_times_.record(task.position, static_cast<int64_t>(tokens.size()), seconds);
   count_steps(0, 0, 0, seconds);
 }
 
@@ -448,7 +435,7 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
     if (length > 0) {
       const auto begin = Clock::now();
-      const int64_t chunk = chunk_size(static_cast<int64_t>(request.row->ids.size()));
+      const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
       count_steps(0, 0, 0, seconds_since(begin));
       if (!of_model.tokens.empty()) {
@@ -573,8 +560,8 @@ std::vector<Drawn> Scheduler::run_tasks(
     costs_.record_rows(program_.decode_width(tasks.size()), seconds);
   } else if (!requests[0]->samples_on_host && tasks[0].tokens.size() == 1) {
     costs_.record_one_row(1, seconds);
-  } else if (static_cast<int64_t>(tasks[0].tokens.size()) >= kMinChunk) {
-    record_chunk(tasks[0].position, static_cast<int64_t>(tasks[0].tokens.size()), seconds);
+  } else {
+    chunk_times_.record(tasks[0].position, static_cast<int64_t>(tasks[0].tokens.size()), seconds);
   }
   count_steps(1, 0, 0, seconds);
   return drawn;

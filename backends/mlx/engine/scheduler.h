@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "chunk_times.h"
 #include "draft_model.h"
 #include "llm_program.h"
 #include "request.h"
@@ -82,8 +83,7 @@ class Scheduler {
   void feed(Request& request, std::span<const int64_t> tokens);
   void encode(Request& request);
   std::vector<Drawn> run_tasks(std::span<const std::shared_ptr<Request>> requests, std::span<const RowTask> tasks);
-  int64_t chunk_size(int64_t position) const;
-  void record_chunk(int64_t position, int64_t tokens, double seconds);
+  int64_t chunk_size(int64_t position, int64_t rest) const;
   void take_plain(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void take(const std::shared_ptr<Request>& request, std::span<const int64_t> fed, const Drawn& drawn);
   void end(const std::shared_ptr<Request>& request, executorch_mlx_finish reason);
@@ -101,8 +101,7 @@ class Scheduler {
   const bool overlaps_;
   std::vector<PendingStep> pending_; // calls of one step, whose tokens are not read yet
   Clock::time_point finished_; // when the last pending call ended
-  double token_seconds_ = 0; // the expected time of a token in a prefill chunk; 0: unknown
-  int64_t measured_position_ = 0; // of the chunk that was measured last
+  ChunkTimes chunk_times_;
   StepCosts costs_;
   std::unique_ptr<Guesser> guesser_; // null: none
 
