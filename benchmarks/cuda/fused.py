@@ -16,16 +16,20 @@ import numpy as np
 from sampler import write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
-CALLS = (9, 1, 1, 4, 1, 600, 1, 1)  # number of tokens in each call; one block computes attention up to 512 positions
+CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)  # number of tokens in each call; one block computes a head up to 512 positions
 SHAPE = {
     "vocab_size": 256, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.2,
 }  # fmt: skip
-# Architectures: norms of the queries and keys, none, and norms after attention and MLP with a sliding window.
+# Architectures: norms of the queries and keys, none, and norms after attention and MLP with a sliding window. 2, 4 or 3
+# query heads share keys and values.
 MODELS = {
     "qwen3": ("Qwen3", {}),
-    "llama": ("Llama", {"head_dim": 128, "num_key_value_heads": 4, "initializer_range": 0.05}),
-    "gemma3": ("Gemma3", {"sliding_window": 32, "query_pre_attn_scalar": 64, "initializer_range": 0.05}),
+    "llama": ("Llama", {"head_dim": 128, "num_attention_heads": 8, "initializer_range": 0.05}),
+    "gemma3": (
+        "Gemma3",
+        {"num_attention_heads": 6, "sliding_window": 32, "query_pre_attn_scalar": 64, "initializer_range": 0.05},
+    ),
 }
 
 

@@ -4,6 +4,7 @@
 
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
+#include "gpu/cache_update.h"
 #include "profile.h"
 #include "tensor_slots.h"
 
@@ -177,6 +178,11 @@ void Context::set_updated(
     const mx::Shape& steps) {
   if (state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
+  }
+  if (state_.has_sole_reference(tid->idx(), x)) {
+    if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
+      return set(tid, std::move(*updated));
+    }
   }
   set(tid, mx::slice_update(x, update, start, stop, steps, stream));
 }

@@ -107,6 +107,21 @@ bool State::update_positions_in_place(
   });
 }
 
+bool State::has_sole_reference(uint32_t slot, const mx::array& x) {
+  const bool is_buffer = slot >= layout_.buffers_begin() && slot < layout_.temps_begin();
+  if (keeps_backup_ || has_memory_limit() || !is_buffer || buffers_backup_.empty()) {
+    return false;
+  }
+  auto& backup = buffers_backup_[slot - layout_.buffers_begin()];
+  if (!backup || backup->id() != x.id()) {
+    return false;
+  }
+  backup.reset();
+  const bool is_sole = x.is_donatable();
+  backup = x;
+  return is_sole;
+}
+
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.
 void State::undo_updates(mx::Stream stream) {
   std::vector<mx::array> restored;

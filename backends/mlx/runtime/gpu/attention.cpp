@@ -1,13 +1,17 @@
 // Attention of one query token to a KV cache. MLX's attention needs the used part of the cache as an array, which takes
-// two more operations, and the host needs more time for it.
+// two more operations, and the host needs more time for it. If the lazy operands permit it, the kernel also does the work
+// before: norm and rotation of query and key, and the update of the cache.
 #include <mlx/primitives.h>
 
 #include <algorithm>
 #include <bit>
+#include <memory>
 #include <numbers>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "../error.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
@@ -22,42 +26,60 @@ constexpr int kMaxUndivided = 512;
 constexpr int kPositionsOfPart = 256;
 constexpr int kMaxParts = 64;
 
-// A block computes one query head for one part of the positions. Each group of kLanes threads holds one vector of a
-// position: 16 bytes in each thread. q is [B, kHeads, 1, kDim]; keys and values are [B, kHeads / kShared, capacity,
-// kDim]. If kParts is 0, y is [B, kHeads, 1, kDim]. Otherwise y is [B * kHeads, parts, kDim + 2]: for each part, the
-// weighted sum of the values, the largest exponent and the sum of the weights.
-const CudaKernel& attention_kernel() {
-  static const CudaKernel kernel("attention_of_token", {"q", "keys", "values", "positions"}, {"y"}, R"(
+// How much of the next matrix the L2 cache loads during attention.
+constexpr size_t kMaxAhead = 16 << 20;
+constexpr int kAheadOfThread = 4096;
+
+// The kernels of attention. A block computes one query head for one part of the positions. Each group of kLanes threads
+// holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity, kDim]. The
+// shape of `sizes` is the number of positions, the number of parts, and 0. If kParts is 0, y is [B, kHeads, 1, kDim].
+// Otherwise y is [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the
+// sum of the weights.
+//
+// kSetup starts to load the keys and values. Between kSetup and kAttention, a kernel defines query_row, the query head. If
+// kOwn is 1, the last position is not read from the cache, but from own_key and own_value.
+constexpr char kSetup[] = R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kLanes = kDim / kWide;
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kBatch = 4;  // positions of a group in an iteration
   constexpr float kLowest = -1e30f;
-  const int parts = gridDim.x / (q_shape[0] * kHeads);
+  const int length = sizes_shape[0];
+  const int parts = sizes_shape[1];
   const int head = blockIdx.x / parts;  // counted over all batches
-  const int length = positions_shape[0];
   const int size = (length + parts - 1) / parts;
   const int begin = blockIdx.x % parts * size;
   const int end = min(begin + size, length);
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   const uint64_t cache = uint64_t(head / kShared) * keys_shape[2] * kDim + lane * kWide;
+  uint4 key[kBatch], value[kBatch];
+  const auto load = [&](int first) {
+    for (int i = 0; i < kBatch; ++i) {
+      const int position = max(min(first + i * kGroups + group, length - 1 - kOwn), 0);
+      key[i] = *reinterpret_cast<const uint4*>(keys + cache + uint64_t(position) * kDim);
+      value[i] = *reinterpret_cast<const uint4*>(values + cache + uint64_t(position) * kDim);
+    }
+  };
+  load(begin);
+)";
+
+constexpr char kAttention[] = R"(
   float query[kWide], sums[kWide];
   for (int j = 0; j < kWide; ++j) {
-    query[j] = static_cast<float>(q[head * kDim + lane * kWide + j]) * __int_as_float(kScale);
+    query[j] = static_cast<float>(query_row[lane * kWide + j]) * __int_as_float(kScale);
     sums[j] = 0.0f;
   }
   float largest = kLowest, total = 0.0f;
   for (int first = begin; first < end; first += kGroups * kBatch) {
-    uint4 key[kBatch], value[kBatch];
     float score[kBatch];
-    for (int i = 0; i < kBatch; ++i) {
-      const int position = min(first + i * kGroups + group, length - 1);
-      key[i] = *reinterpret_cast<const uint4*>(keys + cache + uint64_t(position) * kDim);
-      value[i] = *reinterpret_cast<const uint4*>(values + cache + uint64_t(position) * kDim);
-    }
     float new_largest = largest;
     for (int i = 0; i < kBatch; ++i) {
+      const int position = first + i * kGroups + group;
+      if (kOwn && position == length - 1) {
+        key[i] = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
+        value[i] = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
+      }
       score[i] = 0.0f;
       for (int j = 0; j < kWide; ++j) {
         score[i] += query[j] * static_cast<float>(reinterpret_cast<const T*>(&key[i])[j]);
@@ -65,7 +87,7 @@ const CudaKernel& attention_kernel() {
       for (int other = kLanes / 2; other > 0; other /= 2) {
         score[i] += __shfl_xor_sync(0xFFFFFFFFu, score[i], other);
       }
-      score[i] = first + i * kGroups + group < end ? score[i] : -INFINITY;
+      score[i] = position < end ? score[i] : -INFINITY;
       new_largest = fmaxf(new_largest, score[i]);
     }
     const float factor = exp2f(largest - new_largest);
@@ -80,6 +102,9 @@ const CudaKernel& attention_kernel() {
       for (int j = 0; j < kWide; ++j) {
         sums[j] += weight * static_cast<float>(reinterpret_cast<const T*>(&value[i])[j]);
       }
+    }
+    if (first + kGroups * kBatch < end) {
+      load(first + kGroups * kBatch);
     }
   }
   __shared__ float all_largest[kGroups], all_totals[kGroups], all_sums[kGroups * kDim];
@@ -112,13 +137,72 @@ const CudaKernel& attention_kernel() {
       reinterpret_cast<T*>(y)[head * kDim + threadIdx.x] = static_cast<T>(sum / total);
     }
   }
-)");
+)";
+
+// q is [B, kHeads, 1, kDim].
+const CudaKernel& attention_kernel() {
+  static const CudaKernel kernel(
+      "attention_of_token", {"q", "keys", "values", "sizes"}, {"y"},
+      str("  constexpr int kOwn = 0;\n", kSetup, R"(
+  const T* const query_row = q + head * kDim;
+  const T* const own_key = nullptr;
+  const T* const own_value = nullptr;
+)", kAttention));
   return kernel;
 }
 
-// A block combines the parts of one query head. `q` is there for its dtype.
+// Also normalizes and rotates query and key, which are operands of a DeferredRope, and writes key and value to the cache.
+// Each block computes the new key itself: in the cache it may not be there yet. The blocks beyond those of the query heads
+// ask the L2 cache to load the beginning of `next`, the matrix that will multiply y: kAheadOfThread bytes for each thread.
+const CudaKernel& attention_step_kernel() {
+  static const CudaKernel kernel(
+      "attention_step",
+      {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values", "sizes",
+       "next"},
+      {"y"},
+      str(R"(
+  const int blocks = new_query_shape[0] * kHeads * sizes_shape[1];
+  if (blockIdx.x >= blocks) {
+#if __CUDA_ARCH__ >= 900
+    const uint64_t at = (uint64_t(blockIdx.x - blocks) * kThreads + threadIdx.x) * kAheadOfThread;
+    if (at + kAheadOfThread <= uint64_t(next_shape[0]) * next_shape[1] * sizeof(T)) {
+      const auto address = __cvta_generic_to_global(reinterpret_cast<const char*>(next) + at);
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kAheadOfThread) : "memory");
+    }
+#endif
+    return;
+  }
+  constexpr int kOwn = 1;
+)", kSetup, kNormRope, R"(
+  __shared__ __align__(16) T query_row[kDim], own_key[kDim], own_value[kDim];
+  const int batch = head / kHeads;
+  const int source = head / kShared * kDim;  // of the new key and value
+  const float angle = __int_as_float(kPositionScale) * static_cast<float>(offset[kPerRow ? batch : 0]);
+  switch (threadIdx.x / 32) {
+    case 0:
+      norm_rope(new_query + head * kDim, query_weight, angle, query_row);
+      break;
+    case 1:
+      norm_rope(new_key + source, key_weight, angle, own_key);
+      break;
+    case 2:
+      for (int i = threadIdx.x % 32; i < kDim; i += 32) {
+        own_value[i] = new_value[source + i];
+      }
+  }
+  __syncthreads();
+  if (head % kShared == 0 && begin == 0 && group == 0) {
+    const uint64_t last = cache + uint64_t(length - 1) * kDim;
+    *reinterpret_cast<uint4*>(const_cast<T*>(keys) + last) = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
+    *reinterpret_cast<uint4*>(const_cast<T*>(values) + last) = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
+  }
+)", kAttention));
+  return kernel;
+}
+
+// A block combines the parts of one query head. `like` is empty, and there for its dtype.
 const CudaKernel& combine_kernel() {
-  static const CudaKernel kernel("combine_attention", {"q", "parts"}, {"y"}, R"(
+  static const CudaKernel kernel("combine_attention", {"like", "parts"}, {"y"}, R"(
   const int count = parts_shape[1];
   const float* const part = parts + uint64_t(blockIdx.x) * count * (kDim + 2);
   float largest = part[kDim];
@@ -138,8 +222,8 @@ const CudaKernel& combine_kernel() {
 
 // Whether the memory of x is aligned to 16 bytes, or will be.
 bool is_aligned(const mx::array& x) {
-  return x.status() == mx::array::Status::unscheduled ? is_lazy(x, "SliceUpdate") && is_aligned(x.inputs()[0])
-                                                      : x.offset() % 16 == 0;
+  const bool is_update = is_lazy(x, "SliceUpdate") || is_lazy(x, CacheUpdate::kName);
+  return x.status() == mx::array::Status::unscheduled ? is_update && is_aligned(x.inputs()[0]) : x.offset() % 16 == 0;
 }
 
 // The array of which x is a lazy slice with its first x.shape(2) positions, if x is one; else null.
@@ -153,6 +237,111 @@ const mx::array* cache_of(const mx::array& x) {
   const bool has_all_others =
       cache.shape(0) == x.shape(0) && cache.shape(1) == x.shape(1) && cache.shape(3) == x.shape(3);
   return is_prefix && has_all_others && is_aligned(cache) ? &cache : nullptr;
+}
+
+// How a kernel divides the work, and the constants of both kernels.
+struct Plan {
+  Plan(const mx::array& q, const mx::array& k, float scale)
+      : length(k.shape(2)),
+        rows(q.shape(0) * q.shape(1)),
+        dim(q.shape(3)),
+        parts(length <= kMaxUndivided ? 1 : std::min(blocks_of(length, kPositionsOfPart), kMaxParts)),
+        // MLX passes the shape of an array by value. This array only brings two numbers to the kernel.
+        sizes(static_cast<const float*>(nullptr), {length, parts, 0}, mx::float32),
+        constants{
+            {"kThreads", kThreads}, {"kDim", dim}, {"kHeads", q.shape(1)}, {"kShared", q.shape(1) / k.shape(1)},
+            // The kernel computes powers of 2.
+            {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}, {"kParts", parts > 1}} {}
+
+  // The shape of the kernel's result, for a query of the shape of q.
+  mx::Shape result_shape(const mx::array& q) const {
+    return parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2};
+  }
+
+  mx::Dtype result_dtype(const mx::array& q) const {
+    return parts == 1 ? q.dtype() : mx::float32;
+  }
+
+  int length, rows, dim, parts;
+  mx::array sizes;
+  CudaKernel::Constants constants;
+};
+
+// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes`. load_ahead() adds `next`.
+class AttentionStep : public DeferredOperation {
+ public:
+  AttentionStep(mx::Stream stream, Plan plan) : DeferredOperation(stream), plan_(std::move(plan)) {}
+
+  const char* name() const override {
+    return kName;
+  }
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    declare_written(inputs[kKeys], stream());
+    declare_written(inputs[kValues], stream());
+    shape_ = outputs[0].shape();
+    DeferredOperation::eval_gpu(inputs, outputs);
+  }
+
+  static constexpr char kName[] = "AttentionStep";
+  static constexpr size_t kKeys = 7, kValues = 8, kNext = 9;
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override {
+    const bool has_next = inputs.size() > kNext;
+    std::vector<mx::array> operands(inputs.begin(), inputs.begin() + kNext);
+    operands.insert(operands.end(), {plan_.sizes, has_next ? inputs[kNext] : inputs[0]});
+    const size_t ahead = has_next ? std::min(inputs[kNext].nbytes(), kMaxAhead) : 0;
+    const int blocks = plan_.rows * plan_.parts + static_cast<int>(ahead / (kThreads * kAheadOfThread));
+    return attention_step_kernel()(
+        std::move(operands), {shape_}, blocks, kThreads, plan_.constants, stream(),
+        {plan_.parts == 1 ? inputs[0].dtype() : mx::float32})[0];
+  }
+
+  const Plan plan_;
+  mx::Shape shape_;
+};
+
+// attention_of_token() of operands that attention_step_kernel() computes, too. Returns the result of this kernel.
+std::optional<mx::array> attention_step(
+    const mx::array& q, const mx::array& keys, const mx::array& values, Plan plan, mx::Stream stream) {
+  const CacheUpdate* of_keys = open_update(keys);
+  const CacheUpdate* of_values = open_update(values);
+  if (!is_lazy(q, DeferredRope::kName) || of_keys == nullptr || of_values == nullptr || keys.id() == values.id()) {
+    return std::nullopt;
+  }
+  // Whether the update writes the last position, and the kernel gets the memory of the cache and no copy.
+  const auto writes_last = [&](const CacheUpdate& update, const mx::array& cache) {
+    return update.position == plan.length - 1 && cache.flags().row_contiguous;
+  };
+  const mx::array& k = keys.inputs()[1];
+  const mx::array& v = values.inputs()[1];
+  const auto& rope = static_cast<const DeferredRope&>(q.primitive()).options;
+  const bool fits = k.has_primitive() && k.primitive_id() == q.primitive_id() && k.id() != q.id() &&
+      rope.heads.size() == 2 && writes_last(*of_keys, keys.inputs()[0]) && writes_last(*of_values, values.inputs()[0]);
+  if (!fits) {
+    return std::nullopt;
+  }
+  // The new value has one position, so that a transposition does not change the order of its elements.
+  const mx::array* transposed = operand_of_transposition(v);
+  const auto& operands = q.inputs();
+  const int of_query = 2 * q.sibling_position();
+  const int of_key = 2 - of_query;
+  const mx::array& offset = operands[4];
+  std::vector<mx::array> inputs{
+      operands[of_query], operands[of_query + 1], operands[of_key], operands[of_key + 1],
+      transposed != nullptr ? *transposed : v, offset, operands[5], keys.inputs()[0], values.inputs()[0]};
+  plan.constants.insert(
+      plan.constants.end(),
+      {{"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
+       {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
+       {"kAheadOfThread", kAheadOfThread}});
+  const auto shape = plan.result_shape(q);
+  const auto dtype = plan.result_dtype(q);
+  const mx::array y(shape, dtype, std::make_shared<AttentionStep>(stream, std::move(plan)), std::move(inputs));
+  CacheUpdate::take_over(keys, y);
+  CacheUpdate::take_over(values, y);
+  return y;
 }
 
 } // namespace
@@ -174,20 +363,29 @@ std::optional<mx::array> attention_of_token(
   if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxBlocks / kMaxParts) {
     return std::nullopt;
   }
-  const int length = k.shape(2);
-  const int rows = q.shape(0) * heads;
-  const int parts = length <= kMaxUndivided ? 1 : std::min(blocks_of(length, kPositionsOfPart), kMaxParts);
-  // MLX passes the shape of an array by value. This array only brings the number of positions to the kernel.
-  const mx::array positions(static_cast<const float*>(nullptr), {length, 0}, mx::float32);
-  const auto log2e = std::numbers::log2e_v<float>;  // the kernel computes powers of 2
-  const auto results = attention_kernel()(
-      {q, *keys, *values, positions},
-      {parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2}}, rows * parts, kThreads,
-      {{"kThreads", kThreads}, {"kDim", dim}, {"kHeads", heads}, {"kShared", heads / k.shape(1)},
-       {"kScale", std::bit_cast<int>(scale * log2e)}, {"kParts", parts > 1}},
-      stream, {parts == 1 ? q.dtype() : mx::float32});
-  return parts == 1 ? results[0]
-                    : combine_kernel()({q, results[0]}, {q.shape()}, rows, dim, {{"kDim", dim}}, stream)[0];
+  const Plan plan(q, k, scale);
+  auto y = attention_step(q, *keys, *values, plan, stream);
+  if (!y) {
+    y = attention_kernel()(
+        {q, *keys, *values, plan.sizes}, {plan.result_shape(q)}, plan.rows * plan.parts, kThreads, plan.constants, stream,
+        {plan.result_dtype(q)})[0];
+  }
+  if (plan.parts == 1) {
+    return y;
+  }
+  const mx::array like(static_cast<const float*>(nullptr), {0}, q.dtype());
+  return combine_kernel()({like, *y}, {q.shape()}, plan.rows, dim, {{"kDim", dim}}, stream)[0];
+}
+
+void load_ahead(const mx::array& x, const mx::array& matrix) {
+  const mx::array* y = &x;
+  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose")) {
+    y = &y->inputs()[0];
+  }
+  if (is_lazy(*y, AttentionStep::kName) && y->inputs().size() == AttentionStep::kNext) {
+    mx::array step = *y;
+    step.inputs().push_back(matrix);
+  }
 }
 
 } // namespace executorch_mlx::gpu

@@ -63,20 +63,17 @@ const CudaKernel& add_rms_norm_kernel() {
 }
 
 // A warp computes a row of kDim elements. x0 is [B, S, kHeads0 * kDim], y0 is [B, kHeads0, S, kDim]; likewise x1 and
-// y1, which only the kernel for two arrays has. With kNorm, normalizes the row first.
+// y1, which only the kernel for two arrays has.
 std::string norm_rope_text(int arrays) {
-  std::string text = R"(
-  constexpr int kHalf = kDim / 2;
-  constexpr int kPairs = (kHalf + 31) / 32;  // of a thread
+  std::string text = str(kNormRope, R"(
   const uint32_t length = x0_shape[1];
   const uint32_t batches = x0_shape[0];
-  const uint32_t lane = threadIdx.x % 32;
   uint64_t row = uint64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   const T* x = x0;
   const T* weight = weight0;
   T* y = y0;
   uint32_t heads = kHeads0;
-)";
+)");
   if (arrays == 2) {
     text += R"(
   if (row >= uint64_t(batches) * length * heads) {
@@ -95,58 +92,9 @@ std::string norm_rope_text(int arrays) {
   if (batch >= batches) {
     return;
   }
-  float first[kPairs], second[kPairs];
-  float squares = 0.0f;
-  for (int pair = 0; pair < kPairs; ++pair) {
-    const int i = pair * 32 + lane;
-    first[pair] = i < kHalf ? static_cast<float>(x[row * kDim + i]) : 0.0f;
-    second[pair] = i < kHalf ? static_cast<float>(x[row * kDim + kHalf + i]) : 0.0f;
-    squares += first[pair] * first[pair] + second[pair] * second[pair];
-  }
-  for (int other = 16; other > 0; other /= 2) {
-    squares += __shfl_xor_sync(0xFFFFFFFFu, squares, other);
-  }
-  const float norm = rsqrtf(squares / kDim + __int_as_float(kEps));
   const float angle = __int_as_float(kScale) * static_cast<float>(position + offset[kPerRow ? batch : 0]);
-  T* const out = y + ((uint64_t(batch) * heads + head) * length + position) * kDim;
-  for (int pair = 0; pair < kPairs; ++pair) {
-    const int i = pair * 32 + lane;
-    if (i < kHalf) {
-      const auto normalized = [&](float value, int at) {
-        if (!kNorm) {
-          return value;
-        }
-        const T rounded = static_cast<T>(value * norm);
-        return static_cast<float>(static_cast<T>(static_cast<float>(weight[at]) * static_cast<float>(rounded)));
-      };
-      const float theta = angle * (1.0f / static_cast<float>(freqs[i]));
-      const float sine = sinf(theta);
-      const float cosine = cosf(theta);
-      const float a = normalized(first[pair], i);
-      const float b = normalized(second[pair], kHalf + i);
-      out[i] = static_cast<T>(a * cosine - b * sine);
-      out[kHalf + i] = static_cast<T>(a * sine + b * cosine);
-    }
-  }
+  norm_rope(x + row * kDim, weight, angle, y + ((uint64_t(batch) * heads + head) * length + position) * kDim);
 )";
-}
-
-// The operand if y is the lazy result of a transposition [B, S, H, D] -> [B, H, S, D], else null. A reshape does the
-// same if S or H is 1.
-const mx::array* operand_of_transposition(const mx::array& y) {
-  const bool is_transpose = is_lazy(y, "Transpose");
-  if (y.ndim() != 4 || !(is_transpose || is_lazy(y, "Reshape"))) {
-    return nullptr;
-  }
-  const mx::array& x = y.inputs()[0];
-  const mx::Shape transposed{y.shape(0), y.shape(2), y.shape(1), y.shape(3)};
-  if (is_transpose) {
-    const auto axes = static_cast<const mx::Transpose&>(y.primitive()).state();
-    return axes == std::vector<int>{0, 2, 1, 3} ? &x : nullptr;
-  }
-  // The reshape may also replace an earlier one, which made x [B, S, H * D].
-  const bool is_flat = x.shape() == mx::Shape{y.shape(0), y.shape(2), y.shape(1) * y.shape(3)};
-  return (y.shape(1) == 1 || y.shape(2) == 1) && (x.shape() == transposed || is_flat) ? &x : nullptr;
 }
 
 // The operand of RoPE, before operations that the kernel takes over.
@@ -179,6 +127,22 @@ std::optional<RopeOperand> rope_operand(const mx::array& x) {
 }
 
 } // namespace
+
+const mx::array* operand_of_transposition(const mx::array& y) {
+  const bool is_transpose = is_lazy(y, "Transpose");
+  if (y.ndim() != 4 || !(is_transpose || is_lazy(y, "Reshape"))) {
+    return nullptr;
+  }
+  const mx::array& x = y.inputs()[0];
+  const mx::Shape transposed{y.shape(0), y.shape(2), y.shape(1), y.shape(3)};
+  if (is_transpose) {
+    const auto axes = static_cast<const mx::Transpose&>(y.primitive()).state();
+    return axes == std::vector<int>{0, 2, 1, 3} ? &x : nullptr;
+  }
+  // The reshape may also replace an earlier one, which made x [B, S, H * D].
+  const bool is_flat = x.shape() == mx::Shape{y.shape(0), y.shape(2), y.shape(1) * y.shape(3)};
+  return (y.shape(1) == 1 || y.shape(2) == 1) && (x.shape() == transposed || is_flat) ? &x : nullptr;
+}
 
 std::optional<mx::array> multiply_silu(const mx::array& a, const mx::array& b, mx::Stream stream) {
   if (!is_cuda(stream) || a.shape() != b.shape() || a.ndim() == 0 || !has_float_dtype(a, b.dtype()) ||
@@ -221,13 +185,30 @@ std::optional<mx::array> rms_norm(const mx::array& x, const mx::array& weight, f
   return mx::array(x.shape(), x.dtype(), std::make_shared<DeferredNorm>(stream, eps), {x, weight});
 }
 
-std::optional<std::vector<mx::array>> norm_rope(
-    const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
-    mx::Stream stream) {
+mx::array DeferredRope::compute(const std::vector<mx::array>& inputs) {
   static const CudaKernel one(
       "norm_rope_1", {"x0", "weight0", "offset", "freqs"}, {"y0"}, norm_rope_text(1));
   static const CudaKernel two(
       "norm_rope_2", {"x0", "weight0", "x1", "weight1", "offset", "freqs"}, {"y0", "y1"}, norm_rope_text(2));
+  const int batches = inputs[0].shape(0), length = inputs[0].shape(1);
+  const mx::array& offset = inputs[inputs.size() - 2];
+  std::vector<mx::Shape> shapes;
+  size_t rows = 0;
+  for (const int heads : options.heads) {
+    shapes.push_back({batches, heads, length, options.dim});
+    rows += static_cast<size_t>(batches) * heads * length;
+  }
+  return (shapes.size() == 1 ? one : two)(
+      inputs, std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads,
+      {{"kThreads", kThreads}, {"kDim", options.dim}, {"kHeads0", options.heads.front()},
+       {"kHeads1", options.heads.back()}, {"kNorm", options.has_norm}, {"kEps", std::bit_cast<int>(options.eps)},
+       {"kScale", std::bit_cast<int>(options.scale)}, {"kPerRow", offset.size() > 1}},
+      stream())[0];
+}
+
+std::optional<std::vector<mx::array>> norm_rope(
+    const std::vector<mx::array>& arrays, float scale, const mx::array& offset, const mx::array& freqs,
+    mx::Stream stream) {
   if (!is_cuda(stream) || arrays.empty() || arrays.size() > 2 || arrays[0].ndim() != 4 || !is_float(freqs.dtype())) {
     return std::nullopt;
   }
@@ -235,7 +216,7 @@ std::optional<std::vector<mx::array>> norm_rope(
   std::vector<mx::array> inputs;
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;
-  size_t rows = 0;
+  DeferredRope::Options options{{}, dim, false, 0.0f, scale};
   for (const auto& x : arrays) {
     const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == arrays[0].shape(0) &&
         x.shape(2) == arrays[0].shape(2) && x.shape(3) == dim;
@@ -247,19 +228,17 @@ std::optional<std::vector<mx::array>> norm_rope(
     operands.push_back(*operand);
     inputs.insert(inputs.end(), {operand->x, operand->weight.value_or(operand->x)});
     shapes.push_back(x.shape());
-    rows += x.size() / dim;
+    options.heads.push_back(operand->heads);
   }
-  const bool has_norm = operands[0].weight.has_value();
-  if (arrays.size() == 1 && !has_norm) {
+  options.has_norm = operands[0].weight.has_value();
+  options.eps = operands[0].eps;
+  if (arrays.size() == 1 && !options.has_norm) {
     return std::nullopt;  // MLX has a kernel for this
   }
   inputs.insert(inputs.end(), {offset, freqs});
-  return (arrays.size() == 1 ? one : two)(
-      std::move(inputs), std::move(shapes), blocks_of(rows, kThreads / kWarp), kThreads,
-      {{"kThreads", kThreads}, {"kDim", dim}, {"kHeads0", operands.front().heads}, {"kHeads1", operands.back().heads},
-       {"kNorm", has_norm}, {"kEps", std::bit_cast<int>(operands[0].eps)}, {"kScale", std::bit_cast<int>(scale)},
-       {"kPerRow", offset.size() > 1}},
-      stream);
+  const std::vector<mx::Dtype> dtypes(arrays.size(), arrays[0].dtype());
+  return mx::array::make_arrays(
+      std::move(shapes), dtypes, std::make_shared<DeferredRope>(stream, std::move(options)), inputs);
 }
 
 } // namespace executorch_mlx::gpu

@@ -41,7 +41,8 @@ std::optional<std::vector<mx::array>> norm_rope(
     mx::Stream stream);
 
 // Attention of q [B, H, 1, D] to k and v [B, KV heads, positions, D], which are lazy slices of all positions of a KV
-// cache up to one.
+// cache up to one. If q is a result of norm_rope(), and the last position is a lazy result of update_position() for the
+// other result, the kernel computes these, too.
 std::optional<mx::array> attention_of_token(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, mx::Stream stream);
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../dtype.h"
@@ -71,11 +72,115 @@ class DeferredNorm : public DeferredOperation {
   }
 };
 
+// rope() of one or two arrays after their transposition and perhaps an RMSNorm: see norm_rope(). The inputs are x0,
+// weight0, x1, weight1, offset and freqs, without x1 and weight1 for one array.
+class DeferredRope : public DeferredOperation {
+ public:
+  struct Options {
+    std::vector<int> heads;  // of each array
+    int dim;
+    bool has_norm;
+    float eps;  // of the norm
+    float scale;  // of the positions
+  };
+
+  DeferredRope(mx::Stream stream, Options options) : DeferredOperation(stream), options(std::move(options)) {}
+
+  const char* name() const override {
+    return kName;
+  }
+
+  static constexpr char kName[] = "DeferredRope";
+  const Options options;
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override;
+};
+
+// cache[:, :, position] = update, of inputs cache and update. See update_position().
+class CacheUpdate : public DeferredOperation {
+ public:
+  CacheUpdate(mx::Stream stream, int position) : DeferredOperation(stream), position(position) {}
+
+  const char* name() const override {
+    return kName;
+  }
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  // Changes `update`, the lazy result of a CacheUpdate: the kernel that computes `writer` will write to the memory of the
+  // cache, which `update` then only refers to.
+  static void take_over(mx::array update, const mx::array& writer);
+
+  bool is_taken_over() const {
+    return is_taken_over_;
+  }
+
+  static constexpr char kName[] = "CacheUpdate";
+  const int position;
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override;
+
+  bool is_taken_over_ = false;  // then the inputs are the cache and `writer`
+};
+
+// The primitive of x if x is the lazy result of an update that no kernel has taken over, else null.
+const CacheUpdate* open_update(const mx::array& x);
+
+// If x is the lazy result of attention, perhaps with another shape, the L2 cache loads `matrix` during the attention.
+void load_ahead(const mx::array& x, const mx::array& matrix);
+
+// The operand if y is the lazy result of a transposition [B, S, H, D] -> [B, H, S, D], else null. A reshape does the
+// same if S or H is 1.
+const mx::array* operand_of_transposition(const mx::array& y);
+
 // The primitive of x if x is the lazy result of an RMSNorm over vectors of `size` elements, else null.
 inline const DeferredNorm* norm_of(const mx::array& x, int size) {
   const bool is_norm = is_lazy(x, DeferredNorm::kName) && x.shape(-1) == size;
   return is_norm ? static_cast<const DeferredNorm*>(&x.primitive()) : nullptr;
 }
+
+// Source code of a function that one warp calls for a row of kDim elements. With kNorm, normalizes the row and multiplies
+// it by `weight`. Then rotates it by `angle` times the inverse of each frequency, and writes it to `out`.
+constexpr char kNormRope[] = R"(
+  constexpr int kHalf = kDim / 2;
+  constexpr int kPairs = (kHalf + 31) / 32;  // of a thread
+  const auto norm_rope = [&](const T* x, const T* weight, float angle, T* out) {
+    const int lane_of_warp = threadIdx.x % 32;
+    float first[kPairs], second[kPairs];
+    float squares = 0.0f;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = pair * 32 + lane_of_warp;
+      first[pair] = i < kHalf ? static_cast<float>(x[i]) : 0.0f;
+      second[pair] = i < kHalf ? static_cast<float>(x[kHalf + i]) : 0.0f;
+      squares += first[pair] * first[pair] + second[pair] * second[pair];
+    }
+    for (int other = 16; other > 0; other /= 2) {
+      squares += __shfl_xor_sync(0xFFFFFFFFu, squares, other);
+    }
+    const float norm = rsqrtf(squares / kDim + __int_as_float(kEps));
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = pair * 32 + lane_of_warp;
+      if (i < kHalf) {
+        const auto normalized = [&](float value, int at) {
+          if (!kNorm) {
+            return value;
+          }
+          const T rounded = static_cast<T>(value * norm);
+          return static_cast<float>(static_cast<T>(static_cast<float>(weight[at]) * static_cast<float>(rounded)));
+        };
+        const float theta = angle * (1.0f / static_cast<float>(freqs[i]));
+        const float sine = sinf(theta);
+        const float cosine = cosf(theta);
+        const float a = normalized(first[pair], i);
+        const float b = normalized(second[pair], kHalf + i);
+        out[i] = static_cast<T>(a * cosine - b * sine);
+        out[kHalf + i] = static_cast<T>(a * sine + b * cosine);
+      }
+    }
+  };
+)";
 
 // Source code that adds up `squares` of all threads of a block. Each thread gets the sum.
 constexpr char kSumSquares[] = R"(
