@@ -16,7 +16,8 @@ import numpy as np
 from sampler import write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
-CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)  # number of tokens in each call; one block computes a head up to 512 positions
+# The number of tokens in each call. Up to 512 positions, one block computes the attention of a query head.
+CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)
 SHAPE = {
     "vocab_size": 256, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.2,

@@ -1,6 +1,5 @@
 """mlx::random_bits in eager torch against libmlx, bit for bit."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import executorch_mlx.custom_ops  # noqa: F401
+
+from compile_cpp import compile_cpp
 
 SEEDS = [0, 1, 42, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, -1, -(2**63), -7]
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 31, 64, 255, 1001]
@@ -28,19 +29,13 @@ def libmlx_bits(tmp_path_factory):
 
     A small C++ program calls libmlx. The width is in bytes.
     """
-    compiler = shutil.which("c++") or shutil.which("g++")
-    assert compiler, "this test needs a C++20 compiler"
     home = Path(next(iter(mx.__path__ if hasattr(mx, "__path__") else [mx.__file__])))
     home = next(p for p in [home, *home.parents] if (p / "include" / "mlx").is_dir())
-    program = tmp_path_factory.mktemp("oracle") / "random_bits"
-    subprocess.run(
-        [
-            compiler, "-std=c++20", f"-I{home / 'include'}",
-            str(Path(__file__).with_name("random_bits_oracle.cpp")), "-o", str(program),
-            f"-L{home / 'lib'}", "-lmlx", f"-Wl,-rpath,{home / 'lib'}",
-        ],
-        check=True,
-    )
+    program = compile_cpp(
+        tmp_path_factory.mktemp("oracle") / "random_bits",
+        f"-I{home / 'include'}", Path(__file__).with_name("random_bits_oracle.cpp"),
+        f"-L{home / 'lib'}", "-lmlx", f"-Wl,-rpath,{home / 'lib'}",
+    )  # fmt: skip
 
     def draw(requests):
         lines = "".join(f"{seed} {width} {count}\n" for seed, width, count in requests)

@@ -6,7 +6,6 @@ these tests, the import of ExecuTorch's Python bindings loads this library.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,6 +15,8 @@ import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, loader
+
+from compile_cpp import compile_cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_SOURCES = ("docs", "examples", "benchmarks")
@@ -41,18 +42,14 @@ print(Runtime.get().load_program(sys.argv[1]).load_method("forward").execute([to
 @pytest.fixture(scope="module")
 def other_delegate(tmp_path_factory) -> Path:
     """The path of the library that other_delegate.cpp compiles to."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    assert compiler, "this test needs a C++20 compiler"
     (wheel,) = find_spec("executorch").submodule_search_locations
     include = f"{wheel}/include"
-    library = tmp_path_factory.mktemp("other") / "libother_delegate.so"
-    subprocess.run(
-        [compiler, "-std=c++20", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS", f"-I{include}"]
-        + [f"-I{include}/executorch/runtime/core/portable_type/c10", Path(__file__).with_name("other_delegate.cpp")]
-        + ["-o", library, f"-L{wheel}/lib", "-lexecutorch", f"-Wl,-rpath,{wheel}/lib"],
-        check=True,
-    )
-    return library
+    return compile_cpp(
+        tmp_path_factory.mktemp("other") / "libother_delegate.so",
+        "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS", f"-I{include}",
+        f"-I{include}/executorch/runtime/core/portable_type/c10", Path(__file__).with_name("other_delegate.cpp"),
+        f"-L{wheel}/lib", "-lexecutorch", f"-Wl,-rpath,{wheel}/lib",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The source code of the GPU sampler, compiled as C++ and run on the CPU, against mlx::sample in eager torch."""
 
 import itertools
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from executorch_mlx.custom_kernel_ops.sample import sample
 
+from compile_cpp import compile_cpp
 from sampling_logits import logits_of
 
 RUNTIME = Path(__file__).parents[2] / "backends/mlx/runtime"
@@ -33,15 +33,9 @@ def draw(tmp_path_factory):
 
     A request is (logits, parameters, is_shared). With `is_shared`, all rows use the first element of each parameter.
     """
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
     program = tmp_path_factory.mktemp("sample") / "run_sampling_kernel"
     source = Path(__file__).with_name("run_sampling_kernel.cpp")
-    subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-pthread", f"-I{RUNTIME}", source, "-o", program],
-        check=True,
-    )
+    compile_cpp(program, "-O1", "-ffp-contract=off", "-pthread", f"-I{RUNTIME}", source)
 
     def run(requests, threads=4, shared_keys=64):
         stream = b""

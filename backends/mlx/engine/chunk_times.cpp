@@ -8,7 +8,7 @@ namespace executorch_mlx {
 
 namespace {
 
-constexpr size_t kRecent = 12; // the chunks that determine the growth
+constexpr size_t kRecent = 12; // number of chunks that determine the growth
 
 // The position where a token is assumed to take twice as long as the first one, until the growth is measured.
 constexpr double kAssumedDouble = 8192;
@@ -42,6 +42,7 @@ void ChunkTimes::record(int64_t position, int64_t tokens, double seconds) {
   }
   const auto count = static_cast<double>(tokens);
   const Measurement measured = {count, static_cast<double>(position) + count / 2, seconds / count};
+  const double weight = recent_.empty() ? 0 : recent_.back().tokens;
   recent_.push_back(measured);
   if (recent_.size() > kRecent) {
     recent_.pop_front();
@@ -53,9 +54,7 @@ void ChunkTimes::record(int64_t position, int64_t tokens, double seconds) {
   // expectation so far counts as much as the tokens of the chunk before.
   const double expected = base_ + old_growth * measured.position - growth_ * measured.position;
   const double now = measured.token_seconds - growth_ * measured.position;
-  const auto weight = static_cast<double>(last_tokens_);
-  base_ = last_tokens_ == 0 ? now : std::max(now, (weight * expected + count * now) / (weight + count));
-  last_tokens_ = tokens;
+  base_ = std::max(now, (weight * expected + count * now) / (weight + count));
 }
 
 int64_t ChunkTimes::next_size(int64_t position, int64_t rest, int64_t limit, double seconds) const {

@@ -30,7 +30,6 @@ class ChunkTimes {
   double measured_growth() const;
 
   std::deque<Measurement> recent_;
-  int64_t last_tokens_ = 0; // of the last chunk
   double base_ = 0; // seconds
   double growth_ = 0; // seconds for each position; never negative
 };

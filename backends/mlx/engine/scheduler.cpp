@@ -435,6 +435,7 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
     const int64_t length = chooses ? model_draft_length(most, running, lookup) : most;
     if (length > 0) {
       const auto begin = Clock::now();
+      // At most, a draft model has not read any of the tokens yet.
       const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
       count_steps(0, 0, 0, seconds_since(begin));

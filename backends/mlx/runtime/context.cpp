@@ -4,7 +4,8 @@
 
 #include "../serialization/output_fields.h"
 #include "dispatch_table.h"
-#include "gpu/cache_update.h"
+#include "gpu/cuda_kernel.h"
+#include "gpu/fused.h"
 #include "profile.h"
 #include "tensor_slots.h"
 
@@ -179,7 +180,7 @@ void Context::set_updated(
   if (state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
-  if (state_.has_sole_reference(tid->idx(), x)) {
+  if (gpu::is_cuda(stream) && state_.has_sole_reference(tid->idx(), x)) {
     if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
       return set(tid, std::move(*updated));
     }

@@ -113,13 +113,7 @@ bool State::has_sole_reference(uint32_t slot, const mx::array& x) {
     return false;
   }
   auto& backup = buffers_backup_[slot - layout_.buffers_begin()];
-  if (!backup || backup->id() != x.id()) {
-    return false;
-  }
-  backup.reset();
-  const bool is_sole = x.is_donatable();
-  backup = x;
-  return is_sole;
+  return holds(backup, x) && is_sole_reference(x, &backup);
 }
 
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.

@@ -22,6 +22,29 @@ bool is_pending_update(const mx::array& x) {
 
 } // namespace
 
+bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
+  return holder && holder->id() == x.id();
+}
+
+bool is_sole_reference(const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second) {
+  const bool in_first = first != nullptr && holds(*first, x);
+  const bool in_second = second != nullptr && holds(*second, x);
+  if (in_first) {
+    first->reset();
+  }
+  if (in_second) {
+    second->reset();
+  }
+  const bool is_sole = x.is_donatable();
+  if (in_first) {
+    *first = x;
+  }
+  if (in_second) {
+    *second = x;
+  }
+  return is_sole;
+}
+
 const mx::array& array_before_updates(const mx::array& x) {
   const mx::array* base = &x;
   while (is_pending_update(*base)) {
@@ -65,32 +88,18 @@ size_t max_bytes() {
   return has_memory_limit() ? kMaxInPlaceBytesWithLimit : kMaxInPlaceBytes;
 }
 
-// Whether *holder refers to the same array as x.
-bool holds(const std::optional<mx::array>& holder, const mx::array& x) {
-  return holder && holder->id() == x.id();
-}
-
 // If x, `first` and `*second` are the only references to the array, resets `first` and `*second` and returns true.
 // Otherwise changes nothing and returns false.
-bool take_from(mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
-  const bool in_first = holds(first, x);
-  const bool in_second = second != nullptr && holds(*second, x);
-  if (in_first) {
-    first.reset();
+bool take_from(const mx::array& x, std::optional<mx::array>& first, std::optional<mx::array>* second) {
+  if (!is_sole_reference(x, &first, second)) {
+    return false;
   }
-  if (in_second) {
-    second->reset();
+  for (auto* holder : {&first, second}) {
+    if (holder != nullptr && holds(*holder, x)) {
+      holder->reset();
+    }
   }
-  if (x.is_donatable()) {
-    return true;
-  }
-  if (in_first) {
-    first = x;
-  }
-  if (in_second) {
-    *second = x;
-  }
-  return false;
+  return true;
 }
 
 } // namespace

@@ -17,6 +17,13 @@ namespace mx = mlx::core;
 // update as well, returns the array that it updates, and so on. Returns `x` if it is no pending update.
 const mx::array& array_before_updates(const mx::array& x);
 
+// Whether *holder refers to the same array as x.
+bool holds(const std::optional<mx::array>& holder, const mx::array& x);
+
+// Whether only x, and `*first` and `*second` if they hold x, refer to the array and its memory. The pointers may be null.
+bool is_sole_reference(
+    const mx::array& x, std::optional<mx::array>* first, std::optional<mx::array>* second = nullptr);
+
 // The old contents of the slices of one array that are overwritten. Does not hold the array itself, so that MLX can
 // update it in place.
 class Undo {

@@ -246,6 +246,8 @@ struct Plan {
         rows(q.shape(0) * q.shape(1)),
         dim(q.shape(3)),
         parts(length <= kMaxUndivided ? 1 : std::min(blocks_of(length, kPositionsOfPart), kMaxParts)),
+        shape(parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2}),
+        dtype(parts == 1 ? q.dtype() : mx::float32),
         // MLX passes the shape of an array by value. This array only brings two numbers to the kernel.
         sizes(static_cast<const float*>(nullptr), {length, parts, 0}, mx::float32),
         constants{
@@ -253,16 +255,9 @@ struct Plan {
             // The kernel computes powers of 2.
             {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}, {"kParts", parts > 1}} {}
 
-  // The shape of the kernel's result, for a query of the shape of q.
-  mx::Shape result_shape(const mx::array& q) const {
-    return parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2};
-  }
-
-  mx::Dtype result_dtype(const mx::array& q) const {
-    return parts == 1 ? q.dtype() : mx::float32;
-  }
-
   int length, rows, dim, parts;
+  mx::Shape shape;  // of the kernel's result
+  mx::Dtype dtype;
   mx::array sizes;
   CudaKernel::Constants constants;
 };
@@ -279,7 +274,6 @@ class AttentionStep : public DeferredOperation {
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     declare_written(inputs[kKeys], stream());
     declare_written(inputs[kValues], stream());
-    shape_ = outputs[0].shape();
     DeferredOperation::eval_gpu(inputs, outputs);
   }
 
@@ -294,12 +288,10 @@ class AttentionStep : public DeferredOperation {
     const size_t ahead = has_next ? std::min(inputs[kNext].nbytes(), kMaxAhead) : 0;
     const int blocks = plan_.rows * plan_.parts + static_cast<int>(ahead / (kThreads * kAheadOfThread));
     return attention_step_kernel()(
-        std::move(operands), {shape_}, blocks, kThreads, plan_.constants, stream(),
-        {plan_.parts == 1 ? inputs[0].dtype() : mx::float32})[0];
+        std::move(operands), {plan_.shape}, blocks, kThreads, plan_.constants, stream(), {plan_.dtype})[0];
   }
 
   const Plan plan_;
-  mx::Shape shape_;
 };
 
 // attention_of_token() of operands that attention_step_kernel() computes, too. Returns the result of this kernel.
@@ -336,9 +328,8 @@ std::optional<mx::array> attention_step(
       {{"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
        {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
        {"kAheadOfThread", kAheadOfThread}});
-  const auto shape = plan.result_shape(q);
-  const auto dtype = plan.result_dtype(q);
-  const mx::array y(shape, dtype, std::make_shared<AttentionStep>(stream, std::move(plan)), std::move(inputs));
+  const auto primitive = std::make_shared<AttentionStep>(stream, plan);
+  const mx::array y(plan.shape, plan.dtype, primitive, std::move(inputs));
   CacheUpdate::take_over(keys, y);
   CacheUpdate::take_over(values, y);
   return y;
@@ -367,8 +358,8 @@ std::optional<mx::array> attention_of_token(
   auto y = attention_step(q, *keys, *values, plan, stream);
   if (!y) {
     y = attention_kernel()(
-        {q, *keys, *values, plan.sizes}, {plan.result_shape(q)}, plan.rows * plan.parts, kThreads, plan.constants, stream,
-        {plan.result_dtype(q)})[0];
+        {q, *keys, *values, plan.sizes}, {plan.shape}, plan.rows * plan.parts, kThreads, plan.constants, stream,
+        {plan.dtype})[0];
   }
   if (plan.parts == 1) {
     return y;

@@ -1,9 +1,9 @@
-#include "cache_update.h"
-
+// Updates of a KV cache that a kernel of attention can take over.
 #include <memory>
 #include <vector>
 
 #include "cuda_kernel.h"
+#include "fused.h"
 #include "lazy.h"
 
 namespace executorch_mlx::gpu {

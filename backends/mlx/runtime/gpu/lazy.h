@@ -97,7 +97,7 @@ class DeferredRope : public DeferredOperation {
   mx::array compute(const std::vector<mx::array>& inputs) override;
 };
 
-// cache[:, :, position] = update, of inputs cache and update. See update_position().
+// cache[:, :, position] = update, of inputs cache and update: see update_position().
 class CacheUpdate : public DeferredOperation {
  public:
   CacheUpdate(mx::Stream stream, int position) : DeferredOperation(stream), position(position) {}

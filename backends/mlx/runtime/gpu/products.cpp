@@ -194,7 +194,7 @@ std::vector<mx::array> run(
     const std::optional<mx::array>& added, std::vector<mx::Shape> shapes, mx::Stream stream) {
   // A reshape keeps the order of the elements.
   const mx::array& row = is_lazy(x, "Reshape") ? x.inputs()[0] : x;
-  load_ahead(row, matrices[0]);
+  load_ahead(x, matrices[0]);
   const int depth = matrices[0].shape(1);
   const DeferredNorm* const norm = norm_of(row, depth);
   const float eps = norm != nullptr ? norm->eps : 0.0f;
