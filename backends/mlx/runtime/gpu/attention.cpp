@@ -26,17 +26,17 @@ constexpr int kMaxUndivided = 512;
 constexpr int kPositionsOfPart = 256;
 constexpr int kMaxParts = 64;
 
-// How much of the next matrix the L2 cache loads during attention.
-constexpr size_t kMaxAhead = 16 << 20;
+// How many bytes of the next matrix the L2 cache loads during attention.
+constexpr size_t kMaxAhead = 8 << 20;
 constexpr int kAheadOfThread = 4096;
 
 // The kernels of attention. A block computes one query head for one part of the positions. Each group of kLanes threads
 // holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity, kDim]. The
-// shape of `sizes` is the number of positions, the number of parts, and 0. If kParts is 0, y is [B, kHeads, 1, kDim].
-// Otherwise y is [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the
-// sum of the weights.
+// shape of `sizes` is the number of positions, the number of parts, the offset of the rotation, and 0. If kParts is 0, y is
+// [B, kHeads, 1, kDim]. Otherwise y is [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the
+// largest exponent and the sum of the weights.
 //
-// kSetup starts to load the keys and values. Between kSetup and kAttention, a kernel defines query_row, the query head. If
+// kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between kSetup and kAttention, a kernel defines query_row, the query head. If
 // kOwn is 1, the last position is not read from the cache, but from own_key and own_value.
 constexpr char kSetup[] = R"(
   constexpr int kWide = 16 / sizeof(T);
@@ -53,12 +53,12 @@ constexpr char kSetup[] = R"(
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   const uint64_t cache = uint64_t(head / kShared) * keys_shape[2] * kDim + lane * kWide;
-  uint4 key[kBatch], value[kBatch];
+  uint4 next_key[kBatch], next_value[kBatch];
   const auto load = [&](int first) {
     for (int i = 0; i < kBatch; ++i) {
       const int position = max(min(first + i * kGroups + group, length - 1 - kOwn), 0);
-      key[i] = *reinterpret_cast<const uint4*>(keys + cache + uint64_t(position) * kDim);
-      value[i] = *reinterpret_cast<const uint4*>(values + cache + uint64_t(position) * kDim);
+      next_key[i] = *reinterpret_cast<const uint4*>(keys + cache + uint64_t(position) * kDim);
+      next_value[i] = *reinterpret_cast<const uint4*>(values + cache + uint64_t(position) * kDim);
     }
   };
   load(begin);
@@ -72,6 +72,14 @@ constexpr char kAttention[] = R"(
   }
   float largest = kLowest, total = 0.0f;
   for (int first = begin; first < end; first += kGroups * kBatch) {
+    uint4 key[kBatch], value[kBatch];
+    for (int i = 0; i < kBatch; ++i) {
+      key[i] = next_key[i];
+      value[i] = next_value[i];
+    }
+    if (first + kGroups * kBatch < end) {
+      load(first + kGroups * kBatch);
+    }
     float score[kBatch];
     float new_largest = largest;
     for (int i = 0; i < kBatch; ++i) {
@@ -102,9 +110,6 @@ constexpr char kAttention[] = R"(
       for (int j = 0; j < kWide; ++j) {
         sums[j] += weight * static_cast<float>(reinterpret_cast<const T*>(&value[i])[j]);
       }
-    }
-    if (first + kGroups * kBatch < end) {
-      load(first + kGroups * kBatch);
     }
   }
   __shared__ float all_largest[kGroups], all_totals[kGroups], all_sums[kGroups * kDim];
@@ -165,10 +170,8 @@ const CudaKernel& attention_step_kernel() {
   if (blockIdx.x >= blocks) {
 #if __CUDA_ARCH__ >= 900
     const uint64_t at = (uint64_t(blockIdx.x - blocks) * kThreads + threadIdx.x) * kAheadOfThread;
-    if (at + kAheadOfThread <= uint64_t(next_shape[0]) * next_shape[1] * sizeof(T)) {
-      const auto address = __cvta_generic_to_global(reinterpret_cast<const char*>(next) + at);
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kAheadOfThread) : "memory");
-    }
+    const auto address = __cvta_generic_to_global(reinterpret_cast<const char*>(next) + at);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(kAheadOfThread) : "memory");
 #endif
     return;
   }
@@ -177,7 +180,8 @@ const CudaKernel& attention_step_kernel() {
   __shared__ __align__(16) T query_row[kDim], own_key[kDim], own_value[kDim];
   const int batch = head / kHeads;
   const int source = head / kShared * kDim;  // of the new key and value
-  const float angle = __int_as_float(kPositionScale) * static_cast<float>(offset[kPerRow ? batch : 0]);
+  const int rotated_by = kHasOffset ? sizes_shape[2] : offset[kPerRow ? batch : 0];
+  const float angle = __int_as_float(kPositionScale) * static_cast<float>(rotated_by);
   switch (threadIdx.x / 32) {
     case 0:
       norm_rope(new_query + head * kDim, query_weight, angle, query_row);
@@ -203,22 +207,56 @@ const CudaKernel& attention_step_kernel() {
 // A block combines the parts of one query head. `like` is empty, and there for its dtype.
 const CudaKernel& combine_kernel() {
   static const CudaKernel kernel("combine_attention", {"like", "parts"}, {"y"}, R"(
+  constexpr int kBatch = 8;  // parts of an iteration
   const int count = parts_shape[1];
   const float* const part = parts + uint64_t(blockIdx.x) * count * (kDim + 2);
-  float largest = part[kDim];
-  for (int i = 1; i < count; ++i) {
-    largest = fmaxf(largest, part[i * (kDim + 2) + kDim]);
-  }
-  float sum = 0.0f, total = 0.0f;
-  for (int i = 0; i < count; ++i) {
-    const float factor = exp2f(part[i * (kDim + 2) + kDim] - largest);
-    sum += factor * part[i * (kDim + 2) + threadIdx.x];
-    total += factor * part[i * (kDim + 2) + kDim + 1];
+  float largest = -INFINITY, sum = 0.0f, total = 0.0f;
+  for (int first = 0; first < count; first += kBatch) {
+    float part_sum[kBatch], part_largest[kBatch], part_total[kBatch];
+    float new_largest = largest;
+    for (int i = 0; i < kBatch; ++i) {
+      const float* const from = part + min(first + i, count - 1) * (kDim + 2);
+      part_sum[i] = from[threadIdx.x];
+      part_largest[i] = first + i < count ? from[kDim] : -INFINITY;
+      part_total[i] = from[kDim + 1];
+      new_largest = fmaxf(new_largest, part_largest[i]);
+    }
+    const float factor = exp2f(largest - new_largest);
+    largest = new_largest;
+    sum *= factor;
+    total *= factor;
+    for (int i = 0; i < kBatch; ++i) {
+      const float weight = exp2f(part_largest[i] - largest);
+      sum += weight * part_sum[i];
+      total += weight * part_total[i];
+    }
   }
   y[blockIdx.x * kDim + threadIdx.x] = static_cast<T>(sum / total);
 )");
   return kernel;
 }
+
+// The result of combine_kernel() for `parts`, the only input.
+class CombineAttention : public DeferredOperation {
+ public:
+  CombineAttention(mx::Stream stream, mx::Shape shape, mx::Dtype dtype)
+      : DeferredOperation(stream), shape_(std::move(shape)), like_(static_cast<const float*>(nullptr), {0}, dtype) {}
+
+  const char* name() const override {
+    return kName;
+  }
+
+  static constexpr char kName[] = "CombineAttention";
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override {
+    const int heads = inputs[0].shape(0), dim = shape_.back();
+    return combine_kernel()({like_, inputs[0]}, {shape_}, heads, dim, {{"kDim", dim}}, stream())[0];
+  }
+
+  const mx::Shape shape_;
+  const mx::array like_;
+};
 
 // Whether the memory of x is aligned to 16 bytes, or will be.
 bool is_aligned(const mx::array& x) {
@@ -241,15 +279,15 @@ const mx::array* cache_of(const mx::array& x) {
 
 // How a kernel divides the work, and the constants of both kernels.
 struct Plan {
-  Plan(const mx::array& q, const mx::array& k, float scale)
+  Plan(const mx::array& q, const mx::array& k, float scale, std::optional<int> offset)
       : length(k.shape(2)),
         rows(q.shape(0) * q.shape(1)),
         dim(q.shape(3)),
         parts(length <= kMaxUndivided ? 1 : std::min(blocks_of(length, kPositionsOfPart), kMaxParts)),
         shape(parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2}),
         dtype(parts == 1 ? q.dtype() : mx::float32),
-        // MLX passes the shape of an array by value. This array only brings two numbers to the kernel.
-        sizes(static_cast<const float*>(nullptr), {length, parts, 0}, mx::float32),
+        // MLX passes the shape of an array by value. This array only brings numbers to the kernel.
+        sizes(static_cast<const float*>(nullptr), {length, parts, offset.value_or(0), 0}, mx::float32),
         constants{
             {"kThreads", kThreads}, {"kDim", dim}, {"kHeads", q.shape(1)}, {"kShared", q.shape(1) / k.shape(1)},
             // The kernel computes powers of 2.
@@ -284,7 +322,7 @@ class AttentionStep : public DeferredOperation {
   mx::array compute(const std::vector<mx::array>& inputs) override {
     const bool has_next = inputs.size() > kNext;
     std::vector<mx::array> operands(inputs.begin(), inputs.begin() + kNext);
-    operands.insert(operands.end(), {plan_.sizes, has_next ? inputs[kNext] : inputs[0]});
+    operands.insert(operands.end(), {plan_.sizes, has_next ? address_of(inputs[kNext]) : inputs[0]});
     const size_t ahead = has_next ? std::min(inputs[kNext].nbytes(), kMaxAhead) : 0;
     const int blocks = plan_.rows * plan_.parts + static_cast<int>(ahead / (kThreads * kAheadOfThread));
     return attention_step_kernel()(
@@ -319,6 +357,7 @@ std::optional<mx::array> attention_step(
   const auto& operands = q.inputs();
   const int of_query = 2 * q.sibling_position();
   const int of_key = 2 - of_query;
+  // A kernel that gets the offset by value does not wait for the memory of the host, where a single number lies.
   const mx::array& offset = operands[4];
   std::vector<mx::array> inputs{
       operands[of_query], operands[of_query + 1], operands[of_key], operands[of_key + 1],
@@ -327,7 +366,7 @@ std::optional<mx::array> attention_step(
       plan.constants.end(),
       {{"kNorm", rope.has_norm}, {"kEps", std::bit_cast<int>(rope.eps)},
        {"kPositionScale", std::bit_cast<int>(rope.scale)}, {"kPerRow", offset.size() > 1},
-       {"kAheadOfThread", kAheadOfThread}});
+       {"kHasOffset", rope.offset.has_value()}, {"kAheadOfThread", kAheadOfThread}});
   const auto primitive = std::make_shared<AttentionStep>(stream, plan);
   const mx::array y(plan.shape, plan.dtype, primitive, std::move(inputs));
   CacheUpdate::take_over(keys, y);
@@ -354,7 +393,10 @@ std::optional<mx::array> attention_of_token(
   if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxBlocks / kMaxParts) {
     return std::nullopt;
   }
-  const Plan plan(q, k, scale);
+  const bool is_rotated = is_lazy(q, DeferredRope::kName);
+  const Plan plan(
+      q, k, scale,
+      is_rotated ? static_cast<const DeferredRope&>(q.primitive()).options.offset : std::nullopt);
   auto y = attention_step(q, *keys, *values, plan, stream);
   if (!y) {
     y = attention_kernel()(
@@ -364,13 +406,13 @@ std::optional<mx::array> attention_of_token(
   if (plan.parts == 1) {
     return y;
   }
-  const mx::array like(static_cast<const float*>(nullptr), {0}, q.dtype());
-  return combine_kernel()({like, *y}, {q.shape()}, plan.rows, dim, {{"kDim", dim}}, stream)[0];
+  auto combine = std::make_shared<CombineAttention>(stream, q.shape(), q.dtype());
+  return mx::array(q.shape(), q.dtype(), std::move(combine), {*y});
 }
 
 void load_ahead(const mx::array& x, const mx::array& matrix) {
   const mx::array* y = &x;
-  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose")) {
+  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose") || is_lazy(*y, CombineAttention::kName)) {
     y = &y->inputs()[0];
   }
   if (is_lazy(*y, AttentionStep::kName) && y->inputs().size() == AttentionStep::kNext) {

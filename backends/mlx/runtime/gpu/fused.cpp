@@ -5,8 +5,10 @@
 #include <bit>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../checks.h"
 #include "../error.h"
 #include "cuda_kernel.h"
 #include "lazy.h"
@@ -126,6 +128,17 @@ std::optional<RopeOperand> rope_operand(const mx::array& x) {
   return operand;
 }
 
+// The only element of x if the host can read it, and an axis of an array can have this size. Else nullopt.
+std::optional<int> value_on_host(const mx::array& x) {
+  std::optional<int> result;
+  if (x.size() == 1 && is_on_host(x)) {
+    for_each_integer(x, [&](int64_t value) {
+      result = value >= 0 && std::in_range<int>(value) ? std::optional(static_cast<int>(value)) : std::nullopt;
+    });
+  }
+  return result;
+}
+
 } // namespace
 
 const mx::array* operand_of_transposition(const mx::array& y) {
@@ -216,7 +229,7 @@ std::optional<std::vector<mx::array>> norm_rope(
   std::vector<mx::array> inputs;
   std::vector<mx::Shape> shapes;
   std::vector<RopeOperand> operands;
-  DeferredRope::Options options{{}, dim, false, 0.0f, scale};
+  DeferredRope::Options options{{}, dim, false, 0.0f, scale, value_on_host(offset)};
   for (const auto& x : arrays) {
     const bool matches = x.ndim() == 4 && x.dtype() == arrays[0].dtype() && x.shape(0) == arrays[0].shape(0) &&
         x.shape(2) == arrays[0].shape(2) && x.shape(3) == dim;

@@ -4,6 +4,7 @@
 #include <mlx/mlx.h>
 #include <mlx/primitives.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -27,6 +28,15 @@ inline int blocks_of(size_t rows, int per_block) {
 // Whether x is the result of the operation `name` that is not evaluated yet.
 inline bool is_lazy(const mx::array& x, std::string_view name) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive() && x.primitive().name() == name;
+}
+
+// An array with only the first element of the available matrix w, for a kernel that needs no more than the address. When
+// the operands of the kernels so far have many elements, MLX ends their CUDA graph, which costs time.
+inline mx::array address_of(const mx::array& w) {
+  mx::array y({1}, w.dtype(), nullptr, {});
+  y.copy_shared_buffer(w, {1}, {true, true, true}, 1);
+  y.set_status(mx::array::Status::available);
+  return y;
 }
 
 // Whether x has the dtype `dtype`, and the kernels can read it: it must be a float dtype.
@@ -82,6 +92,7 @@ class DeferredRope : public DeferredOperation {
     bool has_norm;
     float eps;  // of the norm
     float scale;  // of the positions
+    std::optional<int> offset;  // if it is the same for all rows, and the host knows it
   };
 
   DeferredRope(mx::Stream stream, Options options) : DeferredOperation(stream), options(std::move(options)) {}

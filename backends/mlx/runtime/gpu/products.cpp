@@ -205,7 +205,9 @@ std::vector<mx::array> run(
   const int threads = depth < kManyColumns ? kThreads : 2 * kThreads;
   CudaKernel::Constants constants{
       {"kThreads", threads}, {"kDepth", depth}, {"kNorm", norm != nullptr}, {"kEps", std::bit_cast<int>(eps)}};
-  inputs.insert(inputs.end(), matrices.begin(), matrices.end());
+  for (const auto& matrix : matrices) {
+    inputs.push_back(address_of(matrix));
+  }
   if (added) {
     inputs.push_back(*added);
   }
