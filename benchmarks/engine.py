@@ -208,9 +208,9 @@ def measure_prose(path: str, draft: int) -> float:
     return statistics.median(rates)
 
 
-def in_process(call: str) -> object:
-    """Evaluate `call`, an expression of this module, in a new process, and return its value."""
-    code = f"import json, engine; print(json.dumps(engine.{call}))"
+def in_process(call: str, module: str = "engine") -> object:
+    """Evaluate `call`, an expression of this module or another one, in a new process, and return its value."""
+    code = f"import json, {module}; print(json.dumps({module}.{call}))"
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "benchmarks")
     if done.returncode:
