@@ -1,6 +1,8 @@
 """The delegate, registered once per session, and small language models, exported once."""
 
+import ctypes
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,38 @@ DELEGATE = load_delegate()
 remember_composites()
 
 
+# `mlx::core::random::seed(uint64_t)` in libmlx, which the delegate loads. `mlx.core.random.seed` does not seed the
+# generator of that library, only the one of MLX's Python package.
+_seed_mlx = ctypes.CDLL(DELEGATE)[f"_ZN3mlx4core6random4seedE{'y' if sys.platform == 'darwin' else 'm'}"]
+_seed_mlx.argtypes, _seed_mlx.restype = [ctypes.c_uint64], None
+
+
 @pytest.fixture(autouse=True)
-def seeded_torch():
-    """Seeds torch's generator before each test, so that random inputs do not depend on earlier tests."""
+def seeded():
+    """Seeds the generators of torch and of MLX before each test, so that draws do not depend on earlier tests.
+
+    MLX's C++ library has one for each thread, and would seed that of this thread with the time.
+    """
     torch.manual_seed(0)
+    _seed_mlx(0)
+
+
+def pytest_collectstart():
+    """Seeds torch's generator before each module is imported.
+
+    What a module draws, such as the weights of its layers, then does not depend on the modules imported before it.
+    """
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    """Seeds torch's generator for a fixture that several tests share, which is set up before `seeded`."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

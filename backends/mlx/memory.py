@@ -2,8 +2,8 @@
 
 The functions have the names that they have in `mlx.core`. All sizes are in bytes. They count the memory that MLX has
 allocated, including that of arrays that you create with `mlx.core`, and the weights that programs use in place: on a
-CPU, the constants of a loaded program stay in the memory of its file. `mlx.core.get_active_memory()` does not count
-weights in place.
+CPU, the constants of a loaded program stay in the memory of its file, except that packed copies of quantized weights
+take their place. `mlx.core.get_active_memory()` does not count weights in place.
 
 All functions may be called from any thread. The first call of one of them loads the delegate, see `load_delegate`.
 """
@@ -46,7 +46,8 @@ def get_active_memory() -> int:
 def get_peak_memory() -> int:
     """Return the largest number of bytes in use since the start of the process, or since `reset_peak_memory`.
 
-    If a program was unloaded in that time, the result may be higher than the true peak.
+    If a program was unloaded in that time, or a method was loaded whose packed weights take the place of those of an
+    earlier method, the result may be higher than the true peak.
     """
     return _library().executorch_mlx_get_peak_memory()
 

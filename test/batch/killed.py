@@ -36,12 +36,15 @@ def lines_in(path: Path) -> int:
 def run_and_kill(command: list, answers: Path, count: int, kills: int, seed: int) -> list[int]:
     """Run `command` until it ends, and kill it `kills` times. Return the number of whole lines after each kill.
 
-    Each kill happens when the file has a certain number of answers, which is drawn with `seed`. After each kill, a part
-    of a line is added to the file, as an interrupted write would leave it.
+    Each kill happens when the file has a certain number of answers, which is drawn with `seed`, or one more answer than
+    after the last kill if that kill came late. A third of the answers is left after the last of these numbers, so that
+    a late kill does not miss the run. After each kill, a part of a line is added to the file, as an interrupted write
+    would leave it.
     """
     rng, after = random.Random(seed), []
-    for point in sorted(rng.sample(range(1, count * 9 // 10), kills)):
+    for point in sorted(rng.sample(range(1, count * 2 // 3), kills)):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        point = max(point, after[-1] + 1 if after else 1)
         while lines_in(answers) < point and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)

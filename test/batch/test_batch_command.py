@@ -9,7 +9,7 @@ from executorch_mlx.batch import AnswerFile
 from executorch_mlx.cli.main import main
 from executorch_mlx.llm import LLM
 
-REQUEST_COUNT = 60
+REQUEST_COUNT = 200
 
 
 def line(custom_id="a", url="/v1/completions", method="POST", model="batch", **body):

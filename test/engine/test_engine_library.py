@@ -110,7 +110,7 @@ def test_example_replaces_a_turn(chat, program, tmp_path):
 
 def test_example_cancels_after_a_time(chat, program):
     path = program("endless_text", programs.successor, max_context_len=10**12)
-    texts, reports = chat(path, 0.2, "1", "2")
+    texts, reports = chat(path, 1, "1", "2")
     assert texts[0].startswith(b"\2\3\4")
     assert [line.partition(",")[0] for line in reports] == ["cancelled", "cancelled"]
 

@@ -128,7 +128,7 @@ def layers():
     x, q = g.input((1, 6, 6, 4)), g.input((2, 64))
     w = g.constant(torch.randn(4, 3, 3, 4))
     packed = [
-        torch.from_numpy(np.array(p)) for p in mx.quantize(mx.random.normal((8, 64)), 32, 4)
+        torch.from_numpy(np.array(p)) for p in mx.quantize(mx.random.normal((8, 64), key=mx.random.key(0)), 32, 4)
     ]
     parts = dict(zip(("w", "scales", "biases"), map(g.constant, packed)))
     t, y = g.new_temp(), g.new_temp()

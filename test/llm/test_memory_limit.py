@@ -1,12 +1,15 @@
 """Language models under a memory limit."""
 
 import gc
+import sys
 
 import pytest
 import small_llm
+import torch
 
 from executorch_mlx import LLM, memory
 from executorch_mlx.cli.main import main
+from executorch_mlx.llm.export import HeadConfig, export_llm
 
 PROMPT = list(range(100, 100 + 2 * small_llm.CHUNK + 5))  # three chunks
 SAMPLED = {"temperature": 0.9, "top_k": 40, "seed": 3, "max_new_tokens": 12, "ignore_eos": True}
@@ -69,6 +72,43 @@ def test_load_beyond_the_limit_is_an_error(chat_program):
         LLM.load(chat_program)
     memory.set_memory_limit(None)
     assert len(tokens(LLM.load(chat_program))) == 12
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the CPU kernels are built on Linux only")
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_weights_take_the_place_of_those_in_the_file(tied, tmp_path):
+    """The embedding is read in the file. If it is also the output projection, it counts beside its packed copy."""
+    import mlx.core as mx
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=small_llm.VOCABULARY, max_position_embeddings=128, eos_token_id=None, tie_word_embeddings=tied,
+    )  # fmt: skip
+    exported = export_llm(
+        LlamaForCausalLM(config).eval(), quantize="int4", activations="int8", allow_extensions=True, verify=False,
+        head=HeadConfig.minimal(), speculation=False,
+    )  # fmt: skip
+    size = exported.save(tmp_path / "model.pte") + exported.cache_bytes
+    gc.collect()
+    before, before_in_mlx = memory.get_active_memory(), mx.get_active_memory()
+    with LLM.load(tmp_path / "model.pte") as llm:
+        packed = mx.get_active_memory() - before_in_mlx - exported.cache_bytes
+        in_place = memory.get_active_memory() - before - packed - exported.cache_bytes
+        assert packed > 1_000_000 and small_llm.VOCABULARY * 256 < in_place < 600_000
+        expected = llm.generate([7, 8, 9], max_new_tokens=12).result().tokens
+    del llm
+    gc.collect()
+    assert memory.get_active_memory() == before
+    # A limit that leaves no room for all weights beside their packed copies.
+    limit = before + size + packed * 3 // 4
+    memory.set_memory_limit(limit)
+    memory.reset_peak_memory()
+    with LLM.load(tmp_path / "model.pte") as llm:
+        assert mx.get_active_memory() - before_in_mlx == packed + exported.cache_bytes
+        assert llm.generate([7, 8, 9], max_new_tokens=12).result().tokens == expected
+    assert memory.get_peak_memory() <= limit
 
 
 # -- command line ------------------------------------------------------------------

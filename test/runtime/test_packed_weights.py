@@ -1,5 +1,6 @@
 """Weights of products with 8-bit activations are packed when a program is loaded. Results keep their bits."""
 
+import ctypes
 import sys
 
 import pytest
@@ -83,6 +84,69 @@ def test_weights_are_not_packed_if_the_copy_would_exceed_the_memory_limit(limit)
     (result,) = model(activations(1))
     assert torch.equal(result, expected)
     assert memory.get_peak_memory() <= total
+
+
+def bytes_of(tensors):
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def program_in_file(folder, tensors, methods):
+    """Load a program from a file. Return it, and a method that has loaded the weights but has no use for them.
+
+    ExecuTorch's Python runtime locks the pages of what it loads. They are unlocked here, as in the engine.
+    """
+    idle = Graph()
+    x = idle.input((1,))
+    for tensor in tensors.values():
+        idle.constant(tensor)
+    idle.emit(ir.AddNode(a=x, b=x, out=idle.output((1,))))
+    path = folder / "model.pte"
+    path.write_bytes(pte({"idle": idle} | methods))
+    program = Runtime.get().load_program(path)
+    method = program.load_method("idle")
+    ctypes.CDLL(None).munlockall()
+    return program, method
+
+
+def test_a_copy_of_weights_in_a_file_takes_their_place(limit, tmp_path):
+    """The limit leaves room for half a copy besides the weights."""
+    import mlx.core as mx
+
+    tensors = weights()
+    g = graph_with_constants(1, tensors)
+    (expected,) = g.run(activations(1))
+    before, before_in_mlx = memory.get_active_memory(), mx.get_active_memory()
+    total = limit(bytes_of(tensors) + PANELS // 2)
+    program, idle = program_in_file(tmp_path, tensors, {"forward": g})
+    method = program.load_method("forward")
+    assert mx.get_active_memory() - before_in_mlx >= PANELS
+    assert memory.get_active_memory() <= total
+    assert torch.equal(method.execute([activations(1)])[0], expected)
+    del method, idle, program
+    assert memory.get_active_memory() == before
+
+
+def test_weights_that_another_method_reads_count_beside_their_copy(limit, tmp_path):
+    """The method `b` reads the weights themselves. Loaded after `a`, it has to fit beside the copy."""
+    tensors = weights()
+    b = Graph()
+    slots = {name: b.constant(tensor) for name, tensor in tensors.items()}
+    b.emit(ir.DequantizeNode(out=b.output((N, K)), group_size=64, bits=4, mode="affine", **slots))
+    (expected,) = b.run()
+    before = memory.get_active_memory()
+    for first, second in ("ab", "ba"):
+        limit(bytes_of(tensors) + PANELS // 2)
+        program, idle = program_in_file(tmp_path, tensors, {"a": graph_with_constants(1, tensors), "b": b})
+        methods = {first: program.load_method(first)}
+        if first == "a":
+            with pytest.raises(RuntimeError):
+                program.load_method("b")
+        memory.set_memory_limit(None)
+        methods[second] = program.load_method(second)
+        assert memory.get_active_memory() - before >= bytes_of(tensors) + PANELS
+        assert torch.equal(methods["b"].execute([])[0], expected)
+        del methods, idle, program
+        assert memory.get_active_memory() == before
 
 
 def test_weights_that_the_init_chain_may_change_are_not_packed():

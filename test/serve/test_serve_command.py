@@ -35,7 +35,9 @@ def started(folder: Path, *arguments) -> Iterator[tuple[str, subprocess.Popen]]:
 
 @pytest.mark.parametrize("grace, sent", [(0, signal.SIGINT), (60, signal.SIGINT), (60, signal.SIGTERM)])
 def test_after_a_signal_running_answers_have_the_grace_period_to_finish(chat_program, tmp_path, grace, sent):
-    body = {"model": "mine", "prompt": [5], "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    # Without a grace period, the request has so many answers that they cannot end before the signal arrives.
+    prompts = [[5]] * (1 if grace else 50)
+    body = {"model": "mine", "prompt": prompts, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     with started(tmp_path, chat_program, "--grace", grace) as (url, process):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             events = (line.removeprefix("data: ") for line in response.iter_lines() if line)

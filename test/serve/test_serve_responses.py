@@ -123,7 +123,8 @@ def test_length_schema_and_log_probabilities(client):
         "required": ["ok"],
         "additionalProperties": False,
     }
-    answer = create(client, text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
+    text = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    answer = create(client, text=text, extra_body={"seed": 1})
     assert isinstance(json.loads(answer.output_text)["ok"], bool)
 
 

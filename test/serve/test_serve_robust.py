@@ -108,20 +108,25 @@ def test_overlong_lines_and_bodies_are_refused(chat_program):
         assert httpx.post(f"{server.url}/v1/completions", json=BODY).status_code == 200
 
 
-def test_body_that_does_not_arrive_and_answer_that_takes_too_long(chat_program):
-    with served.serve(chat_program, body_seconds=0.3, request_seconds=0.5) as server:
+def test_body_that_does_not_arrive(chat_program):
+    with served.serve(chat_program, body_seconds=0.3) as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         with socket.create_connection(address, timeout=30) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
             connection.sendall(b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_answer_that_takes_too_long(chat_program):
+    with served.serve(chat_program, request_seconds=0.5) as server:
         server.delay = 0.05
+        body = {"model": NAME, "prompt": [5], "max_tokens": 500, "extra_body": {"ignore_eos": True}}
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.InternalServerError, match="took too long") as caught:
-                client.completions.create(model=NAME, prompt=[5], max_tokens=500)
+                client.completions.create(**body)
             assert caught.value.status_code == 504 and caught.value.code == "timeout"
             with pytest.raises(openai.APIError, match="took too long"):
-                list(client.completions.create(model=NAME, prompt=[5], max_tokens=500, stream=True))
+                list(client.completions.create(**body, stream=True))
         until(lambda: server.llm.stats.running == 0)
 
 

@@ -64,9 +64,11 @@ void load_data(Handle& handle, const et::NamedDataMap* named_data, const Options
         [] { return "constants and buffers"; },
         bytes_to_load(handle.program, *handle.shared, *handle.session));
   }
+  const size_t peak = in_place_peak();
   load_constants(handle.program, named_data, *handle.shared, handle.state, handle.stream);
   load_buffers(handle.program, named_data, *handle.session, options, handle.state, handle.stream);
   pack_weights(handle.program, *handle.shared, handle.state, handle.stream);
+  set_in_place_peak(peak);
 }
 
 void run_init_chain(Handle& handle) {

@@ -157,7 +157,7 @@ class Context {
   // The packed weights of a product, or nullopt: see packed_weights.h.
   std::optional<mx::array> packed_weights(const void* node) const {
     const auto found = state_.packed_weights.find(node);
-    return found == state_.packed_weights.end() ? std::nullopt : std::optional(*found->second);
+    return found == state_.packed_weights.end() ? std::nullopt : std::optional(found->second->panels);
   }
 
   // Adds `elements` * `depth` to the operations that the load option `max_operations` bounds. Both factors are less

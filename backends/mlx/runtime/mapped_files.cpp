@@ -28,17 +28,19 @@ MappedFiles::MappedFiles() {
 #endif
 }
 
-void MappedFiles::release([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {
+size_t MappedFiles::release([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) const {
 #if defined(__linux__)
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
   const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
   for (const auto& range : ranges_) {
     if (first < last && range.begin <= first && last <= range.end) {
-      madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);  // may be refused, for locked pages
+      const bool is_released = madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) == 0;
+      return is_released ? last - first : 0;
     }
   }
 #endif
+  return 0;
 }
 
 } // namespace executorch_mlx

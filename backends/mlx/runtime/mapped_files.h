@@ -13,8 +13,9 @@ class MappedFiles {
   MappedFiles();  // reads the memory map
 
   // Releases the pages in `bytes` bytes from `begin` on, if they map a file. They no longer count as memory of this
-  // process. A later read maps them again: the contents stay the same.
-  void release(const void* begin, size_t bytes) const;
+  // process. A later read maps them again: the contents stay the same. Returns the number of released bytes, which is 0
+  // for other memory and for locked pages.
+  size_t release(const void* begin, size_t bytes) const;
 
  private:
   struct Range {

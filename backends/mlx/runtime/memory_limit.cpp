@@ -15,7 +15,7 @@ namespace {
 
 std::atomic<size_t> limit_bytes{kNoMemoryLimit};
 std::atomic<size_t> in_place_bytes{0};
-std::atomic<size_t> in_place_peak{0};
+std::atomic<size_t> in_place_peak_bytes{0};
 
 thread_local std::string memory_error;
 
@@ -46,13 +46,30 @@ size_t active_memory() {
 
 InPlaceBytes::InPlaceBytes(size_t bytes) : bytes_(bytes) {
   const size_t now = in_place_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  size_t peak = in_place_peak.load(std::memory_order_relaxed);
-  while (peak < now && !in_place_peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+  size_t peak = in_place_peak_bytes.load(std::memory_order_relaxed);
+  while (peak < now && !in_place_peak_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
   }
 }
 
 InPlaceBytes::~InPlaceBytes() {
   in_place_bytes.fetch_sub(bytes_, std::memory_order_relaxed);
+}
+
+ReleasedBytes::ReleasedBytes(size_t bytes) : bytes_(bytes) {
+  in_place_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+ReleasedBytes::~ReleasedBytes() {
+  in_place_bytes.fetch_add(bytes_, std::memory_order_relaxed);
+}
+
+size_t in_place_peak() {
+  return in_place_peak_bytes.load(std::memory_order_relaxed);
+}
+
+void set_in_place_peak(size_t peak) {
+  in_place_peak_bytes.store(
+      std::max(peak, in_place_bytes.load(std::memory_order_relaxed)), std::memory_order_relaxed);
 }
 
 std::mutex& memory_mutex() {
@@ -92,12 +109,12 @@ EXECUTORCH_MLX_API size_t executorch_mlx_get_active_memory() {
 }
 
 EXECUTORCH_MLX_API size_t executorch_mlx_get_peak_memory() {
-  return std::max(active_memory(), mx::get_peak_memory() + in_place_peak.load(std::memory_order_relaxed));
+  return std::max(active_memory(), mx::get_peak_memory() + in_place_peak_bytes.load(std::memory_order_relaxed));
 }
 
 EXECUTORCH_MLX_API void executorch_mlx_reset_peak_memory() {
   mx::reset_peak_memory();
-  in_place_peak.store(in_place_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  in_place_peak_bytes.store(in_place_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
 EXECUTORCH_MLX_API size_t executorch_mlx_get_cache_memory() {

@@ -38,6 +38,26 @@ class InPlaceBytes {
   size_t bytes_;
 };
 
+// While it exists, active_memory() does not count `bytes` of those that an InPlaceBytes counts: no instruction reads these
+// weights, and their pages are released.
+class ReleasedBytes {
+ public:
+  explicit ReleasedBytes(size_t bytes);
+  ~ReleasedBytes();
+  ReleasedBytes(const ReleasedBytes&) = delete;
+  ReleasedBytes& operator=(const ReleasedBytes&) = delete;
+
+ private:
+  size_t bytes_;
+};
+
+// Returns the largest number of bytes in place so far.
+size_t in_place_peak();
+
+// Sets the peak to `peak`, or to the number of bytes in place now if that is larger. A load calls it at its end with the
+// peak from before: the pages of weights that the load has released were never in memory at the same time.
+void set_in_place_peak(size_t peak);
+
 // Returns the mutex that a thread holds from a check against the limit until the memory is allocated, so that two
 // threads cannot both count on the same free bytes. The mutex also serializes evaluations, which share a stream.
 std::mutex& memory_mutex();

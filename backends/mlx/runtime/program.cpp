@@ -60,9 +60,10 @@ Layout read_layout(const fb::MLXGraph& graph) {
 class SlotVerifier {
  public:
   // The instruction may write only tensor slots with the number `first_writable` or higher. `where` names the
-  // instruction in messages.
-  SlotVerifier(const Layout& layout, uint32_t first_writable, const std::string& where)
-      : layout_(layout), first_writable_(first_writable), where_(where) {}
+  // instruction in messages. Counts the fields with a constant in `constant_uses`.
+  SlotVerifier(
+      const Layout& layout, uint32_t first_writable, const std::string& where, std::vector<uint32_t>& constant_uses)
+      : layout_(layout), first_writable_(first_writable), where_(where), constant_uses_(constant_uses) {}
 
   uint32_t list_elements() const {
     return list_elements_;
@@ -139,12 +140,12 @@ class SlotVerifier {
     list_elements_ += static_cast<uint32_t>(size);
   }
 
-  void check_tensor(const Field& field, const fb::Tid* tid) const {
+  void check_tensor(const Field& field, const fb::Tid* tid) {
     check_program(tid != nullptr, where_, field.name, ": expected a tensor slot");
     check_tensor(field, *tid);
   }
 
-  void check_tensor(const Field& field, const fb::Tid& tid) const {
+  void check_tensor(const Field& field, const fb::Tid& tid) {
     check_program(
         tid.idx() < layout_.num_tensors(),
         where_, field.name, ": tensor slot ", tid.idx(), " is out of range [0, ", layout_.num_tensors(), ")");
@@ -152,6 +153,9 @@ class SlotVerifier {
         !is_output_field(field.name) || tid.idx() >= first_writable_,
         where_, field.name, ": tensor slot ", tid.idx(), " is ",
         tid.idx() < layout_.constants ? "a constant" : "an input", " and cannot be written");
+    if (tid.idx() < layout_.constants) {
+      ++constant_uses_[tid.idx()];
+    }
   }
 
   void check_value(const Field& field, const fb::Vid* vid) const {
@@ -164,6 +168,7 @@ class SlotVerifier {
   const Layout& layout_;
   uint32_t first_writable_;
   const std::string& where_;
+  std::vector<uint32_t>& constant_uses_;
   uint32_t list_elements_ = 0;
 };
 
@@ -293,7 +298,7 @@ class ChainVerifier {
           row != nullptr && instruction.op() != nullptr,
           "chain ", index, ", instruction ", i, ": node ", tag, " is unknown to this runtime");
       const std::string where = str("chain ", index, ", instruction ", i, " (", row->name, "): ");
-      SlotVerifier verifier(program_.layout, first_writable, where);
+      SlotVerifier verifier(program_.layout, first_writable, where, program_.constant_uses);
       for_each_field(
           *static_cast<const flatbuffers::Table*>(instruction.op()), type_of(instruction.op_type()), verifier);
       num_list_elements_ += verifier.list_elements();
@@ -411,6 +416,14 @@ Program load_program(const void* data, size_t size, mx::Device device, const cha
   program.layout = read_layout(*program.graph);
   check_maps(program);
   check_tensor_meta(*program.graph, program.layout);
+  program.constant_uses.assign(program.layout.constants, 0);
+  if (const auto* outputs = program.graph->output_map()) {
+    for (const auto* slot : *outputs) {
+      if (slot->slot_type() == fb::SlotType::TensorSlot && slot->idx() < program.layout.constants) {
+        ++program.constant_uses[slot->idx()];
+      }
+    }
+  }
   ChainVerifier(program, device, missing_for_metal).run();
   find_elementwise_groups(program);
   find_product_groups(program);

@@ -68,6 +68,7 @@ struct Program {
   Layout layout;
   std::vector<Chain> chains;
   std::vector<const char*> tensor_names;  // by slot; null if unnamed
+  std::vector<uint32_t> constant_uses;    // by slot: in how many fields of instructions and outputs a constant is
   std::map<const void*, Recurrence> recurrences;  // by ScanNode
   bool has_caches = false;  // whether the program contains an UpdateAndAttendNode
 

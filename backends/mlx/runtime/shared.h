@@ -17,11 +17,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kv_cache.h"
+#include "memory_limit.h"
 
 namespace executorch_mlx {
 
@@ -67,6 +69,21 @@ class WeakMap {
   std::map<std::string, std::weak_ptr<T>> objects_;
 };
 
+// A constant that instructions read only as a packed copy. While it exists, the active memory does not count the pages of
+// the constant, unless `bytes` is empty.
+struct ReleasedConstant {
+  explicit ReleasedConstant(mx::array constant) : constant(std::move(constant)) {}
+
+  mx::array constant;  // declared first: it must outlive `bytes`
+  std::optional<ReleasedBytes> bytes;
+};
+
+// Weights of a product in the order in which the kernel reads them, and the constants that they replace.
+struct PackedWeights {
+  mx::array panels;
+  std::vector<std::shared_ptr<ReleasedConstant>> released;
+};
+
 // The methods that share mutable buffers and KV caches.
 struct Session {
   // Locked during a call, so that the calls of all methods of the session take turns.
@@ -90,7 +107,9 @@ class SharedData {
   // Locked when a method is being loaded, or its session is looked up.
   std::mutex loading;
   WeakMap<const mx::array> constants;
-  WeakMap<const mx::array> packed_weights;
+  WeakMap<const PackedWeights> packed_weights;
+  WeakMap<ReleasedConstant> released_constants;  // by address
+  std::set<const void*> read_in_place;           // the addresses of constants that instructions read as they are
 
   // Adds a method to the first session that does not contain it yet, or else to a new session, and
   // returns the session. The method belongs to the session while `membership` exists.

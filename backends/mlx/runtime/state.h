@@ -48,7 +48,7 @@ class State {
   void set_caches(std::shared_ptr<Caches> caches);
 
   // The packed weights of products, by node: see packed_weights.h.
-  std::map<const void*, std::shared_ptr<const mx::array>> packed_weights;
+  std::map<const void*, std::shared_ptr<const PackedWeights>> packed_weights;
 
   // Ends loading, after the init chain has run. Stores the present contents of the temporaries and value slots: every
   // call starts with them. Moves the contents of each buffer's slot to its Buffer, or discards them if the Buffer

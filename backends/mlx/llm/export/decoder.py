@@ -19,6 +19,7 @@ from .mtp import MTPDecoder
 from .observe import observe
 from .recurrent import cache_argument, kernels_of, use_cached_states
 from .rope import use_stateless_rotary
+from .set_order import sorted_sets
 from .state import StateCache, StateObserver, can_rewind, has_state
 from .weights import compute_dtype
 
@@ -148,7 +149,7 @@ class CachedDecoder(torch.nn.Module):
         options = {name: value for name, value in options.items() if name in known}
         options[cache_argument(self.model)] = cache
         kernels = kernels_of(self.model, cache) if self.has_state else nullcontext()
-        with Tracing(), kernels, self._record_hidden_states(cache):
+        with Tracing(), sorted_sets(self.model), kernels, self._record_hidden_states(cache):
             logits = self.model(input_ids=tokens, use_cache=True, **options).logits
         return logits if all_positions or "logits_to_keep" in known else logits[:, -1:]
 

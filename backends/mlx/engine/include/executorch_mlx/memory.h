@@ -18,7 +18,8 @@ extern "C" {
 size_t executorch_mlx_get_active_memory(void);
 
 // Returns the largest number of bytes in use since the start of the process or the last reset. If a program was
-// unloaded in that time, the result may be higher than the true peak.
+// unloaded in that time, or a method was loaded whose packed weights take the place of those of an earlier method, the
+// result may be higher than the true peak.
 size_t executorch_mlx_get_peak_memory(void);
 
 // Sets the peak to the number of bytes in use now.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,7 @@ def partition(
     found = plan(methods, processes, decoder.model.config.get_text_config().vocab_size)
     if verify:
         _check(found, decoder, methods, kinds, head)
-    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": secrets.randbits(62)}
+    constants |= {"tensor_parallel_size": processes, "tensor_parallel_export": _export_id(methods, constants, processes)}
 
     def lower_part(rank: int):
         lowered, report = lower(
@@ -102,6 +102,23 @@ def partition(
         cache_values_per_token=tuple(decoder.cache.numbers_per_token), parts=processes, whole=found.whole,
         _lower=lower_part, **fields,
     )  # fmt: skip
+
+
+def _export_id(methods: Mapping[str, ExportedProgram], constants: Mapping[str, Any], processes: int) -> int:
+    """Return a number of 62 bits that identifies the export. It depends only on what the parts are made from."""
+    digest = hashlib.sha256(f"{processes}\n".encode())
+    tensors: dict[str, torch.Tensor] = {}
+    for name, program in methods.items():
+        digest.update(f"{name}\n{program.graph}\n".encode())
+        tensors |= tensors_of(program)
+    for values in (constants, tensors):
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                digest.update(f"{name} {value!r}\n".encode())
+                continue
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return int.from_bytes(digest.digest()[:8], "little") >> 2
 
 
 def _part(found: Plan, methods: Mapping[str, ExportedProgram], rank: int) -> dict[str, ExportedProgram]:
