@@ -182,7 +182,7 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
         all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
   });
   constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
-  constexpr int kRowBlock = 64;               // rows of x: their results are converted while they are in the cache
+  constexpr int kRowBlock = 64;               // rows of x that are multiplied between prefetches of the next w
   constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
   constexpr size_t kMaxPrefetched = 96 << 10;  // floats in the panels of w: the second-level cache holds w and the next w
   const auto parts = column_parts(products, count, kPanels * panel_rows);
@@ -217,11 +217,10 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
       const int rows = std::min(kRowBlock, p.m - row);
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
-      compute_block(p, row, rows, first, columns, [&](float* y, int64_t ldy) {
-        simd.multiply_panels(
-            type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, ldy,
-            ahead.begin, ahead.count);
-      });
+      void* y = const_cast<void*>(at(p.y, p.y_type, row * p.ldy + first));
+      simd.multiply_panels(
+          type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, p.y_type,
+          p.ldy, ahead.begin, ahead.count);
     }
   });
 }
