@@ -94,6 +94,23 @@ std::vector<ColumnPart> column_parts(const Product* products, int count, int siz
   return parts;
 }
 
+// Divides the columns of all products into parts of at most `panels` panels. Rather than with a part of a single panel,
+// which takes longer for each column, a product ends with two parts that lack one panel in all.
+template <typename Product>
+std::vector<ColumnPart> panel_parts(const Product* products, int count, int panel_rows, int panels) {
+  std::vector<ColumnPart> parts;
+  for (int i = 0; i < count; ++i) {
+    const int n = products[i].n;
+    for (int first = 0; first < n;) {
+      const int left = (n - first + panel_rows - 1) / panel_rows;
+      const int last = std::min(n, first + panel_rows * (left == panels + 1 ? panels - 1 : panels));
+      parts.push_back({i, first, last});
+      first = last;
+    }
+  }
+  return parts;
+}
+
 // Calls run(i, first, last) for parts of at most `size` columns [first, last) of each product i, in parallel.
 template <typename Product, typename Run>
 void for_columns(const Product* products, int count, int size, Run&& run) {
@@ -184,8 +201,10 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
   constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
   constexpr int kRowBlock = 64;               // rows of x that are multiplied between prefetches of the next w
   constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
-  constexpr size_t kMaxPrefetched = 96 << 10;  // floats in the panels of w: the second-level cache holds w and the next w
-  const auto parts = column_parts(products, count, kPanels * panel_rows);
+  // Floats in the panels of w, up to which the next rows of w are prefetched. Longer rows are read fast without: the
+  // processor itself then prefetches them, and other prefetches delay the multiplications.
+  constexpr size_t kMaxPrefetched = 32 << 10;
+  const auto parts = panel_parts(products, count, panel_rows, kPanels);
   const int threads = executorch_mlx_threads();
   parallel(static_cast<int>(parts.size()), [&](int i) {
     const auto [product, first, last] = parts[i];
