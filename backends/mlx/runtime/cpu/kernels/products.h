@@ -50,8 +50,7 @@ void compute_block(const Operands& p, int row, int rows, int column, int columns
   }
 }
 
-// Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
-constexpr int kManyRows = 48;
+// Rows of a product from which on panels are faster than quantized_rows. Below, packing w takes too long.
 constexpr int kManyQuantizedRows = 64;
 
 // Floats between the copied rows of x. If the distance between rows were a power of two, the rows would compete for the

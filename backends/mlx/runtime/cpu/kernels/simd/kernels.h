@@ -124,6 +124,7 @@ struct Kernels {
   // Up to `panel_rows` rows of a matrix make a panel, of panel_size(k) floats. pack_panel() writes the panel of `rows`
   // rows of x [rows, k].
   int panel_rows;
+  int panels_from_rows;  // of x, from which on multiply_panels is faster than dot_rows in spite of the packing
   size_t (*panel_size)(int k);
   void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
   // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. y has elements of y_type, as from

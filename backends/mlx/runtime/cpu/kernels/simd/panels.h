@@ -19,8 +19,10 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kSectionsTogether = 2;
+constexpr int kPanelsFromRows = 64;
 #else
 constexpr int kSectionsTogether = 1;  // the registers hold too few sums for two sections
+constexpr int kPanelsFromRows = 48;
 #endif
 constexpr int kPanelTilePanels = 3;
 constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether;  // rows of x whose sums fit in the registers
