@@ -5,6 +5,7 @@
 // in ascending order. An output adds the values in the order of the keys, from key 0 on, and keys that the query does not
 // see contribute zeros.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention_tile.h"
@@ -18,7 +19,7 @@ using Attention = ExecutorchMlxAttention;
 using Tile = AttentionTile;
 
 constexpr int64_t kScoresPerTile = 128 << 10;  // approximate, and subject to the limits on the number of rows
-constexpr int64_t kMaxTileRows = 128;
+constexpr int64_t kMaxTileRows = 64;  // more rows would multiply more scores that a causal mask hides
 constexpr int64_t kMinTileRows = 16;
 constexpr int64_t kTransposedKeys = 64;  // keys that are transposed at a time: few, so that they stay in the cache
 constexpr int64_t kValuesPerPass = 128;  // values that stay in the cache while all rows of the tile use them
@@ -33,6 +34,10 @@ struct Matrix {
 
 // Copies `width` elements with the distance `stride` between them.
 void copy_row(const void* from, FloatType type, int64_t stride, int64_t width, void* to) {
+  if (stride == 1) {
+    std::memcpy(to, from, width * size_of(type));
+    return;
+  }
   const auto copy = [&](auto* x, auto* y) {
     for (int64_t i = 0; i < width; ++i) {
       y[i] = x[i * stride];

@@ -50,8 +50,7 @@ void compute_block(const Operands& p, int row, int rows, int column, int columns
   }
 }
 
-// Rows of a product from which on panels are faster than dot_rows and quantized_rows. Below, packing w takes too long.
-constexpr int kManyRows = 48;
+// Rows of a product from which on panels are faster than quantized_rows. Below, packing w takes too long.
 constexpr int kManyQuantizedRows = 64;
 
 // Floats between the copied rows of x. If the distance between rows were a power of two, the rows would compete for the
@@ -89,6 +88,23 @@ std::vector<ColumnPart> column_parts(const Product* products, int count, int siz
   for (int i = 0; i < count; ++i) {
     for (int first = 0; first < products[i].n; first += size) {
       parts.push_back({i, first, std::min(products[i].n, first + size)});
+    }
+  }
+  return parts;
+}
+
+// Divides the columns of all products into parts of at most `panels` panels. Rather than with a part of a single panel,
+// which takes longer for each column, a product ends with two parts that lack one panel in all.
+template <typename Product>
+std::vector<ColumnPart> panel_parts(const Product* products, int count, int panel_rows, int panels) {
+  std::vector<ColumnPart> parts;
+  for (int i = 0; i < count; ++i) {
+    const int n = products[i].n;
+    for (int first = 0; first < n;) {
+      const int left = (n - first + panel_rows - 1) / panel_rows;
+      const int last = std::min(n, first + panel_rows * (left == panels + 1 ? panels - 1 : panels));
+      parts.push_back({i, first, last});
+      first = last;
     }
   }
   return parts;
@@ -182,10 +198,12 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
         all.x + first * all.ldx, all.ldx, std::min(panel_rows, all.m - first), all.k, x.get() + i * size);
   });
   constexpr int kPanels = 3;                  // of w, which a task multiplies by all of x
-  constexpr int kRowBlock = 64;               // rows of x: their results are converted while they are in the cache
+  constexpr int kRowBlock = 64;               // rows of x that are multiplied between prefetches of the next w
   constexpr int kPrefetchingBlocks = 2;       // the last ones, because x displaces what is prefetched earlier
-  constexpr size_t kMaxPrefetched = 96 << 10;  // floats in the panels of w: the second-level cache holds w and the next w
-  const auto parts = column_parts(products, count, kPanels * panel_rows);
+  // Floats in the panels of w, up to which the next rows of w are prefetched. Longer rows are read fast without: the
+  // processor itself then prefetches them, and other prefetches delay the multiplications.
+  constexpr size_t kMaxPrefetched = 32 << 10;
+  const auto parts = panel_parts(products, count, panel_rows, kPanels);
   const int threads = executorch_mlx_threads();
   parallel(static_cast<int>(parts.size()), [&](int i) {
     const auto [product, first, last] = parts[i];
@@ -217,11 +235,10 @@ void multiply_many_rows(const Product* products, int count, FloatType type, Conv
       const int rows = std::min(kRowBlock, p.m - row);
       const int last_blocks = b - (blocks - prefetching);
       const Bytes ahead = last_blocks < 0 ? Bytes{} : next.part(last_blocks, prefetching);
-      compute_block(p, row, rows, first, columns, [&](float* y, int64_t ldy) {
-        simd.multiply_panels(
-            type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, ldy,
-            ahead.begin, ahead.count);
-      });
+      void* y = const_cast<void*>(at(p.y, p.y_type, row * p.ldy + first));
+      simd.multiply_panels(
+          type, x.get() + row / panel_rows * size, rows, buffer.get(), columns, p.k, p.alpha, p.beta, y, p.y_type,
+          p.ldy, ahead.begin, ahead.count);
     }
   });
 }

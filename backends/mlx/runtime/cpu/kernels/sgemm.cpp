@@ -149,7 +149,7 @@ void multiply_many_rows(const std::vector<RowProduct>& products, FloatType type)
 } // namespace
 
 void multiply_rows(const RowProduct& p, FloatType type) {
-  if (p.m >= kManyRows && p.k > kFewColumns) {
+  if (p.m >= kernels().panels_from_rows && p.k > kFewColumns) {
     return multiply_many_rows({p}, type);
   }
   const PaddedRows x(p, p.n);
@@ -158,7 +158,7 @@ void multiply_rows(const RowProduct& p, FloatType type) {
 
 void multiply_rows_together(const std::vector<RowProduct>& products, FloatType type) {
   const auto& p = products[0];
-  if (p.m >= kManyRows) {
+  if (p.m >= kernels().panels_from_rows) {
     if (p.k > kFewColumns) {
       return multiply_many_rows(products, type);
     }

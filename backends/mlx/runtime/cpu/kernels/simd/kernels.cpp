@@ -26,6 +26,7 @@ extern const Kernels kernels = {
 #endif
     .dot_rows = dot_rows,
     .panel_rows = kLanes,
+    .panels_from_rows = kPanelsFromRows,
     .panel_size = panel_size,
     .pack_panel = pack_panel,
     .multiply_panels = multiply_panels,

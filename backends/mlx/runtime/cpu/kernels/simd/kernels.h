@@ -124,13 +124,14 @@ struct Kernels {
   // Up to `panel_rows` rows of a matrix make a panel, of panel_size(k) floats. pack_panel() writes the panel of `rows`
   // rows of x [rows, k].
   int panel_rows;
+  int panels_from_rows;  // of x, from which on multiply_panels is faster than dot_rows in spite of the packing
   size_t (*panel_size)(int k);
   void (*pack_panel)(const float* x, ptrdiff_t ldx, int rows, int k, float* panel);
-  // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. Meanwhile prefetches
-  // `ahead_bytes` bytes of other memory, from `ahead` on.
+  // Like dot_rows, for x and w in consecutive panels. `type` is float32 or bfloat16_pair. y has elements of y_type, as from
+  // narrow; beta is 0 unless y_type is float32. Meanwhile prefetches `ahead_bytes` bytes of other memory, from `ahead` on.
   void (*multiply_panels)(
-      FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
-      ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
+      FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
+      FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes);
 
   // y [m, n] = x [m, k] @ b [k, n], or += if `accumulate`. b has elements of `type`. Then adds `addend` [m, n], with the
   // distance lda between rows, unless it is null.

@@ -7,7 +7,8 @@
 // has the same element of kLanes rows, and a vector of accumulators has partial sum i of kLanes results.
 //
 // The partial sums are added in pairs, in the order of sums() in vector.h. As soon as both sums of a pair are complete,
-// they are added, so that only a few of them are held at a time.
+// they are added, so that only a few of them are held at a time. With AVX-512, the two sections of a pair are computed
+// together: half as many sums go through memory, where each store of a vector takes as long as two multiplications.
 #pragma once
 
 #include "dot.h"
@@ -16,9 +17,24 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr int kPanelTileRows = kLanes / 2;
+#if defined(__AVX512F__)
+constexpr int kSectionsTogether = 2;
+constexpr int kPanelsFromRows = 64;
+#else
+constexpr int kSectionsTogether = 1;  // the registers hold too few sums for two sections
+constexpr int kPanelsFromRows = 48;
+#endif
 constexpr int kPanelTilePanels = 3;
+constexpr int kPanelGroupRows = kLanes / 2 / kSectionsTogether;  // rows of x whose sums fit in the registers
+constexpr int kPanelGroups = kLanes / kPanelGroupRows;           // in a panel of x
 constexpr ptrdiff_t kCacheLine = 64;
+
+constexpr int log2_of(int i) {
+  return i == 1 ? 0 : 1 + log2_of(i / 2);
+}
+
+// How often the sums of sections that are computed together are added to others, until all sections are included.
+constexpr int kPanelLevels = log2_of(kLanes / kSectionsTogether);
 
 inline int steps_of(int k) {
   return (k + kLanes - 1) / kLanes;
@@ -58,94 +74,229 @@ inline int reversed_bits(int i) {
   return result;
 }
 
-// Computes a tile of kPanelTileRows rows and P * kLanes columns of results, one column for each row of P panels of w.
-// Writes the first `rows` rows and `columns` columns of the tile to y: less than the full tile at the edges of y. Prefetches
-// `lines` cache lines from `ahead` on for each section.
-template <FloatType Type, int P>
-void panel_tile(
-    const float* x, const float* w, int k, int rows, int columns, float alpha, float beta, float* y, ptrdiff_t ldy,
-    const char* ahead, ptrdiff_t lines) {
-  constexpr int M = kPanelTileRows;
-  const ptrdiff_t stride = section_stride(k);
-  const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
-  const int steps = steps_of(k);
-  Floats pending[5][M][P];  // [i] has a sum of 2^i partial sums, which waits for the other sum of its pair
-  int level = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    const ptrdiff_t section = reversed_bits(i) * stride;
-    const float* xs = x + section;
-    const float* ws = w + section;
-    for (ptrdiff_t line = 0; line < lines; ++line, ahead += kCacheLine) {
-      prefetch(ahead);
-    }
-    Floats acc[M][P] = {};
-    // Without this, the loop is so short that its end, which the processor predicts wrongly, takes 3 % of the time.
-#pragma GCC unroll 4
-    for (int step = 0; step < steps; ++step, xs += kLanes, ws += kLanes) {
+// The sums of a tile. levels[i] has sums over 2^i * kSectionsTogether sections.
+template <int P>
+struct PanelSums {
+  Floats levels[kPanelLevels + 1][kPanelGroups][kPanelGroupRows][P];
+};
+
+// Sums of a group of rows that wait to be added: levels[0] to levels[count - 1], to levels[count].
+struct WaitingSums {
+  int count;
+  int group;
+};
+
+// Adds vector v of the first Count levels of a group to that of levels[Count], in ascending order.
+template <int Count, int P>
+inline void add_waiting(PanelSums<P>& sums, int group, int v) {
+  const auto vector = [&](int level) -> Floats& { return (&sums.levels[level][group][0][0])[v]; };
+  Floats total = vector(Count);
+  for (int level = 0; level < Count; ++level) {
+    total += vector(level);
+  }
+  vector(Count) = total;
+}
+
+template <int P>
+inline void add_waiting(PanelSums<P>& sums, WaitingSums waiting) {
+  for (int v = 0; waiting.count > 0 && v < kPanelGroupRows * P; ++v) {
+    call_with_constant<kPanelLevels>(waiting.count, [&](auto count) {
+      add_waiting<decltype(count)::value>(sums, waiting.group, v);
+    });
+  }
+}
+
+// Computes the sums of a group of rows over kSectionsTogether sections, with the distance `between`, and writes them to
+// `results`. Meanwhile adds the `Waiting` levels of group `waiting_group`: additions and stores do not delay the
+// multiplications if they are spread among them.
+template <FloatType Type, int P, int Waiting>
+void panel_sections(
+    const float* x, const float* w, ptrdiff_t between, ptrdiff_t panel, int steps,
+    Floats (&results)[kPanelGroupRows][P], PanelSums<P>& sums, int waiting_group) {
+  constexpr int M = kPanelGroupRows, S = kSectionsTogether;
+  Floats acc[S][M][P];
+  // Without repeat(), the compiler keeps the array in memory.
+  repeat<S * M * P>([&](auto i) {
+    constexpr int v = decltype(i)::value;
+    acc[v / (M * P)][v / P % M][v % P] = Floats{};
+  });
+  const auto add_step = [&](ptrdiff_t step) {
+    for (int s = 0; s < S; ++s) {
+      const ptrdiff_t offset = step * kLanes + s * between;
       Floats weights[P];
       for (int p = 0; p < P; ++p) {
-        weights[p] = load<Floats>(ws + p * size);
+        weights[p] = load<Floats>(w + offset + p * panel);
       }
       for (int r = 0; r < M; ++r) {
-        const Floats element = broadcast(xs[r]);
+        const Floats element = broadcast(x[offset + r]);
         for (int p = 0; p < P; ++p) {
-          acc[r][p] = multiply_add<Type>(element, weights[p], acc[r][p]);
+          acc[s][r][p] = multiply_add<Type>(element, weights[p], acc[s][r][p]);
         }
       }
     }
-    level = 0;
-    for (; i >> level & 1; ++level) {
-      for (int r = 0; r < M; ++r) {
-        for (int p = 0; p < P; ++p) {
-          acc[r][p] += pending[level][r][p];
-        }
-      }
+  };
+  int step = 0;
+  if constexpr (Waiting > 0) {
+    const int overlapped = S == 1 ? 0 : steps < M * P ? steps : M * P;  // otherwise the registers do not suffice
+    for (; step < overlapped; ++step) {
+      add_step(step);
+      add_waiting<Waiting>(sums, waiting_group, step);
     }
-    __builtin_memcpy(pending[level], acc, sizeof(acc));
+    for (int v = overlapped; v < M * P; ++v) {
+      add_waiting<Waiting>(sums, waiting_group, v);
+    }
   }
-  for (int r = 0; r < rows; ++r) {
-    for (int p = 0; p < P; ++p) {
-      float* to = y + r * ldy + p * kLanes;
-      const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
-      const Floats old = beta == 0 ? Floats{} : load_partial<Floats>(to, count);
-      store_partial(scaled(pending[level][r][p], alpha, beta, old), to, count);
+  // Without this, the loop is so short that its end, which the processor predicts wrongly, takes 3 % of the time.
+#pragma GCC unroll 4
+  for (; step < steps; ++step) {
+    add_step(step);
+  }
+  repeat<M * P>([&](auto i) {
+    constexpr int r = decltype(i)::value / P, p = decltype(i)::value % P;
+    results[r][p] = acc[0][r][p];
+    if constexpr (S == 2) {
+      results[r][p] += acc[1][r][p];
     }
+  });
+}
+
+// Computes the sums of a tile of a panel of x and P panels of w, for the first `groups` groups of rows. All groups use
+// the sections of w before the next ones, so that they find them in the first-level cache. Prefetches `lines` cache lines
+// for each group and each of the sections that are computed together, from `ahead` on: a few at a time, because the
+// multiplications wait for their operands while many other lines are under way.
+template <FloatType Type, int P>
+void add_panel_sums(
+    const float* x, const float* w, int k, int groups, PanelSums<P>& sums, const char* ahead, ptrdiff_t lines) {
+  const ptrdiff_t stride = section_stride(k);
+  const ptrdiff_t panel = static_cast<ptrdiff_t>(panel_size(k));
+  const int steps = steps_of(k);
+  WaitingSums waiting = {};
+  for (int i = 0; i < kLanes / kSectionsTogether; ++i) {
+    const ptrdiff_t section = reversed_bits(i * kSectionsTogether) * stride;
+    const ptrdiff_t between = kLanes / 2 * stride;
+    const int level = __builtin_ctz(~static_cast<unsigned>(i));  // that these sums complete
+    for (int group = 0; group < groups; ++group) {
+      for (ptrdiff_t line = 0; line < lines; ++line, ahead += kCacheLine) {
+        prefetch(ahead);
+      }
+      const auto run = [&](auto count) {
+        panel_sections<Type, P, decltype(count)::value - 1>(
+            x + section + group * kPanelGroupRows, w + section, between, panel, steps, sums.levels[level][group], sums,
+            waiting.group);
+      };
+      call_with_constant<kPanelLevels + 1>(waiting.count + 1, run);
+      waiting = {level, group};
+    }
+  }
+  add_waiting(sums, waiting);
+}
+
+// Where a tile writes its results. beta is 0 unless the results are float32.
+struct PanelResults {
+  char* y;
+  FloatType type;
+  ptrdiff_t ldy;
+  float alpha;
+  float beta;
+
+  char* at(ptrdiff_t row, ptrdiff_t column) const {
+    return y + (row * ldy + column) * (type == FloatType::float32 ? 4 : 2);
+  }
+
+  // The results from this row and column on.
+  PanelResults from(ptrdiff_t row, ptrdiff_t column) const {
+    return {at(row, column), type, ldy, alpha, beta};
+  }
+};
+
+// Writes the first `count` lanes of a vector of results.
+template <FloatType Type>
+inline void write_results(Floats total, const PanelResults& y, char* to, int count) {
+  if constexpr (Type == FloatType::float32) {
+    auto* floats = static_cast<float*>(static_cast<void*>(to));
+    const Floats old = y.beta == 0 ? Floats{} : load_partial<Floats>(floats, count);
+    const Floats result = scaled(total, y.alpha, y.beta, old);
+    count == kLanes ? store(result, floats) : store_partial(result, floats, count);
+  } else {
+    const Halves halves = to_halves<Type>(scaled(total, y.alpha, 0, Floats{}));
+    if (count == kLanes) {
+      __builtin_memcpy(to, &halves, sizeof(halves));
+    } else {
+      __builtin_memcpy(to, &halves, count * sizeof(uint16_t));
+    }
+  }
+}
+
+// Writes the first `rows` rows and `columns` columns of a tile.
+template <FloatType Type, int P>
+void write_tile(const PanelSums<P>& sums, int rows, int columns, const PanelResults& y) {
+  for (int r = 0; r < rows; ++r) {
+    const Floats* totals = sums.levels[kPanelLevels][r / kPanelGroupRows][r % kPanelGroupRows];
+    for (int p = 0; p < P; ++p) {
+      const int count = columns - p * kLanes < kLanes ? columns - p * kLanes : kLanes;
+      write_results<Type>(totals[p], y, y.at(r, p * kLanes), count);
+    }
+  }
+}
+
+// Computes a tile of up to kLanes rows and P * kLanes columns of results, one column for each row of P panels of w.
+// Writes the first `rows` rows and `columns` columns of the tile: less than the full tile at the edges of y.
+template <FloatType Type, int P>
+void panel_tile(
+    const float* x, const float* w, int k, int rows, int columns, const PanelResults& y, const char* ahead,
+    ptrdiff_t lines) {
+  // Otherwise, stores to memory that is not in the cache delay the next tile.
+  for (int r = 0; r < rows; ++r) {
+    for (const char* line = y.at(r, 0); line < y.at(r, columns); line += kCacheLine) {
+      prefetch(line);
+    }
+  }
+  PanelSums<P> sums;
+  add_panel_sums<Type, P>(x, w, k, (rows + kPanelGroupRows - 1) / kPanelGroupRows, sums, ahead, lines);
+  switch (y.type) {
+    case FloatType::bfloat16:
+      return write_tile<FloatType::bfloat16>(sums, rows, columns, y);
+    case FloatType::float16:
+      return write_tile<FloatType::float16>(sums, rows, columns, y);
+    default:
+      return write_tile<FloatType::float32>(sums, rows, columns, y);
   }
 }
 
 template <FloatType Type>
 void multiply_panels_of(
-    const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y, ptrdiff_t ldy,
-    const char* ahead, ptrdiff_t ahead_bytes) {
+    const float* x, int m, const float* w, int n, int k, const PanelResults& y, const char* ahead,
+    ptrdiff_t ahead_bytes) {
   const ptrdiff_t size = static_cast<ptrdiff_t>(panel_size(k));
   constexpr int block = kPanelTilePanels * kLanes;
-  const ptrdiff_t tiles = ptrdiff_t{(n + block - 1) / block} * ((m + kPanelTileRows - 1) / kPanelTileRows);
-  const ptrdiff_t lines = (ahead_bytes + tiles * kLanes * kCacheLine - 1) / (tiles * kLanes * kCacheLine);
+  constexpr ptrdiff_t steps = kLanes / kSectionsTogether * kPanelGroups;  // of a tile: see add_panel_sums()
+  const ptrdiff_t tiles = ptrdiff_t{(n + block - 1) / block} * ((m + kLanes - 1) / kLanes);
+  const ptrdiff_t lines = (ahead_bytes + tiles * steps * kCacheLine - 1) / (tiles * steps * kCacheLine);
   for (int column = 0; column < n; column += block) {
     const int columns = n - column < block ? n - column : block;
     call_with_constant<kPanelTilePanels>((columns + kLanes - 1) / kLanes, [&](auto panels) {
-      for (int row = 0; row < m; row += kPanelTileRows) {
-        const int rows = m - row < kPanelTileRows ? m - row : kPanelTileRows;
+      for (int row = 0; row < m; row += kLanes) {
+        const int rows = m - row < kLanes ? m - row : kLanes;
         panel_tile<Type, decltype(panels)::value>(
-            x + row / kLanes * size + row % kLanes, w + column / kLanes * size, k, rows, columns, alpha, beta,
-            y + row * ldy + column, ldy, ahead, lines);
-        ahead += lines * kLanes * kCacheLine;
+            x + row / kLanes * size, w + column / kLanes * size, k, rows, columns, y.from(row, column), ahead, lines);
+        ahead += lines * steps * kCacheLine;
       }
     });
   }
 }
 
 void multiply_panels(
-    FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, float* y,
-    ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
+    FloatType type, const float* x, int m, const float* w, int n, int k, float alpha, float beta, void* y,
+    FloatType y_type, ptrdiff_t ldy, const char* ahead, ptrdiff_t ahead_bytes) {
+  const PanelResults results = {static_cast<char*>(y), y_type, ldy, alpha, beta};
 #if defined(__AVX512BF16__)
   if (type == FloatType::bfloat16_pair) {
-    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, alpha, beta, y, ldy, ahead, ahead_bytes);
+    return multiply_panels_of<FloatType::bfloat16_pair>(x, m, w, n, k, results, ahead, ahead_bytes);
   }
 #else
   (void)type;  // always float32, because multiplies_bfloat16_pairs is false
 #endif
-  multiply_panels_of<FloatType::float32>(x, m, w, n, k, alpha, beta, y, ldy, ahead, ahead_bytes);
+  multiply_panels_of<FloatType::float32>(x, m, w, n, k, results, ahead, ahead_bytes);
 }
 
 } // namespace

@@ -294,15 +294,29 @@ inline Halves low_halves(Words x) {
 #endif
 }
 
+// Rounds like to_half().
+template <FloatType Type>
+inline Halves to_halves(Floats x) {
+#if defined(__AVX512BF16__)
+  if constexpr (Type == FloatType::bfloat16) {
+    constexpr int kSubnormal = 0x20;
+    if (_mm512_fpclass_ps_mask((__m512)x, kSubnormal) == 0) [[likely]] {  // the conversion turns them into zeros
+      return (Halves)_mm512_cvtneps_pbh((__m512)x);
+    }
+  }
+#endif
+  return low_halves(to_half<Type>(x));
+}
+
 template <FloatType Type>
 void narrow_to(const float* x, uint16_t* y, ptrdiff_t count) {
   ptrdiff_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    const Halves halves = low_halves(to_half<Type>(load<Floats>(x + i)));
+    const Halves halves = to_halves<Type>(load<Floats>(x + i));
     __builtin_memcpy(y + i, &halves, sizeof(halves));
   }
   if (const auto left = static_cast<int>(count - i); left > 0) {
-    const Halves halves = low_halves(to_half<Type>(load_partial<Floats>(x + i, left)));
+    const Halves halves = to_halves<Type>(load_partial<Floats>(x + i, left));
     __builtin_memcpy(y + i, &halves, left * sizeof(uint16_t));
   }
 }
