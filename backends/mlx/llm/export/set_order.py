@@ -14,7 +14,14 @@ from contextlib import contextmanager
 import torch
 
 
-class SortedSet(set):
+class InstancesOfSet(type):
+    """The class of SortedSet: code that asks for instances of `set` means any set."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, set)
+
+
+class SortedSet(set, metaclass=InstancesOfSet):
     """A set that iterates over strings in ascending order."""
 
     def __iter__(self) -> Iterator:
