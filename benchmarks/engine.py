@@ -59,9 +59,8 @@ def program_path(weight_format: str, rows: int, capacity: int = CAPACITY) -> Pat
 
 def export(weight_format: str, rows: int, capacity: int, path: str) -> None:
     from executorch_mlx.llm.export import HeadConfig, export_llm
-    from executorch_mlx.llm.export.weights import load_causal_lm
 
-    model = load_causal_lm(models.folder_of(SHAPE, weight_format, BUILD))
+    model = models.load(models.folder_of(SHAPE, weight_format, BUILD))
     head = HeadConfig(allowed_tokens=True)
     options = {"head": head, "verify": False} | models.activations_of(weight_format)
     exported = export_llm(model, max_context_len=capacity, batch=rows, **options)

@@ -13,7 +13,8 @@ A format stands for weights and activations. In float32, int8 and int4, activati
 bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in products. The other parts differ:
 
 - Groups of quantized weights have 64 elements here and in mlx-lm, XNNPACK, ONNX Runtime and OpenVINO, and 32 in
-  llama.cpp (Q8_0 and Q4_0). In OpenVINO, int8 has a scale for each row. In XNNPACK, weights have no zero points.
+  llama.cpp (Q8_0 and Q4_0). In OpenVINO, int8 has a scale for each row. In XNNPACK, weights have no zero points. The
+  scales are float16 here, as in programs that `executorch-mlx export --quantize` writes, and in llama.cpp.
 - The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's int8 (float32).
 - llama.cpp always rounds activations to 8 bits if weights are quantized. Its Q4_0 is therefore in w4a8. Its int8, and
   that of ONNX Runtime, have a mark `*`, because activations of int8 are float32 here.

@@ -5,8 +5,9 @@
     python benchmarks/llm/models.py SHAPE FORMAT CAPACITY FOLDER
 
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
-FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same
-weights. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint of int4. Existing files are kept.
+FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same weights, except
+that the program has scales of 16 bits. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint of
+int4. Existing files are kept.
 """
 
 from __future__ import annotations
@@ -113,16 +114,33 @@ def program_of(shape: str, form: str, capacity: int, root: Path) -> Path:
     if path.exists():
         return path
     from executorch_mlx.llm.export import HeadConfig, export_llm
-    from executorch_mlx.llm.export.weights import load_causal_lm
 
     exported = export_llm(
-        load_causal_lm(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False,
+        load(folder), max_context_len=capacity, head=HeadConfig(min_p=False), verify=False,
         **activations_of(form),
     )  # fmt: skip
     unfinished = path.with_suffix(".part")
     exported.save(unfinished)
     unfinished.rename(path)
     return path
+
+
+def load(folder: Path):
+    """Return the model of a checkpoint.
+
+    Scales and biases of quantized weights are rounded to float16, which `executorch-mlx export --quantize` uses as well.
+    Activations keep their dtype.
+    """
+    import torch
+    from executorch_mlx.llm.export.packed import Packed
+    from executorch_mlx.llm.export.weights import load_causal_lm
+
+    model = load_causal_lm(folder)
+    for module in model.modules():
+        if isinstance(module, Packed):
+            for operand in (module.scales, module.biases):
+                operand.data = operand.data.to(torch.float16)
+    return model
 
 
 def activations_of(form: str) -> dict:
