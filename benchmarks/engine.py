@@ -2,7 +2,8 @@
 
     python benchmarks/engine.py                        # the architecture of Qwen3-0.6B, float32 and int4
     python benchmarks/engine.py --only throughput --format int4 --rows 4
-    python benchmarks/engine.py --only throughput --format w4a8    # int4 with activations in 8 bits
+    python benchmarks/engine.py --only throughput --format w4a8         # int4 with activations in 8 bits
+    python benchmarks/engine.py --only throughput --format int4_bf16    # int4 with bfloat16 activations
     python benchmarks/engine.py --peer llama.cpp       # also several sequences at once in llama.cpp; needs make peers
     python benchmarks/engine.py --peer mlx-lm          # also the batch generator of mlx-lm, which is slow on a CPU
 
@@ -343,7 +344,7 @@ def measure_mlx_lm(folder: str, requests: int, tokens: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--format", nargs="*", choices=models.ALL_FORMATS, default=list(models.FORMATS))
+    parser.add_argument("--format", nargs="*", choices=[*models.ALL_FORMATS, "int4_bf16"], default=list(models.FORMATS))
     parser.add_argument("--rows", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--only", nargs="*", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--rounds", type=int, default=3)

@@ -68,7 +68,7 @@ def thread_count() -> int:
 
 
 class IntegerActivations:
-    """`library`, except that products with quantized weights round the activations to integers of 8 or 24 bits.
+    """`library`, except that products with quantized weights round the activations to integers of 8, 16 or 24 bits.
 
     The weights are packed at their first product, as the runtime packs them at load.
     """
@@ -110,17 +110,17 @@ def random_weights(weight_format: str, n: int, k: int, rng: np.random.Generator)
 
 def multiply(library, weight_format: str, x: np.ndarray, w: tuple[np.ndarray, ...], y: np.ndarray) -> None:
     (m, k), n = x.shape, y.shape[1]
+    kind = FLOAT32 if x.dtype == np.float32 else BFLOAT16
     if weight_format == "float32":
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         order = 101, 111, 112  # row-major, x as it is, w transposed
         library.cblas_sgemm(*order, m, n, k, one, address(x), k, address(w[0]), k, zero, address(y), n)
     elif weight_format == "bf16":
-        kind = FLOAT32 if x.dtype == np.float32 else BFLOAT16
         matmul = HalfMatmul(x.ctypes.data, w[0].ctypes.data, BFLOAT16, k, 1, m, n, k, y.ctypes.data, kind, kind)
         library.executorch_mlx_half_matmul(ctypes.byref(matmul))
     else:
         arrays = (a.ctypes.data for a in (x, *w))
-        matmul = QuantizedMatmul(*arrays, 0, int(weight_format[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, FLOAT32)
+        matmul = QuantizedMatmul(*arrays, 0, int(weight_format[3:]), GROUP_SIZE, m, n, k, y.ctypes.data, kind)
         library.executorch_mlx_quantized_matmul(ctypes.byref(matmul))
 
 
@@ -143,14 +143,14 @@ def differing_rows(library, weight_format, x, w, n) -> int:
     return count
 
 
-def compare(new, old, weight_format, k, n, rows, repeats, limits, clock) -> None:
+def compare(new, old, weight_format, k, n, rows, repeats, limits, clock, half_activations) -> None:
     rng = np.random.default_rng(0)
     size = k * n * BYTES_PER_WEIGHT[weight_format]
     weights = [random_weights(weight_format, n, k, rng) for _ in range(max(1, round(WEIGHT_BYTES / size)))]
     row_seconds = None  # per row, with the smallest M
     for m in rows:
         x, y = rng.standard_normal((m, k), np.float32), np.empty((m, n), np.float32)
-        if weight_format == "bf16":
+        if half_activations:
             x, y = bfloat16(x), np.empty((m, n), np.uint16)
         times = [
             tuple(seconds_per_product(library, weight_format, x, weights, y, clock) for library in (new, old))
@@ -180,8 +180,9 @@ def main() -> None:
     parser.add_argument("--flops", type=float, default=460, help="limit of all processors, in GFLOP/s")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time; needs OPENBLAS_NUM_THREADS=1")
     parser.add_argument(
-        "--integers", type=int, choices=[8, 24], metavar="BITS",
-        help="round the activations of the new library to integers of 8 or 24 bits; int8 and int4 only",  # fmt: skip
+        "--integers", type=int, choices=[8, 16, 24], metavar="BITS",
+        help="round the activations of the new library to integers of 8, 16 or 24 bits; int8 and int4 only. With 16, "
+        "activations are bfloat16 in both libraries",  # fmt: skip
     )
     arguments = parser.parse_args()
     if arguments.cpu_time and thread_count() > 1:
@@ -197,8 +198,9 @@ def main() -> None:
           "          rows of old that differ")  # fmt: skip
     limits = arguments.bandwidth, arguments.flops
     for weight_format in arguments.formats or (FORMATS if arguments.against else FORMATS[:1]):
+        half = weight_format == "bf16" or arguments.integers == 16
         for k, n in (SHAPES[i] for i in arguments.shapes):
-            compare(new, old, weight_format, k, n, arguments.rows, arguments.repeats, limits, clock)
+            compare(new, old, weight_format, k, n, arguments.rows, arguments.repeats, limits, clock, half)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 writes the checkpoint FOLDER/<shape>-<format>/, which mlx-lm loads, and exports it to the program
 FOLDER/<shape>-<format>-<capacity>.pte, which this delegate runs. Both runtimes therefore use the same weights, except
 that the program has scales of 16 bits. The format w4a8 has 8-bit activations, KV caches of float16 and the checkpoint of
-int4. Existing files are kept.
+int4. int4_bf16 has the quantized weights of a bfloat16 model, and so bfloat16 activations and KV caches. Existing files
+are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHAPES = ("qwen3-0.6b", "demo")
 FORMATS = ("float32", "int4")  # benchmarks/llm.py and benchmarks/engine.py measure these
-ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w4a8")
+ALL_FORMATS = ("float32", "bf16", "int8", "int4", "w4a8")  # benchmarks/peers_cpu.py measures these
+BFLOAT16 = "_bf16"  # the end of the name of a format that quantizes the bfloat16 model
 INT8_ACTIVATIONS = {"w4a8": "int4"}  # format with 8-bit activations → the format of its checkpoint
 
 
@@ -62,9 +64,9 @@ def float32_folder(shape: str, root: Path) -> Path:
 def folder_of(shape: str, form: str, root: Path) -> Path:
     """Return the checkpoint that mlx-lm loads. Creates it if it is missing.
 
-    mlx-lm converts int4 and int8 from float32, in groups of 64.
+    mlx-lm converts int4 and int8, in groups of 64.
     """
-    source = float32_folder(shape, root)
+    source = folder_of(shape, "bf16", root) if form.endswith(BFLOAT16) else float32_folder(shape, root)
     form = INT8_ACTIVATIONS.get(form, form)
     folder = _checkpoint(shape, form, root)
     if (folder / "config.json").exists():
@@ -72,7 +74,7 @@ def folder_of(shape: str, form: str, root: Path) -> Path:
     if form == "bf16":
         cast(source, folder)
     else:
-        convert(source, folder, bits=int(form[3:]))
+        convert(source, folder, bits=int(form.removesuffix(BFLOAT16)[3:]))
     return folder
 
 

@@ -9,13 +9,13 @@ import torch
 from executorch_mlx.custom_kernel_ops.int8_activations import rounded_to_int8
 from executorch_mlx.custom_ops.packing import pack
 from irprograms import Graph, ir
-from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, QuantizedMatmul, decode, encode
+from test_cpu_kernels import BFLOAT16, FLOAT16, FLOAT32, HALF_TYPES, TYPES, QuantizedMatmul, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is built on Linux only")
 
 
 class Matrix:
-    """A random matrix [n, k] in affine packing. `digits` is 1 for activations in 8 bits, and 3 for float activations."""
+    """A random matrix [n, k] in affine packing. `digits` is 1 for activations in 8 bits, 2 for half precision, and 3 for float32."""
 
     def __init__(self, n, k, bits=4, group_size=32, scale_type=FLOAT32, seed=0, digits=1):
         self.digits = digits
@@ -65,6 +65,8 @@ class Matrix:
         if len(dots) == 1:
             return dots[0].astype(np.float32)
         lower = (dots[0] + 256 * dots[1]).astype(np.float32)
+        if len(dots) == 2:
+            return lower
         return (dots[2].astype(np.longdouble) * 65536 + lower).astype(np.float32)
 
     def expected(self, x):
@@ -75,9 +77,10 @@ class Matrix:
             integers = np.rint(groups * (np.float32(127) / largest)[..., None]).astype(np.int64)
             scales = largest / np.float32(127)
         else:
-            exponents = np.frexp(largest.astype(np.longdouble) * np.float32(2**23 / 0x7F7F7F))[1] - 1
-            integers = np.rint(np.ldexp(groups, 22 - exponents[..., None])).astype(np.int64)
-            scales = np.ldexp(np.float32(1), exponents - 22)
+            bits, limit = (15, 0x7F7F) if self.digits == 2 else (23, 0x7F7F7F)
+            exponents = np.frexp(largest.astype(np.longdouble) * np.float32(2**bits / limit))[1] - 1
+            integers = np.rint(np.ldexp(groups, bits - 1 - exponents[..., None])).astype(np.int64)
+            scales = np.ldexp(np.float32(1), exponents - bits + 1)
         sums = scales * integers.sum(-1).astype(np.float32)
         w = self.integers.reshape(len(self.w), -1, self.group_size)
         dots = self.as_float32([np.einsum("mgi,ngi->gmn", d, w) for d in digits_of(integers, self.digits)])
@@ -100,9 +103,10 @@ def digits_of(integers, count):
     return [*digits, integers]
 
 
-def activations(m, k, seed=1):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)
+def activations(m, k, low=-20, high=20):
+    """Normally distributed values. Each row has a factor between 2^low and 2^high."""
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(low, high, (m, 1))).astype(np.float32)
 
 
 @pytest.mark.parametrize("digits", [1, 3])
@@ -120,6 +124,50 @@ def test_results_are_those_of_the_definition(library, bits, group_size, scale_ty
             np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy(), panels=panels), expected[:m])
 
 
+@HALF_TYPES
+@pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_results_of_half_activations_are_those_of_the_definition(library, bits, group_size, scale_type, dtype):
+    for n, groups in ((83, 9), (5, 1), (16, 36)):
+        matrix = Matrix(n, groups * group_size, bits, group_size, scale_type, digits=2)
+        x = encode(activations(15, matrix.k, -2, 2), dtype)
+        expected = torch.from_numpy(matrix.expected(decode(x, dtype))).to(TYPES[dtype]).view(torch.int16).numpy()
+        panels = matrix.packed(library)
+        for m in (1, 2, 3, 4, 5, 8, 15):
+            y = matrix.multiply(library, x[:m].copy(), dtype)
+            np.testing.assert_array_equal(y.view(np.int16), expected[:m])
+            y = matrix.multiply(library, x[:m].copy(), dtype, panels=panels)
+            np.testing.assert_array_equal(y.view(np.int16), expected[:m])
+
+
+@HALF_TYPES
+@pytest.mark.parametrize("bits", [4, 8])
+def test_half_activations_lose_no_precision(library, bits, dtype):
+    """Before a result is rounded to half precision, its error is at most 2^-14.9 of what the largest value of its group
+    would give. So it is at most the error of a result, rounded, plus that.
+    """
+    matrix = Matrix(50, 8 * 64, bits, 64, digits=2)
+    matrix.scales *= np.float32(2**-8)  # so that no result is infinite
+    matrix.biases *= np.float32(2**-8)
+    x = activations(20, matrix.k, -2, 2)
+    x[:, ::97] *= 100
+    x = encode(x, dtype)
+    exact, magnitudes = exact_product(matrix, decode(x, dtype))
+    rounding = np.abs(exact) * 2.0 ** (-11 if dtype == FLOAT16 else -8)
+    errors = np.abs(decode(matrix.multiply(library, x, dtype), dtype) - exact)
+    assert ((errors - rounding) / magnitudes).max() <= 2.0**-14.9
+
+
+def exact_product(matrix, x):
+    """Returns x @ w.T in float64, and the products of the largest value of each group with the magnitudes of w."""
+    size = matrix.group_size
+    w = matrix.scales.repeat(size, 1).astype(np.float64) * matrix.integers
+    biases = matrix.biases.repeat(size, 1).astype(np.float64)
+    largest = np.abs(x).reshape(len(x), -1, size).max(-1).repeat(size, 1).astype(np.float64)
+    return x.astype(np.float64) @ (w + biases).T, largest @ (np.abs(w) + np.abs(biases)).T
+
+
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_float_activations_lose_no_precision(library, bits, group_size):
@@ -127,12 +175,8 @@ def test_float_activations_lose_no_precision(library, bits, group_size):
     matrix = Matrix(50, 8 * group_size, bits, group_size, digits=3)
     x = activations(20, matrix.k)
     x[:, ::97] *= 300
-    w = matrix.scales.repeat(group_size, 1).astype(np.float64) * matrix.integers
-    biases = matrix.biases.repeat(group_size, 1).astype(np.float64)
-    largest = np.abs(x).reshape(len(x), -1, group_size).max(-1).repeat(group_size, 1).astype(np.float64)
-    magnitudes = largest @ (np.abs(w) + np.abs(biases)).T
-    errors = np.abs(matrix.multiply(library, x) - x.astype(np.float64) @ (w + biases).T) / magnitudes
-    assert errors.max() <= 2.0**-22
+    exact, magnitudes = exact_product(matrix, x)
+    assert (np.abs(matrix.multiply(library, x) - exact) / magnitudes).max() <= 2.0**-22
 
 
 @pytest.mark.parametrize("largest", [1.0, 127.0, np.float32(0x7F7F7F) / 2**22, np.nextafter(np.float32(2), 0), 3.4e38])

@@ -176,5 +176,6 @@ extern "C" void executorch_mlx_integer_matmul(const ExecutorchMlxQuantizedMatmul
 }
 
 extern "C" void executorch_mlx_integer_matmuls(const ExecutorchMlxQuantizedMatmul* products, int count) {
-  executorch_mlx::multiply_rounded(products, count, 3);
+  using namespace executorch_mlx;
+  multiply_rounded(products, count, products[0].type == FloatType::float32 ? 3 : 2);
 }

@@ -42,13 +42,15 @@ inline Words integers_of(Words words) {
 // The dot product of a group from those of the digits of x, the lowest digit first.
 template <int Digits>
 inline Floats dot_product(const Ints* dots) {
-  const Floats last = __builtin_convertvector(dots[Digits - 1], Floats);
   if constexpr (Digits == 1) {
-    return last;
+    return __builtin_convertvector(dots[0], Floats);
   }
-  // The lower digits make an integer of less than 31 bits.
+  // The two lowest digits make an integer of less than 31 bits.
   const Floats lower = __builtin_convertvector((dots[1] << 8) + dots[0], Floats);
-  return fused_multiply_add(last, broadcast(0x1p16f), lower);
+  if constexpr (Digits == 2) {
+    return lower;
+  }
+  return fused_multiply_add(__builtin_convertvector(dots[2], Floats), broadcast(0x1p16f), lower);
 }
 
 // Computes the products of M rows of x, from `row` on, with B blocks, from `block` on. Writes up to `columns` columns.
@@ -146,12 +148,11 @@ void multiply_integers_of(
 
 void multiply_integers(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
-  const auto run = [&](auto digits) {
+  with_digits(x.digits, [&](auto digits) {
     constexpr int Digits = decltype(digits)::value;
     panels.bits == 4 ? multiply_integers_of<4, Digits>(panels, x, m, first, last, y, ldy)
                      : multiply_integers_of<8, Digits>(panels, x, m, first, last, y, ldy);
-  };
-  x.digits == 1 ? run(Constant<1>{}) : run(Constant<3>{});
+  });
 }
 
 } // namespace

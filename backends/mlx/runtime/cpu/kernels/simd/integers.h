@@ -2,16 +2,17 @@
 // arithmetic. integer_panels.h multiplies. Part of kernels.cpp.
 //
 // Each group of a row of x becomes integers and a scale. Activations in 8 bits have integers in [-127, 127], of one digit.
-// Float activations have integers of 24 bits, which is about the precision of float32 for the largest value of the group:
-// three digits in base 256, each in [-128, 127]. The dot product of the digits of a group of x and the integers of the
-// matrix is exact in 32 bits, in any order. With d[g] the dot product of group g, a result is
+// float32 activations have integers of 24 bits, which is about the precision of float32 for the largest value of the
+// group: three digits in base 256, each in [-128, 127]. float16 and bfloat16 have 16 bits: two digits. The dot product of
+// the digits of a group of x and the integers of the matrix is exact in 32 bits, in any order. With d[g] the dot product
+// of group g, a result is
 //
 //     total = 0; for g = 0, 1, ...: total = fma(w.scale[g] * x.scale[g], d[g], total)
 //                                   total = fma(w.bias[g], x.sum[g], total)
 //
 // in float32, where x.sum is x.scale times the sum of the integers. For three digits with the dot products d0, d1 and d2,
 // the lowest digit first, d is fma(d2, 65536, d1 * 256 + d0): the last addend is an exact integer, which is rounded
-// to float32. A result depends on the two rows alone, and all instruction sets give the same bits.
+// to float32. For two digits, d is this integer. A result depends on the two rows alone, and all instruction sets give the same bits.
 #pragma once
 
 #include "vector.h"
@@ -168,9 +169,17 @@ inline GroupScale group_scale(float largest) {
     return {largest / 127, 127 / largest};
   }
   // A power of two, so that nothing is rounded but the integers. Three digits reach 127 * 65536 + 127 * 256 + 127 =
-  // 0x7f7f7f, and the largest integer is between half of that and that.
-  const int exponent = exponent_of(largest * (0x1p23f / 0x7f7f7f));
-  return {power_of_two(exponent - 22), power_of_two(22 - exponent)};
+  // 0x7f7f7f, and two reach 0x7f7f. The largest integer is between half of that and that.
+  constexpr int bits = 8 * Digits - 1;
+  constexpr float limit = Digits == 3 ? 0x7f7f7f : 0x7f7f;
+  const int exponent = exponent_of(largest * ((1 << bits) / limit));
+  return {power_of_two(exponent - bits + 1), power_of_two(bits - 1 - exponent)};
+}
+
+// Calls run(Constant<digits>{}).
+template <typename Run>
+inline auto with_digits(int digits, Run&& run) {
+  return digits == 1 ? run(Constant<1>{}) : digits == 2 ? run(Constant<2>{}) : run(Constant<3>{});
 }
 
 // Returns whether the digits represent all groups.
@@ -202,12 +211,11 @@ bool round_row_of(const float* x, int groups, int size, const IntegerRows& rows,
 
 bool round_row(const float* x, const QuantizedMatrix& q, const IntegerRows& rows, ptrdiff_t row) {
   const int groups = q.k / q.group_size;
-  const auto run = [&](auto digits) {
+  return with_digits(rows.digits, [&](auto digits) {
     constexpr int Digits = decltype(digits)::value;
     return q.bits == 4 ? round_row_of<4, Digits>(x, groups, q.group_size, rows, row)
                        : round_row_of<8, Digits>(x, groups, q.group_size, rows, row);
-  };
-  return rows.digits == 1 ? run(Constant<1>{}) : run(Constant<3>{});
+  });
 }
 
 } // namespace

@@ -49,7 +49,7 @@ struct IntegerRows {
   float* scales;     // [rows, groups]
   float* sums;       // [rows, groups]: scale * (the sum of the integers of the group)
   int groups;
-  int digits;        // 1 for activations in 8 bits, 3 for float activations
+  int digits;        // 1 for activations in 8 bits, 2 for half precision, 3 for float32
 };
 
 // A QuantizedMatrix of 4 or 8 bits, packed for products with IntegerRows. A panel holds kIntegerPanelRows rows, one group
