@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from executorch_mlx import load_delegate
-from faster_export import remember_composites
+from faster_export import forget_programs, remember_composites
 
 # The delegate must be loaded before a test imports executorch.runtime, which has another MLXBackend on macOS, and
 # before a test imports mlx, which would otherwise use its own BLAS.
@@ -48,6 +48,13 @@ def pytest_fixture_setup(fixturedef):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgetful():
+    """After each module, clears the caches that hold the programs which its tests exported."""
+    yield
+    forget_programs()
 
 
 @pytest.fixture(scope="session", autouse=True)
