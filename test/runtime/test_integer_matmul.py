@@ -15,7 +15,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libmlx_blas is 
 
 
 class Matrix:
-    """A random matrix [n, k] in affine packing. `digits` is 1 for activations in 8 bits, 2 for half precision, and 3 for float32."""
+    """A random matrix [n, k] in affine packing.
+
+    `digits` is 1 for activations in 8 bits, 2 for half precision, and 3 for float32.
+    """
 
     def __init__(self, n, k, bits=4, group_size=32, scale_type=FLOAT32, seed=0, digits=1):
         self.digits = digits
@@ -144,8 +147,8 @@ def test_results_of_half_activations_are_those_of_the_definition(library, bits, 
 @HALF_TYPES
 @pytest.mark.parametrize("bits", [4, 8])
 def test_half_activations_lose_no_precision(library, bits, dtype):
-    """Before a result is rounded to half precision, its error is at most 2^-14.9 of what the largest value of its group
-    would give. So it is at most the error of a result, rounded, plus that.
+    """Before a product is rounded to half precision, its error is at most 2^-14.9 of what the largest value of its group
+    would give. The test sees the rounded product, and so subtracts the error of this rounding.
     """
     matrix = Matrix(50, 8 * 64, bits, 64, digits=2)
     matrix.scales *= np.float32(2**-8)  # so that no result is infinite

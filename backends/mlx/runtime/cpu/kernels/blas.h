@@ -146,8 +146,8 @@ EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmul(const ExecutorchMlxQuant
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_int8_matmuls(const ExecutorchMlxQuantizedMatmul* matmuls, int count);
 
 // Like executorch_mlx_quantized_matmul, for the parameters that executorch_mlx_int8_matmul supports. Multiplies integers of
-// 24 bits if x has float32 elements, and of 16 bits for half precision. Their errors are about as small as those of float32,
-// or small beside the rounding of half precision. A row that these integers cannot represent is multiplied as
+// 24 bits if x is float32, with errors about as small as those of float32. Multiplies integers of 16 bits if x is float16
+// or bfloat16, with errors below those of these dtypes. A row that these integers cannot represent is multiplied as
 // executorch_mlx_quantized_matmul does: with an infinity, a NaN, or only tiny values in a group.
 EXECUTORCH_MLX_BLAS_API void executorch_mlx_integer_matmul(const ExecutorchMlxQuantizedMatmul* matmul);
 // As executorch_mlx_quantized_matmuls.

@@ -3,16 +3,17 @@
 //
 // Each group of a row of x becomes integers and a scale. Activations in 8 bits have integers in [-127, 127], of one digit.
 // float32 activations have integers of 24 bits, which is about the precision of float32 for the largest value of the
-// group: three digits in base 256, each in [-128, 127]. float16 and bfloat16 have 16 bits: two digits. The dot product of
-// the digits of a group of x and the integers of the matrix is exact in 32 bits, in any order. With d[g] the dot product
-// of group g, a result is
+// group: three digits in base 256, each in [-128, 127]. float16 and bfloat16 activations have 16 bits: two digits. The dot
+// product of the digits of a group of x and the integers of the matrix is exact in 32 bits, in any order. With d[g] the
+// dot product of group g, a result is
 //
 //     total = 0; for g = 0, 1, ...: total = fma(w.scale[g] * x.scale[g], d[g], total)
 //                                   total = fma(w.bias[g], x.sum[g], total)
 //
 // in float32, where x.sum is x.scale times the sum of the integers. For three digits with the dot products d0, d1 and d2,
 // the lowest digit first, d is fma(d2, 65536, d1 * 256 + d0): the last addend is an exact integer, which is rounded
-// to float32. For two digits, d is this integer. A result depends on the two rows alone, and all instruction sets give the same bits.
+// to float32. For two digits, d is d1 * 256 + d0, rounded to float32. A result depends on the two rows alone, and all
+// instruction sets give the same bits.
 #pragma once
 
 #include "vector.h"
@@ -176,7 +177,7 @@ inline GroupScale group_scale(float largest) {
   return {power_of_two(exponent - bits + 1), power_of_two(bits - 1 - exponent)};
 }
 
-// Calls run(Constant<digits>{}).
+// Returns run(Constant<digits>{}). `digits` is 1, 2 or 3.
 template <typename Run>
 inline auto with_digits(int digits, Run&& run) {
   return digits == 1 ? run(Constant<1>{}) : digits == 2 ? run(Constant<2>{}) : run(Constant<3>{});
