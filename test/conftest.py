@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from executorch_mlx import load_delegate
-from faster_export import forget_programs, remember_composites
+from executorch_mlx.program_caches import forget_programs
+from faster_export import remember_composites
 
 # The delegate must be loaded before a test imports executorch.runtime, which has another MLXBackend on macOS, and
 # before a test imports mlx, which would otherwise use its own BLAS.
@@ -53,8 +54,8 @@ def pytest_fixture_setup(fixturedef):
 @pytest.fixture(scope="module", autouse=True)
 def forgetful():
     """After each module, clears the caches that hold the programs which its tests exported."""
-    yield
-    forget_programs()
+    with forget_programs():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,16 +2,10 @@
 
 At every decomposition, torch 2.13 collects all CompositeImplicitAutograd operators of all namespaces. This takes as
 long as the export of one operator. `remember_composites` keeps the collection until new operators are registered.
-
-Caches of torch and ExecuTorch hold every lowered program of the process. Python's garbage collector takes longer with
-each of them: after thousands of programs, an export took five times as long. `forget_programs` clears these caches.
 """
 
 import torch
-from executorch.exir.backend.utils import is_same_node
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import decomp_utils, exported_program
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def remember_composites() -> None:
@@ -34,10 +28,3 @@ def remember_composites() -> None:
 
     for module in (exported_program, decomp_utils):
         module._collect_all_valid_cia_ops = remembered
-
-
-def forget_programs() -> None:
-    FakeTensorMode.cache_clear()
-    for function in (is_same_node, *vars(ShapeEnv).values()):
-        if hasattr(function, "cache_clear"):
-            function.cache_clear()

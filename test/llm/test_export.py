@@ -1,5 +1,7 @@
 """A Hugging Face model exported with KV caches and the sampling head, against transformers."""
 
+import gc
+
 import pytest
 import torch
 from executorch_mlx import Runtime
@@ -7,6 +9,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.export import HeadConfig, export_llm
 from executorch_mlx.llm.export.decoder import CachedDecoder
 from row_programs import RowProgram
+from torch.export import ExportedProgram
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SMALL = dict(
@@ -150,3 +153,15 @@ def test_half_precision_draws_a_most_likely_token(tmp_path, dtype):
     token = stepper(tmp_path / "model.pte", HeadConfig())(PROMPT, 0)
     # Rounding may swap tokens with almost equal logits.
     assert logits.max() - logits[token] < 0.02
+
+
+def test_an_export_leaves_no_program_in_memory():
+    """Caches of torch and ExecuTorch would keep the exported programs, and with them the weights of the model."""
+
+    def programs():
+        gc.collect()
+        return sum(isinstance(x, ExportedProgram) for x in gc.get_objects())
+
+    before = programs()
+    export_llm(small_llama(), verify=False)
+    assert programs() <= before

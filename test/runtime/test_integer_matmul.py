@@ -112,36 +112,20 @@ def activations(m, k, low=-20, high=20):
     return rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(low, high, (m, 1))).astype(np.float32)
 
 
-@pytest.mark.parametrize("digits", [1, 3])
+@pytest.mark.parametrize("dtype, digits", [(FLOAT32, 1), (FLOAT32, 3), (FLOAT16, 2), (BFLOAT16, 2)])
 @pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_results_are_those_of_the_definition(library, bits, group_size, scale_type, digits):
+def test_results_are_those_of_the_definition(library, bits, group_size, scale_type, dtype, digits):
     for n, groups in ((83, 9), (5, 1), (16, 36)):
         matrix = Matrix(n, groups * group_size, bits, group_size, scale_type, digits=digits)
-        x = activations(15, matrix.k)
-        expected = matrix.expected(x)
+        x = encode(activations(15, matrix.k, *(-2, 2) if dtype == FLOAT16 else (-20, 20)), dtype)
+        expected = torch.from_numpy(matrix.expected(decode(x, dtype))).to(TYPES[dtype]).float().numpy()
         panels = matrix.packed(library)
         for m in (1, 2, 3, 4, 5, 8, 15):
-            np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy()), expected[:m])
-            np.testing.assert_array_equal(matrix.multiply(library, x[:m].copy(), panels=panels), expected[:m])
-
-
-@HALF_TYPES
-@pytest.mark.parametrize("scale_type", [FLOAT32, FLOAT16, BFLOAT16])
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_results_of_half_activations_are_those_of_the_definition(library, bits, group_size, scale_type, dtype):
-    for n, groups in ((83, 9), (5, 1), (16, 36)):
-        matrix = Matrix(n, groups * group_size, bits, group_size, scale_type, digits=2)
-        x = encode(activations(15, matrix.k, -2, 2), dtype)
-        expected = torch.from_numpy(matrix.expected(decode(x, dtype))).to(TYPES[dtype]).view(torch.int16).numpy()
-        panels = matrix.packed(library)
-        for m in (1, 2, 3, 4, 5, 8, 15):
-            y = matrix.multiply(library, x[:m].copy(), dtype)
-            np.testing.assert_array_equal(y.view(np.int16), expected[:m])
-            y = matrix.multiply(library, x[:m].copy(), dtype, panels=panels)
-            np.testing.assert_array_equal(y.view(np.int16), expected[:m])
+            for source in (None, panels):
+                y = matrix.multiply(library, x[:m].copy(), dtype, source)
+                np.testing.assert_array_equal(decode(y, dtype), expected[:m])
 
 
 @HALF_TYPES

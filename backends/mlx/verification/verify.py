@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..inspect.pte import read_payloads
 from ..partitioner import MLXPartitioner
+from ..program_caches import forget_programs
 from ..quiet import quiet_lowering
 from .cost import Cost
 from .load import load
@@ -147,6 +148,7 @@ def _compare(actual: list[list], expected: list[list], noisy: list[list[list]]):
             yield OutputCheck(call, output, compare(a, e, [run[call][output] for run in noisy]))
 
 
+@forget_programs()
 def _locate(data: bytes, module: Any, calls: list, dynamic_shapes: Any) -> tuple[Departure | None, str | None]:
     """Returns the first departure and None, or None and a note that says why no departure is named."""
     contents = read_payloads(data)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from ...program_caches import forget_programs
 from .adapter import merge_adapter
 from .check import check_program
 from .conversion import GROUPED, QUANTIZATIONS, convert_mtp, convert_weights
@@ -37,6 +38,7 @@ CHUNK = 2048  # for GPUs; on a CPU, the engine feeds smaller chunks
 WINDOW_CHUNK = 512  # for models with sliding windows, whose ring buffers grow with the chunk
 
 
+@forget_programs()
 def export_llm(
     model: str | Path | PreTrainedModel,
     *,

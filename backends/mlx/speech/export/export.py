@@ -19,6 +19,7 @@ from ...llm.export.head_config import HeadConfig
 from ...llm.export.lowering import lower
 from ...llm.export.serialize import serialize
 from ...llm.export.weights import find_checkpoint, shortened
+from ...program_caches import forget_programs
 from .check import check_program
 from .decoder import ProgramModel
 from .families import FAMILIES, Family
@@ -41,6 +42,7 @@ def is_speech(model: str | Path) -> bool:
     return isinstance(config, dict) and config.get("model_type") in FAMILIES
 
 
+@forget_programs()
 def export_speech(
     model: str | Path | PreTrainedModel,
     *,
