@@ -84,6 +84,7 @@ def export(folder: Path, names: list[str]) -> None:
     from executorch_mlx.speech.export import export_speech
     from transformers import WhisperFeatureExtractor
 
+    folder.mkdir(parents=True, exist_ok=True)
     options = {"chunk": CHUNK, "max_context_len": CONTEXT, "batch": ROWS, "verify": False, "head": HeadConfig(logprobs=1)}
 
     def wanted(name):

@@ -35,7 +35,8 @@ UNARY = [
     row("sign/bool", torch.sign, bools(2, 3)),
     row("silu", cases=[(edges(),)], once=SHAPES),
     # Finite inputs only: at infinity torch's vectorized kernel returns NaN, its scalar kernel does not.
-    row("gelu", cases=[(floats(40, low=-9, high=9),)], once=[(floats(),), (floats(0, 3),)], loose=2),
+    # torch's zeros for large negative numbers are negative on processors with AVX-512, and positive on others.
+    row("gelu", cases=[(floats(40, low=-9, high=9),)], once=[(floats(),), (floats(0, 3),)], loose=2, signed_zero=False),
     row("gelu/tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         cases=[(floats(2, 3),), (floats(),)], loose=2),
     row("round.decimals", lambda x, n: torch.round(x, decimals=n), edge_verified=False,
