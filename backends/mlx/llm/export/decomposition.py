@@ -7,10 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -70,7 +68,7 @@ class _Decomposition:
         if fake_mode is None:
             raise _Unsupported
         composites = _override_composite_implicit_decomp(self.composites)
-        with fake_mode, torch.no_grad(), composites, enable_python_dispatcher(), _modules_stay_as_they_are():
+        with fake_mode, torch.no_grad(), composites, enable_python_dispatcher():
             for node in nodes:
                 self.memory.read(node)
                 if node.op == "placeholder":
@@ -179,35 +177,6 @@ class _Decomposition:
             example_inputs=program.example_inputs,
             constants=program.constants,
         )
-
-
-@contextmanager
-def _modules_stay_as_they_are() -> Iterator[None]:
-    """Keeps torch.fx from replacing two methods of `torch.nn.Module` before each trace, and back after it.
-
-    `decompose` traces hundreds of single operators, which use no module. Each replacement visits all subclasses of
-    `Module`, of which transformers has thousands, and takes longer than the rest of such a trace. In this context, the
-    methods are already marked as replaced.
-    """
-    originals = {name: getattr(torch.nn.Module, name) for name in ("__getattr__", "__call__")}
-    try:
-        for name, original in originals.items():
-            setattr(torch.nn.Module, name, _marked_as_replaced(original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.nn.Module, name, original)
-
-
-def _marked_as_replaced(function: Callable) -> Callable:
-    """Return a function that does the same, with the mark of torch.fx for methods that it has already replaced."""
-
-    @functools.wraps(function)
-    def same(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    same.__fx_already_patched = True
-    return same
 
 
 class _Memory:
