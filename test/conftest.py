@@ -9,12 +9,13 @@ import pytest
 import torch
 from executorch_mlx import load_delegate
 from executorch_mlx.program_caches import forget_programs
-from faster_export import remember_composites
+from faster_export import forget_other_devices, remember_composites
 
 # The delegate must be loaded before a test imports executorch.runtime, which has another MLXBackend on macOS, and
 # before a test imports mlx, which would otherwise use its own BLAS.
 DELEGATE = load_delegate()
 remember_composites()
+forget_other_devices()
 
 
 # `mlx::core::random::seed(uint64_t)` in libmlx, which the delegate loads. `mlx.core.random.seed` does not seed the

@@ -1,7 +1,11 @@
 """Makes torch.export faster for tests, which export thousands of small programs.
 
-At every decomposition, torch 2.13 collects all CompositeImplicitAutograd operators of all namespaces. This takes as
-long as the export of one operator. `remember_composites` keeps the collection until new operators are registered.
+At every decomposition, torch 2.13
+
+- collects all CompositeImplicitAutograd operators of all namespaces. This takes as long as the export of one operator.
+  `remember_composites` keeps the collection until new operators are registered.
+- registers functions for each of these operators, for the dispatch keys of all devices. `forget_other_devices` leaves the
+  keys of the CPU and of tensors without data.
 """
 
 import torch
@@ -28,3 +32,8 @@ def remember_composites() -> None:
 
     for module in (exported_program, decomp_utils):
         module._collect_all_valid_cia_ops = remembered
+
+
+def forget_other_devices() -> None:
+    for keys in (exported_program._AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE, exported_program._BACKEND_KEYS_TO_OVERRIDE):
+        keys[:] = [key for key in keys if key.name.removeprefix("Autograd") in ("CPU", "Meta")]
