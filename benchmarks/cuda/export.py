@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="capacity of the KV cache")
     parser.add_argument("--processes", type=int, default=1, help="number of parts of a second file, one for each process")
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     for parts in sorted({1, options.processes}):
         exported = export_llm(
             empty_model(SHAPES[options.shape]), max_context_len=options.context, chunk=2048,
