@@ -17,7 +17,7 @@ constexpr int integer_tile_rows(int digits) {
 #if defined(__AVX512F__)
   return digits == 1 ? 8 : 4;
 #else
-  return digits == 1 ? 3 : 1;
+  return digits == 1 ? 4 : digits == 2 ? 2 : 1;
 #endif
 }
 
@@ -61,61 +61,78 @@ void integer_tile(
   constexpr int D = Digits;
   // A dot product is computed as several sums, because their instructions do not wait for each other.
   constexpr int Parts = M * D * B >= 4 ? 1 : 2;
+  constexpr int Steps = Sums<Bits>::kAdditions / Quads;  // words of the matrix before finish()
+  constexpr int Panels = B * kLanes <= kIntegerPanelRows ? 1 : B;
   const IntegerPanels p = panels;
   const ptrdiff_t scale_size = p.scale_type == FloatType::float32 ? 4 : 2;
   const int8_t* integers[M * D];
-  const char* groups[B];  // the present group of the panel of each block
-  int lanes[B];           // the first row of the block in its panel
+  const char* groups[Panels];                   // the present group of each panel
+  const int lane = block * kLanes % kIntegerPanelRows;  // the first row of the first block in its panel
   for (int r = 0; r < M * D; ++r) {
     integers[r] = x.integers + (row * D + r) * x.stride;
   }
-  for (int b = 0; b < B; ++b) {
-    const ptrdiff_t first = static_cast<ptrdiff_t>(block + b) * kLanes;
-    groups[b] = p.data + first / kIntegerPanelRows * p.panel_bytes;
-    lanes[b] = first % kIntegerPanelRows;
+  for (int i = 0; i < Panels; ++i) {
+    groups[i] = p.data + (static_cast<ptrdiff_t>(block) * kLanes / kIntegerPanelRows + i) * p.panel_bytes;
   }
+  // The place of what the group of block b has for its first row, where `row_size` bytes belong to each row.
+  const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t row_size) __attribute__((always_inline)) {
+    return groups[Panels == 1 ? 0 : b] + begin + (lane + (Panels == 1 ? b * kLanes : 0)) * row_size;
+  };
   Floats acc[M][B] = {};
   for (int g = 0; g < p.groups; ++g) {
-    Ints dots[B][Parts][M * D] = {};
-    for (int i = 0; i < p.words; i += Parts) {
-      repeat<Parts>([&](auto part) __attribute__((always_inline)) {
-        Words words[B];
-        repeat<B>([&](auto b) __attribute__((always_inline)) {
-          const char* from = groups[b.value] + ((i + part.value) * kIntegerPanelRows + lanes[b.value]) * 4;
-          prefetch(from + kPrefetchDistance);
-          words[b.value] = load<Words>(from);
-        });
-        repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
-          repeat<M * D>([&](auto r) __attribute__((always_inline)) {
-            const auto* from = integers[r.value] + ((i + part.value) * Quads + quad.value) * 4;
-            const FourBytes four = four_bytes(load<int32_t>(from) - Ints{});
-            repeat<B>([&](auto b) __attribute__((always_inline)) {
-              auto& dot = dots[b.value][part.value][r.value];
-              dot = add_products(dot, integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
+    Sums<Bits> sums[B][Parts][M * D] = {};
+    const int step = Steps <= 4 ? Steps : p.words;  // the number of words is a multiple of four
+    for (int begin = 0; begin < p.words; begin += step) {
+      for (int i = begin; i < begin + step; i += Parts) {
+        repeat<Parts>([&](auto part) __attribute__((always_inline)) {
+          Words words[B];
+          repeat<B>([&](auto b) __attribute__((always_inline)) {
+            const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
+            if (b.value < Panels) {
+              prefetch(from + kPrefetchDistance);
+            }
+            words[b.value] = load<Words>(from);
+          });
+          repeat<Quads>([&](auto quad) __attribute__((always_inline)) {
+            repeat<M * D>([&](auto r) __attribute__((always_inline)) {
+              const auto* from = integers[r.value] + ((i + part.value) * Quads + quad.value) * 4;
+              const Ints four = load<int32_t>(from) - Ints{};
+              repeat<B>([&](auto b) __attribute__((always_inline)) {
+                sums[b.value][part.value][r.value].add(
+                    integers_of<Bits, decltype(quad)::value>(words[b.value]), four);
+              });
             });
           });
         });
+      }
+      repeat<B * Parts>([&](auto i) __attribute__((always_inline)) {
+        for (auto& sum : sums[i.value / Parts][i.value % Parts]) {
+          sum.finish();
+        }
       });
     }
     repeat<B>([&](auto b) __attribute__((always_inline)) {
-      const char* from = groups[b.value] + p.words * kIntegerPanelRows * 4 + lanes[b.value] * scale_size;
+      const char* from = place(b.value, p.words * (kIntegerPanelRows * 4), scale_size);
       const Floats scale = load_scales(from, p.scale_type);
       const Floats bias = load_scales(from + kIntegerPanelRows * scale_size, p.scale_type);
       repeat<M>([&](auto r) __attribute__((always_inline)) {
         const ptrdiff_t index = (row + r.value) * static_cast<ptrdiff_t>(x.groups) + g;
-        Ints* dot = dots[b.value][0] + r.value * D;
-        for (int part = 1; part < Parts; ++part) {
-          for (int d = 0; d < D; ++d) {
-            dot[d] += dots[b.value][part][r.value * D + d];
+        Ints dots[D];
+        for (int d = 0; d < D; ++d) {
+          dots[d] = sums[b.value][0][r.value * D + d].total;
+          for (int part = 1; part < Parts; ++part) {
+            dots[d] += sums[b.value][part][r.value * D + d].total;
           }
         }
         Floats& total = acc[r.value][b.value];
         const Floats factor = scale * broadcast(x.scales[index]);
-        total = fused_multiply_add(factor, dot_product<D>(dot), total);
+        total = fused_multiply_add(factor, dot_product<D>(dots), total);
         total = fused_multiply_add(bias, broadcast(x.sums[index]), total);
       });
-      groups[b.value] += p.group_bytes;
     });
+    for (const char*& group : groups) {
+      group += p.group_bytes;
+    }
     for (int r = 0; r < M * D; ++r) {
       integers[r] += p.words * 4 * Quads;
     }

@@ -24,31 +24,16 @@ namespace {
 
 // -- four bytes in each lane ----------------------------------------------------------------------
 
-// Four signed bytes in each lane, in a form for add_products().
+// acc + the sum of the four products of each lane. The bytes of w are unsigned, those of x are signed.
 #if defined(__AVX512VNNI__)
-typedef Ints FourBytes;
-
-inline FourBytes four_bytes(Ints x) {
-  return x;
-}
-
-// acc + the sum of the four products of each lane. The bytes of w are unsigned.
-inline Ints add_products(Ints acc, Words w, FourBytes x) {
+inline Ints add_products(Ints acc, Words w, Ints x) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 }
 #elif defined(__AVX2__)
 typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t UnsignedShorts __attribute__((vector_size(kLanes * 4)));
 
-struct FourBytes {
-  Shorts even;
-  Shorts odd;
-};
-
-inline FourBytes four_bytes(Ints x) {
-  return {((Shorts)x << 8) >> 8, (Shorts)x >> 8};
-}
-
+// The sum of the two products of 16 bits in each lane.
 inline Ints multiply_pairs(Shorts a, Shorts b) {
 #if defined(__AVX512BW__)
   return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -57,24 +42,52 @@ inline Ints multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-inline Ints add_products(Ints acc, Words w, FourBytes x) {
-  const Shorts even = (Shorts)(w & 0x00ff00ffu);
-  const Shorts odd = (Shorts)((UnsignedShorts)w >> 8);
-  return acc + multiply_pairs(even, x.even) + multiply_pairs(odd, x.odd);
+inline Ints add_products(Ints acc, Words w, Ints x) {
+  acc += multiply_pairs((Shorts)(w & 0x00ff00ffu), ((Shorts)x << 8) >> 8);
+  return acc + multiply_pairs((Shorts)((UnsignedShorts)w >> 8), (Shorts)x >> 8);
 }
 #else
-typedef Ints FourBytes;
-
-inline FourBytes four_bytes(Ints x) {
-  return x;
-}
-
-inline Ints add_products(Ints acc, Words w, FourBytes x) {
+inline Ints add_products(Ints acc, Words w, Ints x) {
   for (int shift = 0; shift < 32; shift += 8) {
     acc += (Ints)(w >> shift & 255u) * ((Ints)((Words)x << (24 - shift)) >> 24);
   }
   return acc;
 }
+#endif
+
+// Sums of products with integers w of `Bits` bits. finish() must follow after at most kAdditions calls of add(). Then
+// `total` has the sums.
+template <int Bits>
+struct Sums {
+  static constexpr int kAdditions = 1 << 24;
+  Ints total;
+
+  void add(Words w, Ints x) {
+    total = add_products(total, w, x);
+  }
+  void finish() {}
+};
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// Adds pairs of products in 16 bits: eight sums of two products, each at most 15 * 128 in magnitude, fit.
+template <>
+struct Sums<4> {
+  static constexpr int kAdditions = 8;
+  Ints total;
+  Shorts pairs;
+
+  void add(Words w, Ints x) {
+#if defined(__AVX512BW__)
+    pairs += (Shorts)_mm512_maddubs_epi16((__m512i)w, (__m512i)x);
+#else
+    pairs += (Shorts)_mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+#endif
+  }
+  void finish() {
+    total += multiply_pairs(pairs, Shorts{} + 1);
+    pairs = Shorts{};
+  }
+};
 #endif
 
 // -- activations ----------------------------------------------------------------------------------
