@@ -4,8 +4,8 @@ At every decomposition, torch 2.13
 
 - collects all CompositeImplicitAutograd operators of all namespaces. This takes as long as the export of one operator.
   `remember_composites` keeps the collection until new operators are registered.
-- registers functions for each of these operators, for the dispatch keys of all devices. `forget_other_devices` leaves the
-  keys of the CPU and of tensors without data.
+- registers functions for each of these operators, for the dispatch keys of all devices. `forget_other_devices` leaves
+  only the keys of the CPU and of meta tensors.
 """
 
 import torch

@@ -25,6 +25,6 @@ def forget_programs() -> Iterator[None]:
         for function in (is_same_node, *vars(ShapeEnv).values()):
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
-        for x in gc.get_referrers(ShapeEnv):
+        for x in gc.get_referrers(ShapeEnv):  # among others, the instances
             if type(x) is ShapeEnv:
                 x.fake_tensor_cache.clear()

@@ -174,14 +174,14 @@ const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {
   return packed ? &*packed : nullptr;
 }
 
-bool Context::writes_buffers() const {
+bool Context::allows_host_updates() const {
   return stream.device == mx::Device::cpu;
 }
 
 void Context::set_updated(
     const fb::Tid* tid, mx::array x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
     const mx::Shape& steps) {
-  if (writes_buffers() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
+  if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
   if (gpu::is_cuda(stream) && state_.has_sole_reference(tid->idx(), x)) {
@@ -194,7 +194,7 @@ void Context::set_updated(
 
 bool Context::set_positions(
     const fb::Tid* tid, mx::array& x, const mx::array& update, const mx::Shape& positions) {
-  if (!writes_buffers() || !state_.update_positions_in_place(tid->idx(), x, update, positions)) {
+  if (!allows_host_updates() || !state_.update_positions_in_place(tid->idx(), x, update, positions)) {
     return false;
   }
   set(tid, std::move(x));

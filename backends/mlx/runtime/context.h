@@ -263,9 +263,8 @@ class Context {
   void check_operations() const;
   int64_t loop_instructions(const fb::ScanParams& n) const;  // of one iteration
   void evaluate_slots();
-  // Whether instructions may write to the memory of buffers themselves. A kernel of a GPU that reads a buffer later may
-  // miss what the host has written.
-  bool writes_buffers() const;
+  // Whether the host may write to the memory of buffers. On CUDA, later kernels have read the old contents.
+  bool allows_host_updates() const;
 
   // A matrix that the iterations of a loop share. `packed` is empty if the matrix cannot be packed.
   struct LoopMatrix {

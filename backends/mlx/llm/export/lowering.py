@@ -76,7 +76,7 @@ def _is_delegated(program: ExportedProgram) -> bool:
 
 @contextmanager
 def _modules_stay_as_they_are() -> Iterator[None]:
-    """Keeps torch.fx from replacing two methods of `torch.nn.Module` before each trace, and back after it.
+    """Keeps torch.fx from replacing two methods of `torch.nn.Module` before each trace, and restoring them after it.
 
     The lowering traces hundreds of single operators and functions, which use no module. Each replacement visits all
     subclasses of `Module`, of which transformers has thousands, and takes longer than the rest of such a trace. In this

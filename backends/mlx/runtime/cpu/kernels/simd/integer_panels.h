@@ -61,34 +61,34 @@ void integer_tile(
   constexpr int D = Digits;
   // A dot product is computed as several sums, because their instructions do not wait for each other.
   constexpr int Parts = M * D * B >= 4 ? 1 : 2;
-  constexpr int Steps = Sums<Bits>::kAdditions / Quads;  // words of the matrix before finish()
-  constexpr int Panels = B * kLanes <= kIntegerPanelRows ? 1 : B;
+  constexpr int Step = Sums<Bits>::kAdditions / Quads;  // vectors of words before finish(); 0: all of a group
+  constexpr int Panels = (B * kLanes + kIntegerPanelRows - 1) / kIntegerPanelRows;
   const IntegerPanels p = panels;
   const ptrdiff_t scale_size = p.scale_type == FloatType::float32 ? 4 : 2;
   const int8_t* integers[M * D];
-  const char* groups[Panels];                   // the present group of each panel
-  const int lane = block * kLanes % kIntegerPanelRows;  // the first row of the first block in its panel
+  const char* groups[Panels];  // the present group of each panel
+  const int first = block * kLanes % kIntegerPanelRows;  // the first row of the first block in its panel
   for (int r = 0; r < M * D; ++r) {
     integers[r] = x.integers + (row * D + r) * x.stride;
   }
   for (int i = 0; i < Panels; ++i) {
     groups[i] = p.data + (static_cast<ptrdiff_t>(block) * kLanes / kIntegerPanelRows + i) * p.panel_bytes;
   }
-  // The place of what the group of block b has for its first row, where `row_size` bytes belong to each row.
-  const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t row_size) __attribute__((always_inline)) {
-    return groups[Panels == 1 ? 0 : b] + begin + (lane + (Panels == 1 ? b * kLanes : 0)) * row_size;
+  // At `begin`, a group has `size` bytes for each row of its panel. Returns the place of those for the first row of block b.
+  const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t size) __attribute__((always_inline)) {
+    return groups[b * kLanes / kIntegerPanelRows] + begin + (first + b * kLanes % kIntegerPanelRows) * size;
   };
   Floats acc[M][B] = {};
   for (int g = 0; g < p.groups; ++g) {
     Sums<Bits> sums[B][Parts][M * D] = {};
-    const int step = Steps <= 4 ? Steps : p.words;  // the number of words is a multiple of four
+    const int step = Step > 0 ? Step : p.words;  // divides p.words, a multiple of 4
     for (int begin = 0; begin < p.words; begin += step) {
       for (int i = begin; i < begin + step; i += Parts) {
         repeat<Parts>([&](auto part) __attribute__((always_inline)) {
           Words words[B];
           repeat<B>([&](auto b) __attribute__((always_inline)) {
             const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
-            if (b.value < Panels) {
+            if (b.value < Panels) {  // once for each cache line
               prefetch(from + kPrefetchDistance);
             }
             words[b.value] = load<Words>(from);

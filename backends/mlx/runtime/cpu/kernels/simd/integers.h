@@ -55,11 +55,11 @@ inline Ints add_products(Ints acc, Words w, Ints x) {
 }
 #endif
 
-// Sums of products with integers w of `Bits` bits. finish() must follow after at most kAdditions calls of add(). Then
-// `total` has the sums.
+// Sums of products with integers w of `Bits` bits. After finish(), `total` has the sums. finish() must be called after at
+// most kAdditions calls of add(); 0: after any number.
 template <int Bits>
 struct Sums {
-  static constexpr int kAdditions = 1 << 24;
+  static constexpr int kAdditions = 0;
   Ints total;
 
   void add(Words w, Ints x) {
@@ -69,7 +69,7 @@ struct Sums {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-// Adds pairs of products in 16 bits: eight sums of two products, each at most 15 * 128 in magnitude, fit.
+// Adds in 16 bits, in which eight sums of two products fit: a product is at most 15 * 128 in magnitude.
 template <>
 struct Sums<4> {
   static constexpr int kAdditions = 8;

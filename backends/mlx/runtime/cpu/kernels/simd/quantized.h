@@ -59,7 +59,7 @@ class Group {
       const Bytes bytes = load<Bytes>(from);
 #if defined(__AVX512F__)
       return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__)  // GCC would convert the elements below one by one
       return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
 #else
       return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
