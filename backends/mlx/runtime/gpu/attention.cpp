@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numbers>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,39 +23,49 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// Up to this number of positions, one block computes a query head. Beyond it, each block computes a part of the
-// positions, and a second kernel combines the parts.
-constexpr int kMaxUndivided = 512;
-constexpr int kPositionsOfPart = 256;
+// A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions. Each block needs
+// some microseconds before and after its positions, and to combine parts takes two more. The number of parts depends on
+// the length and the model only, so that the tokens of a request do not depend on the requests beside it.
+constexpr int kMaxHeads = 2;
+constexpr int kMaxUndivided = 256;
+constexpr int kPositionsOfSmallPart = 64;
+constexpr int kPositionsOfPart = 512;
+constexpr int kMaxBlocksOfSmallParts = 128;
 constexpr int kMaxParts = 64;
+constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
 
 // How many bytes of the next matrix the L2 cache loads during attention.
 constexpr size_t kMaxAhead = 8 << 20;
 constexpr int kAheadOfThread = 4096;
 
-// The kernels of attention. A block computes one query head for one part of the positions. Each group of kLanes threads
-// holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity, kDim]. The
-// shape of `sizes` is the number of positions, the number of parts, the offset of the rotation, and 0. If kParts is 0, y is
-// [B, kHeads, 1, kDim]. Otherwise y is [B * kHeads, parts, kDim + 2]: for each part, the weighted sum of the values, the
-// largest exponent and the sum of the weights.
+// The kernels of attention. A block computes kPerBlock query heads for one part of the positions. Each group of kLanes
+// threads holds one vector of a position: 16 bytes in each thread. Keys and values are [B, kHeads / kShared, capacity, kDim],
+// and y is [B, kHeads, 1, kDim]. The shape of `sizes` is the number of positions, the number of parts, the offset of the
+// rotation, and 0. If there is more than one part, the kernel writes to `workspace`. Its first kMaxGroups numbers count the
+// finished parts of each group of kPerBlock heads, and are 0 between kernels. After them are floats [B * kHeads, parts,
+// kDim + 2]: for each part, the weighted sum of the values, the largest exponent and the sum of the weights.
 //
-// kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between kSetup and kAttention, a kernel defines query_row, the query head. If
-// kOwn is 1, the last position is not read from the cache, but from own_key and own_value.
+// kSetup starts to load the first keys and values, and each iteration starts to load those of the next one. Between kSetup
+// and kAttention, a kernel defines query_row, the kPerBlock query heads. If kOwn is 1, the last position is not in the
+// cache, but in own_key and own_value.
 constexpr char kSetup[] = R"(
   constexpr int kWide = 16 / sizeof(T);
   constexpr int kLanes = kDim / kWide;
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kBatch = 4;  // positions of a group in an iteration
   constexpr float kLowest = -1e30f;
+  uint32_t* const counters = const_cast<uint32_t*>(workspace);
+  float* const work = reinterpret_cast<float*>(counters + kMaxGroups);
   const int length = sizes_shape[0];
   const int parts = sizes_shape[1];
-  const int head = blockIdx.x / parts;  // counted over all batches
+  const int first_head = blockIdx.x / parts * kPerBlock;  // counted over all batches
+  const int part = blockIdx.x % parts;
   const int size = (length + parts - 1) / parts;
-  const int begin = blockIdx.x % parts * size;
+  const int begin = part * size;
   const int end = min(begin + size, length);
   const int group = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
-  const uint64_t cache = uint64_t(head / kShared) * keys_shape[2] * kDim + lane * kWide;
+  const uint64_t cache = uint64_t(first_head / kShared) * keys_shape[2] * kDim + lane * kWide;
   uint4 next_key[kBatch], next_value[kBatch];
   const auto load = [&](int first) {
     for (int i = 0; i < kBatch; ++i) {
@@ -65,81 +78,148 @@ constexpr char kSetup[] = R"(
 )";
 
 constexpr char kAttention[] = R"(
-  float query[kWide], sums[kWide];
-  for (int j = 0; j < kWide; ++j) {
-    query[j] = static_cast<float>(query_row[lane * kWide + j]) * __int_as_float(kScale);
-    sums[j] = 0.0f;
+  float query[kPerBlock][kWide], sums[kPerBlock][kWide], largest[kPerBlock], total[kPerBlock];
+  for (int h = 0; h < kPerBlock; ++h) {
+    for (int j = 0; j < kWide; ++j) {
+      query[h][j] = static_cast<float>(query_row[h * kDim + lane * kWide + j]) * __int_as_float(kScale);
+      sums[h][j] = 0.0f;
+    }
+    largest[h] = kLowest;
+    total[h] = 0.0f;
   }
-  float largest = kLowest, total = 0.0f;
   for (int first = begin; first < end; first += kGroups * kBatch) {
     uint4 key[kBatch], value[kBatch];
     for (int i = 0; i < kBatch; ++i) {
       key[i] = next_key[i];
       value[i] = next_value[i];
+      if (kOwn && first + i * kGroups + group == length - 1) {
+        key[i] = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
+        value[i] = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
+      }
     }
     if (first + kGroups * kBatch < end) {
       load(first + kGroups * kBatch);
     }
-    float score[kBatch];
-    float new_largest = largest;
-    for (int i = 0; i < kBatch; ++i) {
-      const int position = first + i * kGroups + group;
-      if (kOwn && position == length - 1) {
-        key[i] = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
-        value[i] = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
+    for (int h = 0; h < kPerBlock; ++h) {
+      float score[kBatch];
+      float new_largest = largest[h];
+      for (int i = 0; i < kBatch; ++i) {
+        score[i] = 0.0f;
+        for (int j = 0; j < kWide; ++j) {
+          score[i] += query[h][j] * static_cast<float>(reinterpret_cast<const T*>(&key[i])[j]);
+        }
+        for (int other = kLanes / 2; other > 0; other /= 2) {
+          score[i] += __shfl_xor_sync(0xFFFFFFFFu, score[i], other);
+        }
+        score[i] = first + i * kGroups + group < end ? score[i] : -INFINITY;
+        new_largest = fmaxf(new_largest, score[i]);
       }
-      score[i] = 0.0f;
+      const float factor = exp2f(largest[h] - new_largest);
+      largest[h] = new_largest;
+      total[h] *= factor;
       for (int j = 0; j < kWide; ++j) {
-        score[i] += query[j] * static_cast<float>(reinterpret_cast<const T*>(&key[i])[j]);
+        sums[h][j] *= factor;
       }
-      for (int other = kLanes / 2; other > 0; other /= 2) {
-        score[i] += __shfl_xor_sync(0xFFFFFFFFu, score[i], other);
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = exp2f(score[i] - largest[h]);
+        total[h] += weight;
+        for (int j = 0; j < kWide; ++j) {
+          sums[h][j] += weight * static_cast<float>(reinterpret_cast<const T*>(&value[i])[j]);
+        }
       }
-      score[i] = position < end ? score[i] : -INFINITY;
-      new_largest = fmaxf(new_largest, score[i]);
     }
-    const float factor = exp2f(largest - new_largest);
-    largest = new_largest;
-    total *= factor;
+  }
+  __shared__ float all_largest[kPerBlock * kGroups], all_totals[kPerBlock * kGroups];
+  __shared__ __align__(16) float all_sums[kPerBlock * kGroups * kDim];
+  for (int h = 0; h < kPerBlock; ++h) {
+    if (lane == 0) {
+      all_largest[h * kGroups + group] = largest[h];
+      all_totals[h * kGroups + group] = total[h];
+    }
     for (int j = 0; j < kWide; ++j) {
-      sums[j] *= factor;
+      all_sums[(h * kGroups + group) * kDim + lane * kWide + j] = sums[h][j];
     }
-    for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2f(score[i] - largest);
-      total += weight;
-      for (int j = 0; j < kWide; ++j) {
-        sums[j] += weight * static_cast<float>(reinterpret_cast<const T*>(&value[i])[j]);
-      }
-    }
-  }
-  __shared__ float all_largest[kGroups], all_totals[kGroups], all_sums[kGroups * kDim];
-  if (lane == 0) {
-    all_largest[group] = largest;
-    all_totals[group] = total;
-  }
-  for (int j = 0; j < kWide; ++j) {
-    all_sums[group * kDim + lane * kWide + j] = sums[j];
   }
   __syncthreads();
-  largest = kLowest;
-  for (int i = 0; i < kGroups; ++i) {
-    largest = fmaxf(largest, all_largest[i]);
-  }
-  float sum = 0.0f;
-  total = 0.0f;
-  if (threadIdx.x < kDim) {
+  for (int at = threadIdx.x; at < kPerBlock * kDim; at += kThreads) {
+    const int h = at / kDim * kGroups;
+    float peak = kLowest, sum = 0.0f, weights = 0.0f;
     for (int i = 0; i < kGroups; ++i) {
-      const float factor = exp2f(all_largest[i] - largest);
-      total += factor * all_totals[i];
-      sum += factor * all_sums[i * kDim + threadIdx.x];
+      peak = fmaxf(peak, all_largest[h + i]);
     }
-    if (kParts) {
-      float* const part = reinterpret_cast<float*>(y) + uint64_t(blockIdx.x) * (kDim + 2);
-      part[threadIdx.x] = sum;
-      part[kDim] = largest;
-      part[kDim + 1] = total;
+    for (int i = 0; i < kGroups; ++i) {
+      const float factor = exp2f(all_largest[h + i] - peak);
+      weights += factor * all_totals[h + i];
+      sum += factor * all_sums[(h + i) * kDim + at % kDim];
+    }
+    if (parts == 1) {
+      y[first_head * kDim + at] = static_cast<T>(sum / weights);
     } else {
-      reinterpret_cast<T*>(y)[head * kDim + threadIdx.x] = static_cast<T>(sum / total);
+      float* const result = work + (uint64_t(first_head + at / kDim) * parts + part) * (kDim + 2);
+      result[at % kDim] = sum;
+      result[kDim] = peak;
+      result[kDim + 1] = weights;
+    }
+  }
+  if (parts == 1) {
+    return;
+  }
+  __threadfence();
+  __syncthreads();
+  __shared__ bool is_last;
+  uint32_t* const counter = counters + blockIdx.x / parts;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(counter, 1) == parts - 1;
+  }
+  __syncthreads();
+  if (!is_last) {
+    return;
+  }
+  __threadfence();
+  if (threadIdx.x == 0) {
+    *counter = 0;
+  }
+  constexpr int kResults = (kPerBlock * kDim + kThreads - 1) / kThreads;  // of a thread
+  constexpr int kPartBatch = 8;  // parts of an iteration
+  float peak[kResults], sum[kResults], weights[kResults];
+  for (int r = 0; r < kResults; ++r) {
+    peak[r] = -INFINITY;
+    sum[r] = 0.0f;
+    weights[r] = 0.0f;
+  }
+  for (int first = 0; first < parts; first += kPartBatch) {
+    float part_sum[kResults][kPartBatch], part_peak[kResults][kPartBatch], part_weights[kResults][kPartBatch];
+    for (int r = 0; r < kResults; ++r) {
+      const int at = min(int(threadIdx.x) + r * kThreads, kPerBlock * kDim - 1);
+      for (int i = 0; i < kPartBatch; ++i) {
+        const float* const from =
+            work + (uint64_t(first_head + at / kDim) * parts + min(first + i, parts - 1)) * (kDim + 2);
+        part_sum[r][i] = __ldcg(from + at % kDim);
+        part_peak[r][i] = __ldcg(from + kDim);
+        part_weights[r][i] = __ldcg(from + kDim + 1);
+      }
+    }
+    for (int r = 0; r < kResults; ++r) {
+      float new_peak = peak[r];
+      for (int i = 0; i < kPartBatch; ++i) {
+        part_peak[r][i] = first + i < parts ? part_peak[r][i] : -INFINITY;
+        new_peak = fmaxf(new_peak, part_peak[r][i]);
+      }
+      const float factor = exp2f(peak[r] - new_peak);
+      peak[r] = new_peak;
+      sum[r] *= factor;
+      weights[r] *= factor;
+      for (int i = 0; i < kPartBatch; ++i) {
+        const float weight = exp2f(part_peak[r][i] - new_peak);
+        sum[r] += weight * part_sum[r][i];
+        weights[r] += weight * part_weights[r][i];
+      }
+    }
+  }
+  for (int r = 0; r < kResults; ++r) {
+    const int at = threadIdx.x + r * kThreads;
+    if (at < kPerBlock * kDim) {
+      y[first_head * kDim + at] = static_cast<T>(sum[r] / weights[r]);
     }
   }
 )";
@@ -147,9 +227,9 @@ constexpr char kAttention[] = R"(
 // q is [B, kHeads, 1, kDim].
 const CudaKernel& attention_kernel() {
   static const CudaKernel kernel(
-      "attention_of_token", {"q", "keys", "values", "sizes"}, {"y"},
+      "attention_of_token", {"q", "keys", "values", "sizes", "workspace"}, {"y"},
       str("  constexpr int kOwn = 0;\n", kSetup, R"(
-  const T* const query_row = q + head * kDim;
+  const T* const query_row = q + first_head * kDim;
   const T* const own_key = nullptr;
   const T* const own_value = nullptr;
 )", kAttention));
@@ -163,10 +243,10 @@ const CudaKernel& attention_step_kernel() {
   static const CudaKernel kernel(
       "attention_step",
       {"new_query", "query_weight", "new_key", "key_weight", "new_value", "offset", "freqs", "keys", "values", "sizes",
-       "next"},
+       "workspace", "next"},
       {"y"},
       str(R"(
-  const int blocks = new_query_shape[0] * kHeads * sizes_shape[1];
+  const int blocks = new_query_shape[0] * kHeads / kPerBlock * sizes_shape[1];
   if (blockIdx.x >= blocks) {
 #if __CUDA_ARCH__ >= 900
     const uint64_t at = (uint64_t(blockIdx.x - blocks) * kThreads + threadIdx.x) * kAheadOfThread;
@@ -177,25 +257,23 @@ const CudaKernel& attention_step_kernel() {
   }
   constexpr int kOwn = 1;
 )", kSetup, kNormRope, R"(
-  __shared__ __align__(16) T query_row[kDim], own_key[kDim], own_value[kDim];
-  const int batch = head / kHeads;
-  const int source = head / kShared * kDim;  // of the new key and value
+  __shared__ __align__(16) T query_row[kPerBlock * kDim], own_key[kDim], own_value[kDim];
+  const int batch = first_head / kHeads;
+  const int source = first_head / kShared * kDim;  // of the new key and value
   const int rotated_by = kHasOffset ? sizes_shape[2] : offset[kPerRow ? batch : 0];
   const float angle = __int_as_float(kPositionScale) * static_cast<float>(rotated_by);
-  switch (threadIdx.x / 32) {
-    case 0:
-      norm_rope(new_query + head * kDim, query_weight, angle, query_row);
-      break;
-    case 1:
-      norm_rope(new_key + source, key_weight, angle, own_key);
-      break;
-    case 2:
-      for (int i = threadIdx.x % 32; i < kDim; i += 32) {
-        own_value[i] = new_value[source + i];
-      }
+  const int warp = threadIdx.x / 32;
+  if (warp < kPerBlock) {
+    norm_rope(new_query + (first_head + warp) * kDim, query_weight, angle, query_row + warp * kDim);
+  } else if (warp == kPerBlock) {
+    norm_rope(new_key + source, key_weight, angle, own_key);
+  } else if (warp == kPerBlock + 1) {
+    for (int i = threadIdx.x % 32; i < kDim; i += 32) {
+      own_value[i] = new_value[source + i];
+    }
   }
   __syncthreads();
-  if (head % kShared == 0 && begin == 0 && group == 0) {
+  if (first_head % kShared == 0 && part == 0 && group == 0) {
     const uint64_t last = cache + uint64_t(length - 1) * kDim;
     *reinterpret_cast<uint4*>(const_cast<T*>(keys) + last) = *reinterpret_cast<const uint4*>(own_key + lane * kWide);
     *reinterpret_cast<uint4*>(const_cast<T*>(values) + last) = *reinterpret_cast<const uint4*>(own_value + lane * kWide);
@@ -203,60 +281,6 @@ const CudaKernel& attention_step_kernel() {
 )", kAttention));
   return kernel;
 }
-
-// A block combines the parts of one query head. `like` is empty, and there for its dtype.
-const CudaKernel& combine_kernel() {
-  static const CudaKernel kernel("combine_attention", {"like", "parts"}, {"y"}, R"(
-  constexpr int kBatch = 8;  // parts of an iteration
-  const int count = parts_shape[1];
-  const float* const part = parts + uint64_t(blockIdx.x) * count * (kDim + 2);
-  float largest = -INFINITY, sum = 0.0f, total = 0.0f;
-  for (int first = 0; first < count; first += kBatch) {
-    float part_sum[kBatch], part_largest[kBatch], part_total[kBatch];
-    float new_largest = largest;
-    for (int i = 0; i < kBatch; ++i) {
-      const float* const from = part + min(first + i, count - 1) * (kDim + 2);
-      part_sum[i] = from[threadIdx.x];
-      part_largest[i] = first + i < count ? from[kDim] : -INFINITY;
-      part_total[i] = from[kDim + 1];
-      new_largest = fmaxf(new_largest, part_largest[i]);
-    }
-    const float factor = exp2f(largest - new_largest);
-    largest = new_largest;
-    sum *= factor;
-    total *= factor;
-    for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2f(part_largest[i] - largest);
-      sum += weight * part_sum[i];
-      total += weight * part_total[i];
-    }
-  }
-  y[blockIdx.x * kDim + threadIdx.x] = static_cast<T>(sum / total);
-)");
-  return kernel;
-}
-
-// The result of combine_kernel() for `parts`, the only input.
-class CombineAttention : public DeferredOperation {
- public:
-  CombineAttention(mx::Stream stream, mx::Shape shape, mx::Dtype dtype)
-      : DeferredOperation(stream), shape_(std::move(shape)), like_(static_cast<const float*>(nullptr), {0}, dtype) {}
-
-  const char* name() const override {
-    return kName;
-  }
-
-  static constexpr char kName[] = "CombineAttention";
-
- private:
-  mx::array compute(const std::vector<mx::array>& inputs) override {
-    const int heads = inputs[0].shape(0), dim = shape_.back();
-    return combine_kernel()({like_, inputs[0]}, {shape_}, heads, dim, {{"kDim", dim}}, stream())[0];
-  }
-
-  const mx::Shape shape_;
-  const mx::array like_;
-};
 
 // Whether the memory of x is aligned to 16 bytes, or will be.
 bool is_aligned(const mx::array& x) {
@@ -277,33 +301,105 @@ const mx::array* cache_of(const mx::array& x) {
   return is_prefix && has_all_others && is_aligned(cache) ? &cache : nullptr;
 }
 
+int parts_of(int length, int blocks) {
+  if (length <= kMaxUndivided) {
+    return 1;
+  }
+  const int small = std::min(blocks_of(length, kPositionsOfSmallPart), std::max(kMaxBlocksOfSmallParts / blocks, 1));
+  return std::min(std::max(small, blocks_of(length, kPositionsOfPart)), kMaxParts);
+}
+
 // How a kernel divides the work, and the constants of both kernels.
 struct Plan {
   Plan(const mx::array& q, const mx::array& k, float scale, std::optional<int> offset)
       : length(k.shape(2)),
-        rows(q.shape(0) * q.shape(1)),
-        dim(q.shape(3)),
-        parts(length <= kMaxUndivided ? 1 : std::min(blocks_of(length, kPositionsOfPart), kMaxParts)),
-        shape(parts == 1 ? q.shape() : mx::Shape{rows, parts, dim + 2}),
-        dtype(parts == 1 ? q.dtype() : mx::float32),
+        heads_of_block(std::gcd(q.shape(1) / k.shape(1), kMaxHeads)),
+        parts(parts_of(length, q.shape(1) / heads_of_block)),
+        blocks(q.shape(0) * q.shape(1) / heads_of_block * parts),
+        work(parts == 1 ? 0 : q.shape(0) * q.shape(1) * parts * (q.shape(3) + 2)),
+        shape(q.shape()),
+        dtype(q.dtype()),
         // MLX passes the shape of an array by value. This array only brings numbers to the kernel.
         sizes(static_cast<const float*>(nullptr), {length, parts, offset.value_or(0), 0}, mx::float32),
         constants{
-            {"kThreads", kThreads}, {"kDim", dim}, {"kHeads", q.shape(1)}, {"kShared", q.shape(1) / k.shape(1)},
+            {"kThreads", kThreads}, {"kDim", q.shape(3)}, {"kHeads", q.shape(1)},
+            {"kShared", q.shape(1) / k.shape(1)}, {"kPerBlock", heads_of_block}, {"kMaxGroups", kMaxGroups},
             // The kernel computes powers of 2.
-            {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}, {"kParts", parts > 1}} {}
+            {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}} {}
 
-  int length, rows, dim, parts;
-  mx::Shape shape;  // of the kernel's result
+  int length, heads_of_block, parts, blocks;
+  int work;  // floats in the workspace
+  mx::Shape shape;  // of the result
   mx::Dtype dtype;
   mx::array sizes;
   CudaKernel::Constants constants;
 };
 
-// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes`. load_ahead() adds `next`.
-class AttentionStep : public DeferredOperation {
+// The first element of a workspace with `work` floats. The kernels of a stream share it, one kernel after the other.
+mx::array workspace_of(mx::Stream stream, int work) {
+  struct Workspace {
+    mx::array memory, first;
+  };
+  static std::mutex mutex;
+  // Never destroyed: at the end of the process, MLX may be gone before.
+  static auto& all = *new std::map<int, Workspace>;
+  std::lock_guard lock(mutex);
+  const auto found = all.find(stream.index);
+  if (found != all.end() && found->second.memory.size() >= static_cast<size_t>(kMaxGroups) + work) {
+    return found->second.first;
+  }
+  const int size = kMaxGroups + static_cast<int>(std::bit_ceil(static_cast<unsigned>(work)));
+  mx::array memory = mx::zeros({size}, mx::uint32, stream);
+  memory.eval();
+  const mx::array first = address_of(memory);
+  all.insert_or_assign(stream.index, Workspace{std::move(memory), first});
+  return first;
+}
+
+// The result of one of the kernels.
+class TokenAttention : public DeferredOperation {
  public:
-  AttentionStep(mx::Stream stream, Plan plan) : DeferredOperation(stream), plan_(std::move(plan)) {}
+  TokenAttention(mx::Stream stream, Plan plan)
+      : DeferredOperation(stream), plan_(std::move(plan)), workspace_(workspace_of(stream, plan_.work)) {}
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    if (plan_.parts > 1) {
+      declare_written(workspace_, stream());
+    }
+    DeferredOperation::eval_gpu(inputs, outputs);
+  }
+
+ protected:
+  mx::array run(const CudaKernel& kernel, std::vector<mx::array> operands, int more_blocks = 0) {
+    return kernel(
+        std::move(operands), {plan_.shape}, plan_.blocks + more_blocks, kThreads, plan_.constants, stream(),
+        {plan_.dtype})[0];
+  }
+
+  const Plan plan_;
+  const mx::array workspace_;
+};
+
+// The result of attention_kernel() of inputs q, keys and values.
+class AttentionOfToken : public TokenAttention {
+ public:
+  using TokenAttention::TokenAttention;
+
+  const char* name() const override {
+    return "AttentionOfToken";
+  }
+
+ private:
+  mx::array compute(const std::vector<mx::array>& inputs) override {
+    return run(attention_kernel(), {inputs[0], inputs[1], inputs[2], plan_.sizes, workspace_});
+  }
+};
+
+// The result of attention_step_kernel(). The inputs are those of the kernel, without `sizes` and `workspace`. load_ahead()
+// adds `next`.
+class AttentionStep : public TokenAttention {
+ public:
+  using TokenAttention::TokenAttention;
 
   const char* name() const override {
     return kName;
@@ -312,7 +408,7 @@ class AttentionStep : public DeferredOperation {
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     declare_written(inputs[kKeys], stream());
     declare_written(inputs[kValues], stream());
-    DeferredOperation::eval_gpu(inputs, outputs);
+    TokenAttention::eval_gpu(inputs, outputs);
   }
 
   static constexpr char kName[] = "AttentionStep";
@@ -322,17 +418,13 @@ class AttentionStep : public DeferredOperation {
   mx::array compute(const std::vector<mx::array>& inputs) override {
     const bool has_next = inputs.size() > kNext;
     std::vector<mx::array> operands(inputs.begin(), inputs.begin() + kNext);
-    operands.insert(operands.end(), {plan_.sizes, has_next ? address_of(inputs[kNext]) : inputs[0]});
+    operands.insert(operands.end(), {plan_.sizes, workspace_, has_next ? address_of(inputs[kNext]) : inputs[0]});
     const size_t ahead = has_next ? std::min(inputs[kNext].nbytes(), kMaxAhead) : 0;
-    const int blocks = plan_.rows * plan_.parts + static_cast<int>(ahead / (kThreads * kAheadOfThread));
-    return attention_step_kernel()(
-        std::move(operands), {plan_.shape}, blocks, kThreads, plan_.constants, stream(), {plan_.dtype})[0];
+    return run(attention_step_kernel(), std::move(operands), static_cast<int>(ahead / (kThreads * kAheadOfThread)));
   }
-
-  const Plan plan_;
 };
 
-// attention_of_token() of operands that attention_step_kernel() computes, too. Returns the result of this kernel.
+// attention_of_token() of operands that attention_step_kernel() computes, too.
 std::optional<mx::array> attention_step(
     const mx::array& q, const mx::array& keys, const mx::array& values, Plan plan, mx::Stream stream) {
   const CacheUpdate* of_keys = open_update(keys);
@@ -390,29 +482,23 @@ std::optional<mx::array> attention_of_token(
       k.shape() == v.shape() && k.shape(0) == q.shape(0) && k.shape(3) == dim && k.shape(1) > 0 &&
       heads % k.shape(1) == 0 && lanes <= kWarp &&
       std::has_single_bit(static_cast<unsigned>(lanes)) && lanes * 16 == dim * static_cast<int>(q.itemsize());
-  if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxBlocks / kMaxParts) {
+  if (!fits || q.size() == 0 || k.size() == 0 || q.shape(0) * heads > kMaxGroups) {
     return std::nullopt;
   }
   const bool is_rotated = is_lazy(q, DeferredRope::kName);
   const Plan plan(
       q, k, scale,
       is_rotated ? static_cast<const DeferredRope&>(q.primitive()).options.offset : std::nullopt);
-  auto y = attention_step(q, *keys, *values, plan, stream);
-  if (!y) {
-    y = attention_kernel()(
-        {q, *keys, *values, plan.sizes}, {plan.shape}, plan.rows * plan.parts, kThreads, plan.constants, stream,
-        {plan.dtype})[0];
-  }
-  if (plan.parts == 1) {
+  if (auto y = attention_step(q, *keys, *values, plan, stream)) {
     return y;
   }
-  auto combine = std::make_shared<CombineAttention>(stream, q.shape(), q.dtype());
-  return mx::array(q.shape(), q.dtype(), std::move(combine), {*y});
+  auto primitive = std::make_shared<AttentionOfToken>(stream, plan);
+  return mx::array(plan.shape, plan.dtype, std::move(primitive), {q, *keys, *values});
 }
 
 void load_ahead(const mx::array& x, const mx::array& matrix) {
   const mx::array* y = &x;
-  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose") || is_lazy(*y, CombineAttention::kName)) {
+  while (is_lazy(*y, "Reshape") || is_lazy(*y, "Transpose")) {
     y = &y->inputs()[0];
   }
   if (is_lazy(*y, AttentionStep::kName) && y->inputs().size() == AttentionStep::kNext) {

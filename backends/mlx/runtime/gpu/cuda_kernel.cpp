@@ -1,7 +1,9 @@
 #include "cuda_kernel.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
+#include <sstream>
 
 #include "../error.h"
 
@@ -26,6 +28,20 @@ namespace {
 // The number of primitives that a kernel keeps: one for each combination of launch size, dtypes and constants.
 constexpr size_t kMaxPrimitives = 256;
 
+// The source code without indentation, empty lines and comments. MLX hashes all of it each time the kernel runs.
+std::string shortened(const std::string& source) {
+  std::istringstream lines(source);
+  std::string line, shorter;
+  while (std::getline(lines, line)) {
+    line.resize(std::min(line.size(), line.find("//")));
+    const size_t begin = line.find_first_not_of(' ');
+    if (begin != std::string::npos) {
+      shorter += line.substr(begin, line.find_last_not_of(' ') + 1 - begin) + '\n';
+    }
+  }
+  return shorter;
+}
+
 } // namespace
 
 bool is_cuda(mx::Stream stream) {
@@ -44,8 +60,8 @@ CudaKernel::CudaKernel(
     const char* name, const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
     const std::string& body, const std::string& header)
     : make_(mx::fast::cuda_kernel(
-          str("executorch_mlx_", name, "_", std::hex, std::hash<std::string>()(header + body)), inputs, outputs, body,
-          header)) {}
+          str("executorch_mlx_", name, "_", std::hex, std::hash<std::string>()(header + body)), inputs, outputs,
+          shortened(body), shortened(header))) {}
 
 std::vector<mx::array> CudaKernel::operator()(
     std::vector<mx::array> inputs, std::vector<mx::Shape> shapes, int blocks, int threads, const Constants& constants,
