@@ -191,14 +191,15 @@ def run(command: list[object]) -> tuple[dict, int]:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             errors.seek(0)
-            raise SystemExit(f"{' '.join(map(str, command))}: failed\n{errors.read()[-3000:]}")
+            raise RuntimeError(f"{' '.join(map(str, command))}: failed\n{errors.read()[-3000:].strip()}")
     return json.loads(output.splitlines()[-1]), usage.ru_maxrss * 1024
 
 
 def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
     """Return the values of all rounds, and the load of the machine before each run.
 
-    The values are `results[engine, weight_format][column]`, a list with one value per round.
+    The values are `results[engine, weight_format][column]`, a list with one value per round. A peer that fails is left
+    out of the format: not every engine supports all formats on all processors.
     """
     jobs = [
         (engine, weight_format, ENGINES[engine].command(weight_format, options))
@@ -208,9 +209,18 @@ def measure(options: argparse.Namespace) -> tuple[dict, list[float]]:
     ]
     results, loads = defaultdict(lambda: defaultdict(list)), []
     for _ in range(options.rounds):
-        for engine, weight_format, command in jobs:
+        for job in list(jobs):
+            engine, weight_format, command = job
             loads.append(os.getloadavg()[0])
-            found, memory = run(command)
+            try:
+                found, memory = run(command)
+            except RuntimeError as error:
+                if engine == "ours":
+                    raise SystemExit(str(error)) from error
+                print(f"{engine} left out of {weight_format}: {error}")
+                jobs.remove(job)
+                results.pop((engine, weight_format), None)
+                continue
             row = results[engine, weight_format]
             for length, seconds in found["prefill"].items():
                 column = length if engine != "mlx-lm" else options.prefill[0]
