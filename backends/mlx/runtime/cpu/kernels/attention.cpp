@@ -152,7 +152,11 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 void multiply_by_values(
     const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
-  const int64_t step = tile.count <= kMaxTransposedRows ? keys : kValuesPerPass;  // few rows read each value once
+  // Few rows read each value once. But if the columns are read in more than two passes, each pass has only a small part of
+  // every row of the values, and all values together are spread over many pages of memory.
+  const bool reads_in_order =
+      tile.count <= kMaxTransposedRows && 2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
+  const int64_t step = reads_in_order ? keys : kValuesPerPass;
   for (int64_t first = 0; first < keys; first += step) {
     const int64_t row = all ? 0 : first_row_beyond(a, tile, first);
     kernels().multiply_columns(

@@ -28,7 +28,7 @@ std::vector<Choice> choices() {
   if (has_avx512) {
     result.push_back({"avx512", &avx512::kernels});
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
     result.push_back({"avx2", &avx2::kernels});
   }
 #endif

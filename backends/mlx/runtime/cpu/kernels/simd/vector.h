@@ -197,24 +197,34 @@ inline float sum(Floats v) {
   return sums<1>(&v)[0];
 }
 
+// The words with the value x. GCC 12 would convert the halves of a wide vector separately.
+inline Words to_words(Halves x) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, Words);
+#endif
+}
+
 // Converts the bits of float16 or bfloat16 values to float32. Exact, also for subnormal numbers, infinities and NaNs.
 template <FloatType Type>
 inline Floats to_float(Halves x) {
-#if defined(__AVX512F__)
-  const Words bits = (Words)_mm512_cvtepu16_epi32((__m256i)x);  // GCC 12 converts the halves of the vector separately
-#else
-  const Words bits = __builtin_convertvector(x, Words);
-#endif
   if constexpr (Type == FloatType::bfloat16) {
-    return (Floats)(bits << 16);
+    return (Floats)(to_words(x) << 16);
   }
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps((__m256i)x);
-#endif
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)x);
+#else
+  const Words bits = to_words(x);
   const Words magnitude = (bits & 0x7fffu) << 13;
   const Words finite = (Words)((Floats)magnitude * 0x1p112f);  // changes the exponent bias from 15 to 127
   const Words value = magnitude >= (0x7c00u << 13) ? magnitude | 0x7f800000u : finite;
   return (Floats)(value | (bits & 0x8000u) << 16);
+#endif
 }
 
 // a * b + c, rounded once.
