@@ -59,7 +59,7 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
 
 // Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has. Prefetches the rows that
 // follow `ahead` elements later: if R > 1, because the hardware prefetches less from R short pieces of memory, and if
-// vectors are short, because their additions wait for each other and cannot also wait for memory.
+// short vectors are made of halves, because their additions wait for each other and cannot also wait for memory.
 template <FloatType Type, int M, int R>
 void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t ahead, int k,
@@ -80,7 +80,7 @@ void dot_tile(
   };
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
-    if constexpr (R > 1 || kLanes < 16) {
+    if constexpr (R > 1 || (kLanes < 16 && sizeof(*w) == 2)) {
       for (int j = 0; j < R; ++j) {
         prefetch(w + j * ldw + i + ahead);
       }
