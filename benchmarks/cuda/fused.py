@@ -16,7 +16,7 @@ import numpy as np
 from sampler import write
 
 DTYPES = {"float32": 1e-4, "bfloat16": 5e-2}  # dtype → limit of the error, relative to the largest logit
-# The number of tokens in each call. Up to 512 positions, one block computes the attention of a query head.
+# The number of tokens in each call. Beyond 256 positions, several blocks compute the attention of a query head.
 CALLS = (9, 1, 1, 4, 1, 300, 1, 1, 400, 1, 1)
 SHAPE = {
     "vocab_size": 256, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
