@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <sstream>
 
 #include "../error.h"
 
@@ -30,14 +29,16 @@ constexpr size_t kMaxPrimitives = 256;
 
 // The source code without indentation, empty lines and comments. MLX hashes all of it each time the kernel runs.
 std::string shortened(const std::string& source) {
-  std::istringstream lines(source);
-  std::string line, shorter;
-  while (std::getline(lines, line)) {
+  std::string shorter;
+  for (size_t next = 0; next < source.size();) {
+    const size_t end = std::min(source.find('\n', next), source.size());
+    std::string line = source.substr(next, end - next);
     line.resize(std::min(line.size(), line.find("//")));
     const size_t begin = line.find_first_not_of(' ');
     if (begin != std::string::npos) {
       shorter += line.substr(begin, line.find_last_not_of(' ') + 1 - begin) + '\n';
     }
+    next = end + 1;
   }
   return shorter;
 }
