@@ -23,14 +23,12 @@ namespace executorch_mlx::gpu {
 
 namespace {
 
-// A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions. Each block needs
-// some microseconds before and after its positions, and to combine parts takes two more. The number of parts depends on
-// the length and the model only, so that the tokens of a request do not depend on the requests beside it.
+// A block computes up to kMaxHeads query heads that share keys and values, for one part of the positions: see parts_of().
 constexpr int kMaxHeads = 2;
-constexpr int kMaxUndivided = 256;
+constexpr int kMaxUndivided = 256;  // positions that are one part: to combine several takes two microseconds
 constexpr int kPositionsOfSmallPart = 64;
 constexpr int kPositionsOfPart = 512;
-constexpr int kMaxBlocksOfSmallParts = 128;
+constexpr int kMaxBlocksOfSmallParts = 128;  // about one for each multiprocessor
 constexpr int kMaxParts = 64;
 constexpr int kMaxGroups = kMaxBlocks / kMaxParts;  // of heads
 
@@ -301,6 +299,9 @@ const mx::array* cache_of(const mx::array& x) {
   return is_prefix && has_all_others && is_aligned(cache) ? &cache : nullptr;
 }
 
+// The number of parts of `length` positions, if one request has `blocks` blocks for each part. Parts are small until the
+// blocks fill the GPU, and then grow up to kPositionsOfPart positions. Other requests of the call do not count, so that the
+// tokens of a request do not depend on them.
 int parts_of(int length, int blocks) {
   if (length <= kMaxUndivided) {
     return 1;
@@ -316,7 +317,7 @@ struct Plan {
         heads_of_block(std::gcd(q.shape(1) / k.shape(1), kMaxHeads)),
         parts(parts_of(length, q.shape(1) / heads_of_block)),
         blocks(q.shape(0) * q.shape(1) / heads_of_block * parts),
-        work(parts == 1 ? 0 : q.shape(0) * q.shape(1) * parts * (q.shape(3) + 2)),
+        work(q.shape(0) * q.shape(1) * kMaxParts * (q.shape(3) + 2)),
         shape(q.shape()),
         dtype(q.dtype()),
         // MLX passes the shape of an array by value. This array only brings numbers to the kernel.
@@ -328,14 +329,14 @@ struct Plan {
             {"kScale", std::bit_cast<int>(scale * std::numbers::log2e_v<float>)}} {}
 
   int length, heads_of_block, parts, blocks;
-  int work;  // floats in the workspace
+  int work;  // floats in the workspace, enough for any length
   mx::Shape shape;  // of the result
   mx::Dtype dtype;
   mx::array sizes;
   CudaKernel::Constants constants;
 };
 
-// The first element of a workspace with `work` floats. The kernels of a stream share it, one kernel after the other.
+// The first element of a workspace with at least `work` floats. The kernels of a stream share it, one kernel after the other.
 mx::array workspace_of(mx::Stream stream, int work) {
   struct Workspace {
     mx::array memory, first;
@@ -348,8 +349,7 @@ mx::array workspace_of(mx::Stream stream, int work) {
   if (found != all.end() && found->second.memory.size() >= static_cast<size_t>(kMaxGroups) + work) {
     return found->second.first;
   }
-  const int size = kMaxGroups + static_cast<int>(std::bit_ceil(static_cast<unsigned>(work)));
-  mx::array memory = mx::zeros({size}, mx::uint32, stream);
+  mx::array memory = mx::zeros({kMaxGroups + work}, mx::uint32, stream);
   memory.eval();
   const mx::array first = address_of(memory);
   all.insert_or_assign(stream.index, Workspace{std::move(memory), first});

@@ -152,8 +152,8 @@ float softmax_weights(const Attention& a, const Tile& tile, int64_t row, int64_t
 void multiply_by_values(
     const Attention& a, const Tile& tile, const float* weights, int64_t stride, int64_t keys, Matrix v, float* y) {
   const bool all = visible_keys(a, tile, 0) <= 0;  // a row that sees no key gives all keys the same weight
-  // Few rows read each value once. But if the columns are read in more than two passes, each pass has only a small part of
-  // every row of the values, and all values together are spread over many pages of memory.
+  // Few rows read each value once, so the values need not stay in the cache. But if multiply_columns needs more than two
+  // passes for all columns, each pass would read a small part of every row of the values, from many pages of memory.
   const bool reads_in_order =
       tile.count <= kMaxTransposedRows && 2 * kernels().column_panel_width(static_cast<int>(tile.count)) >= a.v_width;
   const int64_t step = reads_in_order ? keys : kValuesPerPass;

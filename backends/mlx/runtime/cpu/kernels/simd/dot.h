@@ -58,8 +58,8 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
 }
 
 // Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has. Prefetches the rows that
-// follow `ahead` elements later: if R > 1, because the hardware prefetches less from R short pieces of memory, and if
-// short vectors are made of halves, because their additions wait for each other and cannot also wait for memory.
+// follow `ahead` elements later if R > 1, because the hardware prefetches less from R short pieces of memory. Also does so
+// for 16-bit elements in vectors of less than 16 lanes: there, the chain of additions is slow and should not wait for memory.
 template <FloatType Type, int M, int R>
 void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t ahead, int k,

@@ -197,7 +197,7 @@ inline float sum(Floats v) {
   return sums<1>(&v)[0];
 }
 
-// The words with the value x. GCC 12 would convert the halves of a wide vector separately.
+// Extends each element with zeros to 32 bits. GCC 12 would convert the lower and the upper lanes separately.
 inline Words to_words(Halves x) {
 #if defined(__AVX512F__)
   return (Words)_mm512_cvtepu16_epi32((__m256i)x);
