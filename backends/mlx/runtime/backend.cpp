@@ -149,9 +149,12 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
     if (tokens && tracer == nullptr) {
       copies = copies_of(outputs, handle.stream);
       pending.insert(pending.end(), copies.begin(), copies.end());
-      state.submit(std::move(pending), outputs, handle.stream);
+      state.submit(std::move(pending), handle.stream);
     } else {
       state.evaluate(std::move(pending), handle.stream, /*ends_call=*/true);
+    }
+    if (handle.stream.device == mx::Device::gpu) {
+      state.take_over_memory(outputs);
     }
   } catch (...) {
     state.rollback(handle.stream);

@@ -43,6 +43,10 @@ Bytes bytes_of(Buffer& buffer, const char* description) {
       array.ndim() > kPositionAxis,
       description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
   array.eval();
+  if (buffer.written) {
+    buffer.written->wait();
+    buffer.written.reset();
+  }
   if (!array.flags().row_contiguous || !array.is_donatable()) {
     mx::array source = mx::contiguous(array);
     source.eval();

@@ -3,9 +3,25 @@
 #include <algorithm>
 #include <utility>
 
+#include "dtype.h"
 #include "memory_limit.h"
 
 namespace executorch_mlx {
+
+namespace {
+
+// Whether only kernels read the elements of a buffer during a call. The host reads integers, such as positions, and single
+// numbers while it builds a graph.
+bool is_read_only_by_kernels(const mx::array& x) {
+  return is_float(x.dtype()) && x.size() > 1;
+}
+
+// An available array without memory.
+mx::array without_data(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), std::move(shape), dtype);
+}
+
+} // namespace
 
 State::State(const Layout& layout)
     : tensors(layout.num_tensors()), values(layout.values), layout_(layout), buffers_(layout.buffers) {}
@@ -294,7 +310,7 @@ void State::evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends
   run(risks_buffers, [&] { evaluation.run(); });
 }
 
-void State::submit(std::vector<mx::array> arrays, const std::vector<mx::array>& outputs, mx::Stream stream) {
+void State::submit(std::vector<mx::array> arrays, mx::Stream stream) {
   if (keeps_backup_ || has_memory_limit() || shared_caches_) {
     return evaluate(std::move(arrays), stream, /*ends_call=*/true);
   }
@@ -306,9 +322,6 @@ void State::submit(std::vector<mx::array> arrays, const std::vector<mx::array>& 
     *updates = {};
   }
   run(risks_buffers, [&] { evaluation.start(); });
-  if (stream.device == mx::Device::gpu) {
-    take_over_memory(outputs);
-  }
 }
 
 // Whether only the contents of this buffer use their memory after the call, apart from kernels that have been
@@ -336,10 +349,10 @@ bool State::owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) 
       std::none_of(initial_tensors_.begin(), initial_tensors_.end(), initial_uses_data);
 }
 
-// Lets the next call update the buffers in place although kernels that use them still run. While a kernel runs, MLX
-// holds references to the Data objects of its arrays, and it updates an array in place only if nothing else refers to
-// the array's Data. This function therefore gives the buffers new Data objects for the same memory. The update cannot
-// overtake the kernels, because it runs on the same stream.
+// While a kernel runs, and for a moment after it, MLX holds references to the Data objects of its arrays. It updates an array
+// in place only if nothing else refers to the array's Data. This function therefore gives the buffers new Data objects for
+// the same memory. An update cannot overtake the kernels, because it runs on the same stream. So the kernels of the next
+// call need no event either: MLX would ask the driver about the event of each buffer, which takes a microsecond.
 void State::take_over_memory(const std::vector<mx::array>& outputs) {
   for (uint32_t i = 0; i < layout_.buffers; ++i) {
     auto& x = tensors[layout_.buffers_begin() + i];
@@ -348,12 +361,13 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
         !owns_memory(i, outputs)) {
       continue;
     }
-    mx::array own(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), x->shape(), x->dtype());
+    mx::array own = without_data(x->shape(), x->dtype());
     own.set_data(std::move(*x->data_shared_ptr()), x->data_size(), x->strides(), x->flags(), x->offset());
-    if (x->event().valid()) {
-      own.attach_event(x->event());
-    }
-    own.set_status(x->status());
+    mx::array written = without_data({0}, x->dtype());
+    mx::array& waiting = is_read_only_by_kernels(*x) ? written : own;
+    waiting.attach_event(x->event());
+    waiting.set_status(x->status());
+    buffers_[i]->written = std::move(written);
     x = std::move(own);
   }
 }

@@ -92,8 +92,12 @@ class State {
   void evaluate(std::vector<mx::array> arrays, mx::Stream stream, bool ends_call = false);
 
   // Like evaluate() with `ends_call`, but returns before the arrays are computed, unless the call keeps a backup, there
-  // is a memory limit, or the program has caches. `outputs` are the arrays that the caller keeps.
-  void submit(std::vector<mx::array> arrays, const std::vector<mx::array>& outputs, mx::Stream stream);
+  // is a memory limit, or the program has caches.
+  void submit(std::vector<mx::array> arrays, mx::Stream stream);
+
+  // Lets the next call on a GPU update the buffers in place. To be called after the evaluation that ends the call.
+  // `outputs` are the arrays that the caller keeps.
+  void take_over_memory(const std::vector<mx::array>& outputs);
 
   // The arrays of buffers and caches that are not evaluated yet.
   std::vector<mx::array> pending() const;
@@ -124,7 +128,6 @@ class State {
   // The records of buffers that were written in place in this call and now also have an update that MLX has to make.
   std::vector<InPlaceUpdates*> superseded_updates();
   bool owns_memory(uint32_t buffer, const std::vector<mx::array>& outputs) const;
-  void take_over_memory(const std::vector<mx::array>& outputs);
   void evaluate_undoably(std::vector<mx::array> arrays, mx::Stream stream);
   // Runs `body`, an evaluation. `risks_buffers`: whether the buffers are lost if it fails.
   template <typename Body>
