@@ -1,6 +1,6 @@
 # make demo, make test: each first sets up .venv and build/ if needed.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llm docs peers test test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
+.PHONY: help demo demo-llm docs peers test test-all test-suite test-ray build wheels sanitize fuzz-payloads fuzz-pte clean distclean same-python
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -15,6 +15,7 @@ help:
 	@echo "make demo       export the demo model and print text that mlx_llm_runner generates"
 	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
+	@echo "make test-all   also run the long tests that test/long_tests.py lists"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"
@@ -40,11 +41,12 @@ demo-llm: build
 	@$(PY) examples/demo_llm.py
 
 # The processes share the processors, so torch's threads of OpenMP sleep while they wait.
-test: build
+test: SHORT := --short
+test test-all: build
 	@tools/setup.sh browser
 	@tools/setup.sh speech
 	@tools/setup.sh linker
-	@OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(N) --dist worksteal $(ARGS) test
+	@OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(N) --dist worksteal $(SHORT) $(ARGS) test
 
 test-suite: build
 	@$(PY) test/suite/run.py -n $(N) $(ARGS)

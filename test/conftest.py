@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import long_tests
 import pytest
 import torch
 from executorch_mlx import load_delegate
@@ -22,6 +23,23 @@ forget_other_devices()
 # generator of that library, only the one of MLX's Python package.
 _seed_mlx = ctypes.CDLL(DELEGATE)[f"_ZN3mlx4core6random4seedE{'y' if sys.platform == 'darwin' else 'm'}"]
 _seed_mlx.argtypes, _seed_mlx.restype = [ctypes.c_uint64], None
+
+
+def pytest_addoption(parser):
+    parser.addoption("--short", action="store_true", help="leave out the tests that long_tests.py lists")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--short"):
+        return
+    folder = Path(__file__).parent
+    names = {item: f"{item.path.relative_to(folder).as_posix()}::{item.nodeid.split('::', 1)[1]}" for item in items}
+    if config.args == [folder.name] and (unknown := long_tests.without_test(names.values())):
+        raise pytest.UsageError(f"long_tests.py: no test fits {', '.join(unknown)}")
+    left_out = [item for item in items if not long_tests.is_in_short_form(names[item])]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if long_tests.is_in_short_form(names[item])]
 
 
 @pytest.fixture(autouse=True)
