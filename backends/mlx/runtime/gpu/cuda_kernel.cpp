@@ -31,9 +31,9 @@ namespace {
 // The number of primitives that a kernel keeps: one for each combination of launch size, dtypes and constants.
 constexpr size_t kMaxPrimitives = 256;
 
-// Source that includes `text` from a file in memory, or the text itself if there can be no such file. MLX hashes the source
-// each time the kernel runs, so a short one saves the host time: 8% of a step of a small model. The file is never closed,
-// because MLX compiles the kernel at its first use.
+// Source that includes `text` from a file in memory, or the text itself if there can be no such file. MLX hashes the
+// source each time the kernel runs, so a short one saves the host time: 8% of a step of a small model. The file is never
+// closed, because MLX compiles the kernel at its first use.
 std::string included(const std::string& text) {
 #if defined(__linux__)
   const int file = text.empty() ? -1 : memfd_create("executorch-mlx-kernel", MFD_CLOEXEC);
@@ -49,7 +49,8 @@ std::string included(const std::string& text) {
   return text;
 }
 
-// A comment with the parameters that a kernel has for the shapes of its inputs. MLX adds those that it finds in the source.
+// A comment with the parameters that a kernel has for the shapes of its inputs. MLX adds those that it finds in the
+// source.
 std::string shapes_of(const std::vector<std::string>& inputs, const std::string& body) {
   std::string comment = "//";
   for (const auto& input : inputs) {
