@@ -33,13 +33,14 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--short"):
         return
-    folder = Path(__file__).parent
-    names = {item: f"{item.path.relative_to(folder).as_posix()}::{item.nodeid.split('::', 1)[1]}" for item in items}
-    if config.args == [folder.name] and (unknown := long_tests.without_test(names.values())):
+    names = [item.nodeid.removeprefix("test/") for item in items]
+    if config.args == ["test"] and (unknown := long_tests.without_test(names)):
         raise pytest.UsageError(f"long_tests.py: no test fits {', '.join(unknown)}")
-    left_out = [item for item in items if not long_tests.is_in_short_form(names[item])]
+    kept, left_out = [], []
+    for item, name in zip(items, names):
+        (kept if long_tests.is_in_short_form(name) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if long_tests.is_in_short_form(names[item])]
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True)

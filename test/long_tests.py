@@ -65,14 +65,14 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 
 def is_in_short_form(name: str) -> bool:
-    """Return whether `make test` runs the test with this name of pytest's, relative to this folder."""
+    """Return whether `make test` runs a test. `name` is pytest's name of it, without the folder `test/`."""
     file, function, parameters = _parts(name)
     patterns = SHORT_FORM.get(function, SHORT_FORM.get(file) if parameters else None)
     return patterns is None or any(fnmatchcase(parameters, pattern) for pattern in patterns)
 
 
 def without_test(names: Iterable[str]) -> list[str]:
-    """Return the keys and patterns of SHORT_FORM that fit none of the tests, which are all there are."""
+    """Return the keys and patterns of SHORT_FORM that fit no test. `names` has the names of all tests."""
     parameters_of = defaultdict(set)
     for name in names:
         file, function, parameters = _parts(name)

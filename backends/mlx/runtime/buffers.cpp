@@ -43,7 +43,7 @@ Bytes bytes_of(Buffer& buffer, const char* description) {
       array.ndim() > kPositionAxis,
       description, ": got rank ", array.ndim(), ", expected at least ", kPositionAxis + 1);
   array.eval();
-  if (buffer.written) {
+  if (buffer.written) {  // the contents may be available before the kernels have run: see State::take_over_memory()
     buffer.written->wait();
     buffer.written.reset();
   }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "dtype.h"
 #include "memory_limit.h"
@@ -65,6 +66,10 @@ void fill_with_zeros(void* memory, size_t bytes) {
 
 } // namespace
 
+mx::array without_memory(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), std::move(shape), dtype);
+}
+
 mx::array allocate(const mx::Shape& shape, mx::Dtype dtype) {
   size_t bytes = mx::size_of(dtype);
   for (const int size : shape) {
@@ -93,7 +98,7 @@ std::optional<mx::array> adopt(FreeableBuffer& data, const mx::Shape& shape, mx:
   mx::allocator::Buffer buffer(adopted.get());
   const auto offset = static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(buffer.raw_ptr()));
 
-  mx::array array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, dtype);
+  mx::array array = without_memory(shape, dtype);
   const auto longest = shape.empty() ? 1 : *std::max_element(shape.begin(), shape.end());
   mx::array::Flags flags{};
   flags.contiguous = true;

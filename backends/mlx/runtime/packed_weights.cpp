@@ -182,8 +182,7 @@ mx::array allocate_block(size_t bytes) {
 
 // The array of `size` bytes at `offset` of a block, in the same memory.
 mx::array part_of(const mx::array& block, size_t offset, size_t size) {
-  const mx::Shape shape{static_cast<int>(size / kCacheLine), kCacheLine};
-  mx::array part(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), shape, mx::uint8);
+  mx::array part = without_memory({static_cast<int>(size / kCacheLine), kCacheLine}, mx::uint8);
   part.copy_shared_buffer(block, {kCacheLine, 1}, block.flags(), size, static_cast<int64_t>(offset));
   return part;
 }

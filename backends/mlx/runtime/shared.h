@@ -31,7 +31,7 @@ namespace executorch_mlx {
 // updates an array in place only if there is no other reference to it.
 struct Buffer {
   std::optional<mx::array> contents;  // empty between calls if a failed call lost them
-  std::optional<mx::array> written;   // the host waits for it before it reads contents that have no event
+  std::optional<mx::array> written;   // an array without elements, available once the contents are written
 };
 
 // The KV caches of UpdateAndAttendNode. A call moves the layers out and back, as it does with the contents

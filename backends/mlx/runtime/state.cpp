@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dtype.h"
+#include "host_memory.h"
 #include "memory_limit.h"
 
 namespace executorch_mlx {
@@ -14,11 +15,6 @@ namespace {
 // single numbers while it builds a graph.
 bool is_read_only_by_kernels(const mx::array& x) {
   return is_float(x.dtype()) && x.size() > 1;
-}
-
-// An available array without memory.
-mx::array without_data(mx::Shape shape, mx::Dtype dtype) {
-  return mx::array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), std::move(shape), dtype);
 }
 
 } // namespace
@@ -362,13 +358,16 @@ void State::take_over_memory(const std::vector<mx::array>& outputs) {
         !owns_memory(i, outputs)) {
       continue;
     }
-    mx::array own = without_data(x->shape(), x->dtype());
+    mx::array own = without_memory(x->shape(), x->dtype());
     own.set_data(std::move(*x->data_shared_ptr()), x->data_size(), x->strides(), x->flags(), x->offset());
-    mx::array written = without_data({0}, x->dtype());
-    mx::array& waiting = is_read_only_by_kernels(*x) ? written : own;
-    waiting.attach_event(x->event());
-    waiting.set_status(x->status());
-    buffers_[i]->written = std::move(written);
+    if (!is_read_only_by_kernels(*x)) {
+      own.attach_event(x->event());
+      own.set_status(x->status());
+    } else if (x->event().valid()) {  // else this call has not written the buffer, and `written` stays as it is
+      mx::array& written = buffers_[i]->written.emplace(without_memory({0}, x->dtype()));
+      written.attach_event(x->event());
+      written.set_status(x->status());
+    }
     x = std::move(own);
   }
 }

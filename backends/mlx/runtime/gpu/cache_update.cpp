@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "../host_memory.h"
 #include "cuda_kernel.h"
 #include "fused.h"
 #include "lazy.h"
@@ -13,9 +14,7 @@ void CacheUpdate::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx:
     return outputs[0].copy_shared_buffer(inputs[0]);
   }
   // MLX updates a cache in place only if nothing else refers to it, so compute() gets other arrays.
-  const auto placeholder = [](const mx::array& x) {
-    return mx::array(mx::allocator::Data(mx::allocator::Buffer(nullptr), nullptr), x.shape(), x.dtype());
-  };
+  const auto placeholder = [](const mx::array& x) { return without_memory(x.shape(), x.dtype()); };
   const mx::array y = compute({placeholder(inputs[0]), placeholder(inputs[1])});
   y.primitive().eval_gpu(inputs, outputs);
 }
