@@ -1,6 +1,7 @@
 // Reading and writing parts of a tensor, by slices or by tensors of indices. See op_row.h.
 #pragma once
 
+#include "device.h"
 #include "ops/op_row.h"
 #include "views.h"
 
@@ -243,7 +244,9 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   }
   // mx::scatter expects the axis of the indices first, followed by all axes of `dst`, with size 1 for the indexed axis.
   const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
-  c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, c.stream));
+  // MLX scatters elements of 8 bytes on the CPU only.
+  const auto stream = dst.itemsize() == 8 ? shared_stream(mx::Device::cpu) : c.stream;
+  c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, stream));
 }
 
 // As in torch, `indices` may be smaller than `updates` on any axis, and smaller than x on any axis other than `axis`.

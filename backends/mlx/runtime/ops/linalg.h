@@ -107,6 +107,29 @@ bool sorted_indices(const Node& n, Context& c) {
   return n.sorted_indices_flag() == nullptr ? n.sorted_indices() : c.integer(n.sorted_indices_flag()) != 0;
 }
 
+// Appends zeros to an axis, counted from the end, until its length is a multiple of `multiple`.
+inline mx::array padded(const mx::array& x, int axis, int multiple, mx::Stream stream) {
+  const int missing = (multiple - x.shape(axis) % multiple) % multiple;
+  return missing == 0 ? x : mx::pad(x, {axis}, {0}, {missing}, mx::array(0, x.dtype()), "constant", stream);
+}
+
+// mx::gather_mm. MLX's kernels for CUDA read 16 bytes at once, and fail at rows of half-precision numbers that do not begin
+// at multiples of 16 bytes.
+inline mx::array gather_mm(
+    const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
+    bool sorted, mx::Stream stream) {
+  if (stream.device == mx::Device::cpu || !is_half(a.dtype())) {
+    return mx::gather_mm(a, b, lhs, rhs, sorted, stream);
+  }
+  constexpr int kMultiple = 8;  // numbers of 2 bytes
+  const auto y = mx::gather_mm(
+      padded(a, -1, kMultiple, stream), padded(padded(b, -1, kMultiple, stream), -2, kMultiple, stream), lhs, rhs,
+      sorted, stream);
+  auto stop = y.shape();
+  stop.back() = b.shape(-1);
+  return y.shape() == stop ? y : mx::slice(y, mx::Shape(y.ndim(), 0), stop, stream);
+}
+
 inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   c.make_available({n.a(), n.b(), n.lhs_indices(), n.rhs_indices()});
   auto a = c.in(n.a());
@@ -126,7 +149,7 @@ inline void gather_mm(const fb::GatherMmParams& n, Context& c) {
   if (in_float32) {
     b = to_float32(b, c);
   }
-  auto y = mx::gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
+  auto y = gather_mm(a, b, lhs, rhs, sorted_indices(n, c), c.stream);
   if (a.shape(-1) == 0) {
     y = mx::zeros(y.shape(), y.dtype(), c.stream);
   }

@@ -33,6 +33,16 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
+// mx::logsumexp. MLX's kernel for CUDA returns infinity for numbers that contain an infinity and a NaN. The right result is
+// their maximum, a NaN.
+inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
+  const auto y = mx::logsumexp(x, axes, keepdims, s);
+  if (mx::to_stream(s).device == mx::Device::cpu || x.size() == 0) {
+    return y;
+  }
+  return mx::where(mx::isinf(y, s), mx::max(x, axes, keepdims, s), y, s);
+}
+
 // For the median, maximum and minimum, which are not defined without elements.
 template <ReduceOp Op>
 void reduce_nonempty(const fb::ReduceNode& n, Context& c) {
@@ -100,7 +110,7 @@ inline void cumsum(const fb::CumsumParams& n, Context& c) {
 constexpr OpRow kReduceRows[] = {
     MLX_ROW(AllNode, reduce<mx::all>),
     MLX_ROW(AnyNode, reduce<mx::any>),
-    MLX_ROW(LogSumExpNode, reduce<mx::logsumexp>),
+    MLX_ROW(LogSumExpNode, reduce<logsumexp>),
     MLX_ROW(MaxNode, reduce_nonempty<mx::max>),
     MLX_ROW(MeanNode, reduce<with_float32_sums<mx::mean>>),
     MLX_ROW(MedianNode, reduce_nonempty<mx::median>),

@@ -25,9 +25,9 @@ inline Floats scaled(Floats total, float alpha, float beta, Floats old) {
   return result + beta * old;
 }
 
-// Writes the sums of M * R accumulators to y: y[r * ldy + j] = alpha * sum(acc[r * R + j]) + beta * y[r * ldy + j].
+// Writes the sums of M * R accumulators: y[r * ldy + j * between] = alpha * sum(acc[r * R + j]) + beta * (its old value).
 template <int M, int R>
-inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptrdiff_t ldy) {
+inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptrdiff_t ldy, ptrdiff_t between) {
   constexpr int Total = M * R;
   constexpr int Vectors = (Total + kLanes - 1) / kLanes;
   Floats results[Vectors];
@@ -46,29 +46,31 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
   float old[Vectors * kLanes];
   if (beta != 0) {
     for (int i = 0; i < Total; ++i) {
-      old[i] = y[i / R * ldy + i % R];
+      old[i] = y[i / R * ldy + i % R * between];
     }
   }
   for (int i = 0; i < Vectors; ++i) {
     store(scaled(results[i], alpha, beta, beta == 0 ? Floats{} : load<Floats>(old + i * kLanes)), old + i * kLanes);
   }
-  for (int r = 0; r < M; ++r) {
-    __builtin_memcpy(y + r * ldy, old + r * R, R * sizeof(float));
+  for (int i = 0; i < Total; ++i) {
+    y[i / R * ldy + i % R * between] = old[i];
   }
 }
 
-// Multiplies M rows of x by R rows of the matrix w. x has float32 elements, or pairs if w has. Prefetches the rows that
-// follow `ahead` elements later if R > 1, because the hardware prefetches less from R short pieces of memory. Also does so
-// for 16-bit elements in vectors of less than 16 lanes: there, the chain of additions is slow and should not wait for memory.
+// Multiplies M rows of x by R rows of the matrix, which have the distance `between`. The first one is w. x has float32
+// elements, or pairs if w has. The columns of y have the same distance as the rows of the matrix. If this function were
+// inlined, GCC would keep sums in memory.
 template <FloatType Type, int M, int R>
-void dot_tile(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t ahead, int k,
+__attribute__((noinline)) void dot_tile(
+    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t between, int k,
     float alpha, float beta, float* y, ptrdiff_t ldy) {
+  constexpr ptrdiff_t ahead = kStreamPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
+  const ptrdiff_t stream = between * ldw;  // the distance in elements
   Floats acc[M * R] = {};
   const auto add_step = [&](auto&& load_x, auto&& load_w) {
     Floats weights[R];
     for (int j = 0; j < R; ++j) {
-      weights[j] = load_w(w + j * ldw);
+      weights[j] = load_w(w + j * stream);
     }
     for (int r = 0; r < M; ++r) {
       Floats elements = load_x(x + r * ldx);
@@ -80,10 +82,8 @@ void dot_tile(
   };
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
-    if constexpr (R > 1 || (kLanes < 16 && sizeof(*w) == 2)) {
-      for (int j = 0; j < R; ++j) {
-        prefetch(w + j * ldw + i + ahead);
-      }
+    for (int j = 0; j < R; ++j) {
+      prefetch(w + j * stream + i + ahead);
     }
     add_step(
         [&](const float* row) { return load<Floats>(row + i); },
@@ -94,44 +94,32 @@ void dot_tile(
         [&](const float* row) { return load_partial<Floats>(row + i, k - i); },
         [&](const auto* row) { return Elements<Type>::load_first(row + i, k - i); });
   }
-  write_sums<M, R>(acc, alpha, beta, y, ldy);
+  write_sums<M, R>(acc, alpha, beta, y, ldy, between);
 }
 
-// Multiplies M rows of x by n rows of w, in tiles of R rows of w.
-template <FloatType Type, int M, int R>
-void dot_tiles(
-    const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k, float alpha,
-    float beta, float* y, ptrdiff_t ldy) {
-  const ptrdiff_t rows_ahead = rows_to_prefetch(ldw * sizeof(*w)) / R * R;
-  const ptrdiff_t ahead = (rows_ahead > R ? rows_ahead : R) * ldw;
-  int j = 0;
-  for (; j + R <= n; j += R) {
-    dot_tile<Type, M, R>(x, ldx, w + j * ldw, ldw, ahead, k, alpha, beta, y + j, ldy);
-  }
-  if constexpr (R > 1) {
-    for (; j < n; ++j) {
-      dot_tile<Type, M, 1>(x, ldx, w + j * ldw, ldw, ahead, k, alpha, beta, y + j, ldy);
-    }
-  }
+// Multiplies m rows of x, up to Rows at a time, by n rows of w, which are read in this many streams.
+template <FloatType Type, int Rows, int Streams>
+void dot_streams(
+    const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k,
+    float alpha, float beta, float* y, ptrdiff_t ldy) {
+  for_streams<Streams>(0, n, [&](auto streams, int j, int between) {
+    for_row_tiles<Rows>(m, [&](auto rows, int first) {
+      dot_tile<Type, decltype(rows)::value, decltype(streams)::value>(
+          x + first * ldx, ldx, w + j * ldw, ldw, between, k, alpha, beta, y + first * ldy + j, ldy);
+    });
+  });
 }
 
 template <FloatType Type>
 void dot_rows_for_type(
     const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
     float* y, ptrdiff_t ldy) {
+  constexpr int kStreamsForOneRow = 4;  // more of them are not faster
   const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
-  // With one row of x, one row of the matrix at a time is read in the order of memory. Several rows at a time would be
-  // read from several pages in turn, which reaches only two thirds of the memory bandwidth.
-  const int group = m == 1 ? n : kDotTileColumns;
-  for (int j = 0; j < n; j += group) {
-    const int columns = n - j < group ? n - j : group;
-    for_row_tiles<kDotTileRows>(m, [&](auto rows, int first) {
-      constexpr int M = decltype(rows)::value;
-      constexpr int R = M == 1 ? 1 : kDotTileColumns;
-      dot_tiles<Type, M, R>(
-          x + first * ldx, ldx, elements + j * ldw, ldw, columns, k, alpha, beta, y + first * ldy + j, ldy);
-    });
+  if (m == 1) {
+    return dot_streams<Type, 1, kStreamsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
+  dot_streams<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
 }
 
 void dot_rows(

@@ -1,7 +1,7 @@
 // Products of rows of activations as integers with a quantized matrix, as integers.h defines them. Part of kernels.cpp.
 //
-// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies several rows of x by a few
-// blocks: kLanes rows of the matrix, a panel or half of one.
+// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies several rows of x by one or
+// two panels, as blocks of kLanes rows of the matrix.
 #pragma once
 
 #include "integers.h"
@@ -10,7 +10,9 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 
 namespace {
 
-constexpr int kIntegerBlocks = 2;  // blocks that a tile multiplies at once
+constexpr int kBlocksOfPanel = kIntegerPanelRows / kLanes;
+constexpr int kPanelsForOneRow = 2;                           // that a tile with one row of x multiplies at once
+constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1;  // so that the sums fit in the registers
 
 // The number of rows of x in a tile, for integers of this many digits.
 constexpr int integer_tile_rows(int digits) {
@@ -53,30 +55,31 @@ inline Floats dot_product(const Ints* dots) {
   return fused_multiply_add(__builtin_convertvector(dots[2], Floats), broadcast(0x1p16f), lower);
 }
 
-// Computes the products of M rows of x, from `row` on, with B blocks, from `block` on. Writes up to `columns` columns.
-template <int Bits, int Digits, int M, int B>
+// Computes the products of M rows of x, from `row` on, with the panels panel, ..., panel + (P - 1) * between. Writes up to
+// `columns` columns, from the first one of `panel` on.
+template <int Bits, int Digits, int M, int P>
 void integer_tile(
-    const IntegerPanels& panels, int block, const IntegerRows& x, int row, float* y, ptrdiff_t ldy, int columns) {
+    const IntegerPanels& panels, int panel, int between, const IntegerRows& x, int row, float* y, ptrdiff_t ldy,
+    int columns) {
+  constexpr int B = P * kBlocksOfPanel;
   constexpr int Quads = 8 / Bits;  // vectors of integers in a vector of words
   constexpr int D = Digits;
   // A dot product is computed as several sums, because their instructions do not wait for each other.
   constexpr int Parts = M * D * B >= 4 ? 1 : 2;
   constexpr int Step = Sums<Bits>::kAdditions / Quads;  // vectors of words before finish(); 0: all of a group
-  constexpr int Panels = (B * kLanes + kIntegerPanelRows - 1) / kIntegerPanelRows;
   const IntegerPanels p = panels;
   const ptrdiff_t scale_size = p.scale_type == FloatType::float32 ? 4 : 2;
   const int8_t* integers[M * D];
-  const char* groups[Panels];  // the present group of each panel
-  const int first = block * kLanes % kIntegerPanelRows;  // the first row of the first block in its panel
+  const char* groups[P];  // the present group of each panel
   for (int r = 0; r < M * D; ++r) {
     integers[r] = x.integers + (row * D + r) * x.stride;
   }
-  for (int i = 0; i < Panels; ++i) {
-    groups[i] = p.data + (static_cast<ptrdiff_t>(block) * kLanes / kIntegerPanelRows + i) * p.panel_bytes;
+  for (int i = 0; i < P; ++i) {
+    groups[i] = p.data + (panel + static_cast<ptrdiff_t>(i) * between) * p.panel_bytes;
   }
   // At `begin`, a group has `size` bytes for each row of its panel. Returns the place of those for the first row of block b.
   const auto place = [&](int b, ptrdiff_t begin, ptrdiff_t size) __attribute__((always_inline)) {
-    return groups[b * kLanes / kIntegerPanelRows] + begin + (first + b * kLanes % kIntegerPanelRows) * size;
+    return groups[b / kBlocksOfPanel] + begin + b % kBlocksOfPanel * kLanes * size;
   };
   Floats acc[M][B] = {};
   for (int g = 0; g < p.groups; ++g) {
@@ -88,7 +91,7 @@ void integer_tile(
           Words words[B];
           repeat<B>([&](auto b) __attribute__((always_inline)) {
             const char* from = place(b.value, (i + part.value) * (kIntegerPanelRows * 4), 4);
-            if (b.value < Panels) {  // once for each cache line
+            if (b.value % kBlocksOfPanel == 0) {  // once for each cache line
               prefetch(from + kPrefetchDistance);
             }
             words[b.value] = load<Words>(from);
@@ -137,30 +140,34 @@ void integer_tile(
       integers[r] += p.words * 4 * Quads;
     }
   }
-  for (int r = 0; r < M; ++r) {
-    for (int b = 0; b < B; ++b) {
-      const int count = columns - b * kLanes < kLanes ? columns - b * kLanes : kLanes;
-      store_partial(acc[r][b], y + r * ldy + b * kLanes, count);
+  for (int b = 0; b < B; ++b) {
+    const int column = b / kBlocksOfPanel * between * kIntegerPanelRows + b % kBlocksOfPanel * kLanes;
+    const int count = columns - column < kLanes ? columns - column : kLanes;
+    for (int r = 0; count > 0 && r < M; ++r) {
+      store_partial(acc[r][b], y + r * ldy + column, count);
     }
   }
+}
+
+template <int Bits, int Digits, int Rows, int Panels>
+void multiply_integers_of(
+    const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
+  const int end = (last + kIntegerPanelRows - 1) / kIntegerPanelRows;
+  for_streams<Panels>(first / kIntegerPanelRows, end, [&](auto streams, int panel, int between) {
+    const int column = panel * kIntegerPanelRows;
+    for_row_tiles<Rows>(m, [&](auto rows, int row) {
+      integer_tile<Bits, Digits, decltype(rows)::value, decltype(streams)::value>(
+          panels, panel, between, x, row, y + row * ldy + column, ldy, last - column);
+    });
+  });
 }
 
 template <int Bits, int Digits>
 void multiply_integers_of(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
-  const auto run = [&](auto blocks, int column) {
-    for_row_tiles<integer_tile_rows(Digits)>(m, [&](auto rows, int row) {
-      integer_tile<Bits, Digits, decltype(rows)::value, decltype(blocks)::value>(
-          panels, column / kLanes, x, row, y + row * ldy + column, ldy, last - column);
-    });
-  };
-  int column = first;
-  for (; last - column > kLanes; column += kIntegerBlocks * kLanes) {
-    run(Constant<kIntegerBlocks>{}, column);
-  }
-  if (column < last) {
-    run(Constant<1>{}, column);
-  }
+  m == 1 ? multiply_integers_of<Bits, Digits, 1, kPanelsForOneRow>(panels, x, m, first, last, y, ldy)
+         : multiply_integers_of<Bits, Digits, integer_tile_rows(Digits), kPanelsForManyRows>(
+               panels, x, m, first, last, y, ldy);
 }
 
 void multiply_integers(

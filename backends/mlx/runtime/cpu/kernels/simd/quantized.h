@@ -159,38 +159,37 @@ inline void prefetch(const char* from, ptrdiff_t size) {
   }
 }
 
-// Computes the products of R rows of the matrix, from `row` on, with M rows of x.
+// Computes the products of M rows of x with the rows row, row + between, ..., row + (R - 1) * between of the matrix.
 template <int Bits, int M, int R>
 void quantized_tile(
-    const QuantizedMatrix& q, const float* x, ptrdiff_t ldx, int row, float* y, ptrdiff_t ldy) {
+    const QuantizedMatrix& q, const float* x, ptrdiff_t ldx, int row, int between, float* y, ptrdiff_t ldy) {
   const int words = q.k * Bits / 32;
   const int groups = q.k / q.group_size;
   float buffers[2][R][kMaxGroups];
   const float* scales[R];
   const float* biases[R];
-  for (int j = 0; j < R; ++j) {
-    const ptrdiff_t first = static_cast<ptrdiff_t>(row + j) * groups;
-    scales[j] = as_float32(q.scales, q.scale_type, first, groups, buffers[0][j]);
-    biases[j] = as_float32(q.biases, q.scale_type, first, groups, buffers[1][j]);
-  }
-  // The tile reads weights, scales and biases: three pieces of memory that are too short for the hardware prefetcher.
-  // So the scales and biases of the next tile are prefetched here, and the weights of the tile after it below.
   const ptrdiff_t size = static_cast<ptrdiff_t>(groups) * (q.scale_type == FloatType::float32 ? 4 : 2);
-  prefetch(static_cast<const char*>(q.scales) + (row + R) * size, R * size);
-  prefetch(static_cast<const char*>(q.biases) + (row + R) * size, R * size);
+  for (int j = 0; j < R; ++j) {
+    const ptrdiff_t matrix_row = row + static_cast<ptrdiff_t>(j) * between;
+    scales[j] = as_float32(q.scales, q.scale_type, matrix_row * groups, groups, buffers[0][j]);
+    biases[j] = as_float32(q.biases, q.scale_type, matrix_row * groups, groups, buffers[1][j]);
+    // These pieces of memory are too short for the hardware prefetcher.
+    prefetch(static_cast<const char*>(q.scales) + (matrix_row + 1) * size, size);
+    prefetch(static_cast<const char*>(q.biases) + (matrix_row + 1) * size, size);
+  }
   const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
-  const ptrdiff_t row_bytes = static_cast<ptrdiff_t>(words) * 4;
+  const ptrdiff_t stream_bytes = static_cast<ptrdiff_t>(words) * 4 * between;
   Floats acc[M * R] = {};
   for (int g = 0; g < groups; ++g) {
     Group<Bits> group[R];
     repeat<R>([&](auto j) __attribute__((always_inline)) {
       group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
-      prefetch(w + (2 * R + j.value) * row_bytes);
+      prefetch(w + j.value * stream_bytes + kStreamPrefetchDistance<R>);
     });
     for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
       repeat<R>([&](auto j) __attribute__((always_inline)) {
-        values[j.value] = group[j.value].values(w + j.value * row_bytes);
+        values[j.value] = group[j.value].values(w + j.value * stream_bytes);
       });
       repeat<M>([&](auto r) __attribute__((always_inline)) {
         Floats elements = load<Floats>(x + r.value * ldx);
@@ -205,7 +204,7 @@ void quantized_tile(
   }
   Floats results[M * R];
   repeat<M * R>([&](auto i) __attribute__((always_inline)) { results[i.value] = natural_order<Bits>(acc[i.value]); });
-  write_sums<M, R>(results, 1, 0, y + row, ldy);
+  write_sums<M, R>(results, 1, 0, y + row, ldy, between);
 }
 
 // Returns the number of rows of the matrix, which are columns of the result, in a tile with `rows` rows of x.
@@ -224,14 +223,9 @@ void quantized_rows(
     call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
       constexpr int Bits = decltype(bits)::value;
       constexpr int M = decltype(rows)::value;
-      constexpr int R = quantized_columns(M);
-      int j = first;
-      for (; j + R <= last; j += R) {
-        quantized_tile<Bits, M, R>(q, arranged, ldx, j, y, ldy);
-      }
-      for (; j < last; ++j) {
-        quantized_tile<Bits, M, 1>(q, arranged, ldx, j, y, ldy);
-      }
+      for_streams<quantized_columns(M)>(first, last, [&](auto streams, int row, int between) {
+        quantized_tile<Bits, M, decltype(streams)::value>(q, arranged, ldx, row, between, y, ldy);
+      });
     });
   });
 }

@@ -62,6 +62,20 @@ void for_row_tiles(int m, Run&& run) {
   }
 }
 
+// Divides rows [begin, end) of a matrix into `Streams` pieces of equal length, and calls run(Constant<Streams>{}, row, length)
+// for each `row` of the first piece: the rows row, row + length, row + 2 * length, ... are in the same place of the pieces.
+// Calls run(Constant<1>{}, row, 1) for each of the rows that are left.
+template <int Streams, typename Run>
+void for_streams(int begin, int end, Run&& run) {
+  const int length = (end - begin) / Streams;
+  for (int row = begin; row < begin + length; ++row) {
+    run(Constant<Streams>{}, row, length);
+  }
+  for (int row = begin + length * Streams; row < end; ++row) {
+    run(Constant<1>{}, row, 1);
+  }
+}
+
 // A vector with x in all lanes. (Subtracting zero changes no number; adding it would change -0.)
 inline Floats broadcast(float x) {
   return x - Floats{};
@@ -120,6 +134,12 @@ constexpr ptrdiff_t kPrefetchDistance = 16 << 10;  // bytes; hides the latency o
 constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
   return bytes > 0 ? kPrefetchDistance / bytes : 0;
 }
+
+// Kernels read `Streams` rows of a matrix at once, each followed by the rows that lie behind it. The processor prefetches
+// several long pieces of memory faster than one. It starts slowly where a piece begins, so rows that are read at once do not
+// lie side by side. This is how many bytes ahead of each piece a kernel prefetches itself.
+template <int Streams>
+constexpr ptrdiff_t kStreamPrefetchDistance = 2048 / Streams;
 
 // Prefetches to the second-level cache: the first-level cache has too few miss buffers to hide the latency of memory.
 // Never faults, even past the end of an array.
