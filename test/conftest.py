@@ -36,11 +36,9 @@ def pytest_collection_modifyitems(config, items):
     names = [item.nodeid.removeprefix("test/") for item in items]
     if config.args == ["test"] and (unknown := long_tests.without_test(names)):
         raise pytest.UsageError(f"long_tests.py: no test fits {', '.join(unknown)}")
-    kept, left_out = [], []
-    for item, name in zip(items, names):
-        (kept if long_tests.is_in_short_form(name) else left_out).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+    short_form = long_tests.short_form(names)
+    config.hook.pytest_deselected(items=[item for item, name in zip(items, names) if name not in short_form])
+    items[:] = [item for item, name in zip(items, names) if name in short_form]
 
 
 @pytest.fixture(autouse=True)

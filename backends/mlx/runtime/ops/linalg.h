@@ -113,18 +113,17 @@ inline mx::array padded(const mx::array& x, int axis, int multiple, mx::Stream s
   return missing == 0 ? x : mx::pad(x, {axis}, {0}, {missing}, mx::array(0, x.dtype()), "constant", stream);
 }
 
-// mx::gather_mm. MLX's kernels for CUDA read 16 bytes at once, and fail at rows of half-precision numbers that do not begin
-// at multiples of 16 bytes.
+// mx::gather_mm. MLX's kernels for CUDA read 16 bytes at once, and fail at rows that do not begin at multiples of 16 bytes.
 inline mx::array gather_mm(
     const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
     bool sorted, mx::Stream stream) {
-  if (stream.device == mx::Device::cpu || !is_half(a.dtype())) {
+  if (stream.device == mx::Device::cpu) {
     return mx::gather_mm(a, b, lhs, rhs, sorted, stream);
   }
-  constexpr int kMultiple = 8;  // numbers of 2 bytes
+  const int multiple = 16 / static_cast<int>(b.itemsize());
   const auto y = mx::gather_mm(
-      padded(a, -1, kMultiple, stream), padded(padded(b, -1, kMultiple, stream), -2, kMultiple, stream), lhs, rhs,
-      sorted, stream);
+      padded(a, -1, multiple, stream), padded(padded(b, -1, multiple, stream), -2, multiple, stream), lhs, rhs, sorted,
+      stream);
   auto stop = y.shape();
   stop.back() = b.shape(-1);
   return y.shape() == stop ? y : mx::slice(y, mx::Shape(y.ndim(), 0), stop, stream);

@@ -135,11 +135,11 @@ constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
   return bytes > 0 ? kPrefetchDistance / bytes : 0;
 }
 
-// Kernels read `Streams` rows of a matrix at once, each followed by the rows that lie behind it. The processor prefetches
+// Kernels read `Streams` rows of a matrix at once, and then the rows behind them: for_streams(). The processor prefetches
 // several long pieces of memory faster than one. It starts slowly where a piece begins, so rows that are read at once do not
-// lie side by side. This is how many bytes ahead of each piece a kernel prefetches itself.
+// lie side by side. This is how many bytes ahead of each piece a kernel prefetches itself: 64 vectors in all.
 template <int Streams>
-constexpr ptrdiff_t kStreamPrefetchDistance = 2048 / Streams;
+constexpr ptrdiff_t kStreamPrefetchDistance = 64 * kLanes * 4 / Streams;
 
 // Prefetches to the second-level cache: the first-level cache has too few miss buffers to hide the latency of memory.
 // Never faults, even past the end of an array.
