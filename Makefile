@@ -15,7 +15,7 @@ help:
 	@echo "make demo       export the demo model and print text that mlx_llm_runner generates"
 	@echo "make demo-llm   download SmolLM2-135M-Instruct as a GGUF file (93 MB), export it, and ask it a question"
 	@echo "make test       run the tests              [N=processes] [ARGS='-k sample -x']"
-	@echo "make test-all   also run the long tests that test/long_tests.py lists"
+	@echo "make test-all   also run the tests that test/long_tests.py leaves out"
 	@echo "make test-suite run ExecuTorch's backend test suite with this delegate and XNNPACK [N=processes]"
 	@echo "make test-ray   install Ray and run the tests on a local Ray cluster, about five minutes [ARGS='-k serve']"
 	@echo "make wheels     build the wheels for Linux and macOS in dist/"

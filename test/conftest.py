@@ -26,7 +26,7 @@ _seed_mlx.argtypes, _seed_mlx.restype = [ctypes.c_uint64], None
 
 
 def pytest_addoption(parser):
-    parser.addoption("--short", action="store_true", help="leave out the tests that long_tests.py lists")
+    parser.addoption("--short", action="store_true", help="leave out the tests that long_tests.py describes")
 
 
 @pytest.hookimpl(tryfirst=True)

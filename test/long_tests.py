@@ -1,10 +1,11 @@
 """The tests that `make test` leaves out, because they take long and similar tests remain. `make test-all` runs them.
 
-Of the op rows in test/ops, `make test` runs one for each operator: the first one, whose name has no "/".
+Of the op rows in most files of test/ops, `make test` runs the first one of each operator, and all programs.
 
 A key of SHORT_FORM is a test function. Its value lists patterns of the parameters with which `make test` runs the
 function, as in the names that pytest prints; an empty list leaves the function out. "not" before a pattern leaves out the
-parameters that match, and keeps the others. A key without a function is for all tests of the file that have parameters.
+parameters that match, and keeps the others; such a list has no other patterns. A key without a function is for all
+tests of the file that have parameters.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+
+# Files of whose operators one op row says little about the others.
+ALL_OP_ROWS = ("ops/test_attention.py", "ops/test_conv.py", "ops/test_kv_cache.py")
 
 SHORT_FORM: dict[str, list[str]] = {
     "cli/test_doctor.py::test_an_unknown_device_is_an_error": [],
@@ -61,18 +65,18 @@ SHORT_FORM: dict[str, list[str]] = {
     "ops/test_quantized_cache.py::test_portable_program": [
         "mlx::quantized_attention", "mlx::quantized_attention/ring, rows", "mlx::quantized_attention/rotated, dynamic"],
     "ops/test_special.py::test_op_row": ["not i0", "not lgamma", "not special_erfcx", "not special_i1*"],
-    "partitioner/test_partitioner.py::test_cumulative_operator_over_a_dynamic_dimension": ["cumprod"],
     "packaging/test_import_effects.py::test_import_prints_nothing": ["llm.export.export_llm"],
+    "partitioner/test_partitioner.py::test_cumulative_operator_over_a_dynamic_dimension": ["cumprod"],
     "random/test_seeding.py::test_the_program_draws_what_eager_torch_draws": [],
     "runtime/test_import_order.py::test_commands_say_why_they_fail": [],
     "runtime/test_import_order.py::test_doctor_says_which_delegate_answers": [],
     "runtime/test_import_order.py::test_ours_first_runs_programs": ["Runtime"],
     "runtime/test_memory_state.py::test_kernel_that_runs_out_of_memory_fails_only_its_call": ["1-0"],
     "runtime/test_output_copies.py::test_copies_start_no_threads_unless_outputs_are_large": ["131072-2"],
+    "runtime/test_recurrences.py::test_number_of_threads_does_not_matter": [],
     "runtime/test_robust.py::test_programs_that_ran_and_were_unloaded_leave_no_threads_or_memory": [],
     "runtime/test_token_recurrences.py::test_the_number_of_threads_does_not_matter": [],
     "serve/test_serve_command.py::test_draft_model_changes_no_answer": [],
-    "runtime/test_recurrences.py::test_number_of_threads_does_not_matter": [],
     "test_patterns.py::test_rope_along_axis_1": ["*-torch.float32"],
     "test_patterns.py::test_rope_at_any_positions": ["torch.float32-*"],
 }
@@ -100,10 +104,10 @@ def short_form(names: Iterable[str]) -> set[str]:
     for name in names:
         file, function, parameters = _parts(name)
         if function.startswith("ops/") and function.endswith("::test_op_row"):
-            operator = parameters.partition("/")[0]
-            if operator in operators:
+            operator = parameters if parameters.startswith("program/") else parameters.partition("/")[0]
+            if file not in ALL_OP_ROWS and (file, operator) in operators:
                 continue
-            operators.add(operator)
+            operators.add((file, operator))
         patterns = SHORT_FORM.get(function, SHORT_FORM.get(file) if parameters else None)
         if patterns is None or _is_kept(parameters, patterns):
             kept.add(name)

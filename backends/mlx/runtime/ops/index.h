@@ -244,7 +244,8 @@ inline void index_copy(const fb::IndexCopyParams& n, Context& c) {
   }
   // mx::scatter expects the axis of the indices first, followed by all axes of `dst`, with size 1 for the indexed axis.
   const auto slices = mx::expand_dims(mx::moveaxis(update, axis, 0, c.stream), axis + 1, c.stream);
-  // MLX scatters elements of 8 bytes on the CPU only.
+  // MLX scatters elements of 8 bytes on the CPU only. `slices` stays on c.stream: the CPU waits for it, and so for all
+  // earlier kernels that read `dst`.
   const auto stream = dst.itemsize() == 8 ? shared_stream(mx::Device::cpu) : c.stream;
   c.set(n.out(), mx::scatter(dst, indices, mx::astype(slices, dst.dtype(), c.stream), axis, stream));
 }

@@ -107,25 +107,26 @@ bool sorted_indices(const Node& n, Context& c) {
   return n.sorted_indices_flag() == nullptr ? n.sorted_indices() : c.integer(n.sorted_indices_flag()) != 0;
 }
 
-// Appends zeros to an axis, counted from the end, until its length is a multiple of `multiple`.
-inline mx::array padded(const mx::array& x, int axis, int multiple, mx::Stream stream) {
-  const int missing = (multiple - x.shape(axis) % multiple) % multiple;
-  return missing == 0 ? x : mx::pad(x, {axis}, {0}, {missing}, mx::array(0, x.dtype()), "constant", stream);
-}
-
-// mx::gather_mm. MLX's kernels for CUDA read 16 bytes at once, and fail at rows that do not begin at multiples of 16 bytes.
+// mx::gather_mm. If the length of the sums is a multiple of 8, MLX's kernels for CUDA read 8 elements at once along the
+// contiguous axis of an operand, and fail unless the length of this axis is a multiple of 8, too.
 inline mx::array gather_mm(
-    const mx::array& a, const mx::array& b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs,
-    bool sorted, mx::Stream stream) {
-  if (stream.device == mx::Device::cpu) {
-    return mx::gather_mm(a, b, lhs, rhs, sorted, stream);
+    mx::array a, mx::array b, const std::optional<mx::array>& lhs, const std::optional<mx::array>& rhs, bool sorted,
+    mx::Stream stream) {
+  constexpr int kMultiple = 8;
+  const int columns = b.shape(-1);
+  if (stream.device == mx::Device::gpu && mx::cu::is_available() && a.shape(-1) % kMultiple == 0) {
+    if (a.shape(-2) > 1 && a.shape(-2) % kMultiple != 0) {
+      a = mx::contiguous(a, /*allow_col_major=*/false, stream);  // its contiguous axis is then that of the sums
+    }
+    const bool sums_are_contiguous = b.is_available() && b.strides(-2) == 1;
+    if (columns % kMultiple != 0 && !sums_are_contiguous) {
+      const int missing = kMultiple - columns % kMultiple;
+      b = mx::pad(b, {-1}, {0}, {missing}, mx::array(0, b.dtype()), "constant", stream);
+    }
   }
-  const int multiple = 16 / static_cast<int>(b.itemsize());
-  const auto y = mx::gather_mm(
-      padded(a, -1, multiple, stream), padded(padded(b, -1, multiple, stream), -2, multiple, stream), lhs, rhs, sorted,
-      stream);
+  const auto y = mx::gather_mm(a, b, lhs, rhs, sorted, stream);
   auto stop = y.shape();
-  stop.back() = b.shape(-1);
+  stop.back() = columns;
   return y.shape() == stop ? y : mx::slice(y, mx::Shape(y.ndim(), 0), stop, stream);
 }
 

@@ -33,14 +33,14 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
-// mx::logsumexp. MLX's kernel for CUDA returns infinity for numbers that contain an infinity and a NaN. The right result is
-// their maximum, a NaN.
+// mx::logsumexp. If x contains an infinity and a NaN, MLX's kernel for CUDA returns infinity. The right result is NaN.
 inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
   const auto y = mx::logsumexp(x, axes, keepdims, s);
-  if (mx::to_stream(s).device == mx::Device::cpu || x.size() == 0) {
+  if (mx::to_stream(s).device == mx::Device::cpu || !mx::cu::is_available()) {
     return y;
   }
-  return mx::where(mx::isinf(y, s), mx::max(x, axes, keepdims, s), y, s);
+  const auto largest = mx::max(x, axes, keepdims, s);
+  return mx::where(mx::isnan(largest, s), largest, y, s);
 }
 
 // For the median, maximum and minimum, which are not defined without elements.

@@ -57,20 +57,20 @@ inline void write_sums(const Floats* acc, float alpha, float beta, float* y, ptr
   }
 }
 
-// Multiplies M rows of x by R rows of the matrix, which have the distance `between`. The first one is w. x has float32
-// elements, or pairs if w has. The columns of y have the same distance as the rows of the matrix. If this function were
-// inlined, GCC would keep sums in memory.
+// Multiplies M rows of x by R rows of the matrix: the row at w, and those `between`, 2 * between, ... rows after it. Writes
+// to columns of y with the same distance. x has float32 elements, or pairs if w has. Not inlined, because GCC would then
+// keep sums in memory.
 template <FloatType Type, int M, int R>
 __attribute__((noinline)) void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t between, int k,
     float alpha, float beta, float* y, ptrdiff_t ldy) {
   constexpr ptrdiff_t ahead = kStreamPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
-  const ptrdiff_t stream = between * ldw;  // the distance in elements
+  const ptrdiff_t row_distance = between * ldw;  // in elements
   Floats acc[M * R] = {};
   const auto add_step = [&](auto&& load_x, auto&& load_w) {
     Floats weights[R];
     for (int j = 0; j < R; ++j) {
-      weights[j] = load_w(w + j * stream);
+      weights[j] = load_w(w + j * row_distance);
     }
     for (int r = 0; r < M; ++r) {
       Floats elements = load_x(x + r * ldx);
@@ -83,7 +83,7 @@ __attribute__((noinline)) void dot_tile(
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
     for (int j = 0; j < R; ++j) {
-      prefetch(w + j * stream + i + ahead);
+      prefetch(w + j * row_distance + i + ahead);
     }
     add_step(
         [&](const float* row) { return load<Floats>(row + i); },
@@ -97,7 +97,7 @@ __attribute__((noinline)) void dot_tile(
   write_sums<M, R>(acc, alpha, beta, y, ldy, between);
 }
 
-// Multiplies m rows of x, up to Rows at a time, by n rows of w, which are read in this many streams.
+// Multiplies m rows of x, up to `Rows` at a time, by n rows of w, which are read in `Streams` streams.
 template <FloatType Type, int Rows, int Streams>
 void dot_streams(
     const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k,

@@ -1,7 +1,7 @@
 // Products of rows of activations as integers with a quantized matrix, as integers.h defines them. Part of kernels.cpp.
 //
-// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies several rows of x by one or
-// two panels, as blocks of kLanes rows of the matrix.
+// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies one or more rows
+// of x by one or two panels. It processes a panel in blocks of kLanes rows.
 #pragma once
 
 #include "integers.h"
@@ -11,8 +11,8 @@ namespace executorch_mlx::EXECUTORCH_MLX_ISA {
 namespace {
 
 constexpr int kBlocksOfPanel = kIntegerPanelRows / kLanes;
-constexpr int kPanelsForOneRow = 2;                           // that a tile with one row of x multiplies at once
-constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1;  // so that the sums fit in the registers
+constexpr int kPanelsForOneRow = 2;                              // in a tile with one row of x
+constexpr int kPanelsForManyRows = kBlocksOfPanel == 1 ? 2 : 1;  // otherwise the sums would not fit in the registers
 
 // The number of rows of x in a tile, for integers of this many digits.
 constexpr int integer_tile_rows(int digits) {

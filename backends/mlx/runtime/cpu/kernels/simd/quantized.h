@@ -173,7 +173,7 @@ void quantized_tile(
     const ptrdiff_t matrix_row = row + static_cast<ptrdiff_t>(j) * between;
     scales[j] = as_float32(q.scales, q.scale_type, matrix_row * groups, groups, buffers[0][j]);
     biases[j] = as_float32(q.biases, q.scale_type, matrix_row * groups, groups, buffers[1][j]);
-    // These pieces of memory are too short for the hardware prefetcher.
+    // Prefetches the scales and biases of the next row. They are too short for the hardware prefetcher.
     prefetch(static_cast<const char*>(q.scales) + (matrix_row + 1) * size, size);
     prefetch(static_cast<const char*>(q.biases) + (matrix_row + 1) * size, size);
   }

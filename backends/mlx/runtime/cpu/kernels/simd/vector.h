@@ -62,9 +62,10 @@ void for_row_tiles(int m, Run&& run) {
   }
 }
 
-// Divides rows [begin, end) of a matrix into `Streams` pieces of equal length, and calls run(Constant<Streams>{}, row, length)
-// for each `row` of the first piece: the rows row, row + length, row + 2 * length, ... are in the same place of the pieces.
-// Calls run(Constant<1>{}, row, 1) for each of the rows that are left.
+// Divides rows or panels [begin, end) of a matrix into `Streams` streams of equal length. For each `row` of the first
+// stream, calls run(Constant<Streams>{}, row, length) to read row, row + length, row + 2 * length, ...: one of each stream.
+// Then calls run(Constant<1>{}, row, 1) for each row that is left. The processor prefetches several long streams faster
+// than one. Prefetching starts slowly at the beginning of a stream, so streams are as long as possible.
 template <int Streams, typename Run>
 void for_streams(int begin, int end, Run&& run) {
   const int length = (end - begin) / Streams;
@@ -135,9 +136,7 @@ constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
   return bytes > 0 ? kPrefetchDistance / bytes : 0;
 }
 
-// Kernels read `Streams` rows of a matrix at once, and then the rows behind them: for_streams(). The processor prefetches
-// several long pieces of memory faster than one. It starts slowly where a piece begins, so rows that are read at once do not
-// lie side by side. This is how many bytes ahead of each piece a kernel prefetches itself: 64 vectors in all.
+// How many bytes ahead a kernel prefetches in each of `Streams` streams: 64 vectors in all streams together.
 template <int Streams>
 constexpr ptrdiff_t kStreamPrefetchDistance = 64 * kLanes * 4 / Streams;
 
