@@ -9,9 +9,9 @@ from executorch_mlx.serve.formats.detect import THINK
 NAMES = ("f", "get_weather")
 
 
-def parse(format: str, text: str, size: int, prompt: str = "", names=NAMES, think: str = "</think>") -> dict:
+def parse(format: str, text: str, size: int, opening: str = "", names=NAMES, think: str = "</think>") -> dict:
     """The joined parts of an answer that arrives in pieces of `size` characters."""
-    parser = FORMATS[format]([THINK[think]]).parser(dict.fromkeys(names, {}), prompt)
+    parser = FORMATS[format]([THINK[think]]).parser(dict.fromkeys(names, {}), opening)
     parts = [part for start in range(0, len(text), size) for part in parser.feed(text[start : start + size])]
     found = joined(parts + parser.end())
     if "calls" in found:
@@ -54,6 +54,14 @@ ANSWERS = {
     "reasoning": ("hermes", "<think>\nhm\n</think>\n\nHi", {"reasoning": "hm\n", "content": "Hi"}),
     "reasoning and a call": ("hermes", f"<think>hm</think>\n{CALL}", {"reasoning": "hm", "calls": [F]}),
     "reasoning without an end": ("hermes", "<think>hm", {"reasoning": "hm"}),
+    "reasoning after space, twice": (
+        "hermes", "\n<think>hm</think>\n<think>hm</think>Hi", {"reasoning": "hmhm", "content": "\nHi"}),
+    "a tag of reasoning in the content": (
+        "hermes", "<think>hm</think>The tag <think> opens <think>.", {
+            "reasoning": "hm", "content": "The tag <think> opens <think>."}),
+    "a tag of reasoning in JSON": ("hermes", '{"tag": "<think>"}', {"content": '{"tag": "<think>"}'}),
+    "a tag of reasoning after no call": (
+        "hermes", "<tool_call>b</tool_call> <think>", {"content": "<tool_call>b</tool_call> <think>"}),
     "llama": ("llama3", '{"name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, two": (
         "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', {"calls": [F, ("g", {})]}),

@@ -65,10 +65,21 @@ def one_bit(token: int) -> numpy.ndarray:
 def scripted(program, template: str, special: tuple[str, ...] = ()):
     llm = LLM.load(program)
     config = {"eos_token": "</s>", "additional_special_tokens": list(special)}
-    llm.tokenizer = Tokenizer(llm.tokenizer.backend.to_str(), config, template)
+    llm.tokenizer = Tokenizer(with_tokens(llm, special), config, template)
     settings = Settings(host="127.0.0.1", grace_seconds=0)
     with served.listening(create_app(llm, name=NAME, settings=settings), settings) as url:
         yield Scripted(llm, url)
+
+
+def with_tokens(llm, names: tuple[str, ...]) -> str:
+    """The tokenizer of the model, as JSON, in which the tokens from 500 on have other names."""
+    vocabulary = json.loads(llm.tokenizer.backend.to_str())
+    for id, name in enumerate(names, 500):
+        old = llm.tokenizer.backend.id_to_token(id)
+        vocabulary["model"]["vocab"][name] = vocabulary["model"]["vocab"].pop(old)
+        merges = vocabulary["model"]["merges"]
+        vocabulary["model"]["merges"] = [pair for pair in merges if old not in (*pair, "".join(pair))]
+    return json.dumps(vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -226,19 +237,67 @@ def test_reasoning_is_split_off(client, says):
     assert "".join(delta.content or "" for delta in deltas) == "Rain."
 
 
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "now", "arguments": "{}"}}]}
+# Chats with a tag of reasoning in messages or tools.
+TAGGED = {
+    "user": {"messages": [{"role": "user", "content": "What is <think>"}]},
+    "system": {"messages": [{"role": "system", "content": "Write <think> first."}, *MESSAGES]},
+    "tool": {"messages": [*MESSAGES, CALLED, {"role": "tool", "tool_call_id": "c", "content": "<think>"}]},
+    "assistant": {"messages": [*MESSAGES, {"role": "assistant", "content": "<think>"}]},
+    "function": {"tools": [{"type": "function", "function": CLOCK | {"description": "Not for <think>"}}]},
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tags_in_messages_and_tools_open_no_reasoning(client, says, name):
+    says("Rain.")
+    message = chat(client, **TAGGED[name]).choices[0].message
+    assert message.content == "Rain." and not getattr(message, "reasoning_content", None)
+
+
+@pytest.mark.parametrize("name", [name for name in TAGGED if name != "function"])
+def test_tags_in_messages_do_not_lift_a_schema(chat_program, name):
+    """The tags are tokens, so that a grammar waits for the end of reasoning. The model does not begin it by itself."""
+    pytest.importorskip("xgrammar")
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
+    bias = {"500": -100}  # <think>
+    fields = {"tool_choice": "none", "response_format": schema, "max_tokens": 20, "logit_bias": bias} | TAGGED[name]
+    with scripted(chat_program, TEMPLATE, ("<think>", "</think>")) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            (choice,) = chat(client, **fields).choices
+            assert choice.message.content in ("true", "false") and choice.finish_reason == "stop"
+            # With a template that opens reasoning, the model of random weights thinks up to max_tokens.
+            message = chat(client, **fields, extra_body={"chat_template_kwargs": {"think": True}}).choices[0].message
+            assert message.reasoning_content and not message.content
+
+
+def test_answer_may_continue_the_reasoning_of_the_last_message(chat_program):
+    with scripted(chat_program, small_llm.TEMPLATE + "{# </think> #}") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = "It rains.</think>Rain."
+            begun = {"role": "assistant", "content": "<think>Hm. "}
+            message = chat(client, messages=[*MESSAGES, begun]).choices[0].message
+            assert (message.reasoning_content, message.content) == ("It rains.", "Rain.")
+
+
+def test_template_that_rejects_content_beside_calls(chat_program):
+    rejecting = "{% if messages[-1].content and messages[-1].tool_calls %}{{ raise_exception('both') }}{% endif %}"
+    with scripted(chat_program, rejecting + TEMPLATE) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            server.text = "It rains.</think>Rain."
+            fields = {"messages": [*MESSAGES, CALLED], "extra_body": {"chat_template_kwargs": {"think": True}}}
+            assert chat(client, **fields).choices[0].message.content == "Rain."
+
+
 def test_special_tokens_are_tags_of_their_format(chat_program):
     """The tags of Mistral are special tokens, which have no text."""
     special = ("[TOOL_CALLS]", "[INST]")
     llm = LLM.load(chat_program)
-    vocabulary = json.loads(llm.tokenizer.backend.to_str())
-    renamed = [llm.tokenizer.backend.id_to_token(id) for id in (500, 501)]
-    for name, old in zip(special, renamed):
-        vocabulary["model"]["vocab"][name] = vocabulary["model"]["vocab"].pop(old)
-        merges = vocabulary["model"]["merges"]
-        vocabulary["model"]["merges"] = [pair for pair in merges if old not in (*pair, "".join(pair))]
     from executorch_mlx.serve.model import ServedModel
 
-    llm.tokenizer = Tokenizer(json.dumps(vocabulary), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]")
+    llm.tokenizer = Tokenizer(
+        with_tokens(llm, special), {"additional_special_tokens": list(special)}, "[TOOL_CALLS]"
+    )
     model = ServedModel(llm, NAME)
     assert model.format.name == "mistral" and model.marker_tokens == {500: "[TOOL_CALLS]"}
     assert len(model.call_id()) == 9 and model.call_id().isalnum()

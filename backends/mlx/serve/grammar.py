@@ -41,8 +41,10 @@ class Grammars:
     def __init__(self, model: ServedModel):
         self._model, self._lock = model, threading.Lock()
 
-    def for_chat(self, body: ChatRequest, prompt: str) -> Constraint | None:
+    def for_chat(self, body: ChatRequest, opening: str) -> Constraint | None:
         """Return the constraint that a request's schema or functions set for its answers, or None if they set none.
+
+        `opening` is the end of the prompt that begins the answer.
 
         Raises GrammarError.
         """
@@ -59,7 +61,7 @@ class Grammars:
             return None
         with self._lock:
             compiled = self._compile(json.dumps(structure), param)
-        return Constraint(self._model, self.closer, compiled, self._reasoning(prompt))
+        return Constraint(self._model, self.closer, compiled, self._reasoning(opening))
 
     @property
     def _can_constrain(self) -> bool:
@@ -170,15 +172,16 @@ class Grammars:
             raise GrammarError(f"{param}: {_reason(error)}", param, "invalid_json_schema") from error
         return compiled
 
-    def _reasoning(self, prompt: str) -> tuple[int | None, int | None, bool]:
-        """Return the ids of the tokens that open and close reasoning, or None twice, and whether the prompt opens it.
+    def _reasoning(self, opening: str) -> tuple[int | None, int | None, bool]:
+        """Return the ids of the tokens that open and close reasoning, and whether the prompt opens it.
 
         The ids are None if the format has no reasoning, or if a tag of it is not one token.
         """
-        for section in self._model.format.reasoning:
+        format = self._model.format
+        for section in format.reasoning:
             ids = [self._model.token_id(tag) for tag in (section.open, section.close)]
             if None not in ids:
-                return ids[0], ids[1], prompt.rfind(section.open) > prompt.rfind(section.close)
+                return ids[0], ids[1], format.opened(opening) == section
         return None, None, False
 
 

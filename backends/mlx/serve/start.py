@@ -5,7 +5,9 @@ The functions encode text and compile grammars, which may take long: call them o
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..llm import Generation
@@ -36,20 +38,20 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
 def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     """Start the answers to the messages of a request. Raises ApiError."""
     body.check_fields()
-    text = chat_prompt(model, body)
+    prompt = chat_prompt(model, body)
     functions = {function.name: function.parameters for function in body.functions}
     try:
-        constraint = model.grammars.for_chat(body, text)
+        constraint = model.grammars.for_chat(body, prompt.opening)
     except GrammarError as error:
         raise ApiError(str(error), param=error.param, code=error.code) from error
-    ids = model.llm.encode(text, special=False)
+    ids = model.llm.encode(prompt.text, special=False)
     generations = _generate(model, body, [ids] * (body.n or 1), "messages", constraint)
     choices = []
     for index, generation in enumerate(generations):
         choices.append(
             Choice(
-                index, model, generation, model.format.parser(functions, text), wants_logprobs=bool(body.logprobs),
-                one_call=bool(functions) and body.parallel_tool_calls is False,
+                index, model, generation, model.format.parser(functions, prompt.opening),
+                wants_logprobs=bool(body.logprobs), one_call=bool(functions) and body.parallel_tool_calls is False,
             )
         )  # fmt: skip
     return Answer(model, choices)
@@ -93,8 +95,21 @@ def _generate(
 # The prompt of a chat ----------------------------------------------------------------------
 
 
-def chat_prompt(model: ServedModel, body: ChatRequest) -> str:
-    """Return the text of the prompt for the messages and tools of a request. Raises ApiError."""
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt of a chat: its whole `text`, and `opening`, the end of it that begins the answer.
+
+    `opening` may open a section of the answer, such as `<think>`. It is the text that the chat template writes after
+    the last message. If the template writes nothing after a message of the assistant, the answer continues this
+    message, and `opening` is its content.
+    """
+
+    text: str
+    opening: str
+
+
+def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
+    """Return the prompt for the messages and tools of a request. Raises ApiError."""
     if not model.llm.chats:
         message = f"messages: the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
@@ -116,10 +131,23 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> str:
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     try:
-        return model.llm.tokenizer.chat_text(messages, options)
+        text = model.llm.tokenizer.chat_text(messages, options)
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
+    return ChatPrompt(text, _opening(model, messages, options, text))
+
+
+def _opening(model: ServedModel, messages: list[dict[str, Any]], options: dict[str, Any], text: str) -> str:
+    """Return `opening` of `ChatPrompt`. It is the end of `text` that stays when the last message gets longer."""
+    last = messages[-1]
+    longer = last | {"content": last["content"] + "."}
+    try:
+        other = model.llm.tokenizer.chat_text([*messages[:-1], longer], options)
+    except ValueError:  # some templates reject tool calls beside content
+        return text
+    opening = os.path.commonprefix([text[::-1], other[::-1]])[::-1]
+    return last["content"] if last["role"] == "assistant" and not opening.strip() else opening
 
 
 def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
     if body.messages is not None:
         options = {"tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
         chat = ChatRequest(model=body.model, messages=body.messages, **options)
-        ids = model.llm.encode(chat_prompt(model, chat), special=False)
+        ids = model.llm.encode(chat_prompt(model, chat).text, special=False)
     else:
         ids = model.llm.encode(body.prompt, special=body.add_special_tokens)
     result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.llm.program.max_context_len}

@@ -42,6 +42,8 @@ class Parser:
 class SectionParser(Parser):
     """Finds sections by their tags. Text that may be the beginning of a tag is held back.
 
+    Reasoning comes before the content. A tag of reasoning within the content is text, as in an answer about the tag.
+
     - `sections`: the kinds of sections.
     - `call_reader`: returns the reader of a section with calls.
     - `is_bare`: tells from the beginning of the content whether the rest of the answer may be calls without a tag. It
@@ -59,6 +61,7 @@ class SectionParser(Parser):
         self._sections, self._call_reader, self._is_bare = sections, call_reader, is_bare
         self._inside, self._calls = inside, None  # the open section, and its reader if it has calls
         self._buffer = ""
+        self._has_content = False  # besides space
         self._drops_space = inside is not None  # space after a section is not content
 
     @property
@@ -118,6 +121,7 @@ class SectionParser(Parser):
         if is_closed:
             parts += self._calls.finish(section.close)
             self._inside, self._drops_space = None, not self._calls.has_failed
+            self._has_content |= self._calls.has_failed
         return is_closed
 
     def _step_reasoning(self, parts: list[Part], section: Section) -> bool:
@@ -144,17 +148,22 @@ class SectionParser(Parser):
     def _next_open(self) -> tuple[int, Section] | None:
         """The position of the first opening tag in the buffer, and its section."""
         found = [(self._buffer.find(section.open), -len(section.open), section) for section in self._sections]
-        found = [entry for entry in found if entry[0] >= 0]
+        found = [entry for entry in found if entry[0] >= 0 and self._may_open(entry[2], entry[0])]
         if not found:
             return None
         position, _, section = min(found, key=lambda entry: entry[:2])
         return position, section
+
+    def _may_open(self, section: Section, position: int) -> bool:
+        """Whether a tag at this position of the buffer opens a section."""
+        return section.kind != REASONING or not self._has_content and not self._buffer[:position].strip()
 
     def _add_content(self, parts: list[Part], text: str) -> None:
         if self._drops_space:
             text = text.lstrip()
         if text:
             parts.append((CONTENT, text))
+            self._has_content |= not text.isspace()
             self._drops_space = False
 
 
@@ -169,14 +178,13 @@ class AnswerFormat:
     def __init__(self, reasoning: Sequence[Section] = ()):
         self.reasoning = tuple(reasoning)
 
-    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], opening: str) -> Parser:
         """Return the parser of an answer.
 
         - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
-        - `prompt`: the text of the prompt, which may have opened a section.
+        - `opening`: the end of the prompt that begins the answer. It may open a section.
         """
         sections = [*self.reasoning, *(self.call_sections() if functions else ())]
-        inside = next((s for s in self.reasoning if prompt.rfind(s.open) > prompt.rfind(s.close)), None)
         bare = self.bare_calls(functions) if functions else None
         if not sections and bare is None:
             return Parser()
@@ -184,7 +192,11 @@ class AnswerFormat:
         def call_reader(section: Section) -> CallReader:
             return CallReader(functions, partial(self.read_calls, section=section), section.open)
 
-        return SectionParser(sections, call_reader, bare, inside)
+        return SectionParser(sections, call_reader, bare, self.opened(opening))
+
+    def opened(self, opening: str) -> Section | None:
+        """Return the section of reasoning that `opening`, the end of the prompt, opens and does not close, or None."""
+        return next((s for s in self.reasoning if opening.rfind(s.open) > opening.rfind(s.close)), None)
 
     def call_sections(self) -> Sequence[Section]:
         """Return the sections with tool calls."""

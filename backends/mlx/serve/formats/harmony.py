@@ -29,9 +29,9 @@ class Harmony(Hermes):
     def markers(self) -> Sequence[str]:
         return TAGS
 
-    def parser(self, functions: Mapping[str, Any], prompt: str) -> Parser:
+    def parser(self, functions: Mapping[str, Any], opening: str) -> Parser:
         # The prompt may end within a header, or within a message.
-        return HarmonyParser(functions, prompt[start:] if (start := prompt.rfind("<|start|>")) >= 0 else "")
+        return HarmonyParser(functions, opening[start:] if (start := opening.rfind("<|start|>")) >= 0 else "")
 
     def read_calls(self, reader: CallReader, section: Section) -> Reading[None]:
         raise NotImplementedError  # HarmonyParser does it
