@@ -64,15 +64,25 @@ ANSWERS = {
         "hermes", "<tool_call>b</tool_call> <think>", {"content": "<tool_call>b</tool_call> <think>"}),
     "llama": ("llama3", '{"name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, two": (
-        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', {"calls": [F, ("g", {})]}),
+        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {}}',
+        {"calls": [F, ("get_weather", {})]}),
     "llama, tag": ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {"a": 1}}', {"calls": [F]}),
     "llama, function": ("llama3", '<function=f>{"a": 1}</function>', {"calls": [F]}),
     "llama 4": ("llama3", '[f(a=1), get_weather(city="Oslo")]', {"calls": [F, ("get_weather", {"city": "Oslo"})]}),
     "llama, JSON that is no call": ("llama3", '{"a": 1, "b": "name"}' * 9, {"content": '{"a": 1, "b": "name"}' * 9}),
+    "llama, JSON with a name": (
+        "llama3", '{"name": "Ada", "parameters": {"a": 1}}', {"content": '{"name": "Ada", "parameters": {"a": 1}}'}),
+    "llama, JSON with the name of a function": (
+        "llama3", '{"name": "f", "age": 5}', {"content": '{"name": "f", "age": 5}'}),
+    "llama, only the name of a function": ("llama3", '{"name": "f"}', {"content": '{"name": "f"}'}),
+    "llama, two, one unknown": (
+        "llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+        {"calls": [F], "content": '; {"name": "g", "parameters": {}}'}),
     "llama, list": ("llama3", "[1, 2]", {"content": "[1, 2]"}),
     "mistral": ("mistral", 'ok[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', {"content": "ok", "calls": [F]}),
     "mistral 11": (
-        "mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', {"calls": [F, ("g", {})]}),
+        "mistral-named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[CALL_ID]x1[ARGS]{}',
+        {"calls": [F, ("get_weather", {})]}),
     "gemma 3": ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\n```", {"content": "Sure.\n", "calls": [F]}),
     "gemma 3, code": ("gemma", "```tool_code\nimport os\n```", {"content": "```tool_code\nimport os\n```"}),
     "function gemma": (
@@ -91,6 +101,9 @@ ANSWERS = {
         '<|constrain|>json<|message|>{"a": 1}<|call|>', {"reasoning": "hm", "calls": [F]}),
     "harmony, other order": ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {"calls": [F]}),
     "harmony, broken call": ("harmony", "<|channel|>commentary to=f<|message|>{", {"content": "{"}),
+    "harmony, unknown function": (
+        "harmony", "<|channel|>analysis to=python<|message|>1<|end|><|start|>assistant to=functions.g<|message|>{}",
+        {"reasoning": "1", "content": "{}"}),
     "harmony preamble": ("harmony", "<|channel|>commentary<|message|>I look.<|end|>", {"content": "I look."}),
 }  # fmt: skip
 
@@ -112,6 +125,16 @@ def test_prompt_may_have_opened_the_reasoning():
 def test_calls_without_functions_are_text(format):
     text = CALL + '{"name": "f", "parameters": {}}[TOOL_CALLS]```tool_code\nf()\n```'
     assert parse(format, text, 4, names=()) == {"content": text}
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    assert parse("harmony", call, 4, "<|start|>assistant", names=()) == {"content": '{"a": 1}'}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_of_unknown_functions_are_text(format):
+    prefix, _, suffix = FORMATS[format].around_calls
+    begin, end = FORMATS[format]().call_template("unknown")
+    text = f'{prefix}{begin}{{"a": 1}}{end}{suffix}'
+    assert parse(format, text, 3) == {"content": '{"a": 1}' if format == "harmony" else text}
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -221,6 +221,26 @@ def test_tools_and_a_schema(client):
         assert message.tool_calls or isinstance(json.loads(message.content)["ok"], bool)
 
 
+def test_answer_with_a_name_is_no_call(chat_program):
+    """The calls of Llama are JSON objects without a tag, with the member `name` in front."""
+    pytest.importorskip("xgrammar")
+    person = {"name": {"enum": ["Ada", "now"]}, "age": {"type": "integer", "maximum": 9}}
+    schema = {"type": "object", "properties": person, "required": [*person]}
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    with scripted(chat_program, small_llm.TEMPLATE + "{# <|python_tag|> #}") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            choices = chat(client, response_format=response_format, n=8, max_tokens=150).choices
+            for message in (choice.message for choice in choices):
+                if message.tool_calls:
+                    assert {call.function.name for call in message.tool_calls} <= {"now", "get_weather"}
+                else:
+                    assert json.loads(message.content).keys() == person.keys()
+            assert not all(choice.message.tool_calls for choice in choices)
+            server.text = '{"name": "now", "age": 5}'
+            (choice,) = chat(client, response_format=response_format).choices
+            assert choice.message.content == server.text and choice.finish_reason == "stop"
+
+
 def test_reasoning_is_split_off(client, says):
     says("<think>\nIt rains.\n</think>\n\nRain.")
     answer = chat(client, tools=[])

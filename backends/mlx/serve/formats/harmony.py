@@ -1,6 +1,7 @@
 """The format of gpt-oss. An answer consists of messages, each with a header that names its channel or its recipient.
 
-The channel `analysis` is reasoning, the channel `final` is content, and a message to `functions.name` is a call.
+The channel `analysis` is reasoning, the channel `final` is content, and a message to `functions.name` is a call if the
+model may call this function.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class HarmonyParser(Parser):
         return CALLS if recipient else REASONING if channel == "analysis" or self._in_header else CONTENT
 
     def _address(self) -> tuple[str | None, str]:
-        """The function to which the message goes, and its channel."""
+        """The function to which the message goes, or None, and its channel."""
         recipient = re.search(r"to=(?:functions\.)?([\w.-]+)", self._header)
         channel = re.search(r"<\|channel\|>\s*(\w+)", self._header)
-        return recipient[1] if recipient else None, channel[1] if channel else "final"
+        is_call = recipient is not None and recipient[1] in self._functions
+        return recipient[1] if is_call else None, channel[1] if channel else "final"
 
     def feed(self, text: str) -> list[Part]:
         self._buffer += text

@@ -7,6 +7,7 @@ import json
 from .reader import CallReader, Reading
 
 ARGUMENT_KEYS = {"arguments", "parameters"}
+CALL_KEYS = {"name", "function", "type", "id", *ARGUMENT_KEYS}
 
 
 def read_several(reader: CallReader) -> Reading[None]:
@@ -20,32 +21,39 @@ def read_several(reader: CallReader) -> Reading[None]:
     yield from reader.expect("]")
 
 
-def read(reader: CallReader) -> Reading[None]:
-    """Read a call: `name` and `arguments`, or a member `function` that contains both. Ignores all other members."""
-    yield from _members(reader)
+def read(reader: CallReader, is_bare: bool = False) -> Reading[None]:
+    """Read a call: `name` and `arguments`, or a member `function` that contains both. Ignores all other members.
+
+    With `is_bare`, no tag distinguishes a call from an answer in JSON. A call then has arguments, and no other members.
+    """
+    yield from _members(reader, is_bare)
     reader.end()
 
 
-def _members(reader: CallReader) -> Reading[None]:
+def _members(reader: CallReader, is_bare: bool) -> Reading[None]:
     given: dict[str, str] = {}  # the JSON text of members
     yield from reader.expect("{")
     if not (yield from reader.take("}")):
-        yield from _member(reader, given)
+        yield from _member(reader, given, is_bare)
         while (yield from reader.take(",")):
-            yield from _member(reader, given)
+            yield from _member(reader, given, is_bare)
         yield from reader.expect("}")
     if not reader.has_begun:
+        if is_bare and not ARGUMENT_KEYS & given.keys():
+            raise ValueError("got no arguments, expected an object")
         reader.begin(json.loads(given.get("name", "null")))
         _write_arguments(reader, given.get("arguments", given.get("parameters", "{}")))
 
 
-def _member(reader: CallReader, given: dict[str, str]) -> Reading[None]:
+def _member(reader: CallReader, given: dict[str, str], is_bare: bool) -> Reading[None]:
     key = json.loads((yield from reader.json_value()))
     if not isinstance(key, str):
         raise ValueError(f"got the key {key!r}, expected a string")
+    if is_bare and key not in CALL_KEYS:
+        raise ValueError(f"got the key {key!r}, expected a member of a call")
     yield from reader.expect(":")
     if key == "function" and (yield from reader.peek()) == "{":
-        yield from _members(reader)
+        yield from _members(reader, is_bare)
     elif key in ARGUMENT_KEYS and (reader.has_begun or "name" in given and not ARGUMENT_KEYS & given.keys()):
         yield from read_arguments(reader, json.loads(given.get("name", "null")))
     else:

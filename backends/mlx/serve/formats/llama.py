@@ -52,7 +52,7 @@ class Llama(Hermes):
             yield from python_calls.read_several(reader)
         else:
             while (yield from reader.peek()) == "{":
-                yield from json_calls.read(reader)
+                yield from json_calls.read(reader, is_bare=not section.open)
                 yield from reader.take_while(_SEPARATORS)
 
     def call_template(self, name: str) -> tuple[str, str]:

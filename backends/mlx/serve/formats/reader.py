@@ -23,11 +23,11 @@ class CallReader:
 
     - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
     - `read`: reads the section, in the syntax of a format. It takes text with the methods `peek`, `take` and so on, and
-      passes calls on with `begin`, `write`, `send` and `end`. Raises ValueError if the text does not have this syntax.
+      passes calls on with `begin`, `write`, `send` and `end`. Raises ValueError if the text does not have this syntax, or
+      if it calls another function.
     - `open`: the tag before the section.
 
-    A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. If its function is one of `functions`, they
-    go out before the call is complete. A call of another function waits for its end: the text may be no call after all.
+    A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. They go out before the call is complete.
 
     If `read` raises ValueError, all text that did not go out becomes content: the whole section with its tags if no
     part went out. A call that went out in part has no CALL_END, and its arguments lack the closing brace. They are
@@ -214,12 +214,11 @@ class CallReader:
         return isinstance(property, dict) and property.get("type") == "string"
 
     def begin(self, name: Any) -> None:
-        """Begin a call. Raises ValueError if `name` is no name."""
+        """Begin a call. Raises ValueError if `name` is not the name of one of the functions."""
         if self._name is not None:
             raise ValueError("got two names or arguments in a call")
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"got the function name {name!r}, expected a string")
-        name.encode()  # a lone surrogate is a ValueError
+        if not isinstance(name, str) or name not in self._functions:
+            raise ValueError(f"got the function name {name!r}, expected one of {list(self._functions)}")
         self._name = name
 
     def write(self, text: str) -> None:
@@ -228,24 +227,20 @@ class CallReader:
 
     def send(self) -> None:
         """Pass on what is written, and the name of the call before it."""
-        if self._name in self._functions:
-            self._send()
-
-    def end(self) -> None:
-        """End the call, with the closing brace of its arguments."""
-        self._written += "}"
-        self._send()
-        self._parts.append((CALL_END, ""))
-        self._name, self._is_announced = None, False
-        self._count += 1
-
-    def _send(self) -> None:
         if not self._is_announced:
             self._parts.append((CALL, self._name))
             self._is_announced = True
         if self._written:
             self._parts.append((ARGUMENTS, self._written))
         self._written, self._sent = "", self.position
+
+    def end(self) -> None:
+        """End the call, with the closing brace of its arguments."""
+        self._written += "}"
+        self.send()
+        self._parts.append((CALL_END, ""))
+        self._name, self._is_announced = None, False
+        self._count += 1
 
     def send_string_until(self, tags: Sequence[str]) -> Reading[None]:
         """Take text up to the first of `tags`, and the tag. Pass the text on as it comes, within a JSON string."""
