@@ -221,6 +221,22 @@ def test_tools_and_a_schema(client):
         assert message.tool_calls or isinstance(json.loads(message.content)["ok"], bool)
 
 
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tools", [{"type": "function", "function": WEATHER | {"strict": True}}]),
+    ],
+)
+def test_ignore_eos_with_a_grammar_returns_400(client, field, value):
+    pytest.importorskip("xgrammar")
+    with pytest.raises(openai.BadRequestError, match=f"ignore_eos: got true with {field}, .* false") as caught:
+        chat(client, **{field: value}, max_tokens=40, extra_body={"ignore_eos": True})
+    assert caught.value.param == "ignore_eos"
+    assert chat(client, max_tokens=4, extra_body={"ignore_eos": True}).usage.completion_tokens == 4
+
+
 def test_answer_with_a_name_is_no_call(chat_program):
     """The calls of Llama are JSON objects without a tag, with the member `name` in front."""
     pytest.importorskip("xgrammar")

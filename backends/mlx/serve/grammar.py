@@ -59,6 +59,9 @@ class Grammars:
             param, structure = "tools", self._optional_calls(body)
         else:
             return None
+        if body.ignore_eos:
+            message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
+            raise GrammarError(message, "ignore_eos")
         with self._lock:
             compiled = self._compile(json.dumps(structure), param)
         return Constraint(self._model, self.closer, compiled, self._reasoning(opening))

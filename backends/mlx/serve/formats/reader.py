@@ -23,8 +23,8 @@ class CallReader:
 
     - `functions`: the functions that the model may call: their names, and the JSON schemas of their arguments.
     - `read`: reads the section, in the syntax of a format. It takes text with the methods `peek`, `take` and so on, and
-      passes calls on with `begin`, `write`, `send` and `end`. Raises ValueError if the text does not have this syntax, or
-      if it calls another function.
+      passes calls on with `begin`, `write`, `send` and `end`. Raises ValueError if the text does not have this syntax,
+      or if it calls another function.
     - `open`: the tag before the section.
 
     A call becomes the parts CALL, one or several ARGUMENTS, and CALL_END. They go out before the call is complete.
