@@ -205,13 +205,17 @@ def _dereferenced(schema: Any, root: Any) -> Any:
     return {}
 
 
+def _target(schema: Any, root: Any, path: str) -> Any:
+    """Return the schema to which the references of `schema` lead, and check its keywords."""
+    target = _dereferenced(schema, root)
+    if isinstance(target, dict):
+        _check_keywords(target, path)
+    return target
+
+
 def _branches(schema: dict[str, Any], keyword: str, root: Any, path: str) -> list[Any]:
-    """Return the schemas of an `anyOf` or `oneOf`, without references. Checks the keywords of each."""
-    branches = [_dereferenced(part, root) for part in schema[keyword]]
-    for index, branch in enumerate(branches):
-        if isinstance(branch, dict):
-            _check_keywords(branch, f"{path}.{keyword}.{index}")
-    return branches
+    """Return the schemas of an `anyOf` or `oneOf`, without references."""
+    return [_target(part, root, f"{path}.{keyword}.{index}") for index, part in enumerate(schema[keyword])]
 
 
 def _are_disjoint(schemas: list[Any]) -> bool:
@@ -280,7 +284,7 @@ def _enforced(schema: dict[str, Any], root: Any, path: str) -> dict[str, Any]:
             return {key: value for key, value in schema.items() if key != "type"}
     if types := _types(schema):
         schema = schema | {"type": types[0] if len(types) == 1 else types}
-    return _checked_object(schema, path)
+    return _checked_object(schema, root, path)
 
 
 def _check_siblings(schema: dict[str, Any], keyword: str, accepted: set[str], path: str) -> None:
@@ -315,7 +319,7 @@ def _is_valid(value: Any, schema: dict[str, Any]) -> bool:
 def _check_types(schema: dict[str, Any], keyword: str, root: Any, path: str) -> None:
     """Raise SchemaError unless the schemas of an `anyOf` or `oneOf` have types that the `type` beside it admits."""
     for branch in _branches(schema, keyword, root, path):
-        types = _types(branch) if isinstance(branch, dict) else []
+        types = _types(branch)
         if not types or not all(_admits(schema["type"], kind) for kind in types):
             raise SchemaError(f"{path}: {keyword} together with 'type' is not supported: its schemas have other types")
 
@@ -326,8 +330,10 @@ def _admits(types: str | list[str], kind: str) -> bool:
     return kind in names or kind == "integer" and "number" in names
 
 
-def _types(schema: dict[str, Any]) -> list[str]:
+def _types(schema: Any) -> list[str]:
     """Return the types of the values that a schema admits, or [] if only schemas in it tell."""
+    if not isinstance(schema, dict):
+        return []
     if isinstance(values := _values(schema), list):
         return [*dict.fromkeys(map(_type_of, values))]
     types = schema.get("type") or [name for name, keywords in TYPE_KEYWORDS.items() if keywords & schema.keys()]
@@ -341,7 +347,7 @@ def _type_of(value: Any) -> str:
     return names[type(value)]
 
 
-def _checked_object(schema: dict[str, Any], path: str) -> dict[str, Any]:
+def _checked_object(schema: dict[str, Any], root: Any, path: str) -> dict[str, Any]:
     """Return the schema with all required properties declared. xgrammar would leave out undeclared ones."""
     names, declared, patterns = (schema.get(key, {}) for key in ("required", "properties", "patternProperties"))
     others = schema.get("additionalProperties", schema.get("unevaluatedProperties"))
@@ -356,6 +362,11 @@ def _checked_object(schema: dict[str, Any], path: str) -> dict[str, Any]:
         if others is False or patterns:
             raise SchemaError(f"{path}.required: {missing[0]!r} is not in properties")
         schema = schema | {"properties": {**declared, **dict.fromkeys(missing, True if others is None else others)}}
+    if "propertyNames" in schema:
+        if _types(_target(schema["propertyNames"], root, f"{path}.propertyNames")) != ["string"]:
+            raise SchemaError(f"{path}.propertyNames: expected a schema with the type string")
+        if others is False:
+            raise SchemaError(f"{path}: propertyNames together with 'additionalProperties' is not supported")
     for keyword in ("patternProperties", "propertyNames"):
         for other in {"properties", "patternProperties"} - {keyword}:
             if keyword in schema and schema.get(other):
