@@ -187,6 +187,7 @@ def test_keywords_beside_others_have_an_effect(client, schema):
         ({"type": "string", "anyOf": [STRING, INTEGER]}, "$: anyOf together with 'type' is not supported"),
         ({"oneOf": [record(k={"const": 1}), record(k={"const": 2})], "required": ["b"]}, "$: oneOf together with"),
         ({"oneOf": [{"minimum": 3}, STRING]}, "$.oneOf: the schemas may overlap"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}] * 2, "$defs": {"a": INTEGER}}, "$.oneOf: the schemas may overlap"),
         ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "$.oneOf: the schemas may overlap"),
         ({"oneOf": [{"required": 5}, {"type": "object"}]}, "$.oneOf.0.required: expected a list of names"),
         ({"oneOf": [{"properties": 5, "required": ["a"]}, NAMES]}, "$.oneOf.0.properties: got int, expected schemas"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_DEPTH = 64
@@ -109,8 +109,10 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
 
     flat = _merged(_mapped(schema, change), path)
     # Of the given schemas: a checked one may admit fewer values, and then seem to be disjoint from the others.
-    if "oneOf" in schema and not _are_disjoint(_branches(schema, "oneOf", root, path)):
-        raise SchemaError(f"{path}.oneOf: the schemas may overlap; use anyOf, or a required constant that differs")
+    if "oneOf" in schema:
+        branches = _branches(schema, "oneOf", root, path)
+        if len(branches) < len(schema["oneOf"]) or not _are_disjoint(branches):
+            raise SchemaError(f"{path}.oneOf: the schemas may overlap; use anyOf, or a required constant that differs")
     return flat
 
 
@@ -214,8 +216,13 @@ def _target(schema: Any, root: Any, path: str) -> Any:
 
 
 def _branches(schema: dict[str, Any], keyword: str, root: Any, path: str) -> list[Any]:
-    """Return the schemas of an `anyOf` or `oneOf`, without references."""
-    return [_target(part, root, f"{path}.{keyword}.{index}") for index, part in enumerate(schema[keyword])]
+    """Return the different schemas of an `anyOf` or `oneOf`, without references."""
+    targets: dict[int, Any] = {}
+    for index, part in enumerate(schema[keyword]):
+        target = _dereferenced(part, root)
+        if id(target) not in targets:
+            targets[id(target)] = _target(target, root, f"{path}.{keyword}.{index}")
+    return [*targets.values()]
 
 
 def _are_disjoint(schemas: list[Any]) -> bool:
@@ -230,10 +237,10 @@ def _are_disjoint(schemas: list[Any]) -> bool:
         known = ["number" if t == "integer" else t for t in types]
         if len({*known}) == len(known):
             return True
-    if _differ([_constants(schema) for schema in schemas]):
+    if _differ(map(_constants, schemas)):
         return True
     common = set.intersection(*({*schema.get("required", ())} for schema in schemas))
-    return any(_differ([_constants(schema.get("properties", {}).get(name)) for schema in schemas]) for name in common)
+    return any(_differ(_constants(schema.get("properties", {}).get(name)) for schema in schemas) for name in common)
 
 
 def _constants(schema: Any) -> set[str] | None:
@@ -258,9 +265,14 @@ def _whole_as_integer(text: str) -> int | float:
     return int(number) if number.is_integer() else number
 
 
-def _differ(values: list[set[str] | None]) -> bool:
+def _differ(values: Iterable[set[str] | None]) -> bool:
     """Whether no value is in two of the sets. False if a set is None."""
-    return None not in values and sum(map(len, values)) == len(set.union(*values))
+    seen: set[str] = set()
+    for part in values:
+        if part is None or not seen.isdisjoint(part):
+            return False
+        seen |= part
+    return True
 
 
 # Keywords beside others --------------------------------------------------------------------
