@@ -8,6 +8,7 @@ from served import NAME
 from test_serve_tools import CALL, TEMPLATE, WEATHER, scripted
 
 TOOL = {"type": "function", **WEATHER, "strict": False}
+BAD_TOOL = {"name": "bad", "parameters": {"type": "object", "properties": {"function": {"not": {}}}}}
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +143,15 @@ def test_length_schema_and_log_probabilities(client):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
+        ({"tools": [TOOL, TOOL | BAD_TOOL], "tool_choice": "required"}, "tools.1.parameters"),
+        ({"extra_body": {"stop": ""}}, "stop"),
+        ({"extra_body": {"stop": ["a"] * 65}}, "stop"),
+        ({"stream_options": {"zzz": 1}}, "stream_options.zzz"),
     ],
 )
 def test_invalid_request_names_the_field(client, fields, param):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             create(client, stream=stream, **fields)
-        assert caught.value.param == param
+        assert caught.value.param == param and "pydantic" not in caught.value.message
+        assert caught.value.body["message"].startswith(param)

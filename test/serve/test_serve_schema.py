@@ -1,16 +1,23 @@
 """Answers that follow a JSON schema. `LONG=1 pytest` asks for 20 answers to each of 50 schemas."""
 
+from __future__ import annotations
+
+import datetime
+import enum
 import json
 import os
+from typing import Annotated, Literal
 
 import jsonschema
 import openai
 import pytest
-from json_schemas import SCHEMAS, STRING, record
+from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, record
+from pydantic import BaseModel, ConfigDict, Field
 from served import NAME
 
 pytest.importorskip("xgrammar")
 MESSAGES = [{"role": "user", "content": "Return"}]
+NAMES = {"type": "object", "properties": {"a": STRING, "b": STRING}}
 
 
 def ask(client, schema, **fields):
@@ -46,6 +53,106 @@ def test_stream_has_the_same_answer(client):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
+class Color(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    good: bool | None = None
+
+
+class Owner(BaseModel):
+    """An owner of pets."""
+
+    model_config = ConfigDict(extra="forbid")
+    color: Color
+    level: Level = Level.LOW
+    favorite: Color | None = Field(None, title="Favorite", description="A color")
+    code: Literal["a", 1, None]
+    size: Literal["s", "m"] | None
+    pet: Annotated[Cat | Dog, Field(discriminator="kind", description="A pet")]
+    other: Cat | None = Field(None, description="Another pet")
+    age: int | None = Field(None, ge=1, le=99)
+    score: Annotated[float, Field(gt=0, lt=1)] | None = None
+    pair: tuple[int, bool]
+    places: dict[str, bool] = Field(default_factory=dict, min_length=1, max_length=2)
+    counts: dict[Color, int]
+    born: datetime.date
+    tags: list[Literal["x"]] = Field(min_length=1, max_length=2)
+
+
+class Link(BaseModel):
+    value: Literal[True] = True
+    next: Link | None = None
+
+
+@pytest.mark.parametrize("model", [Owner, Link])
+def test_answers_follow_schemas_of_pydantic(client, model):
+    for choice in ask(client, model.model_json_schema(), n=4, seed=1, max_tokens=400).choices:
+        assert choice.finish_reason == "stop", choice.message.content
+        model.model_validate_json(choice.message.content)
+
+
+# As zod 4 writes them.
+ZOD = [
+    record(name={"type": "string", "enum": ["a", "b"]}, kind={"type": "string", "const": "k"})
+    | {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+    record(count={"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991, "default": 3}),
+    record(name=any_of({"type": "string", "maxLength": 3}, {"type": "null"}) | {"default": None, "description": "n"}),
+    {
+        "oneOf": [
+            record(type={"type": "string", "const": "a"}, value={"type": "number"}),
+            record(type={"type": "string", "const": "b"}, value={"type": "boolean"}),
+        ],
+        "description": "one of two",
+    },
+    {"type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": INTEGER},
+]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *ZOD,
+        {"type": "string", "enum": ["a", None, 1]},
+        {"type": ["integer", "null"], "enum": [1.0, "1", True, None]},
+        {"type": "integer", "minimum": 3, "exclusiveMaximum": 5, "enum": [1, 3, 5]},
+        {"minLength": 2, "maxLength": 2, "enum": ["a", "ab", "abc", "日本", None]},
+        {"const": 1.0, "enum": [1, 2]},
+        {"type": "number", "anyOf": [{"type": "integer", "minimum": 5}, enum_of(1, 2.5)]},
+        {"type": "object", "anyOf": [{"properties": {"a": INTEGER}}, {"required": ["b"]}]},
+        {"type": "object", "anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": record(a=INTEGER)}},
+        {"allOf": [{"properties": {"a": INTEGER}}, {"required": ["a"]}], "minProperties": 1},
+        {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 12}]},
+        {"allOf": [{"properties": {"a": INTEGER}}], "unevaluatedProperties": False},
+        {"properties": {"a": INTEGER}, "required": ["a"], "additionalProperties": True, "minProperties": 2},
+        {"minimum": 300, "maximum": 400},
+        {"minLength": 2, "maxLength": 3, "minimum": 7, "maximum": 9},
+        {"pattern": "^a{2,3}$"},
+        {"format": "date"},
+        {"maxItems": 1},
+        {"propertyNames": {"pattern": "^a$"}},
+        {"patternProperties": {"^a$": INTEGER}},
+    ],
+)  # fmt: skip
+def test_keywords_beside_others_have_an_effect(client, schema):
+    for choice in ask(client, schema, n=8, seed=2, max_tokens=100).choices:
+        assert choice.finish_reason == "stop", choice.message.content
+        jsonschema.validate(json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker())
+
+
 @pytest.mark.parametrize(
     "schema, message",
     [
@@ -53,10 +160,14 @@ def test_stream_has_the_same_answer(client):
         ({"type": "array", "uniqueItems": True}, "the keyword 'uniqueItems' is not supported"),
         ({"type": "string", "format": "color"}, "$.format: got 'color', expected one of date"),
         ({"type": "string", "pattern": "(?=a)b"}, "lookaround"),
-        ({"type": "string", "pattern": "["}, "Unclosed"),
+        ({"type": "string", "pattern": "["}, "$.pattern: Regex parsing error at position 2: Unclosed '['"),
+        ({"pattern": "("}, "$.pattern: Regex parsing error at position 2: The parenthesis is not closed"),
+        ({"pattern": "a**"}, "$.pattern: Regex parsing error at position 3: Two consecutive repetition modifiers"),
+        ({"patternProperties": {"a{2,1}": STRING}}, "$.patternProperties: EBNF parser error"),
         ({"type": "string", "minLength": -1}, "$.minLength: got '-1', expected an integer of at least 0"),
-        ({"type": "number", "minimum": "a"}, ""),
-        ({"type": "thing"}, "Unsupported type"),
+        ({"type": "number", "minimum": "a"}, "$.minimum: got 'a', expected a number"),
+        ({"type": "thing"}, "$.type: got 'thing', expected array, boolean"),
+        ({"type": []}, "$.type: got '[]', expected array, boolean"),
         ({"$ref": "http://example.org/a"}, "expected a reference within the schema"),
         ({"$ref": "#/$defs/a"}, "points to nothing"),
         ({"$ref": "#"}, "the grammar admits no complete answer"),
@@ -64,8 +175,35 @@ def test_stream_has_the_same_answer(client):
         ({"type": "object", "required": ["b"], "additionalProperties": False}, "'b' is not in properties"),
         ({"properties": []}, "$.properties: got list, expected schemas by name"),
         ({"anyOf": []}, "$.anyOf: expected a list of schemas"),
-        ({"enum": []}, "must not be empty"),
-        ({"enum": "a"}, ""),
+        ({"enum": []}, "$.enum: expected a list of values"),
+        ({"enum": "a"}, "$.enum: expected a list of values"),
+        ({"type": "string", "const": 1}, "$.const: no value follows the other keywords"),
+        ({"const": True, "enum": [1, 2]}, "$.const: no value follows the other keywords"),
+        ({"type": "string", "pattern": "^a", "enum": ["a"]}, "$: enum together with 'pattern' is not supported"),
+        (NAMES | any_of({"required": ["a"]}, {"required": ["b"]}), "$: anyOf together with 'properties'"),
+        ({"allOf": [NAMES, any_of({"required": ["a"]})]}, "$: anyOf together with 'properties'"),
+        (any_of(STRING, {"type": "null"}) | {"maxLength": 2}, "$: anyOf together with 'maxLength' is not supported"),
+        (array_of(INTEGER) | any_of({"minItems": 1}), "$: anyOf together with 'items' is not supported"),
+        ({"type": "string", "anyOf": [STRING, INTEGER]}, "$: anyOf together with 'type' is not supported"),
+        ({"oneOf": [record(k={"const": 1}), record(k={"const": 2})], "required": ["b"]}, "$: oneOf together with"),
+        ({"oneOf": [{"minimum": 3}, STRING]}, "$.oneOf: the schemas may overlap"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}] * 2, "$defs": {"a": INTEGER}}, "$.oneOf: the schemas may overlap"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "$.oneOf: the schemas may overlap"),
+        ({"oneOf": [{"required": 5}, {"type": "object"}]}, "$.oneOf.0.required: expected a list of names"),
+        ({"oneOf": [{"properties": 5, "required": ["a"]}, NAMES]}, "$.oneOf.0.properties: got int, expected schemas"),
+        (
+            {"items": {"oneOf": [{"$ref": "#/$defs/a"}, NAMES]}, "$defs": {"a": {"required": [[]]}}},
+            "$.items.oneOf.0.required: expected a list of names",
+        ),
+        ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "$.minProperties: got 2, expected"),
+        (NAMES | {"patternProperties": {"^a$": STRING}}, "$: patternProperties together with 'properties'"),
+        (NAMES | {"propertyNames": {"maxLength": 1}}, "$: propertyNames together with 'properties'"),
+        ({"propertyNames": {"maxItems": 1}}, "$.propertyNames: expected a schema with the type string"),
+        ({"propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": 5}}, "$.$defs.a: got int, expected a schema"),
+        ({"propertyNames": STRING, "additionalProperties": False}, "$: propertyNames together with 'additionalProp"),
+        ({"patternProperties": {"^a": STRING, "a$": INTEGER}}, "$.patternProperties: got 2 patterns, expected one"),
+        ({"allOf": [record(a=STRING), record(b=STRING)]}, "$.allOf: 'additionalProperties' beside 'properties'"),
+        ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: pattern, format and lengths together"),
         ({"title": "x" * 70000, "const": "x" * 70000}, "expected at most 65536"),
     ],
 )

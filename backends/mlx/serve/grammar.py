@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from .closing import Closer
 from .formats.harmony import MESSAGE, Harmony
-from .json_schema import SchemaError, check_schema
+from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
 
 if TYPE_CHECKING:
     from .chat_request import ChatRequest, Function
     from .model import ServedModel
 
 CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model
-MAX_SCHEMA_CHARACTERS = 64 * 1024
 MAX_TOKENS_TO_END = 1024  # an answer is not brought to its end while the end takes more tokens than this
 CHECKED_TOKENS = 16  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
 
@@ -125,7 +124,7 @@ class Grammars:
         except SchemaError as error:
             raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
         except RuntimeError as error:
-            raise GrammarError(f"{field}: {_reason(error)}", field, "invalid_json_schema") from error
+            raise GrammarError(f"{field}: {reason(error)}", field, "invalid_json_schema") from error
         return {"type": "grammar", "grammar": _long_escapes(str(grammar))}
 
     def _literal(self, text: str) -> list[dict[str, Any]]:
@@ -172,7 +171,7 @@ class Grammars:
             compiled = self._compiler.compile_structural_tag(f'{{"type": "structural_tag", "format": {structure}}}')
             self.closer.tokens_to_end(xgrammar.GrammarMatcher(compiled), CHECKED_TOKENS)
         except (RuntimeError, ValueError) as error:
-            raise GrammarError(f"{param}: {_reason(error)}", param, "invalid_json_schema") from error
+            raise GrammarError(f"{param}: {reason(error)}", param, "invalid_json_schema") from error
         return compiled
 
     def _reasoning(self, opening: str) -> tuple[int | None, int | None, bool]:
@@ -261,8 +260,3 @@ def _long_escapes(grammar: str) -> str:
     xgrammar reads a hexadecimal digit after \\xHH as a part of the escape.
     """
     return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.))", lambda m: rf"\u00{m[1]}" if m[1] else m[0], grammar)
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of an error of xgrammar, without the place in xgrammar's sources."""
-    return str(error).strip().partition(": ")[2].split("\n")[0] or str(error).strip()

@@ -67,7 +67,8 @@ def _token_keys(value: Any) -> Any:
 
 LogitBias = Annotated[dict[int, float], BeforeValidator(_token_keys, json_schema_input_type=dict[str, float])]
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+Stop = Annotated[str, Field(min_length=1)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 # The sampling parameters that have a JSON form: all but allowed_tokens, which is a function.
 SamplingFields = create_model(
@@ -90,7 +91,7 @@ class GenerationRequest(SamplingFields):
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
+    stop: Stops | None = None
     n: int | None = Field(1, ge=1, le=MAX_CHOICES)
     metadata: Metadata | None = None
     ignore_eos: bool = False

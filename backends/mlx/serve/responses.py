@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from .answer import LENGTH, Answer, Call, Choice, Delta
-from .errors import ApiError, request_error
+from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT
 from .model import ServedModel
@@ -30,18 +30,23 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     """Start the answer to a request. Raises ApiError, which names the field of this API."""
     try:
         return start_chat(model, body.as_chat_request())
-    except ValueError as error:
-        raise request_error(error, "input", "max_output_tokens") from error
     except ApiError as error:
         details = error.body["error"]
-        name, _, rest = (details["param"] or "").partition(".")
-        if name not in FIELDS:
+        param = details["param"] or ""
+        field = _field(param)
+        if field == param:
             raise
-        field = FIELDS[name] + (f".{rest.removeprefix('json_schema.')}" if rest else "")
-        message = details["message"].replace(details["param"], field, 1)
+        message = details["message"].replace(param, field, 1)
         raise ApiError(
             message, status=error.status_code, kind=details["type"], param=field, code=details["code"]
         ) from error
+
+
+def _field(param: str) -> str:
+    """Return the path to a field in this API, for its path in a chat request, such as `tools.0.function.parameters`."""
+    name, *rest = param.split(".")
+    dropped = {"response_format": "json_schema", "tools": "function"}.get(name)
+    return ".".join([FIELDS.get(name, name), *(part for part in rest if part != dropped)])
 
 
 class Item:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Strict
+from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Stops, StreamOptions, Strict
 
 
 class InputItemBase(Returned):
@@ -114,7 +114,7 @@ class ResponsesRequest(Returned):
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools | None = None
@@ -136,7 +136,7 @@ class ResponsesRequest(Returned):
     top_k: int | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     logit_bias: LogitBias | None = None
-    stop: list[str] | str | None = None
+    stop: Stops | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
