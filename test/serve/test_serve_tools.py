@@ -161,6 +161,45 @@ def test_results_of_calls_are_messages(client, server, says):
     assert '<tool_call>{"city": "Oslo", "days": 2}</tool_call>[tool]rain' in server.prompts[-1]
 
 
+def call_that_returns(arguments: str) -> dict[str, tuple[str, dict]]:
+    """For each path, the field with the arguments of an earlier call, and the body of the request."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    item = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": arguments}
+    field = "messages.1.tool_calls.0.function.arguments"
+    return {
+        "/v1/chat/completions": (field, {"model": NAME, "messages": messages, "max_tokens": 1}),
+        "/v1/responses": ("input.1.arguments", {"model": NAME, "input": [*MESSAGES, item], "max_output_tokens": 1}),
+        "/tokenize": (field, {"model": NAME, "messages": messages}),
+    }
+
+
+def test_arguments_may_have_lone_surrogates(server):
+    """A model that is cut off in an escaped emoji writes one. The client then sends it back."""
+    import httpx
+
+    arguments = r'{"a\udc00": ["\ud83d", "\ud83d\ude00", "\\ud83d"]}'
+    for path, (_, body) in call_that_returns(arguments).items():
+        response = httpx.post(f"{server.url}{path}", json=body)
+        assert response.status_code == 200
+        ids = response.json().get("tokens")
+        prompt = server.prompts.pop() if ids is None else server.llm.tokenizer.decode(ids)
+        assert '<tool_call>{"a\ufffd": ["\ufffd", "😀", "\\\\ud83d"]}</tool_call>' in prompt
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 102 + "]" * 102, '{"a":' * 101 + "1" + "}" * 101])
+def test_deeply_nested_arguments_return_400(server, arguments):
+    import httpx
+
+    for path, (field, body) in call_that_returns(arguments).items():
+        response = httpx.post(f"{server.url}{path}", json=body)
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == field
+        assert error["message"] == f"{field}: nested too deeply: expected at most 100 levels"
+    for path, (_, body) in call_that_returns("[" * 101 + "]" * 101).items():
+        assert httpx.post(f"{server.url}{path}", json=body).status_code == 200
+
+
 def test_forced_calls_follow_the_schema(client):
     pytest.importorskip("xgrammar")
     named = {"type": "function", "function": {"name": "get_weather"}}
