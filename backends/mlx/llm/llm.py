@@ -171,7 +171,7 @@ class LLM:
         if a token id is outside the vocabulary; TypeError for an unknown parameter; BusyError if the queue is full.
         """
         options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
-        return Generation(self.program, self._prompt_ids(prompt), _sampling_parameters(parameters), options)
+        return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
 
     @property
     def chats(self) -> bool:
@@ -228,7 +228,7 @@ class LLM:
         answers: list[Generation | ValueError] = []
         for prompt in prompts:
             try:
-                ids = self._prompt_ids(prompt)
+                ids = self.prompt_ids(prompt)
             except ValueError as error:
                 answers.append(error)
                 continue
@@ -289,7 +289,7 @@ class LLM:
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
-        prompt_ids = self._prompt_ids(prompt)
+        prompt_ids = self.prompt_ids(prompt)
         ids = [self.encode(continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
         for continuation in ids:
@@ -305,7 +305,7 @@ class LLM:
 
         Raises the errors of `generate` about prompts, and RuntimeError if the file cannot be written.
         """
-        self.program.save_prefix(self._prompt_ids(prompt), path)
+        self.program.save_prefix(self.prompt_ids(prompt), path)
 
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.
@@ -331,6 +331,14 @@ class LLM:
                 "tokenizer to LLM.load"
             )
         return self.tokenizer.encode(prompt, special)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of `prompt`. Raises the errors of `generate` about prompts."""
+        ids, longest = self.encode(prompt), self.program.max_context_len
+        if not 0 < len(ids) <= longest:
+            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
+        self._check_vocabulary("prompt", ids)
+        return ids
 
     def text(self, tokens: Iterable[int]) -> str:
         """Return the text of `tokens`. Special tokens have no text.
@@ -358,14 +366,6 @@ class LLM:
     @property
     def _name(self) -> str:
         return self.program.path.name
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the checked token ids of a prompt."""
-        ids, longest = self.encode(prompt), self.program.max_context_len
-        if not 0 < len(ids) <= longest:
-            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
-        self._check_vocabulary("prompt", ids)
-        return ids
 
     def _check_vocabulary(self, argument: str, ids: Sequence[int]) -> None:
         size = self.program.vocab_size

@@ -223,8 +223,9 @@ class ChatRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def argument_fields(self) -> dict[str, str]:
+        length = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_new_tokens": length, "logprobs": "top_logprobs" if self.top_logprobs else "logprobs"}
 
     @property
     def logprob_count(self) -> int | None:

@@ -31,7 +31,7 @@ def start_response(model: ServedModel, body: ResponsesRequest) -> Answer:
     try:
         return start_chat(model, body.as_chat_request())
     except ValueError as error:
-        raise request_error(error, "input", "max_output_tokens") from error
+        raise request_error(error, "input") from error
     except ApiError as error:
         details = error.body["error"]
         name, _, rest = (details["param"] or "").partition(".")
