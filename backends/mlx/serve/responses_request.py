@@ -59,7 +59,11 @@ InputItem = Annotated[
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputResult, Tag("function_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")],
-    Discriminator(_item_type),
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message="expected an object of type message, function_call, function_call_output or reasoning",
+    ),
 ]
 
 
