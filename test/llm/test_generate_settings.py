@@ -3,7 +3,7 @@
 import pytest
 import small_llm
 import torch
-from executorch_mlx.llm import LLM, SettingError
+from executorch_mlx.llm import LLM, SamplingParameters, SettingError, generation
 from executorch_mlx.llm.scoring import allow_only
 
 PROMPT = [7, 300, 12, 300, 45]
@@ -138,16 +138,54 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("top_k", 1.5, "top_k: got 1.5, expected an integer"),
         ("seed", 2**64, f"seed: got {2**64}, expected 64 bits"),
         ("repetition_penalty", 0, "repetition_penalty: got 0, expected more than 0"),
+        pytest.param(
+            "temperature", 10**400, "temperature: got an integer of 1329 bits, expected a number", id="large temperature"
+        ),
+        pytest.param(
+            "temperature", 10**5000, "temperature: got an integer of 16610 bits, expected a number",
+            id="huge temperature",
+        ),
+        pytest.param("seed", 10**5000, "seed: got an integer of 16610 bits, expected 64 bits", id="huge seed"),
+        ("logit_bias", {5: 10**400}, "logit_bias: got an integer of 1329 bits, expected a number"),
         ("logit_bias", [1], "logit_bias: got [1], expected a mapping from token ids to numbers"),
         ("logit_bias", {-1: 1.0}, "logit_bias: got -1, expected a token id"),
         ("logit_bias", {small_llm.VOCABULARY: 1.0}, "logit_bias: id 1536 is outside the vocabulary [0, 1536)"),
         ("allowed_tokens", 3, "allowed_tokens: got 3, expected a function"),
+        ("stop_ids", ["a"], "stop_ids: got ['a'], expected token ids"),
+        ("stop_ids", [1.5], "stop_ids: got [1.5], expected token ids"),
+        ("stop_ids", [-1], "stop_ids: got -1, expected a token id"),
+        ("stop_ids", [2**64 + 5], f"stop_ids: got {2**64 + 5}, expected a token id"),
+        ("stop", "\ud800", "stop: got ['\\ud800'], expected non-empty strings without zeros and lone surrogates"),
+        pytest.param(
+            "max_new_tokens", 10**5000, "max_new_tokens: got an integer of 16610 bits, expected an integer of at least 1",
+            id="huge max_new_tokens",
+        ),
     ],
 )
 def test_values_are_checked(head, name, value, message):
+    known = set(generation._requests)
     with pytest.raises(SettingError) as caught:
         head.generate(PROMPT, **{name: value})
     assert str(caught.value) == message and caught.value.name == name
+    assert set(generation._requests) <= known  # a refused request leaves nothing behind
+
+
+def test_request_that_cannot_be_passed_to_the_engine_leaves_nothing_behind(head):
+    """`Options` and `SamplingParameters` refuse other values. An id beyond 64 bits only gets here without `LLM`."""
+    known = set(generation._requests)
+    with pytest.raises(OverflowError):
+        generation.Request(head.program, [2**64 + 5], SamplingParameters(), generation.Options())
+    assert set(generation._requests) <= known
+
+
+def test_more_log_probabilities_than_those_of_the_head_are_an_error(logprob_program, host):
+    llm = LLM.load(logprob_program)
+    assert len(next(llm.generate(PROMPT, logprobs=4)).top_logprobs) == 4
+    for start in (llm.generate, lambda prompt, **options: llm.generate_batch([prompt], **options)):
+        with pytest.raises(SettingError, match="^logprobs: got 5, expected at most 4, the number") as caught:
+            start(PROMPT, logprobs=5)
+        assert caught.value.name == "logprobs"
+    assert len(next(host.generate(PROMPT, logprobs=50)).top_logprobs) == 50
 
 
 def test_host_applies_a_bias_that_is_too_long_for_the_head(mask_program, head):

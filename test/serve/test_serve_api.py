@@ -187,6 +187,8 @@ def test_invalid_request_returns_400(client, fields, param, message):
     [
         ({"prompt": []}, "prompt", "prompt: got 0 tokens, expected 1 to"),
         ({"prompt": [5, -1]}, "prompt", "prompt: id -1 is outside the vocabulary"),
+        ({"prompt": [10**6], "echo": True}, "prompt", "prompt: id 1000000 is outside the vocabulary"),
+        ({"prompt": [[5], [-1]], "n": 2}, "prompt", "prompt: id -1 is outside the vocabulary"),
         ({"prompt": [5, "a"]}, "prompt.1", "valid integer"),
         ({"prompt": ["a", []]}, "prompt", ""),
         ({"prompt": {"a": 1}}, "prompt", "valid string"),

@@ -157,3 +157,72 @@ def test_full_queue_returns_503(chat_program):
             gate.set()
             until(lambda: running_and_waiting(server.llm) == (0, 0))
             assert client.completions.create(model=NAME, prompt=[5], max_tokens=2).usage.completion_tokens <= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_that_find_the_queue_full_wait_for_earlier_ones(chat_program, llm, stream):
+    """One answer runs and one waits in the queue. The other five wait in the server."""
+    body = {"model": NAME, "seed": 1, "max_tokens": 8, "stream": stream, "extra_body": {"ignore_eos": True}}
+    with served.serve(chat_program, queue=1) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            for fields in ({"prompt": [5, 6], "n": 7}, {"prompt": [[token] for token in range(5, 12)]}):
+                answer, texts = client.completions.create(**body, **fields), [""] * 7
+                for choice in (choice for part in answer for choice in part.choices) if stream else answer.choices:
+                    texts[choice.index] += choice.text
+                for index, text in enumerate(texts):
+                    prompt, seed = ([5, 6], 1 + index * 2**32) if "n" in fields else ([5 + index], 1)
+                    options = {"seed": seed, "temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True}
+                    assert text == llm.generate(prompt, **options).result().text
+            with pytest.raises(openai.BadRequestError, match="prompt: id -1 is outside the vocabulary"):
+                client.completions.create(**body, prompt=[[5]] * 6 + [[-1]])
+
+
+def test_choices_that_wait_end_with_their_request(chat_program):
+    """While choices of a request wait, others get HTTP 503. If its client disconnects, the choices never start."""
+
+    async def disconnect():
+        gate = threading.Event()
+        with served.serve(chat_program, queue=2) as server:
+            running = held_answer(server.llm, gate)
+            until(lambda: running_and_waiting(server.llm) == (1, 0))
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+                waiting = asyncio.create_task(client.completions.create(model=NAME, prompt=[7, 8], n=5))
+                while running_and_waiting(server.llm) != (1, 2):
+                    await asyncio.sleep(0.01)
+                with pytest.raises(openai.InternalServerError, match="queue") as caught:
+                    await client.completions.create(model=NAME, prompt=[5])
+                assert caught.value.status_code == 503 and caught.value.code == "overloaded"
+                assert not waiting.done()
+                waiting.cancel()
+                while not all(generation.finish == "cancelled" for generation in server.generations[1:]):
+                    await asyncio.sleep(0.01)
+            running.cancel()
+            gate.set()
+            until(lambda: running_and_waiting(server.llm) == (0, 0))
+            assert len(server.generations) == 3 and server.llm.stats.requests == 3
+
+    asyncio.run(asyncio.wait_for(disconnect(), 60))
+
+
+def test_choices_that_wait_end_at_the_shutdown(chat_program):
+    gate = threading.Event()
+    with served.serve(chat_program, queue=2) as server:
+        running = held_answer(server.llm, gate)
+        until(lambda: running_and_waiting(server.llm) == (1, 0))
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            results = []
+
+            def request():
+                with pytest.raises(openai.InternalServerError, match="the server is shutting down") as caught:
+                    client.completions.create(model=NAME, prompt=[7, 8], n=5)
+                results.append(caught.value.status_code)
+
+            thread = threading.Thread(target=request)
+            thread.start()
+            until(lambda: running_and_waiting(server.llm) == (1, 2))
+            server.app.state.answers.close()
+            running.close()
+            gate.set()
+            thread.join()
+        until(lambda: running_and_waiting(server.llm) == (0, 0))
+        assert results == [503] and len(server.generations) == 3

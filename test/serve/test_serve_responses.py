@@ -134,6 +134,9 @@ def test_length_schema_and_log_probabilities(client):
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
+        ({"input": [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}]}, "input.0.call_id"),
+        ({"input": [{"type": "computer_call"}]}, "input.0"),
+        ({"input": [5]}, "input.0"),
         ({"input": "x " * 3000}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),

@@ -11,6 +11,7 @@ import small_llm
 from executorch_mlx.llm import LLM
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.serve import Settings, create_app
+from executorch_mlx.serve.answer import Offsets
 from served import NAME
 
 WEATHER = {
@@ -170,6 +171,45 @@ def test_results_of_calls_are_messages(client, server, says):
     assert answer.choices[0].message.content == "Rain." and answer.choices[0].finish_reason == "stop"
     # The template got the arguments as a mapping.
     assert '<tool_call>{"city": "Oslo", "days": 2}</tool_call>[tool]rain' in server.prompts[-1]
+
+
+def call_that_returns(arguments: str) -> dict[str, tuple[str, dict]]:
+    """For each path, the field with the arguments of an earlier call, and the body of the request."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    item = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": arguments}
+    field = "messages.1.tool_calls.0.function.arguments"
+    return {
+        "/v1/chat/completions": (field, {"model": NAME, "messages": messages, "max_tokens": 1}),
+        "/v1/responses": ("input.1.arguments", {"model": NAME, "input": [*MESSAGES, item], "max_output_tokens": 1}),
+        "/tokenize": (field, {"model": NAME, "messages": messages}),
+    }
+
+
+def test_arguments_may_have_lone_surrogates(server):
+    """A model that is cut off in an escaped emoji writes one. The client then sends it back."""
+    import httpx
+
+    arguments = r'{"a\udc00": ["\ud83d", "\ud83d\ude00", "\\ud83d"]}'
+    for path, (_, body) in call_that_returns(arguments).items():
+        response = httpx.post(f"{server.url}{path}", json=body)
+        assert response.status_code == 200
+        ids = response.json().get("tokens")
+        prompt = server.prompts.pop() if ids is None else server.llm.tokenizer.decode(ids)
+        assert '<tool_call>{"a\ufffd": ["\ufffd", "😀", "\\\\ud83d"]}</tool_call>' in prompt
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 102 + "]" * 102, '{"a":' * 101 + "1" + "}" * 101])
+def test_deeply_nested_arguments_return_400(server, arguments):
+    import httpx
+
+    for path, (field, body) in call_that_returns(arguments).items():
+        response = httpx.post(f"{server.url}{path}", json=body)
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == field
+        assert error["message"] == f"{field}: nested too deeply: expected at most 100 levels"
+    for path, (_, body) in call_that_returns("[" * 101 + "]" * 101).items():
+        assert httpx.post(f"{server.url}{path}", json=body).status_code == 200
 
 
 def test_forced_calls_follow_the_schema(client):
@@ -386,9 +426,84 @@ def test_log_probabilities(client, server):
     assert answer.choices[0].logprobs.text_offset[0] == 0 and len(answer.choices[0].logprobs.top_logprobs[0]) == 2
 
 
+def test_names_and_places_of_tokens_that_are_parts_of_characters(client, server, says):
+    text = "a é😀<s>b\n"
+    says(text)
+    fields = {"model": NAME, "prompt": "Return", "max_tokens": 40, "logprobs": 20}
+    (choice,) = client.completions.create(**fields).choices
+    given = choice.logprobs
+    assert choice.text == "a é😀b\n"  # a special token has no text
+    data, place = b"", {}  # the first byte of each character -> its place
+    for index, character in enumerate(choice.text):
+        place |= dict.fromkeys(range(len(data), len(data) + len(character.encode())), index)
+        data += character.encode()
+    position, pieces = 0, []
+    for token, offset in zip(given.tokens, given.text_offset, strict=True):
+        if token == "<s>":
+            assert offset == place[position]
+            continue
+        is_part = token.startswith("bytes:")
+        piece = bytes.fromhex(token.removeprefix("bytes:").replace("\\x", "")) if is_part else token.encode()
+        assert offset == place[position] and (is_part or choice.text[offset:].startswith(token))
+        position += len(piece)
+        pieces.append(piece)
+    assert b"".join(pieces) == data and any(token.startswith("bytes:\\x") for token in given.tokens)
+    assert {len(top) for top in given.top_logprobs} == {20}
+    chunks = [chunk.choices[0].logprobs for chunk in client.completions.create(**fields, stream=True)]
+    assert [offset for chunk in chunks if chunk for offset in chunk.text_offset] == given.text_offset
+    assert [token for chunk in chunks if chunk for token in chunk.tokens] == given.tokens
+
+
+def test_places_of_tokens_with_invalid_bytes():
+    random = numpy.random.default_rng(0)
+    for _ in range(200):
+        offsets, before = Offsets(), b""
+        for _ in range(20):
+            data = bytes(random.choice([0x41, 0xC3, 0xA9, 0xE0, 0x9F, 0xF0, 0x98, 0x80, 0xFF], random.integers(4)))
+            whole = len((before + data[:1]).decode(errors="replace"))
+            assert not data or offsets.take(data) == whole - 1
+            before += data
+
+
+def test_answer_that_begins_with_the_stop_id_has_empty_log_probabilities(client, server, says):
+    says("")
+    (choice,) = chat(client, tools=[], logprobs=True, top_logprobs=2).choices
+    assert choice.message.content == "" and choice.logprobs.content == []
+    (choice,) = client.completions.create(model=NAME, prompt="Return", logprobs=2).choices
+    assert choice.text == "" and choice.logprobs.tokens == choice.logprobs.text_offset == []
+    assert client.completions.create(model=NAME, prompt="Return").choices[0].logprobs is None
+
+
+def test_more_log_probabilities_than_those_of_the_head_return_400(logprob_program):
+    with served.serve(logprob_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        message = "logprobs: got 5, expected at most 4, the number that the program was exported with"
+        for field, request in (
+            ("top_logprobs", lambda k: chat(client, tools=[], max_tokens=1, logprobs=True, top_logprobs=k)),
+            ("top_logprobs", lambda k: client.responses.create(model=NAME, input="x", top_logprobs=k)),
+            ("logprobs", lambda k: client.completions.create(model=NAME, prompt="x", max_tokens=1, logprobs=k)),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                request(5)
+            assert caught.value.param == field and caught.value.message.endswith(message)
+            assert caught.value.body["message"].startswith(f"{field}: ")
+            request(4)
+
+
 def test_echo(client, server):
     (choice,) = client.completions.create(model=NAME, prompt="Return", max_tokens=2, echo=True, seed=1).choices
     assert choice.text.startswith("Return") and len(choice.text) > len("Return")
+    ids = server.llm.encode("Return")
+    (choice,) = client.completions.create(model=NAME, prompt=ids, max_tokens=2, echo=True, seed=1).choices
+    assert choice.text.startswith("Return") and len(choice.text) > len("Return")
+
+
+def test_text_of_tokens_without_bytes_returns_400(logits_program):
+    with served.serve(logits_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for field, value in (("echo", True), ("logprobs", 0)):
+            with pytest.raises(openai.BadRequestError, match=f"{field}: .* has neither token bytes nor a") as caught:
+                client.completions.create(model=NAME, prompt=[5], max_tokens=1, **{field: value})
+            assert caught.value.param == field
+        assert client.completions.create(model=NAME, prompt=[5], max_tokens=1).usage.completion_tokens == 1
 
 
 def test_tokens_of_texts_and_chats(server):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from array import array
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from types import SimpleNamespace
@@ -159,5 +160,6 @@ def error_of(status: int, message: str) -> Exception:
 
 
 def ids(tokens: Any) -> ctypes.Array:
-    """Return token ids as an array of int64. Raises TypeError if one of them is no integer."""
-    return (c_int64 * len(tokens))(*tokens)
+    """Return token ids as an array of int64. Raises TypeError for other types, and OverflowError beyond 64 bits."""
+    values = array("q", tokens)  # ctypes would take an integer modulo 2**64
+    return (c_int64 * len(values)).from_buffer(values)

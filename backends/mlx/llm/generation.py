@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from typing import Any
 from . import binding
 from .metrics import Metrics
 from .program import Program, in_callback
-from .sampling_parameters import PENALTIES, SamplingParameters, SettingError, mask_word_count
+from .sampling_parameters import PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, shown
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
 CANCELLED, ERROR = "cancelled", "error"
+NOT_IN_STOPS = re.compile("[\0\ud800-\udfff]")  # C strings have no zeros, and UTF-8 has no lone surrogates
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,12 @@ class Options:
             value = getattr(self, name)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (is_integer and lowest <= value < 2**31):
-                raise SettingError(name, f": got {value!r}, expected an integer of at least {lowest}")
-        if not all(isinstance(stop, str) and stop and "\0" not in stop for stop in self.stop):
-            raise SettingError("stop", f": got {list(self.stop)!r}, expected non-empty strings")
+                raise SettingError(name, f": got {shown(value)}, expected an integer of at least {lowest}")
+        if not all(isinstance(stop, str) and stop and not NOT_IN_STOPS.search(stop) for stop in self.stop):
+            message = f": got {list(self.stop)!r}, expected non-empty strings without zeros and lone surrogates"
+            raise SettingError("stop", message)
+        for token in self.stop_ids:
+            check_integer("stop_ids", token, 0, 2**63, "a token id")
 
 
 class Generation(Iterator[Token], AsyncIterator[Token]):
@@ -229,9 +234,9 @@ class Request:
         self._exception: BaseException | None = None  # what `allowed_tokens` raised
         self._parties = [None, None]
         key = next(_keys)
-        _requests[key] = self
         settings = _request_options(prompt, parameters, options)
         settings.user_data = key
+        _requests[key] = self
         try:
             binding.check(
                 self._library.engine_submit(program.engine, ctypes.byref(settings), ctypes.byref(self._handle))

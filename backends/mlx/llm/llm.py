@@ -16,7 +16,7 @@ from .binding import BusyError
 from .generation import Generation, Options, Result
 from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, Program
-from .sampling_parameters import PARAMETERS, SamplingParameters
+from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer
 from .tokens import TokenTable, token_bytes
@@ -43,7 +43,8 @@ class LLM:
     - `stop_ids`: token ids that end the answer, in addition to `eos_ids`.
     - `ignore_eos`: do not stop at `eos_ids`.
     - `logprobs`: compute the log probability of each token, and find this number of most likely tokens. The log
-      probabilities are those of the model itself: temperature 1, no filters and no penalties. None computes none.
+      probabilities are those of the model itself: temperature 1, no filters and no penalties. None computes none. If
+      the head computes them, this is at most the number of the export, `program.logprobs`.
     - `priority`: if requests wait, those with a higher priority start first.
     - `draft`: the number of tokens that speculation may guess in each step, which changes the speed and not the tokens.
       0 never guesses. -1 lets the engine choose, or is 0 if `allowed_tokens` is given: this function would get guesses
@@ -170,7 +171,7 @@ class LLM:
         if a token id is outside the vocabulary; TypeError for an unknown parameter; BusyError if the queue is full.
         """
         options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
-        return Generation(self.program, self._prompt_ids(prompt), _sampling_parameters(parameters), options)
+        return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
 
     @property
     def chats(self) -> bool:
@@ -227,7 +228,7 @@ class LLM:
         answers: list[Generation | ValueError] = []
         for prompt in prompts:
             try:
-                ids = self._prompt_ids(prompt)
+                ids = self.prompt_ids(prompt)
             except ValueError as error:
                 answers.append(error)
                 continue
@@ -288,7 +289,7 @@ class LLM:
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
-        prompt_ids = self._prompt_ids(prompt)
+        prompt_ids = self.prompt_ids(prompt)
         ids = [self.encode(continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
         for continuation in ids:
@@ -304,7 +305,7 @@ class LLM:
 
         Raises the errors of `generate` about prompts, and RuntimeError if the file cannot be written.
         """
-        self.program.save_prefix(self._prompt_ids(prompt), path)
+        self.program.save_prefix(self.prompt_ids(prompt), path)
 
     def load_prefix(self, path: str | Path) -> int:
         """Read the KV cache of a prompt, and return the number of its tokens.
@@ -330,6 +331,14 @@ class LLM:
                 "tokenizer to LLM.load"
             )
         return self.tokenizer.encode(prompt, special)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of `prompt`. Raises the errors of `generate` about prompts."""
+        ids, longest = self.encode(prompt), self.program.max_context_len
+        if not 0 < len(ids) <= longest:
+            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
+        self._check_vocabulary("prompt", ids)
+        return ids
 
     def text(self, tokens: Iterable[int]) -> str:
         """Return the text of `tokens`. Special tokens have no text.
@@ -358,14 +367,6 @@ class LLM:
     def _name(self) -> str:
         return self.program.path.name
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the checked token ids of a prompt."""
-        ids, longest = self.encode(prompt), self.program.max_context_len
-        if not 0 < len(ids) <= longest:
-            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
-        self._check_vocabulary("prompt", ids)
-        return ids
-
     def _check_vocabulary(self, argument: str, ids: Sequence[int]) -> None:
         size = self.program.vocab_size
         if min(ids) < 0 or max(ids) >= size:
@@ -383,8 +384,18 @@ class LLM:
         draft: int,
     ) -> Options:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        ids = frozenset(stop_ids) | (frozenset() if ignore_eos else self.eos_ids)
-        return Options(max_new_tokens, strings, ids, ignore_eos, logprobs, priority, draft)
+        ids = list(stop_ids)
+        try:
+            own = frozenset(map(operator.index, ids))
+        except TypeError as error:
+            raise SettingError("stop_ids", f": got {ids!r}, expected token ids") from error
+        stops = own if ignore_eos else own | self.eos_ids
+        options = Options(max_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
+        most = self.program.logprobs
+        if logprobs is not None and 0 < most < logprobs:
+            message = f": got {logprobs}, expected at most {most}, the number that the program was exported with"
+            raise SettingError("logprobs", message)
+        return options
 
 
 def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:

@@ -59,7 +59,8 @@ class Program:
 
     Attributes: `path`; `chunk`, the largest number of tokens in one call; `max_context_len`, the capacity of the KV
     cache in positions; `rows`, the number of requests that run at once; `vocab_size`; `eos_ids`; `has_head`,
-    `has_logits` and `has_verify`: whether the program has a sampling head, returns logits, and has a method `verify`.
+    `has_logits` and `has_verify`: whether the program has a sampling head, returns logits, and has a method `verify`;
+    `logprobs`, the number of most likely tokens that the head returns, or 0 if it returns no log probabilities.
 
     Raises FileNotFoundError if a file does not exist, ValueError if it is not a language model or `draft` does not fit
     `path`, RuntimeError if ExecuTorch rejects the file or another library registered an MLXBackend first, and
@@ -97,6 +98,7 @@ class Program:
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
         self.rows: int = self.get("get_max_batch_size", 1)
         self.vocab_size: int = self.get("get_vocab_size", 0)
+        self.logprobs: int = self.get("sampling_logprobs", 0)
         self.has_head, self.has_logits, self.has_verify = (
             bool(self.get(name, 0)) for name in ("has_head", "has_logits", "has_verify")
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -135,13 +136,13 @@ class SamplingParameters:
             if spec.type is float:
                 _check_number(name, value)
             elif value is not None:
-                _check_integer(name, value, -(2**63), 2**64 if name == "seed" else 2**63, "64 bits")
+                check_integer(name, value, -(2**63), 2**64 if name == "seed" else 2**63, "64 bits")
         if self.repetition_penalty <= 0:
             raise SettingError("repetition_penalty", f": got {self.repetition_penalty}, expected more than 0")
         if not isinstance(self.logit_bias, Mapping):
             raise SettingError("logit_bias", f": got {self.logit_bias!r}, expected a mapping from token ids to numbers")
         for token, value in self.logit_bias.items():
-            _check_integer("logit_bias", token, 0, 2**63, "a token id")
+            check_integer("logit_bias", token, 0, 2**63, "a token id")
             _check_number("logit_bias", value, infinite=True)
         if self.allowed_tokens is not None and not callable(self.allowed_tokens):
             raise SettingError("allowed_tokens", f": got {self.allowed_tokens!r}, expected a function")
@@ -170,12 +171,20 @@ def mask_word_count(vocab_size: int) -> int:
 
 def _check_number(name: str, value: Any, infinite: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or math.isnan(value) or (math.isinf(value) and not infinite):
-        raise SettingError(name, f": got {value!r}, expected a number")
+    is_finite = is_number and abs(value) <= sys.float_info.max  # false for integers that no float can hold
+    if not is_finite and not (infinite and is_number and value in (math.inf, -math.inf)):
+        raise SettingError(name, f": got {shown(value)}, expected a number")
 
 
-def _check_integer(name: str, value: Any, low: int, high: int, expected: str) -> None:
+def check_integer(name: str, value: Any, low: int, high: int, expected: str) -> None:
+    """Raise SettingError unless `value` is an integer of the range [low, high), which `expected` describes."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingError(name, f": got {value!r}, expected an integer")
     if not low <= value < high:
-        raise SettingError(name, f": got {value}, expected {expected}")
+        raise SettingError(name, f": got {shown(value)}, expected {expected}")
+
+
+def shown(value: Any) -> str:
+    """Return `value` for a message. An integer of more than 128 bits, whose digits may be too many, is described."""
+    is_huge = isinstance(value, int) and value.bit_length() > 128
+    return f"an integer of {value.bit_length()} bits" if is_huge else repr(value)

@@ -41,7 +41,7 @@ class Classification:
 
 def can_score(program: Program) -> bool:
     """Whether the program can compute the log probability of a given token."""
-    return program.has_logits or bool(program.get("sampling_logprobs", 0)) and (
+    return program.has_logits or bool(program.logprobs) and (
         program.has_verify or program.takes("allowed_tokens")
     )
 
@@ -52,7 +52,7 @@ def score(program: Program, prompt: Sequence[int], continuation: Sequence[int]) 
     A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
     for each token.
     """
-    if program.has_verify and program.get("sampling_logprobs", 0):
+    if program.has_verify and program.logprobs:
         logprobs, is_greedy = program.score(prompt, continuation)
     else:
         steps = [_draw_only(program, [*prompt, *continuation[:i]], [t]) for i, t in enumerate(continuation)]

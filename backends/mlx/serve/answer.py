@@ -7,11 +7,12 @@ import codecs
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ..llm import Generation, Token
+from ..llm import BusyError, Generation, Metrics, Token
 from .errors import ApiError, server_error
 from .formats.base import REASONING, Parser
 from .formats.reader import ARGUMENTS, CALL, CALL_END, CONTENT, Part
@@ -19,15 +20,20 @@ from .model import ServedModel, text_of
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # OpenAI's names of finish reasons
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+RETRY_SECONDS = 0.05  # between two attempts to start a choice while the queue is full
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token, its bytes and log probability, and the most likely tokens in its place."""
+    """A token, its bytes and log probability, and the most likely tokens in its place.
+
+    `offset`: the number of characters of the answer before the character to which the first byte of the token belongs.
+    """
 
     bytes: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+    offset: int = 0
 
     @property
     def text(self) -> str:
@@ -127,35 +133,80 @@ class MarkedText:
         return "".join(pieces) + text
 
 
+class Offsets:
+    """The places of tokens in the text of an answer, as in `TokenLogprob.offset`."""
+
+    def __init__(self):
+        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def take(self, data: bytes) -> int:
+        """Return the place of the next token, whose bytes are `data`. A special token, which has no text, has none."""
+        pending, _ = self._decoder.getstate()  # the beginning of a character
+        offset = self._length + max(len((pending + data[:1]).decode(errors="replace")) - 1, 0)
+        self._length += len(self._decoder.decode(data))
+        return offset
+
+
 class Choice:
     """One answer to a prompt, which OpenAI's API calls a choice.
 
-    - `generation`: the tokens, as they are generated.
+    - `start`: starts the generation of the tokens. Raises BusyError if the queue is full.
     - `parser`: finds reasoning and tool calls in the text. None: all text is content.
     - `wants_logprobs`: the deltas have the log probabilities of the tokens.
     - `one_call`: end the answer after its first tool call.
     - `echo`: the text of the prompt, which is repeated before the answer.
 
-    Attributes: `total`, the sum of the deltas so far; `reasoning_tokens`, the number of tokens of reasoning so far;
-    `first_token_at`, the time of the first token by `time.monotonic`, or None.
+    Attributes: `generation`, the tokens as they are generated, or None before the start; `total`, the sum of the deltas
+    so far; `reasoning_tokens`, the number of tokens of reasoning so far; `first_token_at`, the time of the first token
+    by `time.monotonic`, or None.
     """
 
     def __init__(
         self,
         index: int,
         model: ServedModel,
-        generation: Generation,
+        start: Callable[[], Generation],
         parser: Parser | None = None,
         *,
         wants_logprobs: bool = False,
         one_call: bool = False,
         echo: str = "",
     ):
-        self.index, self.generation, self.total = index, generation, Total()
+        self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
         self.reasoning_tokens, self.first_token_at = 0, None
-        self._model, self._parser, self._echo = model, parser, echo
-        self._wants_logprobs, self._one_call = wants_logprobs, one_call
+        self.generation: Generation | None = None
+        self._start, self._is_cancelled = start, False
+        self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
+        self._offsets = Offsets()
         self._call: Call | None = None  # the last one that began
+
+    def start(self) -> None:
+        """Start the generation. Raises ApiError, and BusyError if the queue is full."""
+        self.generation = self._start()
+
+    async def start_when_free(self) -> None:
+        """Start the generation as soon as the queue has room, unless the choice is cancelled."""
+        while self.generation is None and not self._is_cancelled:
+            try:
+                self.start()
+            except BusyError:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def cancel(self) -> None:
+        """End the choice, as at the shutdown of the server: `deltas` raises ApiError."""
+        self._is_cancelled = True
+        if self.generation is not None:
+            self.generation.cancel()
+
+    def close(self) -> None:
+        """End the choice. Its deltas are no longer read."""
+        self._is_cancelled = True
+        if self.generation is not None:
+            self.generation.close()
+
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics() if self.generation is None else self.generation.metrics
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
@@ -176,6 +227,8 @@ class Choice:
     async def _all_deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of all tokens."""
         text = MarkedText(self._model)
+        if self.generation is None:
+            raise server_error("the server is shutting down", 503)
         async for token in self.generation:
             self.first_token_at = self.first_token_at or time.monotonic()
             if self._parser is not None:
@@ -183,7 +236,7 @@ class Choice:
                 parts = self._parser.feed(text.take(token))
             else:
                 parts = [(CONTENT, token.text)]
-            has_logprob = self._wants_logprobs and token.logprob is not None and not self._is_stop_id(token)
+            has_logprob = self.wants_logprobs and token.logprob is not None and not self._is_stop_id(token)
             for delta in self._deltas(parts, [self._logprob(token)] if has_logprob else []):
                 yield delta
         self._check_complete()
@@ -216,10 +269,11 @@ class Choice:
         return token.finish == STOP and self.generation.tokens[-1:] != [token.id]
 
     def _logprob(self, token: Token) -> TokenLogprob:
-        def entry(id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-            return TokenLogprob(self._model.token_bytes(id), max(logprob, LOWEST_LOGPROB), top)
+        def entry(id: int, logprob: float, *rest: Any) -> TokenLogprob:
+            return TokenLogprob(self._model.token_bytes(id), max(logprob, LOWEST_LOGPROB), *rest)
 
-        return entry(token.id, token.logprob, tuple(entry(*other) for other in token.top_logprobs))
+        top = tuple(entry(*other) for other in token.top_logprobs)
+        return entry(token.id, token.logprob, top, self._offsets.take(self._model.llm.token_bytes(token.id)))
 
     def _finish_reason(self) -> str:
         if self.generation.finish == STOP:
@@ -249,22 +303,43 @@ class Answer:
         self.id, self.created, self.started = uuid.uuid4().hex, int(time.time()), time.monotonic()
         self.deadline: float | None = None
 
+    def start(self) -> None:
+        """Start the choices, as many as find a place in the queue. `deltas` starts the others later.
+
+        Raises BusyError if all find it full, and ApiError if one fails.
+        """
+        try:
+            for choice in self.choices:
+                choice.start()
+        except BusyError:
+            if self.choices[0].generation is None:
+                raise
+        except BaseException:
+            self.close()
+            raise
+
     def cancel(self) -> None:
         """Stop all choices, as at the shutdown of the server: `deltas` raises ApiError."""
         for choice in self.choices:
-            choice.generation.cancel()
+            choice.cancel()
 
     def close(self) -> None:
         """Stop the choices that still run. Their deltas are no longer read."""
         for choice in self.choices:
-            choice.generation.close()
+            choice.close()
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
-        """Yield the deltas of all choices, as they come. Raises the first error, and ApiError at the deadline."""
+        """Start the choices that wait, and yield the deltas of all choices as they come.
+
+        Raises the first error, and ApiError at the deadline.
+        """
         queue: asyncio.Queue = asyncio.Queue(maxsize=2 * len(self.choices))
+        starting = asyncio.Lock()  # choices that wait for a place in the queue start in their order
 
         async def run(choice: Choice) -> None:
             try:
+                async with starting:
+                    await choice.start_when_free()
                 async with aclosing(choice.deltas()) as deltas:
                     async for delta in deltas:
                         await queue.put((choice, delta))
@@ -308,17 +383,17 @@ class Answer:
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts. Several choices share a prompt, whose tokens count once."""
         per_prompt = len(self.choices) // self.prompt_count
-        return sum(choice.generation.metrics.prompt_tokens for choice in self.choices[::per_prompt])
+        return sum(choice.metrics.prompt_tokens for choice in self.choices[::per_prompt])
 
     @property
     def cached_tokens(self) -> int:
         """The number of tokens of the prompts that the KV cache already held."""
         per_prompt = len(self.choices) // self.prompt_count
-        return sum(choice.generation.metrics.cached_tokens for choice in self.choices[::per_prompt])
+        return sum(choice.metrics.cached_tokens for choice in self.choices[::per_prompt])
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.generation.metrics.generated_tokens for choice in self.choices)
+        return sum(choice.metrics.generated_tokens for choice in self.choices)
 
     @property
     def reasoning_tokens(self) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from . import strict_json
 from .errors import ApiError
 from .request import GenerationRequest, Returned, Strict
 
@@ -42,17 +44,37 @@ class TextPart(Strict):
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[TextPart])]
 
 
+def _parse_arguments(text: str) -> Any:
+    """Return the value of the arguments of a call, or `text` if it is not JSON. Raises ValueError for deep nesting.
+
+    Lone surrogates become U+FFFD: models write them where they cut off an escaped emoji, and UTF-8 does not have them.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except RecursionError as error:
+        raise ValueError(strict_json.TOO_DEEP) from error
+    except ValueError:
+        return text
+    if strict_json.depth(value) > strict_json.MAX_DEPTH:
+        raise ValueError(strict_json.TOO_DEEP)
+    return json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False)))
+
+
+def _check_arguments(text: str) -> str:
+    _parse_arguments(text)
+    return text
+
+
+Arguments = Annotated[str, AfterValidator(_check_arguments)]
+
+
 class FunctionCall(Strict):
     name: str = Field(min_length=1, max_length=256)
-    arguments: str
+    arguments: Arguments
 
     def as_dict(self) -> dict[str, Any]:
         """The call for chat templates, which take the arguments as a mapping."""
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except ValueError:
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
+        return {"name": self.name, "arguments": _parse_arguments(self.arguments)}
 
 
 class MessageToolCall(Returned):
@@ -201,8 +223,9 @@ class ChatRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def argument_fields(self) -> dict[str, str]:
+        length = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_new_tokens": length, "logprobs": "top_logprobs" if self.top_logprobs else "logprobs"}
 
     @property
     def logprob_count(self) -> int | None:

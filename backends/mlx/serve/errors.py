@@ -49,15 +49,15 @@ def server_error(message: str, status: int = 500, code: str | None = None) -> Ap
     return ApiError(message, status=status, kind="server_error", code=code)
 
 
-def request_error(error: Exception, prompt_field: str, max_tokens_field: str) -> ApiError:
+def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str] = {}) -> ApiError:
     """Return the error for an exception of `LLM.generate`. The message names the field of the request.
 
-    - `prompt_field`, `max_tokens_field`: the names of the fields with the prompt and the maximum length of the answer.
+    - `prompt_field`: the field with the prompt.
+    - `fields`: the fields of other arguments whose names differ from those of the fields.
     """
     message = str(error)
     if isinstance(error, SettingError):
-        names = {"max_new_tokens": max_tokens_field, "bias_tokens": "logit_bias", "bias_values": "logit_bias"}
-        name = names.get(error.name, error.name)
+        name = ({"bias_tokens": "logit_bias", "bias_values": "logit_bias"} | fields).get(error.name, error.name)
         return ApiError(message.replace(error.name, name, 1), param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
         message = message.replace("prompt", prompt_field, 1)

@@ -58,7 +58,7 @@ class Metrics:
         name = answer.model.name
         self._seconds.labels(name).observe(time.monotonic() - answer.started)
         for choice in answer.choices:
-            metrics = choice.generation.metrics
+            metrics = choice.metrics
             if choice.first_token_at is not None:
                 self._first_token.labels(name).observe(choice.first_token_at - answer.started)
                 self._queue.labels(name).observe(metrics.queue_seconds)

@@ -118,9 +118,9 @@ class GenerationRequest(SamplingFields):
         raise NotImplementedError
 
     @property
-    def max_tokens_field(self) -> str:
-        """The name of the request's field that limits the length of the answer."""
-        return "max_tokens"
+    def argument_fields(self) -> dict[str, str]:
+        """The fields of the arguments of `LLM.generate` that have another name."""
+        return {"max_new_tokens": "max_tokens"}
 
     @property
     def logprob_count(self) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .answer import Answer, Call, Choice, Delta, TokenLogprob, Total
+from .answer import Answer, Call, Choice, Delta, TokenLogprob
 from .errors import ApiError
 from .formats.base import REASONING
 from .formats.reader import ARGUMENTS, CALL
@@ -34,7 +34,6 @@ class CompletionFormat:
 
     def __init__(self, answer: Answer, body: GenerationRequest):
         self._answer, self._includes_usage = answer, body.include_usage
-        self._offsets = dict.fromkeys(range(len(answer.choices)), 0)  # of the text, by choice
         self._common = {
             "id": f"{self.id_prefix}-{answer.id}",
             "created": answer.created,
@@ -55,7 +54,7 @@ class CompletionFormat:
         """Return the chunks of a stream for a delta. The last chunk of a choice has the finish reason."""
         chunks = []
         if delta.text or delta.logprobs:
-            text = {"text": delta.text, "logprobs": self._logprobs(choice, delta)}
+            text = {"text": delta.text, "logprobs": self._logprobs(delta.logprobs) if delta.logprobs else None}
             chunks.append(self._chunk(choice, text))
         if delta.finish:
             chunks.append(self._chunk(choice, {"text": "", "logprobs": None}, delta.finish))
@@ -77,21 +76,17 @@ class CompletionFormat:
         return chunk | {"usage": None} if self._includes_usage else chunk
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        text = {"text": choice.total.content, "logprobs": self._logprobs(choice, choice.total)}
+        logprobs = self._logprobs(choice.total.logprobs) if choice.wants_logprobs else None
+        text = {"text": choice.total.content, "logprobs": logprobs}
         return {"index": choice.index, **text, "finish_reason": choice.total.finish}
 
-    def _logprobs(self, choice: Choice, delta: Delta | Total) -> dict[str, Any] | None:
-        if not delta.logprobs:
-            return None
-        offsets = []
-        for entry in delta.logprobs:
-            offsets.append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(entry.text)
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [entry.text for entry in delta.logprobs],
-            "token_logprobs": [entry.logprob for entry in delta.logprobs],
-            "top_logprobs": [{top.text: top.logprob for top in entry.top} for entry in delta.logprobs],
-            "text_offset": offsets,
+            "tokens": [token_name(entry.bytes) for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            # Of tokens with the same name, the most likely one, which comes first, must win.
+            "top_logprobs": [{token_name(top.bytes): top.logprob for top in reversed(entry.top)} for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
         }
 
 
@@ -107,7 +102,8 @@ class ChatFormat(CompletionFormat):
     def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
         if change := self._change(delta):
-            chunks.append(self._chunk(choice, {"delta": change, "logprobs": self._logprobs(choice, delta)}))
+            logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
+            chunks.append(self._chunk(choice, {"delta": change, "logprobs": logprobs}))
         if delta.finish:
             chunks.append(self._chunk(choice, {"delta": {}, "logprobs": None}, delta.finish))
         return chunks
@@ -130,15 +126,19 @@ class ChatFormat(CompletionFormat):
         if total.calls:
             message["content"] = total.content or None
             message["tool_calls"] = [call_object(call, call.arguments) for call in total.calls]
-        logprobs = self._logprobs(choice, total)
+        logprobs = self._logprobs(total.logprobs) if choice.wants_logprobs else None
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": total.finish}
 
-    def _logprobs(self, choice: Choice, delta: Delta | Total) -> dict[str, Any] | None:
-        return (
-            {"content": [logprob_object(entry) for entry in delta.logprobs], "refusal": None}
-            if delta.logprobs
-            else None
-        )
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any]:
+        return {"content": [logprob_object(entry) for entry in entries], "refusal": None}
+
+
+def token_name(data: bytes) -> str:
+    """Return the name of a token in the API of completions: its text, or `bytes:\\xf0\\x9f` for a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def call_object(call: Call, arguments: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from .chat_request import FUNCTION_NAME, MAX_TOOLS, ChatRequest, Content, ReasoningEffort
+from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
 from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Stops, StreamOptions, Strict
 
@@ -31,7 +31,7 @@ class InputCall(InputItemBase):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
-    arguments: str
+    arguments: Arguments
     namespace: str | None = None
 
 
@@ -50,7 +50,21 @@ class InputReasoning(InputItemBase):
     encrypted_content: None = None
 
 
-InputItem = InputMessage | InputCall | InputResult | InputReasoning
+def _item_type(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message="expected an object of type message, function_call, function_call_output or reasoning",
+    ),
+]
 
 
 class ResponseTool(Strict):

@@ -6,11 +6,12 @@ The functions encode text and compile grammars, which may take long: call them o
 from __future__ import annotations
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..llm import Generation
+from ..llm import BusyError, Generation
 from .answer import Answer, Choice
 from .chat_request import ChatRequest, template_message
 from .errors import ApiError, request_error
@@ -22,21 +23,21 @@ from .request import CompletionRequest, GenerationRequest
 def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     """Start the answers to the prompts of a request. Raises ApiError."""
     body.check_fields()
-    prompts = [(prompt, _prompt_ids(model, prompt, "prompt")) for prompt in body.prompts]
-    per_choice = [
-        (ids, _echo(model, prompt) if body.echo else "") for prompt, ids in prompts for _ in range(body.n or 1)
-    ]
-    generations = _generate(model, body, [ids for ids, _ in per_choice], "prompt")
-    wants_logprobs = body.logprobs is not None
+    count, wants_logprobs = body.n or 1, body.logprobs is not None
+    ids = [_prompt_ids(model, prompt) for prompt in body.prompts]
+    echoes = [_text(model, prompt, "echo") if body.echo else "" for prompt in body.prompts]
+    if wants_logprobs:
+        _text(model, [], "logprobs")  # raises if the tokens have no text
+    starts = _starts(model, body, [own for own in ids for _ in range(count)], "prompt")
     choices = [
-        Choice(index, model, generation, wants_logprobs=wants_logprobs, echo=echo)
-        for index, (generation, (_, echo)) in enumerate(zip(generations, per_choice))
+        Choice(index, model, start, wants_logprobs=wants_logprobs, echo=echoes[index // count])
+        for index, start in enumerate(starts)
     ]
-    return Answer(model, choices, len(prompts))
+    return _started(Answer(model, choices, len(ids)))
 
 
 def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
-    """Start the answers to the messages of a request. Raises ApiError."""
+    """Start the answer to the messages of a request. Raises ApiError."""
     body.check_fields()
     prompt = chat_prompt(model, body)
     functions = {function.name: function.parameters for function in body.functions}
@@ -45,51 +46,63 @@ def start_chat(model: ServedModel, body: ChatRequest) -> Answer:
     except GrammarError as error:
         raise ApiError(str(error), param=error.param, code=error.code) from error
     ids = model.llm.encode(prompt.text, special=False)
-    generations = _generate(model, body, [ids] * (body.n or 1), "messages", constraint)
     choices = []
-    for index, generation in enumerate(generations):
+    for index, start in enumerate(_starts(model, body, [ids] * (body.n or 1), "messages", constraint)):
         choices.append(
             Choice(
-                index, model, generation, model.format.parser(functions, prompt.opening),
+                index, model, start, model.format.parser(functions, prompt.opening),
                 wants_logprobs=bool(body.logprobs), one_call=bool(functions) and body.parallel_tool_calls is False,
             )
         )  # fmt: skip
-    return Answer(model, choices)
+    return _started(Answer(model, choices))
 
 
-def _echo(model: ServedModel, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else model.llm.text(prompt)
-
-
-def _prompt_ids(model: ServedModel, prompt: str | list[int], field: str) -> list[int]:
+def _prompt_ids(model: ServedModel, prompt: str | list[int]) -> list[int]:
     try:
-        return model.llm.encode(prompt)
+        return model.llm.prompt_ids(prompt)
     except ValueError as error:
-        raise request_error(error, field, "") from error
+        raise request_error(error, "prompt") from error
 
 
-def _generate(
+def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
+    """Return a prompt as text. Raises ApiError, which names `field`, if the model has no token bytes."""
+    try:
+        return prompt if isinstance(prompt, str) else model.llm.text(prompt)
+    except ValueError as error:
+        raise ApiError(str(error).replace("text", field, 1), param=field) from error
+
+
+def _starts(
     model: ServedModel, body: GenerationRequest, prompts: Sequence[list[int]], field: str, constraint: Any = None
-) -> list[Generation]:
-    """Start the generation of all choices, or of none. Raises ApiError.
+) -> list[Callable[[], Generation]]:
+    """Return a function for each choice that starts its generation. It raises ApiError, and BusyError.
 
     - `prompts`: the token ids of the prompt of each choice.
     - `field`: the field of the request that has the prompt, for messages.
     """
     arguments = body.generate_arguments()
-    choices = body.n or 1
-    started: list[Generation] = []
-    try:
-        for index, ids in enumerate(prompts):
-            arguments["seed"] = body.choice_seed(index % choices)
+
+    def start(index: int, ids: list[int]) -> Generation:
+        own = {"seed": body.choice_seed(index % (body.n or 1))}
+        try:
             if constraint is not None:
-                arguments["allowed_tokens"] = constraint.allowed_tokens(len(ids), arguments["max_new_tokens"])
-            started.append(model.llm.generate(ids, **arguments))
-    except (ValueError, RuntimeError) as error:
-        for generation in started:
-            generation.close()
-        raise request_error(error, field, body.max_tokens_field) from error
-    return started
+                own["allowed_tokens"] = constraint.allowed_tokens(len(ids), arguments["max_new_tokens"])
+            return model.llm.generate(ids, **arguments | own)
+        except BusyError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            raise request_error(error, field, body.argument_fields) from error
+
+    return [partial(start, index, ids) for index, ids in enumerate(prompts)]
+
+
+def _started(answer: Answer) -> Answer:
+    """Start the choices of an answer, and return it. Raises ApiError if none starts."""
+    try:
+        answer.start()
+    except BusyError as error:
+        raise request_error(error, "") from error
+    return answer
 
 
 # The prompt of a chat ----------------------------------------------------------------------

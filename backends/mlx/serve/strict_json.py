@@ -7,11 +7,13 @@ cannot be encoded as UTF-8, and an integer may have any number of digits.
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 from .errors import ApiError
 
 MAX_DEPTH = 100  # of nested arrays and objects
+TOO_DEEP = f"nested too deeply: expected at most {MAX_DEPTH} levels"
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # a seed may be signed or unsigned
 
 
@@ -24,7 +26,7 @@ def parse(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ApiError(f"the request body is not valid JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise ApiError(f"the request body is nested too deeply: expected at most {MAX_DEPTH} levels") from error
+        raise ApiError(f"the request body is {TOO_DEEP}") from error
     except ValueError as error:  # int() refuses a number with thousands of digits
         raise ApiError(f"the request body is not valid JSON: {error}") from error
     check(value)
@@ -37,7 +39,7 @@ def check(value: Any) -> None:
     while waiting:
         path, value = waiting.pop()
         if len(path) > MAX_DEPTH:
-            raise _error(path[:3], f"nested too deeply: expected at most {MAX_DEPTH} levels")
+            raise _error(path[:3], TOO_DEEP)
         if isinstance(value, dict):
             for key in value:
                 _check_string(path, key)
@@ -50,6 +52,16 @@ def check(value: Any) -> None:
             raise _error(path, "expected a finite number")
         elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
             raise _error(path, "expected an integer of 64 bits")
+
+
+def depth(value: Any) -> int:
+    """Return the number of nested arrays and objects around the innermost value."""
+    level, count = [value], -1
+    while level:
+        count += 1
+        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
+        level = [*chain.from_iterable(parts)]
+    return count
 
 
 def _check_string(path: tuple, text: str) -> None:
