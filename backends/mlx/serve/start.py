@@ -8,7 +8,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ..llm import BusyError, Generation
@@ -110,15 +110,27 @@ def _started(answer: Answer) -> Answer:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The prompt of a chat: its whole `text`, and `opening`, the end of it that begins the answer.
-
-    `opening` may open a section of the answer, such as `<think>`. It is the text that the chat template writes after
-    the last message. If the template writes nothing after a message of the assistant, the answer continues this
-    message, and `opening` is its content.
-    """
+    """The prompt of a chat: the whole `text` that `render`, the chat template, makes from the messages."""
 
     text: str
-    opening: str
+    messages: list[dict[str, Any]]
+    render: Callable[[list[dict[str, Any]]], str]
+
+    @cached_property
+    def opening(self) -> str:
+        """The end of the text that begins the answer. It may open a section of the answer, such as `<think>`.
+
+        It is the text that the template writes after the last message: what stays when this message gets longer. If
+        the template writes nothing after a message of the assistant, the answer continues this message, and `opening`
+        is its content.
+        """
+        last = self.messages[-1]
+        try:
+            other = self.render([*self.messages[:-1], last | {"content": last["content"] + "."}])
+        except ValueError:  # some templates reject tool calls beside content
+            return self.text
+        opening = os.path.commonprefix([self.text[::-1], other[::-1]])[::-1]
+        return last["content"] if last["role"] == "assistant" and not opening.strip() else opening
 
 
 def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
@@ -143,24 +155,12 @@ def chat_prompt(model: ServedModel, body: ChatRequest) -> ChatPrompt:
         options.setdefault("reasoning_effort", body.reasoning_effort)
     if "developer" not in model.template:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    render = partial(model.llm.tokenizer.chat_text, options=options)
     try:
-        text = model.llm.tokenizer.chat_text(messages, options)
+        return ChatPrompt(render(messages), messages, render)
     except ValueError as error:
         field = "chat_template_kwargs" if "template_options" in str(error) else "messages"
         raise ApiError(str(error), param=field) from error
-    return ChatPrompt(text, _opening(model, messages, options, text))
-
-
-def _opening(model: ServedModel, messages: list[dict[str, Any]], options: dict[str, Any], text: str) -> str:
-    """Return `opening` of `ChatPrompt`. It is the end of `text` that stays when the last message gets longer."""
-    last = messages[-1]
-    longer = last | {"content": last["content"] + "."}
-    try:
-        other = model.llm.tokenizer.chat_text([*messages[:-1], longer], options)
-    except ValueError:  # some templates reject tool calls beside content
-        return text
-    opening = os.path.commonprefix([text[::-1], other[::-1]])[::-1]
-    return last["content"] if last["role"] == "assistant" and not opening.strip() else opening
 
 
 def _without_tool_messages(model: ServedModel, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
