@@ -64,7 +64,7 @@ template <FloatType Type, int M, int R>
 __attribute__((noinline)) void dot_tile(
     const float* x, ptrdiff_t ldx, const typename Elements<Type>::Element* w, ptrdiff_t ldw, ptrdiff_t between, int k,
     float alpha, float beta, float* y, ptrdiff_t ldy) {
-  constexpr ptrdiff_t ahead = kStreamPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
+  constexpr ptrdiff_t ahead = kBandPrefetchDistance<R> / ptrdiff_t{sizeof(*w)};
   const ptrdiff_t row_distance = between * ldw;  // in elements
   Floats acc[M * R] = {};
   const auto add_step = [&](auto&& load_x, auto&& load_w) {
@@ -97,14 +97,14 @@ __attribute__((noinline)) void dot_tile(
   write_sums<M, R>(acc, alpha, beta, y, ldy, between);
 }
 
-// Multiplies m rows of x, up to `Rows` at a time, by n rows of w, which are read in `Streams` streams.
-template <FloatType Type, int Rows, int Streams>
-void dot_streams(
+// Multiplies m rows of x, up to `Rows` at a time, by n rows of w, which are read in `Bands` bands.
+template <FloatType Type, int Rows, int Bands>
+void dot_bands(
     const float* x, ptrdiff_t ldx, int m, const typename Elements<Type>::Element* w, ptrdiff_t ldw, int n, int k,
     float alpha, float beta, float* y, ptrdiff_t ldy) {
-  for_streams<Streams>(0, n, [&](auto streams, int j, int between) {
+  for_bands<Bands>(0, n, [&](auto bands, int j, int between) {
     for_row_tiles<Rows>(m, [&](auto rows, int first) {
-      dot_tile<Type, decltype(rows)::value, decltype(streams)::value>(
+      dot_tile<Type, decltype(rows)::value, decltype(bands)::value>(
           x + first * ldx, ldx, w + j * ldw, ldw, between, k, alpha, beta, y + first * ldy + j, ldy);
     });
   });
@@ -114,12 +114,12 @@ template <FloatType Type>
 void dot_rows_for_type(
     const float* x, ptrdiff_t ldx, int m, const void* w, ptrdiff_t ldw, int n, int k, float alpha, float beta,
     float* y, ptrdiff_t ldy) {
-  constexpr int kStreamsForOneRow = 4;  // more of them are not faster
+  constexpr int kBandsForOneRow = 4;  // more of them are not faster
   const auto* elements = static_cast<const typename Elements<Type>::Element*>(w);
   if (m == 1) {
-    return dot_streams<Type, 1, kStreamsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+    return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
-  dot_streams<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+  dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
 }
 
 void dot_rows(

@@ -1,7 +1,7 @@
 // Products of rows of activations as integers with a quantized matrix, as integers.h defines them. Part of kernels.cpp.
 //
-// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies one or more rows
-// of x by one or two panels. It processes a panel in blocks of kLanes rows.
+// The matrix is packed in panels, see IntegerPanels in kernels.h. A tile of results multiplies one or more rows of x by one
+// or two panels. It processes a panel in blocks of kLanes rows.
 #pragma once
 
 #include "integers.h"
@@ -149,14 +149,15 @@ void integer_tile(
   }
 }
 
-template <int Bits, int Digits, int Rows, int Panels>
-void multiply_integers_of(
+// Multiplies m rows of x, up to `Rows` at a time, by panels that are read in `Bands` bands.
+template <int Bits, int Digits, int Rows, int Bands>
+void integer_bands(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
   const int end = (last + kIntegerPanelRows - 1) / kIntegerPanelRows;
-  for_streams<Panels>(first / kIntegerPanelRows, end, [&](auto streams, int panel, int between) {
+  for_bands<Bands>(first / kIntegerPanelRows, end, [&](auto bands, int panel, int between) {
     const int column = panel * kIntegerPanelRows;
     for_row_tiles<Rows>(m, [&](auto rows, int row) {
-      integer_tile<Bits, Digits, decltype(rows)::value, decltype(streams)::value>(
+      integer_tile<Bits, Digits, decltype(rows)::value, decltype(bands)::value>(
           panels, panel, between, x, row, y + row * ldy + column, ldy, last - column);
     });
   });
@@ -165,8 +166,8 @@ void multiply_integers_of(
 template <int Bits, int Digits>
 void multiply_integers_of(
     const IntegerPanels& panels, const IntegerRows& x, int m, int first, int last, float* y, ptrdiff_t ldy) {
-  m == 1 ? multiply_integers_of<Bits, Digits, 1, kPanelsForOneRow>(panels, x, m, first, last, y, ldy)
-         : multiply_integers_of<Bits, Digits, integer_tile_rows(Digits), kPanelsForManyRows>(
+  m == 1 ? integer_bands<Bits, Digits, 1, kPanelsForOneRow>(panels, x, m, first, last, y, ldy)
+         : integer_bands<Bits, Digits, integer_tile_rows(Digits), kPanelsForManyRows>(
                panels, x, m, first, last, y, ldy);
 }
 

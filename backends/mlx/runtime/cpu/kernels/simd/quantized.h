@@ -178,18 +178,18 @@ void quantized_tile(
     prefetch(static_cast<const char*>(q.biases) + (matrix_row + 1) * size, size);
   }
   const char* w = reinterpret_cast<const char*>(q.w + static_cast<ptrdiff_t>(row) * words);
-  const ptrdiff_t stream_bytes = static_cast<ptrdiff_t>(words) * 4 * between;
+  const ptrdiff_t row_distance = static_cast<ptrdiff_t>(words) * 4 * between;  // in bytes
   Floats acc[M * R] = {};
   for (int g = 0; g < groups; ++g) {
     Group<Bits> group[R];
     repeat<R>([&](auto j) __attribute__((always_inline)) {
       group[j.value] = Group<Bits>(scales[j.value][g], biases[j.value][g]);
-      prefetch(w + j.value * stream_bytes + kStreamPrefetchDistance<R>);
+      prefetch(w + j.value * row_distance + kBandPrefetchDistance<R>);
     });
     for (int i = 0; i < q.group_size; i += kLanes, x += kLanes, w += kLanes * Bits / 8) {
       Floats values[R];
       repeat<R>([&](auto j) __attribute__((always_inline)) {
-        values[j.value] = group[j.value].values(w + j.value * stream_bytes);
+        values[j.value] = group[j.value].values(w + j.value * row_distance);
       });
       repeat<M>([&](auto r) __attribute__((always_inline)) {
         Floats elements = load<Floats>(x + r.value * ldx);
@@ -223,8 +223,8 @@ void quantized_rows(
     call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
       constexpr int Bits = decltype(bits)::value;
       constexpr int M = decltype(rows)::value;
-      for_streams<quantized_columns(M)>(first, last, [&](auto streams, int row, int between) {
-        quantized_tile<Bits, M, decltype(streams)::value>(q, arranged, ldx, row, between, y, ldy);
+      for_bands<quantized_columns(M)>(first, last, [&](auto bands, int row, int between) {
+        quantized_tile<Bits, M, decltype(bands)::value>(q, arranged, ldx, row, between, y, ldy);
       });
     });
   });

@@ -62,17 +62,17 @@ void for_row_tiles(int m, Run&& run) {
   }
 }
 
-// Divides rows or panels [begin, end) of a matrix into `Streams` streams of equal length. For each `row` of the first
-// stream, calls run(Constant<Streams>{}, row, length) to read row, row + length, row + 2 * length, ...: one of each stream.
-// Then calls run(Constant<1>{}, row, 1) for each row that is left. The processor prefetches several long streams faster
-// than one. Prefetching starts slowly at the beginning of a stream, so streams are as long as possible.
-template <int Streams, typename Run>
-void for_streams(int begin, int end, Run&& run) {
-  const int length = (end - begin) / Streams;
+// Divides rows or panels [begin, end) of a matrix into `Bands` bands of equal length: long pieces of memory. For each `row`
+// of the first band, calls run(Constant<Bands>{}, row, length) to read row, row + length, row + 2 * length, ...: one of each
+// band. Then calls run(Constant<1>{}, row, 1) for each row that is left. The processor prefetches several long pieces of
+// memory faster than one. Prefetching starts slowly where a piece begins, so the bands are as long as possible.
+template <int Bands, typename Run>
+void for_bands(int begin, int end, Run&& run) {
+  const int length = (end - begin) / Bands;
   for (int row = begin; row < begin + length; ++row) {
-    run(Constant<Streams>{}, row, length);
+    run(Constant<Bands>{}, row, length);
   }
-  for (int row = begin + length * Streams; row < end; ++row) {
+  for (int row = begin + length * Bands; row < end; ++row) {
     run(Constant<1>{}, row, 1);
   }
 }
@@ -136,9 +136,9 @@ constexpr ptrdiff_t rows_to_prefetch(ptrdiff_t bytes) {
   return bytes > 0 ? kPrefetchDistance / bytes : 0;
 }
 
-// How many bytes ahead a kernel prefetches in each of `Streams` streams: 64 vectors in all streams together.
-template <int Streams>
-constexpr ptrdiff_t kStreamPrefetchDistance = 64 * kLanes * 4 / Streams;
+// How many bytes ahead a kernel prefetches in each of `Bands` bands: 64 vectors in all bands together.
+template <int Bands>
+constexpr ptrdiff_t kBandPrefetchDistance = 64 * kLanes * 4 / Bands;
 
 // Prefetches to the second-level cache: the first-level cache has too few miss buffers to hide the latency of memory.
 // Never faults, even past the end of an array.
