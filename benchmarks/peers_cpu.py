@@ -18,8 +18,8 @@ bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in p
 - The embedding is quantized like the other matrices, except in XNNPACK (8 bits) and in ONNX Runtime's int8 (float32).
 - llama.cpp always rounds activations to 8 bits if weights are quantized. Its Q4_0 is therefore in w4a8. Its int8, and
   that of ONNX Runtime, have a mark `*`, because activations of int8 are float32 here.
-- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK and ONNX Runtime. llama.cpp
-  has float16 in all formats. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor can, which is its
+- KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK and ONNX Runtime. In bf16,
+  llama.cpp has float16, which is its default in all formats. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor can, which is its
   default.
 
 Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the

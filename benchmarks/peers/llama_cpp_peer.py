@@ -14,11 +14,15 @@ from common import parse_arguments, positions, prompt_of, report
 from llama_cpp_model import Context
 
 CHUNK = 512  # tokens in one call
+CACHE = {"float32": llama_cpp.GGML_TYPE_F32, "int8": llama_cpp.GGML_TYPE_F32}  # by format; else float16, the default
 
 
 def main() -> None:
     options = parse_arguments(__doc__)
-    context = Context(options.model, options.threads, n_ctx=positions(options), n_batch=CHUNK, n_ubatch=CHUNK)
+    cache = CACHE.get(options.format, llama_cpp.GGML_TYPE_F16)
+    context = Context(
+        options.model, options.threads, n_ctx=positions(options), n_batch=CHUNK, n_ubatch=CHUNK, type_k=cache,
+        type_v=cache)
 
     def call(tokens: list[int]) -> int:
         """Append tokens to the context. Return the most likely next token."""

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from irprograms import Graph, ir, lit, lits
+from irprograms.graph import value_of
+from irprograms.options import option
 
 INT64 = torch.int64
 
@@ -46,6 +48,29 @@ def test_failed_call_undoes_updates_in_place():
         expected[1:3] = x
         expected[2:4] = 2 * x
         assert torch.equal(model(x, torch.tensor(1))[0], expected), step
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_restore_buffers_option(restores):
+    g = Graph()
+    row, index = g.input((), INT64), g.input((), INT64)
+    buffer, vector, taken, out = g.buffer((3, 2)), g.constant(torch.ones(3)), g.output(()), g.output((3, 2))
+    start, stop, ones = g.new_value(), g.new_value(), g.constant(torch.ones(1, 2))
+    g.emit(
+        ir.ItemIntNode(x=row, out=start),
+        ir.AddIntNode(a=value_of(start), b=lit(1), out=stop),
+        ir.SliceUpdateNode(
+            dst=buffer, update=ones, out=buffer, axis=lit(0), start=value_of(start), stop=value_of(stop)),
+        ir.TakeNode(x=vector, index=ir.IntOrVidOrTid(tid=index, kind=2), out=taken, axis=0),
+        ir.IdCopyNode(x=buffer, out=out),
+    )  # fmt: skip
+    with option("restore_buffers", str(restores).lower()):
+        model = g.load()
+    model(torch.tensor(0), torch.tensor(0))
+    with pytest.raises(RuntimeError):
+        model(torch.tensor(1), torch.tensor(3))  # out of range, after the update
+    _, result = model(torch.tensor(2), torch.tensor(0))
+    assert result[:, 0].tolist() == [1, 0 if restores else 1, 1]
 
 
 def test_view_of_a_buffer_keeps_its_elements_when_the_buffer_is_updated():

@@ -11,7 +11,7 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
 @pytest.mark.parametrize(
     "key, value, message",
     [
-        ("colour", "red", 'option: got "colour", expected one of device, metal_kernels, kv_windows, max_instructions'),
+        ("colour", "red", 'option: got "colour", expected one of device, metal_kernels, kv_windows, restore_buffers'),
         ("max_instructions", "0", 'max_instructions: got "0", expected a number in [1, 16777216]'),
         ("max_instructions", "16777217", 'max_instructions: got "16777217", expected a number in [1, 16777216]'),
         ("max_operations", "1e9", 'max_operations: got "1e9", expected a number in [1, 1125899906842624]'),
@@ -20,6 +20,7 @@ INVALID_ARGUMENT, NOT_SUPPORTED = 0x12, 0x10
         ("kv_windows", "8,-1", 'kv_windows: got "8,-1", expected'),
         ("kv_windows", "8,,1", 'kv_windows: got "8,,1", expected'),
         ("kv_windows", "99999999999", 'kv_windows: got "99999999999", expected'),
+        ("restore_buffers", "no", 'restore_buffers: got "no", expected a bool, "true" or "false"'),
         ("metal_kernels", "yes", 'metal_kernels: got "yes", expected a bool, "true" or "false"'),
         ("k" * 64, "1", "the key or the value is null or too long"),
         ("device", "c" * 256, "the key or the value is null or too long"),

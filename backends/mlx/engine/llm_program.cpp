@@ -37,14 +37,15 @@ std::unique_ptr<Module> open(const std::string& path, const std::string& device)
       device.empty() || device == "cpu" || device == "gpu", "device: got '", device, "', expected cpu or gpu");
   auto module = std::make_unique<Module>(path, Module::LoadMode::Mmap);
 
-  executorch::runtime::BackendOptions<1> options;
+  executorch::runtime::BackendOptions<2> options;
   executorch::runtime::LoadBackendOptionsMap map;
-  Error error = Error::Ok;
-  if (!device.empty()) {
+  // A row is forgotten if a call for it fails, so the old contents of the caches are not needed.
+  Error error = options.set_option("restore_buffers", false);
+  if (error == Error::Ok && !device.empty()) {
     error = options.set_option("device", device.c_str());
-    error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
-    check_ok(error, "device: ");
   }
+  error = error == Error::Ok ? map.set_options("MLXBackend", options.view()) : error;
+  check_ok(error, "load options: ");
   error = module->load(map, Program::Verification::InternalConsistency);
   check_program(error == Error::Ok, path, ": not an ExecuTorch program (", describe(error), ")");
   return module;

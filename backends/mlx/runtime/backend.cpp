@@ -49,6 +49,7 @@ struct Handle {
   State state;
   mx::Stream stream;
   Limits limits;
+  bool restores_buffers = true;  // see Options::restore_buffers
   std::shared_ptr<void> membership = std::make_shared<char>();  // see SharedData::join()
   std::shared_ptr<SharedData> shared;
   std::shared_ptr<Session> session;
@@ -122,7 +123,8 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
   // from being lost. With a memory limit, there has to be room for the buffers a second time.
   const size_t bytes = state.buffer_bytes();
   const bool has_room = !has_memory_limit() || active_memory() + bytes <= memory_limit();
-  state.begin(/*keep_backup=*/!handle.has_succeeded && bytes <= kMaxBackupBytes && has_room);
+  const bool keeps_backup = !handle.has_succeeded && bytes <= kMaxBackupBytes && has_room;
+  state.begin(keeps_backup, handle.restores_buffers);
   std::optional<Profiler> profiler;
   if (tracer != nullptr) {
     profiler.emplace(handle.program, state, *tracer);
@@ -238,6 +240,7 @@ class Backend final : public et::BackendInterface {
     auto program = load_program(data, processed.size(), device, missing_for_metal(options, device));
     auto handle = std::make_unique<Handle>(std::move(program), std::move(copy), shared_stream(device));
     handle->limits = options.limits;
+    handle->restores_buffers = options.restore_buffers;
     const auto* named_data = context.get_named_data_map();
     handle->shared = SharedData::of(named_data);
     std::lock_guard lock(handle->shared->loading);

@@ -59,8 +59,9 @@ void State::finish_loading() {
   std::erase_if(constants_, [&](const auto& held) { return tensors[held.first]->id() != held.second->id(); });
 }
 
-void State::begin(bool keep_backup) {
+void State::begin(bool keep_backup, bool restores_buffers) {
   keeps_backup_ = keep_backup;
+  restores_buffers_ = restores_buffers;
   has_lost_buffers_ = false;
   for (const auto& [slot, array] : initial_tensors_) {
     tensors[slot] = array;
@@ -108,14 +109,14 @@ bool State::update_in_place(
     uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
     const mx::Shape& steps) {
   return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
-    return updates.write(x, backup, update, start, stop, steps);
+    return updates.write(x, backup, update, start, stop, steps, restores_buffers_);
   });
 }
 
 bool State::update_positions_in_place(
     uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions) {
   return write_in_place(slot, [&](InPlaceUpdates& updates, std::optional<mx::array>* backup) {
-    return updates.write_positions(x, backup, update, positions);
+    return updates.write_positions(x, backup, update, positions, restores_buffers_);
   });
 }
 

@@ -63,18 +63,18 @@ class State {
   // As long as the backup exists, rollback() restores the buffers from it. How long it exists depends:
   //
   // - Usually, the evaluation that computes a buffer drops the backup of this buffer, because MLX updates an array in
-  //   place only if nothing else refers to the array. update_in_place() also drops the backup of its buffer, and saves
-  //   the contents that it overwrites.
+  //   place only if nothing else refers to the array. update_in_place() also drops the backup of its buffer. It saves
+  //   the contents that it overwrites if `restores_buffers`.
   // - With `keep_backup`, the backup stays to the end of the call, and MLX writes the updated buffers to new memory.
   // - With a memory limit, the backup stays until the evaluation that ends the call is known to fit. If an earlier
   //   evaluation overwrites slices of a buffer, these slices are saved first, and rollback() writes them back.
-  void begin(bool keep_backup);
+  void begin(bool keep_backup, bool restores_buffers);
   void commit();
   void rollback(mx::Stream stream);
 
   // Writes `update` to a slice of x at once and in place, and returns true. x is the contents of the buffer in `slot`,
-  // and the slot itself is empty. rollback() undoes the write. Returns false with `keep_backup`, or if
-  // InPlaceUpdates::write() returns false. MLX then has to update the array.
+  // and the slot itself is empty. With `restores_buffers`, rollback() undoes the write. Returns false with `keep_backup`,
+  // or if InPlaceUpdates::write() returns false. MLX then has to update the array.
   bool update_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& start, const mx::Shape& stop,
       const mx::Shape& steps);
@@ -156,6 +156,7 @@ class State {
   };
   std::vector<Memory> memory_before_;  // by buffer
   bool keeps_backup_ = true;
+  bool restores_buffers_ = true;
   bool has_lost_buffers_ = false;  // in this call
   // The temporaries and values that the init chain computed, with which every call starts. Usually there are none.
   std::vector<std::pair<uint32_t, mx::array>> initial_tensors_;

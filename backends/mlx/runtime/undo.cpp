@@ -106,7 +106,7 @@ bool take_from(const mx::array& x, std::optional<mx::array>& first, std::optiona
 
 bool InPlaceUpdates::write(
     mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
-    const mx::Shape& stop, const mx::Shape& steps) {
+    const mx::Shape& stop, const mx::Shape& steps, bool saves) {
   Slice slice{0, mx::Shape{}, mx::Strides{}, nullptr};
   const auto width = static_cast<int64_t>(x.itemsize());
   for (size_t i = 0; i < x.ndim(); ++i) {
@@ -120,17 +120,22 @@ bool InPlaceUpdates::write(
   }
   const auto dense = row_major_strides(slice.shape);
   char* memory = x.data<char>() + slice.offset;
-  slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
-  prepare_for_update(slice.shape, x.itemsize(), memory, slice.strides);
-  strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
+  if (saves) {
+    slice.contents = std::make_unique_for_overwrite<char[]>(update.nbytes());
+    prepare_for_update(slice.shape, x.itemsize(), memory, slice.strides);
+    strided_copy(slice.shape, x.itemsize(), memory, slice.strides, slice.contents.get(), dense);
+  }
   strided_copy(slice.shape, x.itemsize(), update.data<char>(), update.strides(), memory, slice.strides);
-  slices_.push_back(std::move(slice));
+  if (saves) {
+    slices_.push_back(std::move(slice));
+  }
   array_ = x;
   return true;
 }
 
 bool InPlaceUpdates::write_positions(
-    mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions) {
+    mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions,
+    bool saves) {
   if (update.nbytes() > max_bytes() || x.strides(3) != 1 || update.strides(3) != 1 || !x.is_available() ||
       !update.is_available() || !take_from(x, array_, backup)) {
     return false;
@@ -143,7 +148,7 @@ bool InPlaceUpdates::write_positions(
   for (const int position : positions) {
     slices.push_back(
         {position * x.strides(2) * width, shape, x.strides(),
-         std::make_unique_for_overwrite<char[]>(vectors * vector_bytes)});
+         saves ? std::make_unique_for_overwrite<char[]>(vectors * vector_bytes) : nullptr});
   }
   cpu::parallel(static_cast<int>(vectors), [&](int i) {
     const int batch = i / x.shape(1);
@@ -152,13 +157,17 @@ bool InPlaceUpdates::write_positions(
     const char* from = update.data<char>() + (batch * update.strides(0) + head * update.strides(1)) * width;
     for (const Slice& slice : slices) {
       char* to = memory + slice.offset;
-      prepare_for_update(to, vector_bytes);
-      std::memcpy(slice.contents.get() + i * vector_bytes, to, vector_bytes);
+      if (saves) {
+        prepare_for_update(to, vector_bytes);
+        std::memcpy(slice.contents.get() + i * vector_bytes, to, vector_bytes);
+      }
       std::memcpy(to, from, vector_bytes);
       from += update.strides(2) * width;
     }
   });
-  slices_.insert(slices_.end(), std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
+  if (saves) {
+    slices_.insert(slices_.end(), std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
+  }
   array_ = x;
   return true;
 }

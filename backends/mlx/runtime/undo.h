@@ -50,23 +50,23 @@ class Undo {
   std::vector<Slice> slices_;  // applied from the last to the first, so that the oldest contents remain
 };
 
-// The updates of one array that have been made in place in a call, and the old contents.
+// The updates of one array that have been made in place in a call, and the old contents if they are to be restored.
 class InPlaceUpdates {
  public:
   // Writes `update` to the slice x[start:stop:steps], and returns true. `backup` is null or another reference to the
-  // array x. The function resets it, because this object can now restore the array. Returns false, and changes nothing,
-  // if x or `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, or if the
-  // array has references other than x, `backup` and this object.
+  // array x. The function resets it, because this object now has the array. Returns false, and changes nothing, if x or
+  // `update` is not available, if `update` differs from the slice in dtype or shape, if it is large, or if the array has
+  // references other than x, `backup` and this object. `saves`: whether undo() has to restore the old contents.
   bool write(
       mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& start,
-      const mx::Shape& stop, const mx::Shape& steps);
+      const mx::Shape& stop, const mx::Shape& steps, bool saves);
 
   // Like write() for several positions of axis 2, in parallel: writes update[:, :, i] to x[:, :, positions[i]] for each i, in
   // this order. x and `update` have 4 axes. Also returns false if one of them has gaps between the elements of axis 3.
   bool write_positions(
-      mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions);
+      mx::array& x, std::optional<mx::array>* backup, const mx::array& update, const mx::Shape& positions, bool saves);
 
-  // Writes the old contents back and returns the array. Returns nullopt if nothing was written.
+  // Writes the saved contents back and returns the array. Returns nullopt if nothing was written.
   std::optional<mx::array> undo();
 
   // The array after the last write. Empty if nothing was written.
