@@ -9,6 +9,11 @@ F32_ONLY = (f32,)
 aten = torch.ops.aten
 dim_order = torch.ops.dim_order_ops
 
+
+def channels_last(x):
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 # Export replaces views by their copying variants, such as view_copy. Tracing a composite keeps the views.
 VIEWS = {
     "permute": [(floats(2, 3, 4), [2, 0, -2]), (floats(), [])],
@@ -79,6 +84,8 @@ MOVES = [
         dtypes=FLOATS),
     row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7),
     row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=F32_ONLY),
+    row("dim_order_ops::_clone_dim_order/channels last", lambda x: (
+        channels_last(x) + 1, channels_last(x).flatten(1), channels_last(x)), floats(2, 3, 4, 5), dtypes=F32_ONLY),
     row("alias_copy", lambda x: aten.alias_copy(x) + 1, floats(2, 3), dtypes=F32_ONLY),
 ]
 
