@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -120,7 +120,27 @@ class MLXPartitioner(Partitioner):
 
         The second result, ExecuTorch's filter of nodes, is None.
         """
-        return list(self._targets_to_lower(ep, REGISTRY.ops_to_preserve())), None
+        targets = self._targets_to_lower(ep, REGISTRY.ops_to_preserve())
+        return list(targets - self._targets_in_undelegated_bodies(ep, targets)), None
+
+    def _targets_in_undelegated_bodies(self, program: ExportedProgram, targets: set) -> set:
+        """Returns the members of `targets` in branches and loop bodies that ExecuTorch will run.
+
+        ExecuTorch has no kernels for most of them. Which nodes are delegated is known only after decomposition. The
+        bodies of a `while_loop` are left out: ExecuTorch neither decomposes nor runs them.
+        """
+        if not any(n.target in targets for n in _calls(program) if n.graph is not program.graph):
+            return set()
+        table = {t: f for t, f in default_decompositions().items() if t not in targets}
+        decomposed = program.run_decompositions(table)
+        reasons = ProgramBuilder(decomposed, allow_extensions=self._allow_extensions).check()
+        bodies = (
+            getattr(decomposed.graph_module, operand.target)
+            for node, reason in reasons.items()
+            if reason is not None and node.target is not torch.ops.higher_order.while_loop
+            for operand in node.all_input_nodes if operand.op == "get_attr"
+        )
+        return {n.target for body in bodies if isinstance(body, GraphModule) for n in _calls_in(body)} & targets
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Decompose the operators of `REGISTRY.decompositions`, which have no IR node.
@@ -147,9 +167,13 @@ class MLXPartitioner(Partitioner):
 
 def _calls(program: ExportedProgram) -> Iterator[Node]:
     """Yields the call nodes of the program's graph and of the graphs of its branches and loop bodies."""
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            yield from (n for n in module.graph.nodes if n.op == "call_function")
+    yield from _calls_in(program.graph_module)
+
+
+def _calls_in(module: GraphModule) -> Iterator[Node]:
+    for inner in module.modules():
+        if isinstance(inner, GraphModule):
+            yield from (n for n in inner.graph.nodes if n.op == "call_function")
 
 
 def _partitions(module: GraphModule, supported: set[Node]) -> list[Iterable[Node]]:

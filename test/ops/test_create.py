@@ -1,7 +1,7 @@
 """Operators that create tensors."""
 
 import torch
-from oprows import FLOATS, Dyn, f16, f32, floats, i32, i64, pytest_function, row
+from oprows import FLOATS, Dyn, f16, f32, floats, i32, i64, ints, pytest_function, row
 
 N = Dyn("n", 3, also=(1, 7))
 F32_ONLY = (f32,)
@@ -18,13 +18,15 @@ ROWS = [
     row("full", beside(
         lambda x: torch.full([2, 3], 1.5), lambda x: torch.full([2], 7), lambda x: torch.full([], True),
         lambda x: torch.full([2], -INF, dtype=f16), lambda x: torch.full([0, 2], 1, dtype=i32),
-        lambda x: torch.full([x.shape[0], 2], 0.1)), floats(N), dtypes=F32_ONLY),
+        lambda x: torch.full([x.shape[0], 2], 0.1),
+        lambda x: torch.full([2], 2**53 + 1)), floats(N), dtypes=F32_ONLY),
     row("zeros", beside(lambda x: aten.zeros([2, 3]), lambda x: aten.zeros([4], dtype=i64)),
         floats(2), dtypes=F32_ONLY, traced=True),
     row("ones", beside(lambda x: aten.ones([2, 3]), lambda x: aten.ones([2], dtype=torch.bool)),
         floats(2), dtypes=F32_ONLY, traced=True),
     row("scalar_tensor", beside(lambda x: aten.scalar_tensor(2.5), lambda x: aten.scalar_tensor(3, dtype=i64)),
         floats(2), dtypes=F32_ONLY),
+    row("full_like/large", lambda x: torch.full_like(x, 2**53 + 1), ints(N, 2)),
     row("full_like", lambda x: (torch.full_like(x, 2), torch.full_like(x, 3, dtype=i32), torch.full_like(x, True)),
         cases=[(floats(N, 2),), (floats(),)], dtypes=FLOATS + (i32,)),
     row("zeros_like", torch.zeros_like, floats(N, 2), dtypes=F32_ONLY, traced=True),

@@ -20,6 +20,8 @@ READ = [
         (floats(5, 3), indices(4, below=5)), (floats(5, 3), indices(2, 2, below=5, low=-5))], dtypes=FLOATS + (i32,)),
     row("index.Tensor/axes", lambda x, i, j: (x[i, j], x[:, i], x[:, i, j], x[i[:, None], j]),
         floats(5, 4, 6), indices(3, below=4, low=-4), indices(3, below=4, low=-4), dtypes=F32_ONLY),
+    row("index.Tensor/empty", lambda x: (x[:, 0], x[:, [-1, 1]], x[:, [[0, 3]]]),
+        floats(Dyn("n", 3, also=(0, 1), min=0), 4), dtypes=F32_ONLY),
     row("index.Tensor/dynamic", lambda x, i: (x[:, i], x[i, i]), floats(5, 4, 2), indices(N, below=4), dtypes=F32_ONLY),
 ]
 

@@ -1,9 +1,10 @@
-"""scan and while_loop."""
+"""scan, map and while_loop."""
 
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner
 from oprows import data, f32, floats, pytest_function, row
+from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -67,6 +68,8 @@ ROWS = [
     row("higher_order.scan", decayed_sum, floats(3), floats(5, 3), dtypes=F32_ONLY),
     row("higher_order.scan/exchange", fibonacci, floats(2), floats(2), floats(4, 2), dtypes=F32_ONLY),
     row("higher_order.scan/parameters", Recurrent(), floats(2, 4), floats(5, 2, 2), dtypes=F32_ONLY),
+    row("higher_order.map_impl", lambda xs, w: torch_map(lambda x, w: ((x @ w).relu(), x > 0), xs, w),
+        floats(5, 2, 3), floats(3, 4), dtypes=F32_ONLY),
     row("higher_order.while_loop", Newton(), cases=[(floats(3, low=1, high=50),)], dtypes=F32_ONLY, loose=4, **WHILE),
     row("higher_order.while_loop/none or some", Halve(), cases=[(data([0.5, 0.25]),), (data([100.0, 3.0]),)],
         dtypes=F32_ONLY, **WHILE),

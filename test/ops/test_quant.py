@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch_mlx import MLXPartitioner, Runtime
 from executorch_mlx.llm.export.packed import MLXEmbedding, MLXExperts, MLXLinear
 from executorch_mlx.llm.export.quantize import quantize_model
 from executorch_mlx.custom_ops.packing import pack, quantize, unpack
 from executorch_mlx.serialization.read import read_payload
-from oprows import Dyn, bf16, f16, f32, floats, indices, ints, pytest_function, row
+from oprows import Dyn, bf16, data, f16, f32, floats, indices, ints, pytest_function, row
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
@@ -17,6 +21,7 @@ from torchao.quantization import (
     quantize_,
 )
 from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.quant_primitives import MappingType
 
 dequantize_affine = torch.ops.torchao.dequantize_affine.default
@@ -39,6 +44,7 @@ def quantize_affine(x, scale, zero_point):
 
 
 I8 = torch.int8
+PT2E = torch.ops.quantized_decomposed
 AFFINE = dict(group_size=32, bits=4)
 
 
@@ -85,6 +91,21 @@ ROWS = [
       for mapping in ("SYMMETRIC", "ASYMMETRIC", "SYMMETRIC_NO_CLIPPING_ERR")),
     row("torchao::quantize_affine", quantize_affine, floats(3, 8), floats(3, 2, low=0.01, high=0.05, dtype=f32),
         ints(3, 2, low=-8, high=8, dtype=I8)),
+    row("quantized_decomposed::quantize_per_tensor", PT2E.quantize_per_tensor, floats(3, 8), 0.02, 3, 0, 255,
+        torch.uint8),
+    row("quantized_decomposed::quantize_per_tensor.tensor", PT2E.quantize_per_tensor, floats(3, 8),
+        data([0.02], dtype=f32), data([-3]), -128, 127, I8, dtypes=(f32,)),
+    row("quantized_decomposed::quantize_per_channel", PT2E.quantize_per_channel, floats(3, 8),
+        floats(8, low=0.01, high=0.05, dtype=f32), ints(8), 1, -128, 127, I8),
+    row("quantized_decomposed::dequantize_per_tensor", lambda q: (
+        PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8),
+        PT2E.dequantize_per_tensor(q, 0.02, 3, -128, 127, I8, out_dtype=f16)), ints(3, 8, dtype=I8)),
+    row("quantized_decomposed::dequantize_per_tensor.tensor", PT2E.dequantize_per_tensor, ints(3, 8, dtype=I8),
+        data([0.02], dtype=f32), data([-3]), -128, 127, I8),
+    row("quantized_decomposed::dequantize_per_channel", lambda q, scales, zero_points: (
+        PT2E.dequantize_per_channel(q, scales, zero_points, 1, -128, 127, I8),
+        PT2E.dequantize_per_channel(q, scales, None, 1, -128, 127, I8, out_dtype=bf16)),
+        ints(3, 8, dtype=I8), floats(8, low=0.01, high=0.05, dtype=f32), ints(8)),
     row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
                           for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
     row("_int_mm/long sums", torch._int_mm, ints(17, 30_001, low=111, high=128, dtype=I8),
@@ -256,6 +277,26 @@ def test_dynamic_activations(delegate, config):
     method = Runtime.get().load_program(program.buffer).load_method("forward")
     for inputs in (x, x[:, :1].contiguous()):
         torch.testing.assert_close(method.execute([inputs])[0], model(inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_per_channel", (False, True))
+def test_pt2e(delegate, is_per_channel):
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 8)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 9, 9)
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=is_per_channel))
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+    prepared(x)
+    model = convert_pt2e(prepared)
+    partitioner = MLXPartitioner()
+    program = to_edge_transform_and_lower(torch.export.export(model, (x,)), partitioner=[partitioner]).to_executorch()
+    assert not partitioner.explain().refused, partitioner.explain()
+    (payload,) = program.executorch_program.backend_delegate_data
+    (chain,) = read_payload(bytes(payload.data)).instruction_chains
+    assert "QuantizedMatmulNode" in names(i.op for i in chain.instructions)
+    method = Runtime.get().load_program(program.buffer).load_method("forward")
+    # A sum between two integers may be rounded to either of them. The scale of the result is below 0.02.
+    torch.testing.assert_close(method.execute([x])[0], model(x), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 6, 8))

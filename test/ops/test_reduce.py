@@ -1,13 +1,14 @@
 """Reductions over some axes or all of them."""
 
 import torch
-from oprows import FLOATS, bools, data, edges, f32, floats, i32, ints, pytest_function, row, spread
+from oprows import FLOATS, Dyn, bools, data, edges, f32, floats, i32, ints, pytest_function, row, spread
 
 NAN = float("nan")
 INF = float("inf")
 GRID = data([[1.0, NAN, 3.0, -2.0], [INF, 1.0, -INF, 0.5], [2.0, 2.0, -1.0, 2.0], [-INF, NAN, INF, NAN]])
 NUMBERS = FLOATS + (i32,)
 AXES = [(floats(2, 3, 4), [0]), (floats(2, 3, 4), [-1, 0], True)]
+EMPTY = floats(Dyn("n", 3, also=(0, 1), min=0), 4, dtype=f32)
 ONCE = [(GRID, [1]), (floats(), [0]), (floats(3), [])]
 
 ROWS = [
@@ -47,6 +48,8 @@ ROWS = [
         dtypes=NUMBERS),
     row("min.dim", cases=[(spread(2, 3), -1), (spread(2, 3), 0, True)], once=[(GRID, 1), (floats(), 0)],
         dtypes=NUMBERS),
+    row("argmax/empty", lambda x: (x.argmax(1), x.argmin(-1, keepdim=True), x.max(1)[0]), EMPTY, edge_verified=False),
+    row("logsumexp/empty", lambda x: (x.logsumexp(1), x.logsumexp(0), x.log_softmax(1)), EMPTY, edge_verified=False),
     row("min.dim/beside argmin", lambda x: [x.argmin(-1), x.min(-1)[0]], GRID, edge_verified=False),
     row("cumsum", cases=[(floats(2, 3), 0), (floats(2, 3), -1)],
         once=[(floats(), 0), (floats(0, 3), 0), (GRID, 1), (bools(4), 0)], dtypes=NUMBERS, loose=2),

@@ -9,6 +9,11 @@ F32_ONLY = (f32,)
 aten = torch.ops.aten
 dim_order = torch.ops.dim_order_ops
 
+
+def channels_last(x):
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 # Export replaces views by their copying variants, such as view_copy. Tracing a composite keeps the views.
 VIEWS = {
     "permute": [(floats(2, 3, 4), [2, 0, -2]), (floats(), [])],
@@ -77,8 +82,11 @@ MOVES = [
         (floats(2, 3), [1, 2]), (floats(2, 3), [1, 2, 0, 1], 1.5), (floats(2, 3), [-1, 1]),
         (floats(2, 3, 2), [0, 0, -1, -1, 1, 0], -float("inf")), (floats(2, 3), [0, 0])],
         dtypes=FLOATS),
-    row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7),
+    row("constant_pad_nd/int", torch.constant_pad_nd, ints(2, 3), [1, 2, -1, 0], 7,
+        once=[(ints(2, 3), [1, 2], 2**24 + 1), (ints(2, 3, dtype=i32), [0, 1], 2**31 - 1)]),
     row("dim_order_ops::_clone_dim_order", lambda x: x.clone() + 1, floats(2, 3), dtypes=F32_ONLY),
+    row("dim_order_ops::_clone_dim_order/channels last", lambda x: (
+        channels_last(x) + 1, channels_last(x).flatten(1), channels_last(x)), floats(2, 3, 4, 5), dtypes=F32_ONLY),
     row("alias_copy", lambda x: aten.alias_copy(x) + 1, floats(2, 3), dtypes=F32_ONLY),
 ]
 

@@ -5,6 +5,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from executorch_mlx import MLXPartitioner, Runtime
+from torch.nn import functional as F
 
 
 class Lowered:
@@ -51,6 +52,17 @@ def lower(function, *inputs, **options):
 
 
 # MLX has no float64, so a cast to float64 and what follows it stay with ExecuTorch.
+
+
+def test_operators_in_an_undelegated_branch_are_decomposed(delegate):
+    """`silu` is preserved for MLX, but ExecuTorch has no kernel for it."""
+    def branches(x):
+        return torch.cond(x.sum() > 0, lambda x: F.silu(x).double().sum(), lambda x: -x.double().mean(), (x,))
+
+    x = torch.ones(2, 3)
+    lowered = lower(branches, x)
+    assert "cond" in lowered.refused
+    lowered.assert_matches_eager((x,), (-x,))
 
 
 def test_unsupported_node_in_the_middle_splits_the_delegate(delegate):

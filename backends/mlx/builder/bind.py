@@ -11,22 +11,21 @@ from torch.fx import Node
 from .dtypes import SCALAR_TYPES
 from .registry import Unsupported, aten_target
 
-# Arguments for the device and the memory layout. Handlers do not get these arguments: the runtime chooses the device,
-# and all tensors are contiguous.
+# Arguments for the device and the memory layout. Handlers do not get these arguments: the runtime chooses the device and
+# the order in memory, and a `memory_format` or `dim_order` changes no value. Only the inputs and outputs of a program have
+# the order in memory that torch.export recorded.
 PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", "dim_order"}
-_CONTIGUOUS = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]:
     """Returns the arguments of a call by name. Missing arguments have their defaults.
 
     An argument is a slot, a list of slots or a Python value; `slot_of` returns the slot of an FX node. The arguments in
-    `PLACEMENT` are left out, after those for the memory layout have been checked. If the target has no schema, such as
-    `operator.add`, the names are `a`, `b` and so on. If the target is a higher-order operator, such as `cond`, its
-    positional arguments are a list under the name `arguments`.
+    `PLACEMENT` are left out. If the target has no schema, such as `operator.add`, the names are `a`, `b` and so on. If
+    the target is a higher-order operator, such as `cond`, its positional arguments are a list under the name `arguments`.
 
-    Raises `Unsupported` if a memory layout is unsupported, or if the default of a missing argument is a dtype that some
-    MLX devices do not support.
+    Raises `Unsupported` if `layout` is sparse, or if the default of a missing argument is a dtype that some MLX devices
+    do not support.
     """
     args = [_to_slots(a, slot_of) for a in node.args]
     kwargs = {k: _to_slots(a, slot_of) for k, a in node.kwargs.items()}
@@ -44,7 +43,8 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
         return {"arguments": args, **kwargs}
     else:
         return dict(zip("abcdef", args)) | kwargs
-    _check_placement(bound)
+    if bound.get("layout") not in (None, torch.strided):
+        raise Unsupported(f"layout {bound['layout']}: only strided tensors are supported")
     return {name: value for name, value in bound.items() if name not in PLACEMENT}
 
 
@@ -71,13 +71,3 @@ def _default(parameter: torch._C.Argument) -> Any:
     raise Unsupported(
         f"{parameter.name}: the default of this operator is a dtype that some MLX devices do not support; pass a dtype"
     )
-
-
-def _check_placement(bound: dict[str, Any]) -> None:
-    if bound.get("layout") not in (None, torch.strided):
-        raise Unsupported(f"layout {bound['layout']}: only strided tensors are supported")
-    if bound.get("memory_format") not in _CONTIGUOUS:
-        raise Unsupported(f"memory_format {bound['memory_format']}: only contiguous tensors are supported")
-    order = bound.get("dim_order")
-    if order is not None and list(order) != sorted(order):
-        raise Unsupported(f"dim_order {list(order)}: only contiguous tensors are supported")

@@ -173,6 +173,8 @@ class Emitter:
             return self.scalar(value, dtype)
         if isinstance(value, bool):
             value = int(value)
+        if isinstance(value, int) and float(value) != value:  # the field of `FullNode` is a float64
+            return self.emit(ir.BroadcastToNode, x=self.scalar(value, dtype), shape=shape)
         scalar_type = dtypes.scalar_type(dtype)
         return self.emit(ir.FullNode, shape=shape, v=value, scalar_type=scalar_type, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Quantized weights of torchao and ExecuTorch, repacked for MLX.
+"""Quantized weights of torchao, PT2E and ExecuTorch, repacked for MLX.
 
 A `read_*` function takes the arguments of a dequantize operator and describes the weight as an `Affine` or a
 `Microscaled` matrix. Both classes have these members:
@@ -211,10 +211,40 @@ def read_mx(P, qdata, scale, elem_dtype, block_size, output_dtype) -> Microscale
     return Microscaled(qdata, scale, None, block_size, mode, torch_dtype(output_dtype))
 
 
+def read_per_channel(
+    P, input, scales, zero_points, axis, quant_min, quant_max, dtype, out_dtype
+) -> Affine | None:
+    """Describes the arguments of `quantized_decomposed::dequantize_per_channel`.
+
+    Returns None if `axis` is not axis 0, or for the same reasons as `read_affine`.
+    """
+    if input is None or input.ndim != 2 or axis not in (0, -2):
+        return None
+    block = (1, input.shape[1])
+    return read_affine(P, input, block, scales, zero_points, dtype, quant_min, quant_max, out_dtype or torch.float32)
+
+
+def read_per_tensor(
+    P, input, scale, zero_point, quant_min, quant_max, dtype, out_dtype
+) -> Affine | None:
+    """Describes the arguments of `quantized_decomposed::dequantize_per_tensor`, with numbers as scale and zero point.
+
+    Returns None for the same reasons as `read_affine`.
+    """
+    if input is None or input.ndim != 2:
+        return None
+    scale, zero_point = P.scalar(scale, torch.float32), P.scalar(zero_point, torch.int32)
+    block = tuple(input.shape)
+    return read_affine(P, input, block, scale, zero_point, dtype, quant_min, quant_max, out_dtype or torch.float32)
+
+
 # The operators that dequantize a weight, and for each the function that reads the arguments. The operators are given by
-# name, because all but the first are defined only when `executorch.extension.llm` is imported.
+# name, because all but the first are defined only when other packages are imported: torchao's by
+# `executorch.extension.llm`, the others by torch's quantization.
 DEQUANTIZE = {
     "torchao.dequantize_affine.default": read_affine,
+    "quantized_decomposed.dequantize_per_channel.default": read_per_channel,
+    "quantized_decomposed.dequantize_per_tensor.default": read_per_tensor,
     "torchao.dequantize_int4_tensor.default": read_int4,
     "torchao.dequantize_nvfp4.default": read_nvfp4,
     "torchao.dequantize_mx.default": read_mx,

@@ -43,6 +43,8 @@ def scalar_tensor(P, s, dtype):
 
 def _full_like(P, x, value):
     dtype = P.out.dtype
+    if isinstance(value, int) and float(value) != value:  # the field of `FullLikeNode` is a float64
+        return P.full([P.size(x, i) for i in range(x.ndim)], value, dtype)
     number = int(value) if isinstance(value, bool) else value
     return P.emit(
         ir.FullLikeNode, x=x, v=number, scalar_type=dtypes.scalar_type(dtype), dtype=dtype

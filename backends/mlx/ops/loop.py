@@ -1,4 +1,4 @@
-"""Lowers `scan` to `ScanNode`, and `while_loop` to `WhileNode`, which is an extension."""
+"""Lowers `scan` and `map` to `ScanNode`, and `while_loop` to `WhileNode`, which is an extension."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def scan(P, arguments):
     body, init, xs, additional = arguments
     if not xs:
         raise Unsupported("a scan without xs is unsupported; pass a tensor whose first axis gives the number of steps")
+    return _scan(P, body, init, xs, additional)
+
+
+@REGISTRY.lower(torch.ops.higher_order.map_impl)
+def map_(P, arguments):
+    """Lowers a loop over the first axis of the tensors `xs` that has no carry. Returns the slots of the stacked outputs."""
+    body, xs, additional = arguments
+    return _scan(P, body, [], xs, additional)
+
+
+def _scan(P, body, init, xs, additional):
     inputs = [n.meta["val"] for n in body.graph.nodes if n.op == "placeholder"]
     if any(isinstance(a, ValueSlot) for a in (*init, *xs)):
         raise Unsupported("a Python number as carry or input is unsupported; use a tensor")

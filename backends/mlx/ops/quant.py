@@ -1,9 +1,9 @@
-"""Quantized weights: the `mlx::quantized_*` operators over MLX's packing, and torchao's quantization operators.
+"""Quantized weights: the `mlx::quantized_*` operators over MLX's packing, and the operators of torchao and PT2E.
 
 A product with a quantized weight is a `QuantizedMatmulNode` or a `GatherQmmNode`. An embedding is a `DequantizeNode` of
-the matrix rows that it looks up. A dequantization of torchao is a `DequantizeNode` of the repacked weight if MLX has a
-packing for the block size and element type. Otherwise, it becomes arithmetic instructions. `patterns/quant.py` fuses a
-dequantization with the product that reads its result.
+the matrix rows that it looks up. A dequantization of torchao or PT2E is a `DequantizeNode` of the repacked weight if
+MLX has a packing for the block size and element type. Otherwise, it becomes arithmetic instructions.
+`patterns/quant.py` fuses a dequantization with the product that reads its result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ import torch
 from torchao.quantization import quant_primitives as _  # noqa: F401  (defines torchao's operators)
 
 from ..custom_ops import quantized
-from ..builder.quantized_weights import DEQUANTIZE, dequantize, packed_words, read_affine, torch_dtype
+from ..builder.quantized_weights import (
+    DEQUANTIZE,
+    dequantize,
+    packed_words,
+    read_affine,
+    read_int4,
+    read_mx,
+    read_nvfp4,
+    read_per_channel,
+    read_per_tensor,
+    torch_dtype,
+)
 from ..builder.registry import REGISTRY, Unsupported
 from ..builder.slots import Space
 from ..serialization import ir
@@ -113,7 +124,7 @@ def _dequantize_constant(read):
 
 
 for _target, _read in DEQUANTIZE.items():
-    if _read is not read_affine:
+    if _read in (read_int4, read_mx, read_nvfp4):
         REGISTRY.add(_target, _dequantize_constant(_read))
 
 
@@ -132,6 +143,57 @@ for _target in (
     torch.ops.torchao.choose_qparams_affine.default, torch.ops.torchao.quantize_affine.default
 ):
     REGISTRY.add(_target, _traced_definition(_target))
+
+
+# PT2E writes a quantized model with the operators of `quantized_decomposed`.
+
+
+@REGISTRY.lower(*(f"quantized_decomposed.quantize_per_tensor.{kind}" for kind in ("default", "tensor")))
+def quantize_per_tensor(P, input, scale, zero_point, quant_min, quant_max, dtype):
+    return P.trace(_quantize, input, scale, zero_point, None, quant_min, quant_max, dtype)[0]
+
+
+@REGISTRY.lower("quantized_decomposed.quantize_per_channel.default")
+def quantize_per_channel(P, input, scales, zero_points, axis, quant_min, quant_max, dtype):
+    return P.trace(_quantize, input, scales, zero_points, axis, quant_min, quant_max, dtype)[0]
+
+
+@REGISTRY.lower(*(f"quantized_decomposed.dequantize_per_tensor.{kind}" for kind in ("default", "tensor")))
+def dequantize_per_tensor(P, input, scale, zero_point, out_dtype, **ignored):
+    if not hasattr(scale, "dtype"):
+        weight = read_per_tensor(P, input, scale, zero_point, out_dtype=out_dtype, **ignored)
+        if weight is not None and weight.can_pack:
+            return dequantize(P, weight)
+    return P.trace(_dequantize, input, scale, zero_point, None, out_dtype)[0]
+
+
+@REGISTRY.lower("quantized_decomposed.dequantize_per_channel.default")
+def dequantize_per_channel(P, input, scales, zero_points, axis, out_dtype, **ignored):
+    weight = read_per_channel(P, input, scales, zero_points, axis, out_dtype=out_dtype, **ignored)
+    if weight is not None and weight.can_pack:
+        return dequantize(P, weight)
+    return P.trace(_dequantize, input, scales, zero_points, axis, out_dtype)[0]
+
+
+def _quantize(x, scale, zero_point, axis, low, high, dtype):
+    scale, zero_point = (_along(v, x, axis) for v in (scale, zero_point))
+    return torch.clamp(torch.round(x.float() * (1.0 / scale)) + zero_point, low, high).to(dtype)
+
+
+def _dequantize(q, scale, zero_point, axis, out_dtype):
+    scale, zero_point = (_along(v, q, axis) for v in (scale, zero_point))
+    x = q.to(torch.int32) if zero_point is None else q.to(torch.int32) - zero_point
+    return (x.to(torch.float32) * scale).to(out_dtype or torch.float32)
+
+
+def _along(values, x, axis):
+    """Reshapes a tensor of one element, or of one for each index of `axis`, to broadcast against `x`.
+
+    Returns `values` itself if it is a number or None.
+    """
+    if not isinstance(values, torch.Tensor):
+        return values
+    return values.reshape(() if axis is None else [-1 if a == axis % x.ndim else 1 for a in range(x.ndim)])
 
 
 # The number of products of a 4-bit and an 8-bit integer whose sum is exact in float32: 8192 * 15 * 128 < 2^24.

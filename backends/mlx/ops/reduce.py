@@ -59,15 +59,7 @@ for _packet, _op in ((aten.any, ir.AnyNode), (aten.all, ir.AllNode)):
     REGISTRY.add([_packet.default, _packet.dim, _packet.dims], _any_or_all(_op))
 
 
-@REGISTRY.lower(aten.logsumexp.default)
-def logsumexp(P, self, dim, keepdim):
-    if 0 in self.shape:  # MLX raises an error here; torch returns -inf
-        if not all(isinstance(extent, int) for extent in P.out.shape):
-            raise Unsupported("an empty input with a dynamic dimension is unsupported")
-        return P.full(list(P.out.shape), float("-inf"), P.out.dtype)
-    return _reduce(ir.LogSumExpNode)(P, self, dim, keepdim)
-
-
+REGISTRY.add(aten.logsumexp.default, _reduce(ir.LogSumExpNode))
 REGISTRY.add(aten.max.default, _reduce(ir.MaxNode))
 REGISTRY.add(aten.min.default, _reduce(ir.MinNode))
 

@@ -270,6 +270,12 @@ def constant_pad_nd(P, self, pad, value):
     widths = [max(v, 0) if isinstance(v, int) else v for pair in pairs for v in pair]
     if not any(widths):
         return x
+    if not self.dtype.is_floating_point and torch.tensor(value, dtype=torch.float32).item() != value:
+        # The field is a float32, which holds few of the large integers. Integers wrap around, so that the sum is exact.
+        value = P.scalar(value, self.dtype)
+        difference = P.emit(ir.SubtractNode, a=x, b=value)
+        padded = P.emit(ir.PadNode, x=difference, pad_width=widths, mode="constant", constant_value=0.0)
+        return P.emit(ir.AddNode, a=padded, b=value)
     return P.emit(
         ir.PadNode, x=x, pad_width=widths, mode="constant", constant_value=float(value)
     )

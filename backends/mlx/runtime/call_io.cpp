@@ -2,7 +2,9 @@
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "dtype.h"
 #include "host_memory.h"
@@ -38,9 +40,18 @@ std::string describe_tensor(const Tensor& tensor) {
   return str(name(tensor.scalar_type()), dims(tensor.sizes()));
 }
 
-// Checks that the elements lie in memory without gaps, with the axes in `order`, outermost first.
-void check_memory_order(const Tensor& tensor, const std::vector<int>& order, const Label& label) {
-  const auto& actual = tensor.dim_order();
+// The axes of a tensor, from the outermost to the innermost in memory.
+std::vector<int> memory_order(const Tensor& tensor) {
+  std::vector<int> order(tensor.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](int a, int b) { return tensor.strides()[a] > tensor.strides()[b]; });
+  return order;
+}
+
+// Checks that the elements lie in memory without gaps.
+void check_strides(const Tensor& tensor, const Label& label) {
+  const auto order = memory_order(tensor);
   int64_t stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
     const int axis = order[i];
@@ -48,9 +59,8 @@ void check_memory_order(const Tensor& tensor, const std::vector<int>& order, con
     if (!fits && tensor.numel() != 0) {
       fail(
           Error::InvalidArgument,
-          label, ": got strides ", dims(tensor.strides()), " and dim_order ",
-          dims(std::vector<int>(actual.begin(), actual.end())), " for shape ", dims(tensor.sizes()),
-          ", expected dim_order ", dims(order));
+          label, ": got strides ", dims(tensor.strides()), " for shape ", dims(tensor.sizes()),
+          ", expected no gaps between the elements");
     }
     stride *= tensor.sizes()[axis];
   }
@@ -71,20 +81,21 @@ void check_input(const Tensor& tensor, const fb::TensorMeta& meta, const Label& 
   if (!fits) {
     fail(Error::InvalidArgument, label, ": got ", describe_tensor(tensor), ", expected ", describe(meta));
   }
-  check_memory_order(tensor, memory_order(meta), label);
+  check_strides(tensor, label);
   check_argument(
       tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, label, ": the tensor has no memory");
 }
 
 // Copies a tensor to an array. If the memory of the tensor is not row-major, the copy has the same memory order, and
-// the array is a transposed view of the copy.
-mx::array read_input(const Tensor& tensor, const fb::TensorMeta& meta, mx::Stream stream) {
-  const auto order = memory_order(meta);
+// the array is a transposed view of the copy. The memory order is that of the tensor and not the one that the program
+// declares: for a parameter in another order, ExecuTorch passes a row-major copy.
+mx::array read_input(const Tensor& tensor, mx::Dtype dtype, mx::Stream stream) {
+  const auto order = memory_order(tensor);
   mx::Shape shape;
   for (const int axis : order) {
     shape.push_back(static_cast<int>(tensor.size(axis)));
   }
-  auto array = allocate(shape, dtype_of(meta.scalar_type()));
+  auto array = allocate(shape, dtype);
   if (array.nbytes() != 0) {
     std::memcpy(array.data<char>(), tensor.const_data_ptr(), array.nbytes());
   }
@@ -176,7 +187,8 @@ void read_inputs(const Program& program, Arguments args, State& state, mx::Strea
   for (uint32_t i = 0; i < num_slots(inputs); ++i) {
     const auto& slot = *inputs->Get(i);
     if (slot.slot_type() == fb::SlotType::TensorSlot) {
-      state.tensors[slot.idx()] = read_input(args[i]->toTensor(), program.meta(slot.idx()), stream);
+      const auto dtype = dtype_of(program.meta(slot.idx()).scalar_type());
+      state.tensors[slot.idx()] = read_input(args[i]->toTensor(), dtype, stream);
     } else {
       state.values[slot.idx()] =
           read_value(*args[i], slot.slot_type(), Label{program, "input", i, slot});

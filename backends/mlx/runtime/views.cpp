@@ -193,13 +193,16 @@ mx::array squeeze(const mx::array& x, const std::vector<int>& axes, mx::Stream s
 }
 
 mx::array take(const mx::array& x, int index, int axis, mx::Stream stream) {
+  auto shape = x.shape();
+  shape.erase(shape.begin() + axis);
+  if (x.size() == 0) {  // MLX refuses it, although another axis is the empty one
+    return mx::zeros(shape, x.dtype(), stream);
+  }
   if (!can_view(x)) {
     return mx::take(x, index, axis, stream);
   }
-  auto shape = x.shape();
   auto strides = x.strides();
   const int64_t offset = index * strides[axis];
-  shape.erase(shape.begin() + axis);
   strides.erase(strides.begin() + axis);
   return view(x, std::move(shape), std::move(strides), offset);
 }

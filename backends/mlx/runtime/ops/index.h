@@ -133,6 +133,12 @@ inline void take(const fb::TakeParams& n, Context& c) {
   const auto& index = *n.index();
   if (index.kind() == 2) {
     const auto indices = bounded_indices(c.in(index.tid()), length, c);
+    if (x.size() == 0) {  // MLX refuses it, although another axis may be the empty one
+      auto shape = x.shape();
+      shape.erase(shape.begin() + axis);
+      shape.insert(shape.begin() + axis, indices.shape().begin(), indices.shape().end());
+      return c.set(n.out(), mx::zeros(shape, x.dtype(), c.stream));
+    }
     return c.set(n.out(), mx::take(x, indices, axis, c.stream));
   }
   const int64_t position = index.kind() == 0 ? index.literal() : c.integer(index.vid());

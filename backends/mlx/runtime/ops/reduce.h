@@ -33,8 +33,12 @@ void reduce(const fb::ReduceNode& n, Context& c) {
   c.set(n.out(), Op(x, axes, n.keepdims(), c.stream));
 }
 
-// mx::logsumexp. If x contains an infinity and a NaN, MLX's kernel for CUDA returns infinity. The right result is NaN.
+// mx::logsumexp, which refuses empty arrays. If x contains an infinity and a NaN, MLX's kernel for CUDA returns infinity.
+// The right result is NaN.
 inline mx::array logsumexp(const mx::array& x, const std::vector<int>& axes, bool keepdims, mx::StreamOrDevice s) {
+  if (x.size() == 0) {
+    return mx::log(mx::sum(x, axes, keepdims, s), s);  // the exponentials of no elements are no elements
+  }
   const auto y = mx::logsumexp(x, axes, keepdims, s);
   if (mx::to_stream(s).device == mx::Device::cpu || !mx::cu::is_available()) {
     return y;
@@ -71,6 +75,9 @@ void arg_reduce(const fb::ArgReduceNode& n, Context& c) {
   }
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   check_argument(x.shape(axis) > 0, "x: axis ", axis, " is empty");
+  if (x.size() == 0) {  // MLX refuses it, although the result is only empty
+    return c.set(n.out(), mx::astype(mx::sum(x, axis, n.keepdims(), c.stream), mx::uint32, c.stream));
+  }
   c.set(n.out(), Op(x, axis, n.keepdims(), c.stream));
 }
 
