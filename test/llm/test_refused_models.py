@@ -101,9 +101,9 @@ def break_the_config(folder):
     (folder / "config.json").write_text("{")
 
 
-def set_a_gptq_config(folder):
+def set_an_unknown_quantization(folder):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config["quantization_config"] = {"quant_method": "awq", "version": "gemv", "bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -117,7 +117,7 @@ DAMAGES = {
     change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
     truncate: "Error while deserializing header",
     break_the_config: "config.json: invalid JSON: Expecting property name",
-    set_a_gptq_config: "GPTQ",
+    set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
 }

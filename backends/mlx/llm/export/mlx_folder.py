@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
@@ -32,6 +33,8 @@ _RENAMED_IN = {
 }
 # The kind of a model → mlx-lm's names of two weights, and the weight in transformers that has the rows of both.
 _JOINED_IN = {"granitemoehybrid": (".mlp.gate_proj", ".mlp.up_proj", ".shared_mlp.input_linear")}
+# Mixtral's names of the projections of an expert → the names that mlx-lm has for all models.
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # Norms that add 1 to their weights in transformers. In mlx-lm, the weights include this 1.
 _OFFSET_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 # Kinds of models whose weights cannot be used. mlx-lm multiplies those of falcon_h1 by factors of the config.
@@ -47,23 +50,48 @@ def load_mlx(folder: Path) -> PreTrainedModel:
         raise ValueError(f"load_causal_lm: {folder}: got weights of kind {kind} from mlx-lm, expected a Hugging Face checkpoint")
     if is_part:
         tensors = {n.removeprefix(_LANGUAGE_MODEL): t for n, t in tensors.items() if n.startswith(_LANGUAGE_MODEL)}
-    tensors = _renamed(tensors, model)
+    tensors = renamed(tensors, model)
     if kind in _JOINED_IN:
         _join_rows(tensors, *_JOINED_IN[kind])
     _join_latent_projections(model, tensors)
+    for path, module in model.named_modules():
+        if f"{path}.weight" in tensors:
+            _change_layout(module, f"{path}.weight", tensors)
+    return install_all(model, config, tensors, folder)
+
+
+def install_all(
+    model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
+) -> PreTrainedModel:
+    """Load `tensors` into `model`, and return it.
+
+    A packed layer has a weight, scales and biases, and experts have `gate_proj`, `up_proj` and `down_proj`.
+    """
     for path in sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".scales")}):
         if ".experts." not in path:
             _install(model, path, tensors)
     for path, module in list(model.named_modules()):
         if is_experts(module):
             _install_experts(model, path, tensors)
-        elif f"{path}.weight" in tensors:
-            _change_layout(module, f"{path}.weight", tensors)
     return finish(model, config, tensors, folder)
 
 
-def _renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors by their names in transformers."""
+def stack_experts(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Stack the tensors of the experts of each mixture in `tensors`, in place."""
+    for path in [path for path, module in model.named_modules() if is_experts(module)]:
+        parts = defaultdict(dict)
+        for name in [name for name in tensors if name.startswith(f"{path}.")]:
+            expert, _, part = name.removeprefix(f"{path}.").partition(".")
+            projection, _, leaf = part.partition(".")
+            if expert.isdecimal():
+                parts[f"{path}.{_PROJECTIONS.get(projection, projection)}.{leaf}"][int(expert)] = tensors.pop(name)
+        for name, experts in parts.items():
+            tensors[name] = torch.stack([experts[i] for i in sorted(experts)])
+
+
+def renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors by their names in transformers, without those that `model` ignores."""
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
     patterns = _RENAMED | _RENAMED_IN.get(model.config.model_type, {})
     renamings = [r for r in get_model_conversion_mapping(model) if isinstance(r, WeightRenaming)]
     renamed = {}
@@ -75,7 +103,8 @@ def _renamed(tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> dict[s
             name = re.sub(pattern, replacement, name)
         for renaming in renamings:
             name, _ = renaming.rename_source_key(name)
-        renamed[name.removesuffix("weight") + leaf if leaf in OPERANDS else name] = tensor
+        if not any(re.search(pattern, name) for pattern in ignored):
+            renamed[name.removesuffix("weight") + leaf if leaf in OPERANDS else name] = tensor
     return renamed
 
 

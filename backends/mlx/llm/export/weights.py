@@ -119,7 +119,11 @@ def is_mlx(folder: str | Path) -> bool:
 
 def is_mxfp4(folder: str | Path) -> bool:
     """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
-    return (_config(Path(folder)).get("quantization_config") or {}).get("quant_method") == "mxfp4"
+    return _quantization_config(Path(folder)).get("quant_method") == "mxfp4"
+
+
+def _quantization_config(folder: Path) -> dict:
+    return _config(folder).get("quantization_config") or {}
 
 
 def _config(folder: Path) -> dict:
@@ -135,6 +139,10 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         from .mlx_folder import load_mlx
 
         return load_mlx(folder)
+    from .integer_folder import has_integers, load_integers
+
+    if has_integers(_quantization_config(folder)):
+        return load_integers(folder)
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
