@@ -46,6 +46,11 @@ class SquaredAttention(GPTNeoSelfAttention):
         return super()._attn(scores.square() @ query, key, value, attention_mask)
 
 
+class JoinedAttention(GPTNeoSelfAttention):
+    def _attn(self, query, key, value, attention_mask=None):
+        return super()._attn(query, torch.cat([key], 2), torch.cat([value], 2), attention_mask)
+
+
 class ForgetfulAttention(GPTNeoSelfAttention):
     """Divides the result of the n-th call by n."""
 
@@ -59,6 +64,7 @@ class ForgetfulAttention(GPTNeoSelfAttention):
     "attention, message",
     [
         (SquaredAttention, r"model: GPTNeoAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
+        (JoinedAttention, "JoinedAttention cannot run over the KV caches of a program"),
         (ForgetfulAttention, r"GPTNeoForCausalLM \(GPTNeoAttention\) gives other logits over the caches"),
     ],
 )
