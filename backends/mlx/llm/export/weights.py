@@ -15,6 +15,12 @@ from ...custom_ops.packing import FLOAT_MODES, dequantize
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
+# A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
+_LANGUAGE_MODEL_NAMES = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+}
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -146,13 +152,42 @@ def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
 
 
+def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
+    """Return the config of the language model of a model for text and other media, or `config` itself.
+
+    This is `config` if transformers has a causal language model for it. With `always`, it is the config of the language
+    model in any case.
+    """
+    text = config.get_text_config()
+    if text is config or not always and (_is_causal(config) or not _is_causal(text)):
+        return config
+    # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
+    text.tie_word_embeddings = bool(text.tie_word_embeddings or config.tie_word_embeddings)
+    if hasattr(config, "quantization_config"):
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def _is_causal(config: PretrainedConfig) -> bool:
+    return type(config) in AutoModelForCausalLM._model_mapping
+
+
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     """Load a Hugging Face folder.
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
+    options = {}
+    whole = AutoConfig.from_pretrained(folder)
+    if (config := language_config(whole)) is not whole:
+        options = {"config": config, "key_mapping": _LANGUAGE_MODEL_NAMES}
+    if not _is_causal(config):
+        raise ValueError(
+            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers has a "
+            "causal language model"
+        )
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
     shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
     for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
@@ -167,10 +202,7 @@ def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedMod
     With `text_only`, this is the language model of a model for text and other media.
     """
     config = AutoConfig.from_pretrained(folder)
-    if text_only and (text := config.get_text_config()) is not config:
-        # Checkpoints have this setting in one of the two configs.
-        text.tie_word_embeddings = bool(text.tie_word_embeddings or config.tie_word_embeddings)
-        config = text
+    config = language_config(config, always=text_only)
     for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
         if hasattr(config, name):
             delattr(config, name)
