@@ -124,6 +124,19 @@ def test_max_context_len_out_of_range_is_refused(length):
         export_llm(small_llama(), max_context_len=length)
 
 
+@pytest.mark.parametrize(
+    "rope, limit",
+    [
+        (dict(rope_type="linear", factor=4.0), 192),
+        (dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32), 128),
+        (dict(rope_type="yarn", factor=1.5, original_max_position_embeddings=24), 48),
+    ],
+)
+def test_max_context_len_includes_the_positions_of_the_rotary_scaling(rope, limit):
+    with pytest.raises(ValueError, match=f"max_context_len: got 999, expected 2 to {limit}"):
+        export_llm(small_llama(rope_parameters=rope | {"rope_theta": 1e4}), max_context_len=999)
+
+
 def test_a_minimal_head_has_two_inputs(tmp_path):
     exported = export_llm(small_llama(), head=HeadConfig.minimal())
     exported.save(tmp_path / "model.pte")

@@ -28,13 +28,28 @@ SMALL = dict(
 )
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, head_dim=16)
 TIED = dict(tie_word_embeddings=True, head_dim=32)
+LINEAR = dict(
+    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=32, linear_value_head_dim=32,
+    shared_expert_intermediate_size=64, layer_types=["linear_attention", "full_attention"], full_attention_interval=2,
+)
+LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
+    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, n_group=2, topk_group=1, first_k_dense_replace=1,
+)
+CONVOLUTION = dict(layer_types=["conv", "full_attention"], num_dense_layers=1)
 # Name → model class, config class, changes of SMALL, how mlx-lm quantizes it (mode, bits, group size).
 FOLDERS = {
     "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, dict(attention_bias=True), "affine,8,64"),
     "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, TIED, "affine,4,32"),
     "qwen3_mxfp4": (hf.Qwen3ForCausalLM, hf.Qwen3Config, TIED, "mxfp4,4,32"),
     "qwen3_moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig, EXPERTS, "affine,4,64"),
+    # mlx-lm changes the tensors of these models: weights of norms and convolutions, latent attention, names.
+    "qwen3_next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig, EXPERTS | LINEAR | dict(head_dim=32), "affine,8,32"),
+    "deepseek_v3": (hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, LATENT, "affine,8,32"),
+    "lfm2_moe": (hf.Lfm2MoeForCausalLM, hf.Lfm2MoeConfig, EXPERTS | CONVOLUTION, "affine,8,32"),
+    "mistral3": (hf.MistralForCausalLM, hf.MistralConfig, dict(sliding_window=None), "affine,4,32"),
 }
+MEDIA = {"mistral3"}  # models for text and other media, of which mlx-lm keeps the language model
 PROMPT, STEPS = [5, 17, 100, 3, 77, 9], 64
 
 
@@ -61,8 +76,15 @@ def write_model(folder, model_class, config):
     # mlx-lm reads the names that checkpoints on the hub have.
     written = json.loads((folder / "config.json").read_text())
     written["rope_theta"] = config.rope_parameters["rope_theta"]
-    if hasattr(config, "num_experts"):
-        written["num_experts"] = config.num_experts
+    if "partial_rotary_factor" in config.rope_parameters:
+        written["partial_rotary_factor"] = config.rope_parameters["partial_rotary_factor"]
+    for experts in {"num_experts", "n_routed_experts"} & {*dir(config)}:
+        written[experts] = getattr(config, experts)
+    if folder.name in MEDIA:
+        written = {"model_type": folder.name, "text_config": written}
+        tensors = load_file(folder / "model.safetensors")
+        tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(written))
 
 
@@ -72,7 +94,7 @@ def test_logits_equal_mlx_lm(folders, name):
     assert is_mlx(folder) and not is_mlx(folder.parent)
     model = use_gathered_experts(load_causal_lm(folder, dtype=torch.float32))
     assert isinstance(model.model.embed_tokens, MLXEmbedding)
-    assert isinstance(model.model.layers[0].self_attn.q_proj, MLXLinear)
+    assert isinstance(model.lm_head, MLXLinear)
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(logits, answer["logits"], rtol=1e-4, atol=1e-4)
@@ -121,6 +143,8 @@ def test_dtype_casts_only_the_parameters(folders):
     (lambda t: t.pop("model.norm.weight"), "missing tensors for LlamaForCausalLM: model.norm.weight"),
     (lambda t: t.update(spare=torch.zeros(1)), "unexpected tensors for LlamaForCausalLM: spare"),
     (lambda t: t.update({"lm_head.scales": torch.zeros(200, 3)}), "expected a multiple of the group size"),
+    (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"model.norm.weight: got \[3\], expected \[64\]"),
+    (lambda t: t.update({"model.other.scales": torch.zeros(2, 3)}), "LlamaForCausalLM has no module model.other"),
 ])
 def test_a_checkpoint_that_does_not_match_is_refused(folders, change, message, tmp_path):
     source = folders["llama"][0]
@@ -129,4 +153,12 @@ def test_a_checkpoint_that_does_not_match_is_refused(folders, change, message, t
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     with pytest.raises(ValueError, match=message):
+        load_causal_lm(tmp_path)
+
+
+def test_weights_that_mlx_lm_multiplied_are_refused(tmp_path):
+    config = hf.FalconH1Config(**SMALL, mamba_n_heads=4, mamba_d_head=32, mamba_d_ssm=128, mamba_d_state=16)
+    hf.FalconH1ForCausalLM(config).save_pretrained(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "mlx"})
+    with pytest.raises(ValueError, match="got weights of kind falcon_h1 from mlx-lm, expected a Hugging Face checkpoint"):
         load_causal_lm(tmp_path)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from executorch_mlx import LLM
 from executorch_mlx.llm.export import export_llm
+from executorch_mlx.llm.export.experts import use_gathered_experts
 from executorch_mlx.llm.export.packed import MLXExperts
 from executorch_mlx.llm.export.weights import load_causal_lm
 from safetensors.torch import load_file, save_file
@@ -75,6 +76,29 @@ def test_experts_keep_their_bytes(checkpoint):
             stored = f"model.layers.{layer}.mlp.experts.{name}"
             assert packed.words.view(torch.uint8).flatten().equal(tensors[f"{stored}_blocks"].flatten())
             assert packed.scales.equal(tensors[f"{stored}_scales"])
+
+
+def test_logits_of_mlx_lm_s_layout_equal_transformers(checkpoint, tmp_path):
+    """mlx-lm splits the gate and up projections, whose rows alternate in gpt-oss."""
+    folder, model = checkpoint
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if ".experts." in n]:
+        path, _, leaf = name.rpartition(".")
+        weight, _, kind = leaf.replace("proj_", "proj.").partition(".")
+        tensor = tensors.pop(name)
+        if kind == "blocks":
+            kind, tensor = "weight", tensor.flatten(-2).view(torch.uint32)
+        if weight == "down_proj":
+            tensors[f"{path}.down_proj.{kind}"] = tensor
+        else:
+            tensors |= {f"{path}.{part}_proj.{kind}": tensor[:, i::2].contiguous() for i, part in enumerate(("gate", "up"))}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "mlx"})
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    prompt = torch.arange(3, 40)[None]
+    loaded = use_gathered_experts(load_causal_lm(tmp_path, dtype=torch.float32))
+    with torch.no_grad():
+        expected, got = (m(prompt).logits for m in (model, loaded))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_tokens_equal_transformers(checkpoint, tmp_path):

@@ -46,6 +46,11 @@ class SquaredAttention(GPTNeoSelfAttention):
         return super()._attn(scores.square() @ query, key, value, attention_mask)
 
 
+class JoinedAttention(GPTNeoSelfAttention):
+    def _attn(self, query, key, value, attention_mask=None):
+        return super()._attn(query, torch.cat([key], 2), torch.cat([value], 2), attention_mask)
+
+
 class ForgetfulAttention(GPTNeoSelfAttention):
     """Divides the result of the n-th call by n."""
 
@@ -59,6 +64,7 @@ class ForgetfulAttention(GPTNeoSelfAttention):
     "attention, message",
     [
         (SquaredAttention, r"model: GPTNeoAttention of layer 0: got square of the attention scores, expected a scale, a mask"),
+        (JoinedAttention, "JoinedAttention cannot run over the KV caches of a program"),
         (ForgetfulAttention, r"GPTNeoForCausalLM \(GPTNeoAttention\) gives other logits over the caches"),
     ],
 )
@@ -101,9 +107,9 @@ def break_the_config(folder):
     (folder / "config.json").write_text("{")
 
 
-def set_a_gptq_config(folder):
+def set_an_unknown_quantization(folder):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config["quantization_config"] = {"quant_method": "awq", "version": "gemv", "bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -117,7 +123,7 @@ DAMAGES = {
     change_a_shape: r"model.layers.0.mlp.up_proj.weight: got \[3, 5\], expected \[32, 32\]",
     truncate: "Error while deserializing header",
     break_the_config: "config.json: invalid JSON: Expecting property name",
-    set_a_gptq_config: "GPTQ",
+    set_an_unknown_quantization: "AWQ",
     break_the_tokenizer: "tokenizer: cannot read the one in .*model",
     shutil.rmtree: "model: .*model is not a folder or a GGUF file, and the hub did not provide it",
 }

@@ -263,15 +263,27 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _context_len(model: PreTrainedModel, max_context_len: int | None, head: HeadConfig) -> int:
     """Return the capacity of the caches. Raises ValueError if the capacity does not fit the model or the head."""
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    limit = limit or _UNLIMITED
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":
-        limit = int(limit * rope["factor"])
+    limit = _position_limit(model.config.get_text_config())
     length = min(limit, DEFAULT_CONTEXT_LEN) if max_context_len is None else max_context_len
     if not 2 <= length <= limit:
         raise ValueError(f"export_llm: max_context_len: got {length}, expected 2 to {limit}")
     if head.penalties > length:
         raise ValueError(f"export_llm: head.penalties: got {head.penalties}, expected at most {length}")
     return length
+
+
+def _position_limit(config) -> int:
+    """Return the number of positions for which a model is made, including those that rotary scaling adds.
+
+    Some configs have the scaled number in `max_position_embeddings`, others the number before scaling. The result is
+    then the larger one of the two possible numbers.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or _UNLIMITED
+    rope = getattr(config, "rope_parameters", None) or {}
+    factor = rope.get("factor") or 1
+    match rope.get("rope_type"):
+        case "dynamic" | "linear":
+            return int(limit * factor)
+        case "yarn":
+            return max(limit, int(rope.get("original_max_position_embeddings", limit) * factor))
+    return limit

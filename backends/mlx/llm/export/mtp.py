@@ -26,6 +26,7 @@ class UnknownHead(Exception):
 
 # The tensors of a head in the layout of Qwen3-Next and Qwen3.5, besides those of its layers.
 _QWEN_TENSORS = {f"mtp.{name}.weight" for name in ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")  # the ends of names of tensors
 # The names under which the configs of such checkpoints store the number of layers of the head. Some have none of them.
 _QWEN_NUM_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
@@ -44,6 +45,8 @@ def load_mtp(model: PreTrainedModel, folder: Path) -> MtpModel | None:
             weights |= {key: file.get_slice(key) for key in file.keys() if _is_of_head(key, config.num_hidden_layers)}
         if not weights:
             return None
+        if quantized := [key for key in weights if key.endswith(_QUANTIZED)]:
+            raise UnknownHead(f"its weights are quantized, such as {min(quantized)}")
         if getattr(config, "num_mtp_layers", None):
             head = _build(model)
         elif _QWEN_TENSORS <= weights.keys():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .masks import Mask, function_of_tensor
 
@@ -35,7 +36,7 @@ class _TorchArgument:
     def __torch_function__(cls, function, types, arguments=(), options=None):
         name = function.__name__
         name = _NAMES.get(name, name if name.endswith("__") else name.removesuffix("_"))
-        every = [*arguments, *(options or {}).values()]
+        every = pytree.tree_leaves((arguments, options))  # `torch.cat` takes a list of tensors
         owner = next((a for kind in (Scores, CachedStates) for a in every if isinstance(a, kind)))
         return owner.apply(name, function, arguments, options or {})
 
@@ -80,7 +81,8 @@ class CachedStates(_TorchArgument):
             return _baddbmm(*arguments, **options)
         if name == "scaled_dot_product_attention":
             return _sdpa(*arguments, **options)
-        result = function(*map(_plain, arguments), **{key: _plain(value) for key, value in options.items()})
+        arguments, options = pytree.tree_map(_plain, (arguments, options))
+        result = function(*arguments, **options)
         return CachedStates(result, self.layer) if name in _LAYOUT_FUNCTIONS else result
 
     @property

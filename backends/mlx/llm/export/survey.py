@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from .cache import LayerSpec
 from .decoder import CachedDecoder
 from .experts import use_gathered_experts
+from .weights import language_config
 
 _DEFAULT_CONTEXT_LEN = 4096  # for a model whose config has no limit
 
@@ -46,7 +47,7 @@ def survey(folder: str | Path) -> Survey:
     except (AttributeError, OSError, ValueError) as error:
         raise ValueError(f"survey: {path}: expected a JSON object with a model's config: {error}") from error
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = language_config(AutoConfig.from_pretrained(folder))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:

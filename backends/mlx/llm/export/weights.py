@@ -12,11 +12,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ...custom_ops.packing import FLOAT_MODES, dequantize
-from .packed import MLXEmbedding, Packed, install, is_experts, packable_weights
+from .packed import MLXEmbedding, Packed, install, packable_weights
 
-# mlx-lm's names for parts of a mixture of experts → the names in transformers.
-_RENAMED = ((".block_sparse_moe.", ".mlp."), (".switch_mlp.", ".experts."))
-_OPERANDS = ("weight", "scales", "biases")
+OPERANDS = ("weight", "scales", "biases")
+# A pattern in the name of a tensor of a model for text and images → its replacement in the language model alone.
+_LANGUAGE_MODEL_NAMES = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+}
 
 
 def load_causal_lm(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -72,7 +76,7 @@ def cast_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            is_kept = isinstance(module, Packed) and name in _OPERANDS and dtype == torch.float32
+            is_kept = isinstance(module, Packed) and name in OPERANDS and dtype == torch.float32
             if parameter.is_floating_point() and not is_kept:
                 parameter.data = parameter.data.to(dtype)
     set_compute_dtype(model, dtype)
@@ -110,7 +114,7 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
 
 def is_mlx(folder: str | Path) -> bool:
     """Whether mlx-lm wrote the checkpoint in `folder`, quantized or not. Raises ValueError if the config is damaged."""
-    if "group_size" in _config(Path(folder)).get("quantization", {}):
+    if "group_size" in (_config(Path(folder)).get("quantization") or {}):
         return True
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
@@ -121,7 +125,11 @@ def is_mlx(folder: str | Path) -> bool:
 
 def is_mxfp4(folder: str | Path) -> bool:
     """Whether the checkpoint in `folder` has MXFP4 weights, each as tensors `…_blocks` and `…_scales`, like gpt-oss."""
-    return (_config(Path(folder)).get("quantization_config") or {}).get("quant_method") == "mxfp4"
+    return _quantization_config(Path(folder)).get("quant_method") == "mxfp4"
+
+
+def _quantization_config(folder: Path) -> dict:
+    return _config(folder).get("quantization_config") or {}
 
 
 def _config(folder: Path) -> dict:
@@ -134,8 +142,34 @@ def _config(folder: Path) -> dict:
 
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     if is_mlx(folder):
-        return _load_mlx(folder)
+        from .mlx_folder import load_mlx
+
+        return load_mlx(folder)
+    from .integer_folder import has_integers, load_integers
+
+    if has_integers(_quantization_config(folder)):
+        return load_integers(folder)
     return _load_mxfp4(folder) if is_mxfp4(folder) else _load_hf(folder, dtype)
+
+
+def language_config(config: PretrainedConfig, *, always: bool = False) -> PretrainedConfig:
+    """Return the config of the language model of a model for text and other media, or `config` itself.
+
+    This is `config` if transformers has a causal language model for it. With `always`, it is the config of the language
+    model in any case.
+    """
+    text = config.get_text_config()
+    if text is config or not always and (_is_causal(config) or not _is_causal(text)):
+        return config
+    # Checkpoints have the first of these settings in one of the two configs, and the second one in the outer config.
+    text.tie_word_embeddings = bool(text.tie_word_embeddings or config.tie_word_embeddings)
+    if hasattr(config, "quantization_config"):
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def _is_causal(config: PretrainedConfig) -> bool:
+    return type(config) in AutoModelForCausalLM._model_mapping
 
 
 def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -143,8 +177,17 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
     Raises ValueError for missing or mismatched tensors, which transformers would initialize at random.
     """
+    options = {}
+    whole = AutoConfig.from_pretrained(folder)
+    if (config := language_config(whole)) is not whole:
+        options = {"config": config, "key_mapping": _LANGUAGE_MODEL_NAMES}
+    if not _is_causal(config):
+        raise ValueError(
+            f"load_causal_lm: {folder}: got a model of kind {config.model_type}, expected one for which transformers has a "
+            "causal language model"
+        )
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+        folder, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
     shapes = [f"{name}: got {list(got)}, expected {list(expected)}" for name, got, expected in info["mismatched_keys"]]
     for problem, items in (("wrong shapes", shapes), ("missing tensors", info["missing_keys"])):
@@ -153,9 +196,13 @@ def _load_hf(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     return model
 
 
-def _empty_model(folder: Path) -> tuple[PreTrainedModel, PretrainedConfig]:
-    """Return a model without weights, and its config without the quantization."""
+def empty_model(folder: Path, *, text_only: bool = False) -> tuple[PreTrainedModel, PretrainedConfig]:
+    """Return a model without weights, and its config without the quantization.
+
+    With `text_only`, this is the language model of a model for text and other media.
+    """
     config = AutoConfig.from_pretrained(folder)
+    config = language_config(config, always=text_only)
     for name in ("quantization", "quantization_config"):  # transformers cannot read mlx-lm's, and dequantizes MXFP4
         if hasattr(config, name):
             delattr(config, name)
@@ -165,13 +212,13 @@ def _empty_model(folder: Path) -> tuple[PreTrainedModel, PretrainedConfig]:
 
 def _load_mxfp4(folder: Path) -> PreTrainedModel:
     """Load a folder with MXFP4 weights. They stay memory-mapped, as they are stored."""
-    model, config = _empty_model(folder)
-    tensors = _tensors(folder)
+    model, config = empty_model(folder)
+    tensors = read_tensors(folder)
     for blocks_name in [name for name in tensors if name.endswith("_blocks")]:
         name = blocks_name.removesuffix("_blocks")
         if f"{name}_scales" in tensors:
             _install_blocks(model, name, tensors.pop(blocks_name), tensors.pop(f"{name}_scales"))
-    return _finish(model, config, tensors, folder)
+    return finish(model, config, tensors, folder)
 
 
 def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
@@ -181,10 +228,7 @@ def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, sca
     exponents of the groups, both uint8.
     """
     path, _, weight_name = name.rpartition(".")
-    try:
-        module = model.get_submodule(path)
-    except AttributeError as error:
-        raise ValueError(f"{name}_blocks: {type(model).__name__} has no module {path}") from error
+    module = submodule(model, path, f"{name}_blocks")
     if weight_name not in packable_weights(module):
         raise ValueError(f"{name}_blocks: {type(module).__name__} has no weight that can be packed under this name")
     weight = getattr(module, weight_name)
@@ -201,19 +245,7 @@ def _install_blocks(model: PreTrainedModel, name: str, blocks: torch.Tensor, sca
     install(model, path, weight_name, packed, scales, bits=bits, group_size=group_size, mode="mxfp4")
 
 
-def _load_mlx(folder: Path) -> PreTrainedModel:
-    model, config = _empty_model(folder)
-    tensors = _tensors(folder)
-    for path in sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".scales")}):
-        if ".experts." not in path:
-            _install(model, path, tensors)
-    for path, module in list(model.named_modules()):
-        if is_experts(module):
-            _install_experts(model, path, tensors)
-    return _finish(model, config, tensors, folder)
-
-
-def _finish(
+def finish(
     model: PreTrainedModel, config: PretrainedConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> PreTrainedModel:
     """Load the tensors that are not packed and the generation config into `model`, and return it."""
@@ -225,74 +257,21 @@ def _finish(
     return model
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files, memory-mapped, by their names in transformers."""
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of all files, memory-mapped, by their names in the files."""
     tensors = {}
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in file.keys():
-                renamed = name
-                for mlx_lm, transformers in _RENAMED:
-                    renamed = renamed.replace(mlx_lm, transformers)
-                tensors[renamed] = file.get_tensor(name)
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}
     return tensors
 
 
-def _take(tensors: dict[str, torch.Tensor], path: str) -> list[torch.Tensor | None]:
-    """Remove the weight, scales and biases of a layer from `tensors` and return them. A missing tensor is None."""
-    return [tensors.pop(f"{path}.{name}", None) for name in _OPERANDS]
-
-
-def _quantization(operands: list[torch.Tensor | None], columns: int, path: str) -> dict:
-    """Return the bits, group size and mode of a packed weight with `columns` columns.
-
-    They are computed from the shapes, because the values in the config may not hold for every layer.
-    Raises ValueError if MLX has no such format.
-    """
-    weight, scales, _ = operands
-    bits, group_size = weight.shape[-1] * 32 // columns, columns // scales.shape[-1]
-    mode = "affine"
-    if scales.dtype == torch.uint8:
-        mode = next((m for m, (b, size) in FLOAT_MODES.items() if (b, size) == (bits, group_size)), None)
-    if mode is None:
-        raise ValueError(
-            f"{path}: got {bits} bits in groups of {group_size} with uint8 scales, expected {', '.join(FLOAT_MODES)}"
-        )
-    return {"bits": bits, "group_size": group_size, "mode": mode}
-
-
-def _install(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Replace the layer at `path` by a packed layer with the tensors of the checkpoint.
-
-    If the layer cannot be packed, such as a router, its weight is dequantized and put into `tensors`.
-    Removes the packed tensors from `tensors`.
-    """
-    module = model.get_submodule(path)
-    operands = _take(tensors, path)
-    quantization = _quantization(operands, module.weight.shape[-1], path)
-    if not packable_weights(module):
-        tensors[f"{path}.weight"] = dequantize(*operands, **quantization)
-        return
-    packed = install(model, path, "weight", *operands, **quantization)
-    if getattr(packed, "bias", None) is not None:
-        packed.bias = torch.nn.Parameter(tensors.pop(f"{path}.bias"), requires_grad=False)
-
-
-def _install_experts(model: PreTrainedModel, path: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Install the weights of the experts at `path` if they are packed. Otherwise, put them into `tensors`.
-
-    transformers has one weight for the gate and up projections. mlx-lm has two, whose rows are concatenated.
-    """
-    module = model.get_submodule(path)
-    for name in packable_weights(module):
-        parts = ["gate_proj", "up_proj"] if name == "gate_up_proj" else [name]
-        taken = [_take(tensors, f"{path}.{part}") for part in parts]
-        operands = [None if None in part else torch.cat(part, 1) for part in zip(*taken)]
-        if operands[1] is None:
-            tensors[f"{path}.{name}"] = operands[0]
-        else:
-            quantization = _quantization(operands, getattr(module, name).shape[-1], f"{path}.{name}")
-            install(model, path, name, *operands, **quantization)
+def submodule(model: PreTrainedModel, path: str, tensor: str) -> torch.nn.Module:
+    """Return the module of `model` to which `tensor` belongs. Raises ValueError if there is none at `path`."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        raise ValueError(f"{tensor}: {type(model).__name__} has no module {path}") from error
 
 
 def tie(model: PreTrainedModel, config: PretrainedConfig) -> None:
@@ -309,6 +288,11 @@ def load_unpacked(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
 
     Raises ValueError if the tensors do not match the model.
     """
+    expected = {name: t.shape for name, t in model.state_dict().items()}
+    wrong = [f"{name}: got {[*t.shape]}, expected {[*expected[name]]}" for name, t in tensors.items()
+             if expected.get(name, t.shape) != t.shape]  # fmt: skip
+    if wrong:
+        raise ValueError(f"load_causal_lm: wrong shapes for {type(model).__name__}: {shortened(wrong)}")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     if not any(isinstance(m, Packed) for m in (model.get_input_embeddings(), model.get_output_embeddings())):
         model.tie_weights()
