@@ -122,6 +122,18 @@ def test_quantized_model_computes_with_the_dequantized_weights(tied):
         torch.testing.assert_close(model(tokens).logits, reference(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_conv1d_layers_are_quantized():
+    """GPT-2 has linear layers of a class of its own, whose weights are transposed."""
+    config = hf.GPT2Config(vocab_size=128, n_positions=32, n_embd=64, n_layer=1, n_head=4)
+    torch.manual_seed(0)
+    model, tokens = hf.GPT2LMHeadModel(config).eval(), torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        assert quantize_model(model, 8, 32) == []
+        assert (model(tokens).logits - expected).norm() < 0.02 * expected.norm()
+    assert isinstance(model.transformer.h[0].attn.c_attn, MLXLinear)
+
+
 def test_without_embedding_a_tied_head_stays_unquantized():
     model = small_model(tie_word_embeddings=True)
     quantize_model(model, 8, 32, embedding=False)

@@ -20,7 +20,7 @@ from .calibration import (
     perplexity,
 )
 from .mtp import without_ends
-from .packed import install, is_linear, set_int8_activations
+from .packed import install, is_linear, set_int8_activations, use_linear_layers
 from .quantize import is_microscaled, linear_paths, quantize_model
 from .scale_search import Format
 from .sensitivity import choose, measure
@@ -67,6 +67,7 @@ def convert_weights(
         use_packed_weights(model)
     conversion = Conversion()
     if quantize != "none":
+        use_linear_layers(model)  # now, because the calibration reads them
         text = before = None
         if tokenizer is not None:
             text = Text.read(tokenizer, calibrate, model.config.get_text_config().vocab_size)

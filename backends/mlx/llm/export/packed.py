@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from ...custom_kernel_ops import int8_activations
 from ...custom_ops import quantized
@@ -211,6 +212,16 @@ def is_experts(module: torch.nn.Module) -> bool:
 def is_linear(module: torch.nn.Module) -> bool:
     """Whether `module` is a linear layer with PyTorch's own forward."""
     return isinstance(module, torch.nn.Linear) and type(module).forward is torch.nn.Linear.forward
+
+
+def use_linear_layers(model: torch.nn.Module) -> None:
+    """Replace each Conv1D of transformers, as in GPT-2, in place by the linear layer that computes the same."""
+    for path, module in list(model.named_modules()):
+        if type(module) is Conv1D:
+            layer = torch.nn.Linear(*module.weight.shape, bias=False, device="meta")
+            layer.weight = _frozen(module.weight.data.T.contiguous())
+            layer.bias = module.bias
+            model.set_submodule(path, layer)
 
 
 def is_embedding(module: torch.nn.Module) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .packed import MLXLinear, install, is_embedding, is_linear, packable_weights
+from .packed import MLXLinear, install, is_embedding, is_linear, packable_weights, use_linear_layers
 from .scale_search import Format, quantized
 
 BITS = (4, 8)
@@ -49,6 +49,7 @@ def quantize_model(
     for name, value, expected in (("bits", bits, BITS), ("group_size", group_size, GROUP_SIZES)):
         if value not in expected:
             raise ValueError(f"quantize_model: {name}: got {value}, expected one of {expected}")
+    use_linear_layers(model)
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     ends = Format(ends_bits or bits, group_size)
