@@ -3,6 +3,7 @@
 Other requests, chunk sizes, prompt reuse and speculation do not change the tokens of a request.
 """
 
+import math
 import random
 import struct
 
@@ -340,6 +341,19 @@ def test_host_computes_log_probabilities_too(tmp_path_factory, path):
     for (head, head_top), (host, host_top) in zip(*results, strict=True):
         assert host == pytest.approx(head, abs=1e-4)
         assert list(host_top) == list(head_top) and host_top == pytest.approx(head_top, abs=1e-4)
+
+
+def test_host_computes_more_log_probabilities_than_the_head(path, one_row, alone):
+    """The program also returns logits, so that the host draws the same tokens, with all log probabilities."""
+    with api.Engine(one_row) as engine:
+        for (prompt, settings), expected in zip(REQUESTS[:5], alone[:5], strict=True):
+            with engine.submit(prompt, **options_of(settings, logprobs=2000)) as request:
+                assert request.wait() and request.tokens == expected
+                assert {len(top) for _, top in request.logprobs} == {1536}
+                assert sum(map(math.exp, request.logprobs[0][1].values())) == pytest.approx(1, abs=1e-4)
+    message = "logprobs: got 4, expected at most 3, the number that the program was exported with"
+    with api.Engine(path) as engine, pytest.raises(api.ApiError, match=message):
+        engine.submit([5], logprobs=4)
 
 
 def test_invalid_scores_are_refused(path):

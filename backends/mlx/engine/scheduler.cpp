@@ -548,11 +548,9 @@ std::vector<Drawn> Scheduler::run_tasks(
           {.logits = logits[i], .seed = tasks[i].seed, .history = history, .allowed_tokens = tasks[i].allowed_tokens},
           options.sampling);
       if (options.logprobs >= 0) {
-        result.logprob = log_probability(own, result.token);
+        result.logprob = log_probabilities(own, {&result.token, 1})[0];
         result.top_tokens = most_likely(own, options.logprobs);
-        for (const int64_t token : result.top_tokens) {
-          result.top_logprobs.push_back(log_probability(own, token));
-        }
+        result.top_logprobs = log_probabilities(own, result.top_tokens);
       }
     }
   }
