@@ -9,6 +9,7 @@ import struct
 
 import c_api as api
 import pytest
+import torch
 
 ROWS = 4
 HISTORY = 16
@@ -408,6 +409,31 @@ def test_mask_sees_possible_answers_only(path):
             assert request.wait() and request.tokens == plain
             assert request.info.drafted_tokens > 0
     assert all(token < 15 if i % 2 else token >= 20 for answer in seen for i, token in enumerate(answer))
+
+
+def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):
+    """The vocabulary of the draft model is longer. It guesses two tokens that the program knows, then one that it lacks."""
+
+    def rule(self, tokens, input_pos, **_):
+        position = input_pos + tokens.shape[1]
+        return torch.where(position % 3 == 0, torch.full_like(position, 2000), position)
+
+    seen = []
+
+    def allowed(answer):
+        seen.extend(answer)
+        return range(1536)
+
+    longer = program("longer_vocabulary", rule, vocab_size=2048, vocabulary=None, max_context_len=1000)
+    model = api.Model(path, draft=str(longer).encode())
+    with api.Engine(path) as plain, api.Engine(model) as engine:
+        expected = plain.generate([4], **options_of({}), draft=0)
+        for settings in ({}, {"allowed_tokens": allowed}):
+            with engine.submit([4], **options_of(settings), draft=7) as request:
+                assert request.wait() and request.tokens == expected, request.error
+                assert request.info.drafted_tokens > 0
+    assert max(seen) < 1536
+    model.free()
 
 
 def test_memory_limit_ends_the_requests_of_the_step(path):
