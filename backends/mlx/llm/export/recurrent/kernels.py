@@ -2,6 +2,9 @@
 
 Each family of models has its own copy of these functions, under the same few names. `kernels_of` replaces them by
 functions that can be exported for any number of tokens, and that continue from the state of a cache.
+
+Decoding of several rows calls the functions for one token, `..._update`. They use the same operators as the functions
+for many tokens, with which a row is decoded alone, so that both give the same bits.
 """
 
 from __future__ import annotations
@@ -137,17 +140,17 @@ def mamba2_chunk_scan(
 def mamba2_selective_state_update(
     cache, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs
 ):
-    """Updates `state` `[B, H, P, N]` in place, for one token. Takes `dt` `[B, H, P]` and `A` `[H, P, N]`."""
-    dt = _time_step(dt, dt_bias, dt_softplus).float()
-    x = hidden_states.float()
-    repeats = hidden_states.shape[1] // B.shape[1]
-    key, query = (t.float().repeat_interleave(repeats, 1) for t in (B, C))
-    is_shared = A.stride()[1:] == (0, 0)  # one rate for each head
-    decay = (dt[..., :1] * A[:, :1, 0]).exp()[..., None] if is_shared else (dt[..., None] * A).exp()
-    new = state.float() * decay + (dt * x)[..., None] * key[:, :, None]
+    """Updates `state` `[B, H, P, N]` in place, for one token, with the operators of `mamba2_chunk_scan`.
+
+    Takes `dt` `[B, H, P]`, `A` `[H, P, N]`, and `D` and `dt_bias` `[H, P]`. They have the same value for all of P and N.
+    """
+    D, dt_bias = (None if x is None else x[:, 0] for x in (D, dt_bias))
+    out, new = mamba2_chunk_scan(
+        cache, hidden_states[:, None], dt[:, None, :, 0], A[:, 0, 0], B[:, None], C[:, None], D=D, dt_bias=dt_bias,
+        initial_states=state, dt_softplus=dt_softplus, return_final_states=True, z=None if z is None else z[:, None],
+    )  # fmt: skip
     state.copy_(new.to(state.dtype))
-    out = _with_skip_and_gate((new @ query[..., None])[..., 0], x, D, z)
-    return out.to(hidden_states.dtype)
+    return out[:, 0].to(hidden_states.dtype)
 
 
 def mamba_selective_scan(
@@ -164,13 +167,30 @@ def mamba_selective_scan(
         head = cache.head if layer in cache.recurred else 0
         cache.head = head + 1
         state = state[:, head]
-    dt = _time_step(dt, None if delta_bias is None else delta_bias[..., None], delta_softplus)
-    x = hidden_states.float()
+    out, state = _selective_scan(cache, hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, state)
+    return (out, state) if return_last_state else out
+
+
+def mamba_selective_state_update(
+    cache, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs
+):
+    """Updates `state` `[B, D, N]` in place, for one token, with the operators of `mamba_selective_scan`.
+
+    Takes `hidden_states`, `dt` and `z` `[B, D]`, and `B` and `C` `[B, N]`.
+    """
+    x, dt, B, C, z = (None if t is None else t[..., None] for t in (hidden_states, dt, B, C, z))
+    out, new = _selective_scan(cache, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state)
+    state.copy_(new.to(state.dtype))
+    return out[..., 0].to(hidden_states.dtype)
+
+
+def _selective_scan(cache, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state):
+    dt = _time_step(dt, None if dt_bias is None else dt_bias[..., None], dt_softplus)
+    x = x.float()
     state = begin_recurrence(cache, state, (*x.shape[:2], A.shape[-1]))
     tokens = (t.float().transpose(1, 2) for t in (x, dt, B, C))
     out, state = torch.ops.mlx.selective_scan(*tokens, A.float(), state)
-    out = _with_skip_and_gate(out.transpose(1, 2), x, None if D is None else D[:, None], z)
-    return (out, state) if return_last_state else out
+    return _with_skip_and_gate(out.transpose(1, 2), x, None if D is None else D[:, None], z), state
 
 
 def _time_step(dt, bias, softplus):
@@ -194,4 +214,5 @@ KERNELS = {
     "mamba2_chunk_scan": mamba2_chunk_scan,
     "mamba2_selective_state_update": mamba2_selective_state_update,
     "mamba_selective_scan": mamba_selective_scan,
+    "mamba_selective_state_update": mamba_selective_state_update,
 }
