@@ -77,7 +77,7 @@ def test_half_precision_and_quantization(name, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_5", "kimi_linear", "mamba2", "mamba", "minimax", "recurrent_gemma", "falcon_h1"]
+    "name", ["qwen3_5", "kimi_linear", "mamba2", "mamba", "minimax", "recurrent_gemma", "zamba2"]
 )
 def test_models_with_states(name, tmp_path):
     """A row that is decoded together with others gives the logits that it gives alone."""
