@@ -157,6 +157,17 @@ def test_rope_at_any_positions(delegate, length, dtype):
     assert check(case).count("RopeNode") == 2
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rope_of_one_token_of_each_sequence(delegate, dtype):
+    positions = ints(3, 1, low=0, high=90)
+    case = row("program/rope, one token each", RotaryAnywhere(), floats(3, 4, 1, 8), floats(3, 1, 1, 8), positions,
+               dtypes=[dtype], loose=2, loose_half=4)
+    assert check(case).count("RopeNode") == 2
+    case = row("program/rope, one token each, on axis 1", RotaryAnywhereBeforeTranspose(), floats(3, 1, 4, 8),
+               floats(3, 1, 1, 8), positions, dtypes=[dtype], loose=2, loose_half=4)
+    assert check(case).count("RopeNode") == 2
+
+
 def test_rope_at_any_positions_of_several_sequences_is_not_fused(delegate):
     """RopeNode takes one offset per sequence.
 

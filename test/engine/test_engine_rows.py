@@ -3,11 +3,13 @@
 Other requests, chunk sizes, prompt reuse and speculation do not change the tokens of a request.
 """
 
+import math
 import random
 import struct
 
 import c_api as api
 import pytest
+import torch
 
 ROWS = 4
 HISTORY = 16
@@ -342,6 +344,19 @@ def test_host_computes_log_probabilities_too(tmp_path_factory, path):
         assert list(host_top) == list(head_top) and host_top == pytest.approx(head_top, abs=1e-4)
 
 
+def test_host_computes_more_log_probabilities_than_the_head(path, one_row, alone):
+    """The program also returns logits, so that the host draws the same tokens, with all log probabilities."""
+    with api.Engine(one_row) as engine:
+        for (prompt, settings), expected in zip(REQUESTS[:5], alone[:5], strict=True):
+            with engine.submit(prompt, **options_of(settings, logprobs=2000)) as request:
+                assert request.wait() and request.tokens == expected
+                assert {len(top) for _, top in request.logprobs} == {1536}
+                assert sum(map(math.exp, request.logprobs[0][1].values())) == pytest.approx(1, abs=1e-4)
+    message = "logprobs: got 4, expected at most 3, the number that the program was exported with"
+    with api.Engine(path) as engine, pytest.raises(api.ApiError, match=message):
+        engine.submit([5], logprobs=4)
+
+
 def test_invalid_scores_are_refused(path):
     with api.Engine(path) as engine:
         for prompt, targets, message in (
@@ -394,6 +409,31 @@ def test_mask_sees_possible_answers_only(path):
             assert request.wait() and request.tokens == plain
             assert request.info.drafted_tokens > 0
     assert all(token < 15 if i % 2 else token >= 20 for answer in seen for i, token in enumerate(answer))
+
+
+def test_draft_tokens_outside_the_vocabulary_are_dropped(path, program):
+    """The vocabulary of the draft model is longer. It guesses two tokens that the program knows, then one that it lacks."""
+
+    def rule(self, tokens, input_pos, **_):
+        position = input_pos + tokens.shape[1]
+        return torch.where(position % 3 == 0, torch.full_like(position, 2000), position)
+
+    seen = []
+
+    def allowed(answer):
+        seen.extend(answer)
+        return range(1536)
+
+    longer = program("longer_vocabulary", rule, vocab_size=2048, vocabulary=None, max_context_len=1000)
+    model = api.Model(path, draft=str(longer).encode())
+    with api.Engine(path) as plain, api.Engine(model) as engine:
+        expected = plain.generate([4], **options_of({}), draft=0)
+        for settings in ({}, {"allowed_tokens": allowed}):
+            with engine.submit([4], **options_of(settings), draft=7) as request:
+                assert request.wait() and request.tokens == expected, request.error
+                assert request.info.drafted_tokens > 0
+    assert max(seen) < 1536
+    model.free()
 
 
 def test_memory_limit_ends_the_requests_of_the_step(path):

@@ -1,5 +1,6 @@
 """The command `executorch-mlx run`. Tests with signals, pipes and terminals use a process of their own."""
 
+import argparse
 import io
 import json
 import os
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 import small_llm
 from executorch.devtools import Inspector
-from executorch_mlx.cli.main import main
+from executorch_mlx import memory
+from executorch_mlx.cli.main import console, main
+from executorch_mlx.cli.model_arguments import CommandError
+from executorch_mlx.cli.run import Session, add_to
 from executorch_mlx.llm import LLM
 
 COMMAND = [sys.executable, "-m", "executorch_mlx.cli.main"]
@@ -168,12 +172,43 @@ def test_profile_has_an_event_for_each_instruction(run_in_process, chat_program,
         (["--prompt", "x", "--tokenizer", str(small_llm.DEMO), "--chat"], "has no chat template"),
         (["--tokenizer", str(small_llm.DEMO)], "has no chat template"),
         (["--prompt", "x " * small_llm.CONTEXT], f"expected 1 to {small_llm.CONTEXT}"),
+        (["--prompt", "x\udcff"], "text: character 1 is a lone surrogate"),  # an argument that is not UTF-8
     ],
 )
 def test_invalid_request_is_one_line_on_stderr(run_in_process, chat_program, arguments, message):
     done = run_in_process("run", chat_program, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("executorch-mlx: ") and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--prompt", "-"], []], ids=str)
+def test_input_that_is_not_utf8_is_an_error(capfd, monkeypatch, chat_program, arguments):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\xff"), encoding="utf-8"))
+    assert main(["run", str(chat_program), *arguments]) == 1
+    message = "executorch-mlx: standard input: 'utf-8' codec can't decode byte 0xff in position 1: invalid start byte\n"
+    assert capfd.readouterr().err == message
+
+
+def test_command_without_standard_output(monkeypatch, chat_program):
+    monkeypatch.setattr(sys, "argv", ["executorch-mlx", "run", str(chat_program), "--prompt", "x", "--max-new-tokens", "1"])
+    monkeypatch.setattr(sys, "stdout", None)
+    assert console() == 0
+
+
+def test_chat_goes_on_without_the_message_of_a_failed_answer(monkeypatch, chat_program):
+    """On a terminal, the chat continues after an error. Its messages must still alternate between user and assistant."""
+    arguments = argparse.ArgumentParser()
+    add_to(arguments.add_subparsers())
+    options = arguments.parse_args(["run", str(chat_program), "--max-new-tokens", "2"])
+    session = Session(LLM.load(chat_program), options, chat=True)
+    limit = memory.set_memory_limit(memory.get_active_memory() + 1000)
+    try:
+        with pytest.raises(CommandError, match="memory limit"):
+            session.answer("Return")
+    finally:
+        memory.set_memory_limit(limit)
+    session.answer("More")
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
 def test_missing_and_invalid_files(run_in_process, tmp_path):

@@ -40,7 +40,8 @@ def console() -> int:
     """The console script: runs `main`. Prints no error if the process that reads the output, such as `head`, ends."""
     try:
         code = main()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: standard output is closed
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

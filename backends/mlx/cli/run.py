@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
             return converse(session)
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         return INTERRUPTED if session.answer(prompt) == "cancelled" else 0
+    except UnicodeDecodeError as error:
+        raise model_arguments.CommandError(f"standard input: {error}") from error
     finally:
         if options.profile:
             llm.program.write_profile(options.profile)
@@ -92,12 +94,19 @@ class Session:
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def answer(self, prompt: str) -> str | None:
-        """Print the answer to `prompt` and return the finish reason of the answer."""
+        """Print the answer to `prompt` and return the finish reason of the answer.
+
+        After an error, the chat goes on without this prompt.
+        """
+        messages = [*self.messages, {"role": "user", "content": prompt}]
         with command_errors():
-            generation = self._generate(prompt)
+            if self.chat:
+                generation = self.llm.chat(messages, **self.settings)
+            else:
+                generation = self.llm.generate(prompt, **self.settings)
             self._stream(generation)
         if self.chat:
-            self.messages.append({"role": "assistant", "content": generation.text})
+            self.messages = [*messages, {"role": "assistant", "content": generation.text}]
         self._report(generation)
         if self._new_cache is not None:
             with command_errors():
@@ -110,14 +119,6 @@ class Session:
             for token in generation:
                 if not self.json and token.text:
                     print(token.text, end="", flush=True)
-
-    def _generate(self, prompt: str) -> Generation:
-        if not self.chat:
-            return self.llm.generate(prompt, **self.settings)
-        messages = [*self.messages, {"role": "user", "content": prompt}]
-        generation = self.llm.chat(messages, **self.settings)
-        self.messages = messages  # an invalid request raises above, so that its message is not kept
-        return generation
 
     def _report(self, generation: Generation) -> None:
         if self.json:

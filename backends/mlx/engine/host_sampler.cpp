@@ -197,13 +197,18 @@ int64_t draw_on_host(const HostDraw& draw, const SamplingParameters& sampling) {
   });
 }
 
-float log_probability(std::span<const float> logits, int64_t token) {
+std::vector<float> log_probabilities(std::span<const float> logits, std::span<const int64_t> tokens) {
   const float largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float logit : logits) {
     sum += std::exp(logit - largest);
   }
-  return logits[token] - largest - static_cast<float>(std::log(sum));
+  const auto log_sum = static_cast<float>(std::log(sum));
+  std::vector<float> result;
+  for (const int64_t token : tokens) {
+    result.push_back(logits[token] - largest - log_sum);
+  }
+  return result;
 }
 
 std::vector<int64_t> most_likely(std::span<const float> logits, int64_t count) {

@@ -222,7 +222,7 @@ const char* LlmProgram::unsupported_parameter(const RequestOptions& options) con
       {"frequency_penalty", s.frequency_penalty != 0, m.takes_penalties},
       {"logit_bias", !s.logit_bias.empty(), static_cast<int64_t>(s.logit_bias.size()) <= m.logit_bias},
       {"allowed_tokens", options.allowed_tokens != nullptr, m.takes_allowed_tokens},
-      {"logprobs", options.logprobs >= 0, m.logprobs > 0},
+      {"logprobs", options.logprobs >= 0, m.logprobs > 0 && options.logprobs <= m.logprobs},
   };
   for (const auto& parameter : parameters) {
     if (parameter.is_enabled && !parameter.is_supported) {

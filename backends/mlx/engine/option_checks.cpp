@@ -57,10 +57,13 @@ void check_supported(const LlmProgram& program, const RequestOptions& options) {
   if (unsupported == nullptr || meta.has_logits) {
     return;
   }
-  const bool takes_bias = meta.logit_bias > 0 && std::string_view(unsupported) == "logit_bias";
-  check_argument(
-      !takes_bias, "logit_bias: got ", options.sampling.logit_bias.size(), " tokens, expected at most ",
-      meta.logit_bias);
+  const auto check_at_most = [&](const char* name, auto got, int64_t most) {
+    check_argument(
+        most == 0 || std::string_view(unsupported) != name, name, ": got ", got, ", expected at most ", most,
+        ", the number that the program was exported with");
+  };
+  check_at_most("logit_bias", str(options.sampling.logit_bias.size(), " tokens"), meta.logit_bias);
+  check_at_most("logprobs", options.logprobs, meta.logprobs);
   check_argument(false, unsupported, ": the program was exported without this parameter");
 }
 

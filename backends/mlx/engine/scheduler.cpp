@@ -439,6 +439,9 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
       const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
       count_steps(0, 0, 0, seconds_since(begin));
+      // The vocabulary of the draft model may be longer.
+      const auto is_unknown = [&](int64_t token) { return token >= meta.vocab_size; };
+      of_model.tokens.erase(std::find_if(of_model.tokens.begin(), of_model.tokens.end(), is_unknown), of_model.tokens.end());
       if (!of_model.tokens.empty()) {
         return of_model;
       }
@@ -548,11 +551,9 @@ std::vector<Drawn> Scheduler::run_tasks(
           {.logits = logits[i], .seed = tasks[i].seed, .history = history, .allowed_tokens = tasks[i].allowed_tokens},
           options.sampling);
       if (options.logprobs >= 0) {
-        result.logprob = log_probability(own, result.token);
+        result.logprob = log_probabilities(own, {&result.token, 1})[0];
         result.top_tokens = most_likely(own, options.logprobs);
-        for (const int64_t token : result.top_tokens) {
-          result.top_logprobs.push_back(log_probability(own, token));
-        }
+        result.top_logprobs = log_probabilities(own, result.top_tokens);
       }
     }
   }

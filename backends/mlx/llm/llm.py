@@ -44,7 +44,7 @@ class LLM:
     - `ignore_eos`: do not stop at `eos_ids`.
     - `logprobs`: compute the log probability of each token, and find this number of most likely tokens. The log
       probabilities are those of the model itself: temperature 1, no filters and no penalties. None computes none. If
-      the head computes them, this is at most the number of the export, `program.logprobs`.
+      only the head can compute them, this is at most the number of the export, `program.logprobs`.
     - `priority`: if requests wait, those with a higher priority start first.
     - `draft`: the number of tokens that speculation may guess in each step, which changes the speed and not the tokens.
       0 never guesses. -1 lets the engine choose, or is 0 if `allowed_tokens` is given: this function would get guesses
@@ -390,12 +390,7 @@ class LLM:
         except TypeError as error:
             raise SettingError("stop_ids", f": got {ids!r}, expected token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
-        options = Options(max_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
-        most = self.program.logprobs
-        if logprobs is not None and 0 < most < logprobs:
-            message = f": got {logprobs}, expected at most {most}, the number that the program was exported with"
-            raise SettingError("logprobs", message)
-        return options
+        return Options(max_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
 
 
 def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:

@@ -76,7 +76,14 @@ class Tokenizer:
         return {id for id, token in added if token.special} | {id for id in named if id is not None}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text."""
+        """Return the token ids of `text`. `special` adds the special tokens that the model expects around a text.
+
+        Raises ValueError if `text` has lone surrogates.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: character {error.start} is a lone surrogate, expected Unicode text") from error
         return self.backend.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:

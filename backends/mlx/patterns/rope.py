@@ -2,13 +2,13 @@
 
     x * cos(angles) + cat(-x[half:], x[:half]) * sin(angles),   angles = cat(f, f),   f = positions ⊗ inv_freq
 
-The positions may be consecutive, `arange(S) + offset`, or any integers, if x holds one sequence. A model may rotate
-only the first elements of the last axis (partial RoPE).
+The positions may be consecutive, `arange(S) + offset`, or any integers, if x holds one sequence, or one token of each
+of several sequences. A model may rotate only the first elements of the last axis (partial RoPE).
 
 `RopeNode` expects the positions along axis -2 of x. Models also use other layouts, such as [B, S, H, D]. The pattern
 therefore follows the axis of the positions and the axis of the frequencies through the graph, up to the product with x.
-If the axis of the positions is not axis -2 of x, the fusion transposes x. Positions that are not consecutive become the
-axis of the sequences, because `RopeNode` takes one offset for each sequence.
+If the axis of the positions is not axis -2 of x, the fusion transposes x. The axis of positions that are not consecutive
+becomes the axis of the sequences, because `RopeNode` takes one offset for each sequence.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class _Follower:
         if self.P.is_constant(node) and value.ndim == 1:
             return _AngleAxes(inv_freq=node, frequency_axis=0)
         offset = self._offset(m, node)
-        return _AngleAxes(offset=offset, consecutive=offset is not node, position_axis=0)
+        if offset is not node:
+            return _AngleAxes(offset=offset, position_axis=0)
+        return _AngleAxes(offset=node, consecutive=False, position_axis=_axis_of_positions(node))
 
     def _product(self, a: _AngleAxes, b: _AngleAxes) -> _AngleAxes:
         if (a.offset is None) == (b.offset is None) or (a.inv_freq is None) == (b.inv_freq is None):
@@ -102,16 +104,13 @@ class _Follower:
     def _offset(self, m: Matcher, positions) -> Node:
         """Returns the offset of `positions` if they are `arange(S) + offset` with an integer offset.
 
-        Otherwise returns `positions`, which must be integers, and must have extent 1 on all axes but the last.
+        Otherwise returns `positions`.
         """
         if is_call(positions, *_ADD):
             for steps, offset in m.commuted(positions, *_ADD):
                 if is_call(steps, *_ARANGE) and _counts_from_zero(m, steps):
                     if tensor(offset).numel() == 1 and not tensor(offset).is_floating_point():
                         return offset
-        shape = extents(positions)
-        if tensor(positions).dtype not in (torch.int32, torch.int64) or not shape or shape[:-1] != [1] * len(shape[1:]):
-            raise NoMatch
         return positions
 
     def angles(self, node, function: str) -> _AngleAxes:
@@ -143,6 +142,17 @@ class _Follower:
         return axes
 
 
+def _axis_of_positions(node: Node) -> int:
+    """Returns the axis of `node` whose extent is not 1, counted from the right; the last axis if there is none.
+
+    Raises NoMatch unless `node` has integers and at most one such axis.
+    """
+    axes = [axis for axis, extent in enumerate(reversed(extents(node))) if extent != 1]
+    if tensor(node).dtype not in (torch.int32, torch.int64) or tensor(node).ndim == 0 or len(axes) > 1:
+        raise NoMatch
+    return axes[0] if axes else 0
+
+
 def _before_cast(node: Node) -> Node:
     """Returns the operand of a cast to a float dtype, or from integers to int32 or int64.
 
@@ -166,10 +176,13 @@ def _counts_from_zero(m: Matcher, node: Node) -> bool:
 
 
 class _Rotation(NamedTuple):
-    """A matched rotation of `x`. `axis` is the axis of the positions in `x`. `angles` describes the angles."""
+    """A matched rotation of `x`. `order` are the axes of `x` in the order in which `RopeNode` expects them.
+
+    `angles` describes the angles.
+    """
 
     x: Node
-    axis: int
+    order: list[int]
     angles: _AngleAxes
 
 
@@ -195,9 +208,20 @@ def _rotation(m: Matcher, node) -> _Rotation:
         raise NoMatch
     if extents(x)[-1] != 2 * tensor(angles.inv_freq).numel() or tensor(node).dtype != tensor(x).dtype:
         raise NoMatch
-    if not angles.consecutive and (axis == 0 or extents(x)[0] != 1):
+    return _Rotation(x, _order_for_rope(x, axis, angles.consecutive), angles)
+
+
+def _order_for_rope(x: Node, axis: int, consecutive: bool) -> list[int]:
+    """Returns the axes of `x` in the order in which `RopeNode` expects them. `axis` is the axis of the positions."""
+    order = list(range(tensor(x).ndim))
+    if consecutive:
+        order[axis], order[-2] = order[-2], order[axis]
+        return order
+    # `RopeNode` takes one offset for each index of the first axis, and counts on from it along axis -2.
+    single = [a for a in order[:-1] if a != axis and extents(x)[a] == 1]
+    if not single:
         raise NoMatch
-    return _Rotation(x, axis, angles)
+    return [axis, *(a for a in order[:-1] if a not in (axis, single[0])), single[0], order[-1]]
 
 
 def _rope(P, node: Node) -> Match:
@@ -223,7 +247,7 @@ def _partial_rope(P, node: Node) -> Match:
 
 def _rotation_handler(rotation: _Rotation):
     """Returns the handler of the fusion."""
-    x, axis, angles = rotation
+    x, order, angles = rotation
 
     def lower(P, last):
         frequencies, count = P.value(angles.inv_freq), tensor(angles.inv_freq).numel()
@@ -236,11 +260,6 @@ def _rotation_handler(rotation: _Rotation):
         )
         start = P.emit(ir.ReshapeNode, x=P.value(angles.offset), shape=[] if angles.consecutive else [-1])
         start = P.cast(start, torch.int32)
-        order = list(range(tensor(x).ndim))
-        if angles.consecutive:
-            order[axis], order[-2] = order[-2], order[axis]
-        else:  # axis 0, of extent 1, becomes axis -2
-            order = [axis, *(a for a in order[1:-1] if a != axis), 0, order[-1]]
         moved = P.emit(ir.TransposeNode, x=P.value(x), perm=order)
         rotated = P.emit(ir.RopeNode, x=moved, dims=2 * count, offset=start, freqs=freqs)
         return P.emit(ir.TransposeNode, x=rotated, perm=[order.index(a) for a in range(len(order))])

@@ -159,7 +159,7 @@ class StateCache(KVCache):
     # The methods that modules of `transformers` call.
 
     def get_conv_state(self, layer_idx, state_idx=0):
-        return self.states[layer_idx, CONV, state_idx].read(self)
+        return None  # see get_recurrent_state
 
     def update_conv_state(self, conv_states, layer_idx, state_idx=0, **kwargs):
         """Return the old state followed by `conv_states` `[B, D, S]`. The end of the result becomes the new state."""
@@ -169,9 +169,14 @@ class StateCache(KVCache):
         return joined.to(conv_states.dtype)
 
     def get_recurrent_state(self, layer_idx, state_idx=0):
-        value = self.states[layer_idx, RECURRENT, state_idx].read(self)
-        self.current = layer_idx, value
-        return value
+        """Read the state from which the next recurrence continues, and return None.
+
+        With a state, a module would take another branch for a single token than for several. That branch rounds
+        differently, and some do not apply `time_step_limit`. It would run only where several rows are decoded, so that
+        the tokens of a row would depend on the other rows.
+        """
+        self.current = layer_idx, self.states[layer_idx, RECURRENT, state_idx].read(self)
+        return None
 
     def update_recurrent_state(self, recurrent_states, layer_idx, state_idx=0, **kwargs):
         self.states[layer_idx, RECURRENT, state_idx].value = recurrent_states

@@ -162,7 +162,7 @@ typedef struct {
   int32_t finish;                // executorch_mlx_finish; RUNNING in every event of a request but the last
   int32_t stop_index;            // the stop string that ended the answer, or -1
   float logprob;                 // of the token; only if options.logprobs >= 0
-  int64_t top_count;             // the most likely tokens: options.logprobs, at most the program's number
+  int64_t top_count;             // the most likely tokens: options.logprobs, at most the size of the vocabulary
   const int64_t* top_tokens;
   const float* top_logprobs;
 } executorch_mlx_event;

@@ -2,6 +2,9 @@
 
 Each family of models has its own copy of these functions, under the same few names. `kernels_of` replaces them by
 functions that can be exported for any number of tokens, and that continue from the state of a cache.
+
+The modules call them for single tokens too: see `StateCache.get_recurrent_state`. The initial state of a recurrence is
+the one that the layer has just read from the cache, `cache.current`.
 """
 
 from __future__ import annotations
@@ -88,19 +91,10 @@ def causal_conv1d_fn(cache, hidden_states, weight, bias=None, activation=None, *
     return causal_conv(hidden_states, weight, bias, activation)
 
 
-def causal_conv1d_update(cache, hidden_states, conv_state, weight, bias=None, activation=None):
-    """Updates `conv_state` `[B, D, K]` in place."""
-    joined = torch.cat([conv_state, hidden_states], -1)
-    conv_state.copy_(joined[..., -conv_state.shape[-1] :])
-    return causal_conv(joined, weight, bias, activation)[..., -hidden_states.shape[-1] :]
-
-
 # The gated delta rule ---------------------------------------------------------------------
 
 
-def gated_delta_rule(
-    cache, query, key, value, g, beta, initial_state=None, use_qk_l2norm_in_kernel=False, **kwargs
-):
+def gated_delta_rule(cache, query, key, value, g, beta, use_qk_l2norm_in_kernel=False, **kwargs):
     """Takes `query`, `key` and `value` `[B, S, H, D]`. Returns the outputs and the new state."""
     dtype = query.dtype
     query, key, value, g, beta = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -108,7 +102,7 @@ def gated_delta_rule(
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
     query = query * query.shape[-1] ** -0.5
     shape = (*value.shape[:2], key.shape[-1], value.shape[-1])
-    state = begin_recurrence(cache, initial_state, shape)
+    state = begin_recurrence(cache, cache.current[1], shape)
     out, state = recur(cache, recurrence.gated_delta_rule, (query, key, value, g, beta), state)
     return out.transpose(1, 2).to(dtype), state
 
@@ -117,7 +111,7 @@ def gated_delta_rule(
 
 
 def mamba2_chunk_scan(
-    cache, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
+    cache, hidden_states, dt, A, B, C, chunk_size=None, D=None, dt_bias=None, dt_softplus=False,
     dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **kwargs,
 ):  # fmt: skip
     """Takes `hidden_states` `[B, S, H, P]`, `dt` `[B, S, H]`, `A` `[H]`, `B` and `C` `[B, S, G, N]`."""
@@ -128,26 +122,10 @@ def mamba2_chunk_scan(
     value = (x * dt[..., None].float()).transpose(1, 2)
     log_decay = (A.float() * dt.float()).transpose(1, 2)
     key, query = (t.transpose(1, 2).float() for t in (B, C))
-    state = begin_recurrence(cache, initial_states, (*value.shape[:2], value.shape[-1], key.shape[-1]))
+    state = begin_recurrence(cache, cache.current[1], (*value.shape[:2], value.shape[-1], key.shape[-1]))
     out, state = torch.ops.mlx.gated_linear_attention(query, key, value, log_decay, state.mT)
     out = _with_skip_and_gate(out.transpose(1, 2).contiguous(), x, None if D is None else D[..., None], z)
     return (out, state.mT) if return_final_states else out
-
-
-def mamba2_selective_state_update(
-    cache, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs
-):
-    """Updates `state` `[B, H, P, N]` in place, for one token. Takes `dt` `[B, H, P]` and `A` `[H, P, N]`."""
-    dt = _time_step(dt, dt_bias, dt_softplus).float()
-    x = hidden_states.float()
-    repeats = hidden_states.shape[1] // B.shape[1]
-    key, query = (t.float().repeat_interleave(repeats, 1) for t in (B, C))
-    is_shared = A.stride()[1:] == (0, 0)  # one rate for each head
-    decay = (dt[..., :1] * A[:, :1, 0]).exp()[..., None] if is_shared else (dt[..., None] * A).exp()
-    new = state.float() * decay + (dt * x)[..., None] * key[:, :, None]
-    state.copy_(new.to(state.dtype))
-    out = _with_skip_and_gate((new @ query[..., None])[..., 0], x, D, z)
-    return out.to(hidden_states.dtype)
 
 
 def mamba_selective_scan(
@@ -156,8 +134,7 @@ def mamba_selective_scan(
 ):  # fmt: skip
     """Takes `hidden_states` and `dt` `[B, D, S]`, `A` `[D, N]`, `B` and `C` `[B, N, S]`.
 
-    The function of `transformers` takes no initial state. The initial state is the one that the layer has just read
-    from the cache. If this state has an axis for heads, the layer calls this function for one head after the other.
+    If the initial state has an axis for heads, the layer calls this function for one head after the other.
     """
     layer, state = cache.current
     if state is not None and state.dim() == 4:
@@ -186,12 +163,8 @@ def _with_skip_and_gate(out, x, skip, z):
 # The name of a function in `transformers` → its replacement.
 KERNELS = {
     "causal_conv1d_fn": causal_conv1d_fn,
-    "causal_conv1d_update": causal_conv1d_update,
     "torch_chunk_gated_delta_rule": gated_delta_rule,
-    "torch_recurrent_gated_delta_rule": gated_delta_rule,
     "chunk_kimi_delta_attention": gated_delta_rule,
-    "recurrent_kimi_delta_attention": gated_delta_rule,
     "mamba2_chunk_scan": mamba2_chunk_scan,
-    "mamba2_selective_state_update": mamba2_selective_state_update,
     "mamba_selective_scan": mamba_selective_scan,
 }

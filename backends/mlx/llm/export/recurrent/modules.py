@@ -53,8 +53,8 @@ def lightning_attention(self, hidden_states, position_embeddings, attention_mask
     heads, size = self.num_attention_heads, self.head_dim
     states = self.act_fn(self.qkv_proj(hidden_states)).reshape(batch, length, heads, 3 * size)
     query, key, value = (x.transpose(1, 2).float() for x in torch.split(states, size, dim=3))
-    state = cache.get_recurrent_state(self.layer_idx)
-    state = begin_recurrence(cache, state, (batch, heads, size, size))
+    cache.get_recurrent_state(self.layer_idx)
+    state = begin_recurrence(cache, cache.current[1], (batch, heads, size, size))
     log_decay = (-self.slope_rate.float().reshape(1, heads, 1)).expand(batch, heads, length)
     out, state = recur(cache, gated_linear_attention, (query, key, value, log_decay), state)
     cache.update_recurrent_state(state, self.layer_idx)
@@ -69,10 +69,10 @@ def gated_linear_recurrence(self, input_states, position_ids, attention_mask, us
     x = self.linear_x(input_states).transpose(1, 2)
     joined = cache.update_conv_state(x, self.layer_idx, conv_kernel_size=self.conv1d_width)
     x = causal_conv(joined, self.conv_1d.weight[:, 0], self.conv_1d.bias, None)[..., -length:].transpose(1, 2)
-    state = cache.get_recurrent_state(self.layer_idx)
+    cache.get_recurrent_state(self.layer_idx)
 
     def scan(hidden_states, recurrent_gate, reset, recurrent_states):
-        initial = begin_recurrence(cache, state, (hidden_states.shape[0], hidden_states.shape[2]))
+        initial = begin_recurrence(cache, cache.current[1], (hidden_states.shape[0], hidden_states.shape[2]))
         decay = recurrent_gate * ~reset
         out, last = recur(cache, diagonal_recurrence, (hidden_states.float(), decay.float()), initial)
         return out.to(hidden_states.dtype), last
