@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import jsonschema
 import openai
 import pytest
-from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, record
+from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
 from pydantic import BaseModel, ConfigDict, Field
 from served import NAME
 
@@ -119,6 +119,14 @@ ZOD = [
         "description": "one of two",
     },
     {"type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": INTEGER},
+    record(
+        key=matching("^[0-9a-z]{4}$") | {"format": "cuid2"},
+        born=matching(r"^[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])$") | {"format": "date"},
+        start=matching("^ab.*") | {"format": "starts_with"},
+    ),
+    # With the target draft-07, as the AI SDK asks for.
+    array_of([STRING, INTEGER], additionalItems=False, minItems=2, maxItems=2)
+    | {"$schema": "http://json-schema.org/draft-07/schema#"},
 ]
 
 
@@ -137,6 +145,7 @@ ZOD = [
         {"allOf": [{"properties": {"a": INTEGER}}, {"required": ["a"]}], "minProperties": 1},
         {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 12}]},
         {"allOf": [{"properties": {"a": INTEGER}}], "unevaluatedProperties": False},
+        {"allOf": [{"format": "uri"}, {"pattern": "^a{2,3}$"}]},
         {"properties": {"a": INTEGER}, "required": ["a"], "additionalProperties": True, "minProperties": 2},
         {"minimum": 300, "maximum": 400},
         {"minLength": 2, "maxLength": 3, "minimum": 7, "maximum": 9},
@@ -144,6 +153,7 @@ ZOD = [
         {"format": "date"},
         {"maxItems": 1},
         {"propertyNames": {"pattern": "^a$"}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [INTEGER], "additionalItems": {"const": "a"}},
         {"patternProperties": {"^a$": INTEGER}},
     ],
 )  # fmt: skip
@@ -203,7 +213,9 @@ def test_keywords_beside_others_have_an_effect(client, schema):
         ({"propertyNames": STRING, "additionalProperties": False}, "$: propertyNames together with 'additionalProp"),
         ({"patternProperties": {"^a": STRING, "a$": INTEGER}}, "$.patternProperties: got 2 patterns, expected one"),
         ({"allOf": [record(a=STRING), record(b=STRING)]}, "$.allOf: 'additionalProperties' beside 'properties'"),
-        ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: pattern, format and lengths together"),
+        ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: lengths together with pattern or format"),
+        ({"format": "date", "maxLength": 2}, "$: lengths together with pattern or format"),
+        ({"format": ["date"]}, "$.format: got list, expected a string"),
         ({"title": "x" * 70000, "const": "x" * 70000}, "expected at most 65536"),
     ],
 )

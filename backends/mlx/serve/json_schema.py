@@ -96,6 +96,7 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
         raise SchemaError(f"{path}: got {type(schema).__name__}, expected a schema")
     if depth > MAX_DEPTH:
         raise SchemaError(f"{path}: nested too deeply: expected at most {MAX_DEPTH} levels")
+    schema = _with_prefix_items(schema)
     _check_keywords(schema, path)
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, f"{path}.patternProperties")
@@ -116,10 +117,19 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
     return flat
 
 
+def _with_prefix_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with a list of `items`, as drafts before 2020-12 have it for tuples, in its present form."""
+    if not isinstance(schema.get("items"), list) or "prefixItems" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in ("items", "additionalItems")}
+    others = {"items": schema["additionalItems"]} if "additionalItems" in schema else {}
+    return rest | {"prefixItems": schema["items"]} | others
+
+
 def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> dict[str, Any]:
     """Return a schema without annotations, in which `change(part, key, place)` replaces each schema that it contains.
 
-    Formats with an entry in FORMAT_PATTERNS become patterns.
+    Formats with an entry in FORMAT_PATTERNS become patterns. A format beside a pattern is an annotation.
     """
     result: dict[str, Any] = {}
     for key, value in schema.items():
@@ -129,6 +139,8 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> d
             result[key] = [change(part, key, f"{key}.{index}") for index, part in enumerate(value)]
         elif key in WITH_NAMES:
             result[key] = {name: change(part, key, f"{key}.{name}") for name, part in value.items()}
+        elif key == "format" and "pattern" in schema:
+            continue
         elif key == "format" and value in FORMAT_PATTERNS:
             result["pattern"] = FORMAT_PATTERNS[value]
         elif key in SUPPORTED:
@@ -159,10 +171,13 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
         raise SchemaError(f"{path}.required: expected a list of names")
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
         raise SchemaError(f"{path}.enum: expected a list of values")
-    if "format" in schema and (not isinstance(schema["format"], str) or schema["format"] not in FORMATS):
+    if "format" in schema and not isinstance(schema["format"], str):
+        raise SchemaError(f"{path}.format: got {type(schema['format']).__name__}, expected a string")
+    # By default, `format` is an annotation in JSON Schema. zod writes it, with names of its own, beside each pattern.
+    if "format" in schema and "pattern" not in schema and schema["format"] not in FORMATS:
         raise SchemaError(f"{path}.format: got {schema['format']!r}, expected one of {', '.join(sorted(FORMATS))}")
-    if len({"pattern", "format"} & schema.keys()) + bool({"minLength", "maxLength"} & schema.keys()) > 1:
-        raise SchemaError(f"{path}: pattern, format and lengths together are not supported")
+    if {"pattern", "format"} & schema.keys() and {"minLength", "maxLength"} & schema.keys():
+        raise SchemaError(f"{path}: lengths together with pattern or format are not supported")
 
 
 def _check_pattern(pattern: Any, place: str) -> None:
@@ -409,5 +424,7 @@ def _merged(schema: dict[str, Any], path: str) -> dict[str, Any]:
         for key, declared in REMAINDERS:
             if source.get(key, True) is not True and source.get(declared) != rest.get(declared):
                 raise SchemaError(f"{path}.allOf: {key!r} beside {declared!r} of another schema is not supported")
+    if "pattern" in rest:
+        rest.pop("format", None)
     _check_keywords(rest, path)
     return rest
