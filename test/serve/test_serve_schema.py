@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import enum
+import itertools
 import json
 import os
+import re
 from typing import Annotated, Literal
 
 import jsonschema
@@ -151,6 +153,8 @@ ZOD = [
         {"minLength": 2, "maxLength": 3, "minimum": 7, "maximum": 9},
         {"pattern": "^a{2,3}$"},
         {"format": "date"},
+        {"format": "json-pointer"},
+        {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
         {"propertyNames": {"pattern": "^a$"}},
         {"$schema": "http://json-schema.org/draft-07/schema#", "items": [INTEGER], "additionalItems": {"const": "a"}},
@@ -226,6 +230,34 @@ def test_schema_that_answers_cannot_follow_returns_400(client, schema, message):
     assert (
         message in error.message and error.param.startswith("response_format") and error.code == "invalid_json_schema"
     )
+
+
+BYTES = [bytes([byte]) for byte in range(256)]  # the tokens; a further one ends the text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^a(\.\d+)?$", "^(a+b)?$", "^(b(a){0,2}|b)$", "^(((a|[ab])|1)|((a){1,2}){1,2})$", "^((a{1,2}|(b|a)){1,2})$",
+        "^(|a+b)(|b+a)$", "^$|^b$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
+    ],
+)  # fmt: skip
+def test_pattern_admits_no_other_texts(pattern):
+    import xgrammar
+    from executorch_mlx.serve.pattern import rule
+
+    grammar = xgrammar.Grammar.from_ebnf(rf'root ::= "\"" {rule(pattern)} "\""')
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(tokens, max_threads=1).compile_grammar(grammar)
+    found = 0
+    for count in range(4):
+        for text in map("".join, itertools.product('ab1."\\\né😀', repeat=count)):
+            for encoded in {json.dumps(text, ensure_ascii=False), f'"{text}"'}:
+                matcher = xgrammar.GrammarMatcher(compiled)
+                if all(map(matcher.accept_token, [*encoded.encode(), 256])):
+                    assert re.search(pattern, json.loads(encoded)), encoded
+                    found += 1
+    assert found > 0
 
 
 def test_model_without_masks_refuses_a_schema(batch_program):
