@@ -113,6 +113,8 @@ def test_temperature_defaults_to_one(client, llm):
 
 def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
+    fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
+    fields["messages"] = [message | {"cache_control": None} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
     assert (choice.message.content, choice.finish_reason) == (expected.text, "length") and expected.text

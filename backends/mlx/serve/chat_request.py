@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import GenerationRequest, Returned, Strict
+from .request import GenerationRequest, Strict
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -77,7 +77,7 @@ class FunctionCall(Strict):
         return {"name": self.name, "arguments": _parse_arguments(self.arguments)}
 
 
-class MessageToolCall(Returned):
+class MessageToolCall(Strict):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -96,8 +96,8 @@ class UserMessage(Strict):
     name: str | None = None
 
 
-class AssistantMessage(Returned):
-    """An answer. Clients send it back as the server sent it, with all its empty fields."""
+class AssistantMessage(Strict):
+    """An answer, as clients send it back."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -267,7 +267,7 @@ class ChatRequest(GenerationRequest):
 
     def check_fields(self) -> None:
         super().check_fields()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:
