@@ -1,5 +1,7 @@
 """The API of the server, called with the `openai` package."""
 
+import gzip
+
 import httpx
 import openai
 import pytest
@@ -217,8 +219,8 @@ def test_errors_have_the_openai_format(server):
     with httpx.Client(base_url=server.url) as http:
         for response, status, message in (
             (http.post("/v1/completions", json={"prompt": "x"}), 400, "model: Field required"),
-            (http.get("/v1/completions"), 405, "Method Not Allowed"),
-            (http.get("/v1/nothing"), 404, "Not Found"),
+            (http.get("/v1/completions"), 405, "GET /v1/completions: Method Not Allowed"),
+            (http.post("/v1/embeddings", json={}), 404, "POST /v1/embeddings: Not Found"),
         ):
             error = response.json()["error"]
             assert (response.status_code, error["message"], error["type"]) == (status, message, "invalid_request_error")
@@ -245,8 +247,30 @@ def test_prompt_that_is_too_long_has_the_openai_code(client):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, messages=[TOO_LONG])
     assert caught.value.code == "context_length_exceeded"
+    assert f"This model's maximum context length is {small_llm.CONTEXT} tokens" in caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=NAME, prompt=[])
+    assert caught.value.code is None  # a shorter prompt would not help
 
 
 def test_host_header_must_be_local(server):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
-    assert httpx.get(f"{server.url}/health", headers={"Host": "elsewhere.example"}).status_code == 400
+    for host, status in (("elsewhere.example", 400), ("LocalHost:8000", 200), ("localhost.", 200)):
+        assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", f"/v1/models/{NAME}"])
+def test_head(server, path):
+    response = httpx.head(server.url + path)
+    assert response.status_code == 200 and response.content == b"" and int(response.headers["content-length"]) > 0
+
+
+def test_compressed_request_returns_415(server):
+    body = gzip.compress(b'{"model": "small", "prompt": "x"}')
+    for encoding, status, message in (
+        ("gzip", 415, "Content-Encoding: got 'gzip', expected a body without compression"),
+        ("identity", 400, "is not valid JSON"),
+    ):
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+        assert response.status_code == status and message in response.json()["error"]["message"]

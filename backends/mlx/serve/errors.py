@@ -61,6 +61,10 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
         return ApiError(message.replace(error.name, name, 1), param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
         message = message.replace("prompt", prompt_field, 1)
+        if error.count == 0:
+            return ApiError(message, param=prompt_field)
+        # Clients recognize this error by its code or by OpenAI's words.
+        message += f". This model's maximum context length is {error.longest} tokens"
         return ApiError(message, param=prompt_field, code="context_length_exceeded")
     if isinstance(error, BusyError):
         return server_error(message, 503, "overloaded")
@@ -124,8 +128,9 @@ def add_error_handlers(app: FastAPI) -> None:
         return validation_error(error.errors(), error.body).response()
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return ApiError(str(error.detail), status=error.status_code, headers=error.headers).response()
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        return ApiError(message, status=error.status_code, headers=error.headers).response()
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:
