@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,16 +104,25 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
     return path
 
 
+def _message(error: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's errors. It says what the field has and what it should have."""
+    message, value = error["msg"].removeprefix("Value error, "), error["input"]
+    if message.startswith("Input should be "):
+        got = {dict: "an object", list: "a list"}.get(type(value)) or json.dumps(value, ensure_ascii=False, default=str)[:40]
+        return f"got {got}, expected {message.removeprefix('Input should be ')}"
+    return message
+
+
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Return the error for pydantic's errors about a request body. Its message names a field, as `messages.0.role`."""
     if not isinstance(body, dict):
         return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
-    located = [(_path(error, body), error["msg"]) for error in errors]
+    located = [(_path(error, body), _message(error)) for error in errors]
     # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
     path, message = max(
         (entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0])
     )
-    field, message = ".".join(path), message.removeprefix("Value error, ")
+    field = ".".join(path)
     return ApiError(f"{field}: {message}" if field else message, param=field or None)
 
 
