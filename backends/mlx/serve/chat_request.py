@@ -103,6 +103,7 @@ class AssistantMessage(Strict):
     content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # what other servers call it; used if there is no reasoning_content
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -112,7 +113,8 @@ class AssistantMessage(Strict):
 
     @model_validator(mode="after")
     def _has_content(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
+        texts = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and all(text is None for text in texts):
             raise ValueError("got an assistant message without content and tool_calls")
         return self
 
@@ -131,6 +133,8 @@ def template_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates take it."""
     given = message.model_dump(exclude_none=True, include={"role", "name", "reasoning_content", "tool_call_id"})
     given["content"] = message.content if message.content is not None else getattr(message, "refusal", None) or ""
+    if reasoning := getattr(message, "reasoning", None):
+        given.setdefault("reasoning_content", reasoning)
     if calls := getattr(message, "tool_calls", None):
         given["tool_calls"] = [{"id": c.id, "type": "function", "function": c.function.as_dict()} for c in calls]
     return given
