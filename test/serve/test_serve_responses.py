@@ -134,9 +134,8 @@ def test_sampling_parameters_reach_the_model(client, server):
     """Those of the other endpoints, also where OpenAI's API has none here."""
     fields = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_p": 0.01, "seed": 3, "ignore_eos": True}
     answer = create(client, max_output_tokens=12, extra_body=fields | {"logit_bias": {"300": 2.0}, "priority": 1})
-    expected = server.llm.generate(
-        server.llm.encode(server.prompts[-1], special=False), max_new_tokens=12, temperature=1.0, logit_bias={300: 2.0}, **fields
-    )
+    ids = server.llm.encode(server.prompts[-1], special=False)
+    expected = server.llm.generate(ids, max_new_tokens=12, temperature=1.0, logit_bias={300: 2.0}, **fields)
     assert answer.output_text == expected.result().text
 
 

@@ -108,7 +108,8 @@ def _message(error: Mapping[str, Any]) -> str:
     """Return the message of one of pydantic's errors. It says what the field has and what it should have."""
     message, value = error["msg"].removeprefix("Value error, "), error["input"]
     if message.startswith("Input should be "):
-        got = {dict: "an object", list: "a list"}.get(type(value)) or json.dumps(value, ensure_ascii=False, default=str)[:40]
+        text = json.dumps(value, ensure_ascii=False, default=str)[:40]
+        got = {dict: "an object", list: "a list"}.get(type(value), text)
         return f"got {got}, expected {message.removeprefix('Input should be ')}"
     return message
 

@@ -137,7 +137,8 @@ class BodyLimits:
         deadline, size, is_complete = time.monotonic() + seconds, 0, False
         too_large = ApiError(f"the request body is too large: expected at most {limit} bytes", status=413)
         if encoding := _header(scope, b"content-encoding").removeprefix("identity"):
-            error = ApiError(f"Content-Encoding: got {encoding[:40]!r}, expected a body without compression", status=415)
+            message = f"Content-Encoding: got {encoding[:40]!r}, expected a body without compression"
+            error = ApiError(message, status=415)
             return await error.response()(scope, receive, send)
         length = _header(scope, b"content-length")
         if length.isdecimal() and int(length[:20]) > limit:

@@ -1,8 +1,8 @@
 """Writes the patterns of JSON schemas as rules of a grammar.
 
-xgrammar makes one automaton of a whole pattern, which may also admit other texts: with `^(ab+)?$`, it admits "b". If a
-pattern has a quote or a backslash, xgrammar admits it without the escape that a JSON string needs. A rule made of single
-characters and classes has neither defect.
+xgrammar makes one automaton of a whole pattern, which may also admit other texts: with `^(ab+)?$`, it admits "b". If
+a pattern has a quote or a backslash, xgrammar admits it without the escape that a JSON string needs. A rule made of
+single characters and classes has neither defect.
 """
 
 from __future__ import annotations
