@@ -1,5 +1,7 @@
 """The API of the server, called with the `openai` package."""
 
+import gzip
+
 import httpx
 import openai
 import pytest
@@ -113,6 +115,8 @@ def test_temperature_defaults_to_one(client, llm):
 
 def test_fields_may_have_values_without_effect(client, llm):
     fields = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}, "user": "me", "store": False}
+    fields |= {"top_logprobs": 0, "extra_body": {"ignore_eos": None, "priority": None, "other": None}}
+    fields["messages"] = [message | {"cache_control": None} for message in MESSAGES]
     (choice,) = chat(client, metadata={"a": "b"}, parallel_tool_calls=True, **fields).choices
     expected = llm.chat(MESSAGES, max_new_tokens=12).result()
     assert (choice.message.content, choice.finish_reason) == (expected.text, "length") and expected.text
@@ -138,7 +142,9 @@ INVALID = [
     ({"extra_body": {"beam": 4}}, "beam", "beam: unknown field"),
     ({"extra_body": {"user": 4}}, "user", "user: got int, expected a string"),
     ({"temperature": -1}, "temperature", "greater than or equal to 0"),
-    ({"temperature": "hot"}, "temperature", "valid number"),
+    ({"temperature": "hot"}, "temperature", 'temperature: got "hot", expected a valid number'),
+    ({"messages": "hello"}, "messages", 'messages: got "hello", expected a valid list'),
+    ({"extra_body": {"stream": []}}, "stream", "stream: got a list, expected a valid boolean"),
     ({"extra_body": {"temperature": True}}, "temperature", "valid number"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens: got 0, expected an integer of at least 1"),
     ({"max_tokens": 2**40}, "max_tokens", "less than 2147483648"),
@@ -215,8 +221,8 @@ def test_errors_have_the_openai_format(server):
     with httpx.Client(base_url=server.url) as http:
         for response, status, message in (
             (http.post("/v1/completions", json={"prompt": "x"}), 400, "model: Field required"),
-            (http.get("/v1/completions"), 405, "Method Not Allowed"),
-            (http.get("/v1/nothing"), 404, "Not Found"),
+            (http.get("/v1/completions"), 405, "GET /v1/completions: Method Not Allowed"),
+            (http.post("/v1/embeddings", json={}), 404, "POST /v1/embeddings: Not Found"),
         ):
             error = response.json()["error"]
             assert (response.status_code, error["message"], error["type"]) == (status, message, "invalid_request_error")
@@ -243,8 +249,30 @@ def test_prompt_that_is_too_long_has_the_openai_code(client):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, messages=[TOO_LONG])
     assert caught.value.code == "context_length_exceeded"
+    assert f"This model's maximum context length is {small_llm.CONTEXT} tokens" in caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=NAME, prompt=[])
+    assert caught.value.code is None  # a shorter prompt would not help
 
 
 def test_host_header_must_be_local(server):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
-    assert httpx.get(f"{server.url}/health", headers={"Host": "elsewhere.example"}).status_code == 400
+    for host, status in (("elsewhere.example", 400), ("LocalHost:8000", 200), ("localhost.", 200)):
+        assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", f"/v1/models/{NAME}"])
+def test_head(server, path):
+    response = httpx.head(server.url + path)
+    assert response.status_code == 200 and response.content == b"" and int(response.headers["content-length"]) > 0
+
+
+def test_compressed_request_returns_415(server):
+    body = gzip.compress(b'{"model": "small", "prompt": "x"}')
+    for encoding, status, message in (
+        ("gzip", 415, "Content-Encoding: got 'gzip', expected a body without compression"),
+        ("identity", 400, "is not valid JSON"),
+    ):
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+        assert response.status_code == status and message in response.json()["error"]["message"]

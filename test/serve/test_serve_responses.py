@@ -8,6 +8,7 @@ from served import NAME
 from test_serve_tools import CALL, TEMPLATE, WEATHER, scripted
 
 TOOL = {"type": "function", **WEATHER, "strict": False}
+HELLO = {"role": "user", "content": "Hi"}
 BAD_TOOL = {"name": "bad", "parameters": {"type": "object", "properties": {"function": {"not": {}}}}}
 
 
@@ -129,8 +130,24 @@ def test_length_schema_and_log_probabilities(client):
     assert isinstance(json.loads(answer.output_text)["ok"], bool)
 
 
+def test_sampling_parameters_reach_the_model(client, server):
+    """Those of the other endpoints, also where OpenAI's API has none here."""
+    fields = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_p": 0.01, "seed": 3, "ignore_eos": True}
+    answer = create(client, max_output_tokens=12, extra_body=fields | {"logit_bias": {"300": 2.0}, "priority": 1})
+    ids = server.llm.encode(server.prompts[-1], special=False)
+    expected = server.llm.generate(ids, max_new_tokens=12, temperature=1.0, logit_bias={300: 2.0}, **fields)
+    assert answer.output_text == expected.result().text
+
+
+def test_fields_that_have_no_effect(client, server):
+    server.text = "Hello."
+    reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "abc", "other": None}
+    fields = {"reasoning": {"effort": None, "generate_summary": None}, "ignore_eos": None, "priority": None}
+    assert create(client, input=[HELLO, reasoning, HELLO], extra_body=fields).output_text == "Hello."
+
+
 @pytest.mark.parametrize(
-    "fields, param",
+    "fields, message",
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
@@ -138,7 +155,9 @@ def test_length_schema_and_log_probabilities(client):
         ({"input": [{"type": "computer_call"}]}, "input.0"),
         ({"input": [5]}, "input.0"),
         ({"input": "x " * 3000}, "input"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: this server stores no"),
+        ({"input": [HELLO, {"type": "item_reference", "id": "a"}]}, "input.1 is not supported: this server"),
+        ({"input": [{"id": "a"}, HELLO]}, "input.0 is not supported: this server"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"beam": 1}}, "beam"),
@@ -152,9 +171,9 @@ def test_length_schema_and_log_probabilities(client):
         ({"stream_options": {"zzz": 1}}, "stream_options.zzz"),
     ],
 )
-def test_invalid_request_names_the_field(client, fields, param):
+def test_invalid_request_names_the_field(client, fields, message):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             create(client, stream=stream, **fields)
-        assert caught.value.param == param and "pydantic" not in caught.value.message
-        assert caught.value.body["message"].startswith(param)
+        assert caught.value.param == message.split()[0] and "pydantic" not in caught.value.message
+        assert caught.value.body["message"].startswith(message)

@@ -14,6 +14,7 @@ import served
 import small_llm
 from executorch_mlx.serve import Settings
 from executorch_mlx.serve.middleware import is_loopback
+from executorch_mlx.serve.server import configuration
 from served import NAME
 
 BODY = {"model": NAME, "prompt": [5, 6], "max_tokens": 3, "seed": 1, "ignore_eos": True}
@@ -221,4 +222,5 @@ def test_graceful_shutdown_finishes_running_answers(chat_program):
 
 def test_settings_have_safe_defaults():
     settings = Settings()
+    assert configuration(None, settings).timeout_keep_alive > 60  # proxies keep idle connections for up to 60 s
     assert settings.max_body_bytes <= 64 * 2**20 and settings.body_seconds and settings.send_seconds

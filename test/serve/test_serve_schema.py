@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import enum
+import itertools
 import json
 import os
+import re
 from typing import Annotated, Literal
 
 import jsonschema
 import openai
 import pytest
-from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, record
+from json_schemas import INTEGER, SCHEMAS, STRING, any_of, array_of, enum_of, matching, record
 from pydantic import BaseModel, ConfigDict, Field
 from served import NAME
 
@@ -119,6 +121,14 @@ ZOD = [
         "description": "one of two",
     },
     {"type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": INTEGER},
+    record(
+        key=matching("^[0-9a-z]{4}$") | {"format": "cuid2"},
+        born=matching(r"^[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])$") | {"format": "date"},
+        start=matching("^ab.*") | {"format": "starts_with"},
+    ),
+    # With the target draft-07, as the AI SDK asks for.
+    array_of([STRING, INTEGER], additionalItems=False, minItems=2, maxItems=2)
+    | {"$schema": "http://json-schema.org/draft-07/schema#"},
 ]
 
 
@@ -137,13 +147,17 @@ ZOD = [
         {"allOf": [{"properties": {"a": INTEGER}}, {"required": ["a"]}], "minProperties": 1},
         {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 12}]},
         {"allOf": [{"properties": {"a": INTEGER}}], "unevaluatedProperties": False},
+        {"allOf": [{"format": "uri"}, {"pattern": "^a{2,3}$"}]},
         {"properties": {"a": INTEGER}, "required": ["a"], "additionalProperties": True, "minProperties": 2},
         {"minimum": 300, "maximum": 400},
         {"minLength": 2, "maxLength": 3, "minimum": 7, "maximum": 9},
         {"pattern": "^a{2,3}$"},
         {"format": "date"},
+        {"format": "json-pointer"},
+        {"pattern": r'^"\\?[a"]*$'},
         {"maxItems": 1},
         {"propertyNames": {"pattern": "^a$"}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [INTEGER], "additionalItems": {"const": "a"}},
         {"patternProperties": {"^a$": INTEGER}},
     ],
 )  # fmt: skip
@@ -203,7 +217,9 @@ def test_keywords_beside_others_have_an_effect(client, schema):
         ({"propertyNames": STRING, "additionalProperties": False}, "$: propertyNames together with 'additionalProp"),
         ({"patternProperties": {"^a": STRING, "a$": INTEGER}}, "$.patternProperties: got 2 patterns, expected one"),
         ({"allOf": [record(a=STRING), record(b=STRING)]}, "$.allOf: 'additionalProperties' beside 'properties'"),
-        ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: pattern, format and lengths together"),
+        ({"allOf": [{"pattern": "^a"}, {"minLength": 2}]}, "$: lengths together with pattern or format"),
+        ({"format": "date", "maxLength": 2}, "$: lengths together with pattern or format"),
+        ({"format": ["date"]}, "$.format: got list, expected a string"),
         ({"title": "x" * 70000, "const": "x" * 70000}, "expected at most 65536"),
     ],
 )
@@ -214,6 +230,34 @@ def test_schema_that_answers_cannot_follow_returns_400(client, schema, message):
     assert (
         message in error.message and error.param.startswith("response_format") and error.code == "invalid_json_schema"
     )
+
+
+BYTES = [bytes([byte]) for byte in range(256)]  # the tokens; a further one ends the text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^a(\.\d+)?$", "^(a+b)?$", "^(b(a){0,2}|b)$", "^(((a|[ab])|1)|((a){1,2}){1,2})$", "^((a{1,2}|(b|a)){1,2})$",
+        "^(|a+b)(|b+a)$", "^$|^b$", "^()a$", r'^a"\\?$', r"^\n[^a]*$", "^(?:é|😀)*$", "^.+$", r"^[\s\S]$", r"^a{2}b?$",
+    ],
+)  # fmt: skip
+def test_pattern_admits_no_other_texts(pattern):
+    import xgrammar
+    from executorch_mlx.serve.pattern import rule
+
+    grammar = xgrammar.Grammar.from_ebnf(rf'root ::= "\"" {rule(pattern)} "\""')
+    tokens = xgrammar.TokenizerInfo([*BYTES, b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256])
+    compiled = xgrammar.GrammarCompiler(tokens, max_threads=1).compile_grammar(grammar)
+    found = 0
+    for count in range(4):
+        for text in map("".join, itertools.product('ab1."\\\né😀', repeat=count)):
+            for encoded in {json.dumps(text, ensure_ascii=False), f'"{text}"'}:
+                matcher = xgrammar.GrammarMatcher(compiled)
+                if all(map(matcher.accept_token, [*encoded.encode(), 256])):
+                    assert re.search(pattern, json.loads(encoded)), encoded
+                    found += 1
+    assert found > 0
 
 
 def test_model_without_masks_refuses_a_schema(batch_program):

@@ -12,6 +12,7 @@ from executorch_mlx.llm import LLM
 from executorch_mlx.llm.tokenizer import Tokenizer
 from executorch_mlx.serve import Settings, create_app
 from executorch_mlx.serve.answer import Offsets
+from executorch_mlx.serve.chat_request import AssistantMessage, template_message
 from served import NAME
 
 WEATHER = {
@@ -81,6 +82,11 @@ def with_tokens(llm, names: tuple[str, ...]) -> str:
         merges = vocabulary["model"]["merges"]
         vocabulary["model"]["merges"] = [pair for pair in merges if old not in (*pair, "".join(pair))]
     return json.dumps(vocabulary)
+
+
+def test_reasoning_of_other_servers():
+    message = AssistantMessage(role="assistant", content=None, reasoning="hm")
+    assert template_message(message) == {"role": "assistant", "content": "", "reasoning_content": "hm"}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,11 @@ Prompt = str | Sequence[int]
 
 
 class PromptLengthError(ValueError):
-    """Raised for a prompt that is empty, or longer than the context."""
+    """Raised for a prompt that is empty, or longer than the context: `count` tokens, with room for `longest`."""
+
+    def __init__(self, count: int, longest: int):
+        super().__init__(f"prompt: got {count} tokens, expected 1 to {longest}")
+        self.count, self.longest = count, longest
 
 
 class LLM:
@@ -336,7 +340,7 @@ class LLM:
         """Return the token ids of `prompt`. Raises the errors of `generate` about prompts."""
         ids, longest = self.encode(prompt), self.program.max_context_len
         if not 0 < len(ids) <= longest:
-            raise PromptLengthError(f"prompt: got {len(ids)} tokens, expected 1 to {longest}")
+            raise PromptLengthError(len(ids), longest)
         self._check_vocabulary("prompt", ids)
         return ids
 

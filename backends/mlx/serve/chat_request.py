@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from . import strict_json
 from .errors import ApiError
-from .request import GenerationRequest, Returned, Strict
+from .request import GenerationRequest, Strict
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -77,7 +77,7 @@ class FunctionCall(Strict):
         return {"name": self.name, "arguments": _parse_arguments(self.arguments)}
 
 
-class MessageToolCall(Returned):
+class MessageToolCall(Strict):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -96,13 +96,14 @@ class UserMessage(Strict):
     name: str | None = None
 
 
-class AssistantMessage(Returned):
-    """An answer. Clients send it back as the server sent it, with all its empty fields."""
+class AssistantMessage(Strict):
+    """An answer, as clients send it back."""
 
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # what other servers call it; used if there is no reasoning_content
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -112,7 +113,8 @@ class AssistantMessage(Returned):
 
     @model_validator(mode="after")
     def _has_content(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls and self.refusal is None and self.reasoning_content is None:
+        texts = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and all(text is None for text in texts):
             raise ValueError("got an assistant message without content and tool_calls")
         return self
 
@@ -131,6 +133,8 @@ def template_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates take it."""
     given = message.model_dump(exclude_none=True, include={"role", "name", "reasoning_content", "tool_call_id"})
     given["content"] = message.content if message.content is not None else getattr(message, "refusal", None) or ""
+    if reasoning := getattr(message, "reasoning", None):
+        given.setdefault("reasoning_content", reasoning)
     if calls := getattr(message, "tool_calls", None):
         given["tool_calls"] = [{"id": c.id, "type": "function", "function": c.function.as_dict()} for c in calls]
     return given
@@ -267,7 +271,7 @@ class ChatRequest(GenerationRequest):
 
     def check_fields(self) -> None:
         super().check_fields()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: got a number without logprobs", param="top_logprobs")
         known = {tool.function.name for tool in self.tools or []}
         if not self.chosen_names <= known or self.tool_choice == "required" and not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,6 +62,10 @@ def request_error(error: Exception, prompt_field: str, fields: Mapping[str, str]
         return ApiError(message.replace(error.name, name, 1), param=name, code="unsupported_value")
     if isinstance(error, PromptLengthError):
         message = message.replace("prompt", prompt_field, 1)
+        if error.count == 0:
+            return ApiError(message, param=prompt_field)
+        # Clients recognize this error by its code or by OpenAI's words.
+        message += f". This model's maximum context length is {error.longest} tokens"
         return ApiError(message, param=prompt_field, code="context_length_exceeded")
     if isinstance(error, BusyError):
         return server_error(message, 503, "overloaded")
@@ -99,16 +104,26 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str]:
     return path
 
 
+def _message(error: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's errors. It says what the field has and what it should have."""
+    message, value = error["msg"].removeprefix("Value error, "), error["input"]
+    if message.startswith("Input should be "):
+        text = json.dumps(value, ensure_ascii=False, default=str)[:40]
+        got = {dict: "an object", list: "a list"}.get(type(value), text)
+        return f"got {got}, expected {message.removeprefix('Input should be ')}"
+    return message
+
+
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Return the error for pydantic's errors about a request body. Its message names a field, as `messages.0.role`."""
     if not isinstance(body, dict):
         return ApiError("the request body is not a JSON object, or its Content-Type is not application/json")
-    located = [(_path(error, body), error["msg"]) for error in errors]
+    located = [(_path(error, body), _message(error)) for error in errors]
     # A value that may have several types has one error per type. The deepest error is that of the type that fits best.
     path, message = max(
         (entry for entry in located if entry[0][:1] == located[0][0][:1]), key=lambda entry: len(entry[0])
     )
-    field, message = ".".join(path), message.removeprefix("Value error, ")
+    field = ".".join(path)
     return ApiError(f"{field}: {message}" if field else message, param=field or None)
 
 
@@ -124,8 +139,9 @@ def add_error_handlers(app: FastAPI) -> None:
         return validation_error(error.errors(), error.body).response()
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return ApiError(str(error.detail), status=error.status_code, headers=error.headers).response()
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        return ApiError(message, status=error.status_code, headers=error.headers).response()
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .closing import Closer
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
+from .pattern import with_rules
 
 if TYPE_CHECKING:
     from .chat_request import ChatRequest, Function
@@ -125,7 +126,7 @@ class Grammars:
             raise GrammarError(f"{field}: {error}", field, "invalid_json_schema") from error
         except RuntimeError as error:
             raise GrammarError(f"{field}: {reason(error)}", field, "invalid_json_schema") from error
-        return {"type": "grammar", "grammar": _long_escapes(str(grammar))}
+        return {"type": "grammar", "grammar": with_rules(_long_escapes(str(grammar)))}
 
     def _literal(self, text: str) -> list[dict[str, Any]]:
         """Return the elements of a structure for a text. The names of special tokens in it stand for these tokens."""

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .pattern import stand_in
+
 MAX_DEPTH = 64
 MAX_SCHEMA_CHARACTERS = 64 * 1024
 # Keywords whose value is a schema, a list of schemas, and a dict of schemas by name.
@@ -64,6 +66,7 @@ _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _DAY = "(0[1-9]|1[0-9]|2[0-8])"
 _DATE = f"[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_POINTER = "(/([^~]|~[01])*)?"
 # Formats for which xgrammar also admits invalid texts, with the patterns that replace these formats.
 FORMAT_PATTERNS = {
     "date": f"^{_DATE}$",
@@ -71,6 +74,8 @@ FORMAT_PATTERNS = {
     "date-time": f"^{_DATE}T{_TIME}$",
     "email": r"^[a-z0-9_+-]{1,32}(\.[a-z0-9_+-]{1,16}){0,2}@([a-z0-9]{1,16}\.){1,3}[a-z]{2,6}$",
     "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(0|[1-9][0-9]{{0,3}})(#|{_POINTER})$",
 }
 
 
@@ -96,6 +101,7 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
         raise SchemaError(f"{path}: got {type(schema).__name__}, expected a schema")
     if depth > MAX_DEPTH:
         raise SchemaError(f"{path}: nested too deeply: expected at most {MAX_DEPTH} levels")
+    schema = _with_prefix_items(schema)
     _check_keywords(schema, path)
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, f"{path}.patternProperties")
@@ -116,10 +122,20 @@ def _flat(schema: Any, root: Any, path: str, depth: int) -> Any:
     return flat
 
 
+def _with_prefix_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with a list of `items`, as drafts before 2020-12 have it for tuples, in its present form."""
+    if not isinstance(schema.get("items"), list) or "prefixItems" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in ("items", "additionalItems")}
+    others = {"items": schema["additionalItems"]} if "additionalItems" in schema else {}
+    return rest | {"prefixItems": schema["items"]} | others
+
+
 def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> dict[str, Any]:
     """Return a schema without annotations, in which `change(part, key, place)` replaces each schema that it contains.
 
-    Formats with an entry in FORMAT_PATTERNS become patterns.
+    Formats with an entry in FORMAT_PATTERNS become patterns. A format beside a pattern is an annotation. Stand-ins
+    replace the patterns.
     """
     result: dict[str, Any] = {}
     for key, value in schema.items():
@@ -128,9 +144,15 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any, str, str], Any]) -> d
         elif key in WITH_LIST:
             result[key] = [change(part, key, f"{key}.{index}") for index, part in enumerate(value)]
         elif key in WITH_NAMES:
-            result[key] = {name: change(part, key, f"{key}.{name}") for name, part in value.items()}
+            parts = {name: change(part, key, f"{key}.{name}") for name, part in value.items()}
+            is_by_pattern = key == "patternProperties"
+            result[key] = {stand_in(name): part for name, part in parts.items()} if is_by_pattern else parts
+        elif key == "pattern":
+            result[key] = stand_in(value)
+        elif key == "format" and "pattern" in schema:
+            continue
         elif key == "format" and value in FORMAT_PATTERNS:
-            result["pattern"] = FORMAT_PATTERNS[value]
+            result["pattern"] = stand_in(FORMAT_PATTERNS[value])
         elif key in SUPPORTED:
             result[key] = value
     return result
@@ -159,10 +181,13 @@ def _check_keywords(schema: dict[str, Any], path: str) -> None:
         raise SchemaError(f"{path}.required: expected a list of names")
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
         raise SchemaError(f"{path}.enum: expected a list of values")
-    if "format" in schema and (not isinstance(schema["format"], str) or schema["format"] not in FORMATS):
+    if "format" in schema and not isinstance(schema["format"], str):
+        raise SchemaError(f"{path}.format: got {type(schema['format']).__name__}, expected a string")
+    # By default, `format` is an annotation in JSON Schema. zod writes it, with names of its own, beside each pattern.
+    if "format" in schema and "pattern" not in schema and schema["format"] not in FORMATS:
         raise SchemaError(f"{path}.format: got {schema['format']!r}, expected one of {', '.join(sorted(FORMATS))}")
-    if len({"pattern", "format"} & schema.keys()) + bool({"minLength", "maxLength"} & schema.keys()) > 1:
-        raise SchemaError(f"{path}: pattern, format and lengths together are not supported")
+    if {"pattern", "format"} & schema.keys() and {"minLength", "maxLength"} & schema.keys():
+        raise SchemaError(f"{path}: lengths together with pattern or format are not supported")
 
 
 def _check_pattern(pattern: Any, place: str) -> None:
@@ -409,5 +434,7 @@ def _merged(schema: dict[str, Any], path: str) -> dict[str, Any]:
         for key, declared in REMAINDERS:
             if source.get(key, True) is not True and source.get(declared) != rest.get(declared):
                 raise SchemaError(f"{path}.allOf: {key!r} beside {declared!r} of another schema is not supported")
+    if "pattern" in rest:
+        rest.pop("format", None)
     _check_keywords(rest, path)
     return rest

@@ -23,7 +23,7 @@ OPEN_PATHS = ("/", "/health")  # paths that need no key, in addition to those be
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address `host`."""
-    if host == "localhost":
+    if host.lower().removesuffix(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -38,6 +38,7 @@ def add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(ApiKey, key=settings.api_key)
     if settings.host is not None and is_loopback(settings.host):
         app.add_middleware(LocalHost)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(AccessLog)
 
 
@@ -70,6 +71,17 @@ class AccessLog:
 def annotate(scope, **entries: Any) -> None:
     """Add entries to the line of a request in the access log."""
     scope.get("access_entry", {}).update(entries)
+
+
+class HeadAsGet:
+    """Gives a request with the method HEAD, as health checks send it, to the route for GET. uvicorn omits the body."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app(scope | {"method": "GET"} if is_head else scope, receive, send)
 
 
 class LocalHost:
@@ -124,6 +136,10 @@ class BodyLimits:
         limit, seconds = self._settings.max_body_bytes, self._settings.body_seconds
         deadline, size, is_complete = time.monotonic() + seconds, 0, False
         too_large = ApiError(f"the request body is too large: expected at most {limit} bytes", status=413)
+        if encoding := _header(scope, b"content-encoding").removeprefix("identity"):
+            message = f"Content-Encoding: got {encoding[:40]!r}, expected a body without compression"
+            error = ApiError(message, status=415)
+            return await error.response()(scope, receive, send)
         length = _header(scope, b"content-length")
         if length.isdecimal() and int(length[:20]) > limit:
             return await too_large.response()(scope, receive, send)

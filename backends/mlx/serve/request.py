@@ -37,16 +37,12 @@ IDENTITIES = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_ret
 
 
 class Strict(BaseModel):
-    """The base of all parts of a request: no conversion between types, and no unknown fields."""
+    """The base of all parts of a request: no conversion between types, and no unknown fields.
+
+    An unknown field with the value null has no effect. Clients send such fields, for instance in messages of answers.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
-
-class Returned(Strict):
-    """The base of parts of answers that clients send back.
-
-    Such a part may have further fields of OpenAI's API with the value null. They are dropped.
-    """
 
     @model_validator(mode="before")
     @classmethod
@@ -94,12 +90,13 @@ class GenerationRequest(SamplingFields):
     stop: Stops | None = None
     n: int | None = Field(1, ge=1, le=MAX_CHOICES)
     metadata: Metadata | None = None
-    ignore_eos: bool = False
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    ignore_eos: bool | None = False
+    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
 
     def generate_arguments(self) -> dict[str, Any]:
         """Return the arguments of `LLM.generate`, without the prompt."""
-        arguments = {name: getattr(self, name) for name in (*SamplingFields.model_fields, "ignore_eos", "priority")}
+        arguments = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        arguments |= {"ignore_eos": bool(self.ignore_eos), "priority": self.priority or 0}
         arguments["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         arguments["temperature"] = 1.0 if self.temperature is None else self.temperature  # OpenAI's default
         arguments["max_new_tokens"] = self.max_new_tokens

@@ -8,10 +8,10 @@ from pydantic import Discriminator, Field, Tag
 
 from .chat_request import FUNCTION_NAME, MAX_TOOLS, Arguments, ChatRequest, Content, ReasoningEffort
 from .errors import ApiError
-from .request import IDENTITIES, GenerationRequest, LogitBias, Metadata, Returned, Stops, StreamOptions, Strict
+from .request import IDENTITIES, GenerationRequest, Metadata, SamplingFields, Stops, StreamOptions, Strict
 
 
-class InputItemBase(Returned):
+class InputItemBase(Strict):
     """An item of the input. `id` and `status` come from answers that a client sends back."""
 
     id: str | None = None
@@ -47,18 +47,29 @@ class InputReasoning(InputItemBase):
     type: Literal["reasoning"]
     summary: list[Any] | None = None
     content: list[Any] | None = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None
+
+
+class InputReference(Strict):
+    """An item of an earlier answer, by its id. `check_fields` refuses it."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
 
 
 def _item_type(item: Any) -> Any:
-    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    """Return the type of an item. A reference may omit it."""
+    if not isinstance(item, dict):
+        return getattr(item, "type", None)
+    return item.get("type") or ("item_reference" if item.keys() == {"id"} else "message")
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputResult, Tag("function_call_output")]
-    | Annotated[InputReasoning, Tag("reasoning")],
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[InputReference, Tag("item_reference")],
     Discriminator(
         _item_type,
         custom_error_type="item_type",
@@ -117,15 +128,13 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(Returned):
+class ResponsesRequest(SamplingFields, Strict):
     """The request of `/v1/responses`. The server keeps no answers: `store` has no effect."""
 
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -137,28 +146,35 @@ class ResponsesRequest(Returned):
     store: bool | None = None
     truncation: Literal["disabled"] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     reasoning: Reasoning | None = None
-    # Not in OpenAI's API.
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = Field(None, ge=0, le=1)
-    logit_bias: LogitBias | None = None
+    # Not in OpenAI's API, as most sampling parameters.
     stop: Stops | None = None
+    ignore_eos: bool | None = False
+    priority: int | None = Field(0, ge=-(2**31), lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
+    def check_fields(self) -> None:
+        """Raise ApiError for a field that needs stored answers."""
+        references = [index for index, item in enumerate(self.input) if isinstance(item, InputReference)]
+        field = f"input.{references[0]}" if references else "background" if self.background else "previous_response_id"
+        if references or self.background or self.previous_response_id is not None:
+            message = "is not supported: this server stores no answers; send their items again, with store: false"
+            raise ApiError(f"{field} {message}", param=field, code="unsupported_parameter")
+
     def as_chat_request(self) -> ChatRequest:
-        """Return the chat request with the same answer."""
+        """Return the chat request with the same answer. Raises ApiError."""
+        self.check_fields()
         given = self.model_dump(
             exclude_none=True,
             include={*GenerationRequest.model_fields, "chat_template_kwargs"} - {"stream_options", *IDENTITIES},

@@ -21,6 +21,9 @@ from .settings import Settings
 
 CLOSE_SECONDS = 5  # after the grace time: the time to send the last events of the streams
 MAX_HEADER_BYTES = 64 * 1024
+# Longer than clients and proxies keep idle connections, usually for up to 60 s. Otherwise they could send a request at
+# the moment when the server closes the connection.
+KEEP_ALIVE_SECONDS = 75
 
 
 class _Server(uvicorn.Server):
@@ -45,7 +48,7 @@ def configuration(app, settings: Settings, **options) -> uvicorn.Config:
     timeout = int(settings.grace_seconds) + CLOSE_SECONDS
     return uvicorn.Config(
         app, http="h11", ws="none", access_log=False, server_header=False, timeout_graceful_shutdown=timeout,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, h11_max_incomplete_event_size=MAX_HEADER_BYTES, **options,
     )  # fmt: skip
 
 
