@@ -43,6 +43,12 @@ def quantize_affine(x, scale, zero_point):
     return torch.ops.torchao.quantize_affine(x, [1, 4], scale, zero_point, I8, -8, 7)
 
 
+def rounded(choose, x, low, high, dtype):
+    """Rounds x to integers and back, as PT2E does with activations whose range is computed in the program."""
+    parameters = *choose(x, low, high, 1e-5, dtype), low, high, dtype
+    return PT2E.dequantize_per_tensor(PT2E.quantize_per_tensor(x, *parameters), *parameters)
+
+
 I8 = torch.int8
 PT2E = torch.ops.quantized_decomposed
 AFFINE = dict(group_size=32, bits=4)
@@ -106,6 +112,12 @@ ROWS = [
         PT2E.dequantize_per_channel(q, scales, zero_points, 1, -128, 127, I8),
         PT2E.dequantize_per_channel(q, scales, None, 1, -128, 127, I8, out_dtype=bf16)),
         ints(3, 8, dtype=I8), floats(8, low=0.01, high=0.05, dtype=f32), ints(8)),
+    row("program/dynamic rounding", lambda x: (
+        rounded(PT2E.choose_qparams, x, -128, 127, I8), rounded(PT2E.choose_qparams, x.abs() + 1, 0, 255, torch.uint8)),
+        cases=[(floats(5, 8),), (floats(5, 8, low=0, high=1e-6),)]),
+    row("program/dynamic rounding, symmetric", lambda x: (
+        rounded(PT2E.choose_qparams_symmetric, x, -127, 127, I8),
+        rounded(PT2E.choose_qparams_symmetric, x, 0, 255, torch.uint8)), floats(5, 8)),
     row("_int_mm", cases=[(ints(20, 300, low=low, high=high, dtype=dtype), ints(300, 16, low=-128, high=128, dtype=I8))
                           for low, high, dtype in ((0, 256, torch.uint8), (-128, 128, I8))], edge_verified=False),
     row("_int_mm/long sums", torch._int_mm, ints(17, 30_001, low=111, high=128, dtype=I8),
@@ -279,12 +291,13 @@ def test_dynamic_activations(delegate, config):
         torch.testing.assert_close(method.execute([inputs])[0], model(inputs).detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_per_channel", (False, True))
-def test_pt2e(delegate, is_per_channel):
+@pytest.mark.parametrize("is_per_channel, is_dynamic", [(False, False), (True, False), (True, True)])
+def test_pt2e(delegate, is_per_channel, is_dynamic):
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 8)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 9, 9)
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=is_per_channel))
+    config = get_symmetric_quantization_config(is_per_channel=is_per_channel, is_dynamic=is_dynamic)
+    quantizer = XNNPACKQuantizer().set_global(config)
     prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
     prepared(x)
     model = convert_pt2e(prepared)

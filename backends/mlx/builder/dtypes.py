@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def scalar_type(dtype: torch.dtype) -> int:
 
 
 # 8-bit floats. MLX has no dtype for them, but the compiler can read their bytes.
-_BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
+BYTE_FLOATS = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
 _COMPLEX_ERROR = (
@@ -47,17 +48,14 @@ _COMPLEX_ERROR = (
 )
 
 
-def check_node(node: Node, *, allow_byte_floats: bool = False) -> None:
-    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks.
-
-    `allow_byte_floats` accepts 8-bit floats.
-    """
+def check_node(node: Node, allowed: Collection[torch.dtype] = ()) -> None:
+    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks and that is not `allowed`."""
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):
             if leaf.dtype.is_complex:
                 raise Unsupported(_COMPLEX_ERROR)
-            if not (allow_byte_floats and leaf.dtype in _BYTE_FLOATS):
+            if leaf.dtype not in allowed:
                 scalar_type(leaf.dtype)
 
 

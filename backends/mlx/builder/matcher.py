@@ -23,11 +23,13 @@ class Match:
     """The result of a pattern.
 
     `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion: `P` is the
-    builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node.
+    builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node. `hidden`
+    are dtypes that MLX lacks, of values that only nodes of the match use and that the handler does not compute.
     """
 
     nodes: tuple[Node, ...]
     lower: Callable[[Any, Node], Any]
+    hidden: tuple[torch.dtype, ...] = ()
 
 
 class Matcher:
@@ -99,8 +101,8 @@ class Matcher:
             return slot.constant_value
         raise NoMatch
 
-    def finish(self, last: Node, lower: Callable[[Any, Node], Any]) -> Match:
-        """Returns the match, with the handler `lower`.
+    def finish(self, last: Node, lower: Callable[[Any, Node], Any], hidden: tuple[torch.dtype, ...] = ()) -> Match:
+        """Returns the match, with the handler `lower` and the dtypes `hidden`.
 
         Raises `NoMatch` if a node of the match other than `last` has a user outside the match.
         """
@@ -108,7 +110,7 @@ class Matcher:
         for node in self.nodes:
             if node is not last and any(user not in inside for user in node.users):
                 raise NoMatch
-        return Match(tuple(self.nodes), lower)
+        return Match(tuple(self.nodes), lower, hidden)
 
 
 class NoMatch(Exception):

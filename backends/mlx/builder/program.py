@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -105,7 +105,8 @@ class ProgramBuilder(Emitter):
             if node.op == "get_attr":
                 self.set_value(node, self._attribute(module, node))
             elif node.op == "call_function" and node in matches:
-                self._lower_node(node, matches[node].lower, matches[node].nodes)
+                match = matches[node]
+                self._lower_node(node, match.lower, match.nodes, match.hidden)
             elif node.op == "call_function" and node not in matched:
                 self._lower_node(node, _call_handler, [node])
             elif node.op == "call_module":
@@ -129,17 +130,20 @@ class ProgramBuilder(Emitter):
                     break
         return matches
 
-    def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
+    def _lower_node(
+        self, node: Node, handler: Callable, covered: Sequence[Node], hidden: Collection[torch.dtype] = ()
+    ) -> None:
         """Lower `node` with `handler`, and record the value of `node` and the decision about it.
 
-        `covered` are the nodes that `handler` lowers: `node`, and the other nodes of a match. In a dry run, an
-        unsupported node is recorded with the reason. Otherwise `Unsupported` is raised.
+        `covered` are the nodes that `handler` lowers: `node`, and the other nodes of a match. They may have the dtypes
+        `hidden`, although MLX lacks them. In a dry run, an unsupported node is recorded with the reason. Otherwise
+        `Unsupported` is raised.
         """
         self._lowering.append(node)
         depth = len(self._lowering)
         try:
             for n in covered:
-                dtypes.check_node(n, allow_byte_floats=is_call(n, *DEQUANTIZE))
+                dtypes.check_node(n, dtypes.BYTE_FLOATS if is_call(n, *DEQUANTIZE) else hidden)
             self.set_value(node, fold(node, handler(self, node), self._values.get))
             reason = None
         except Unsupported as unsupported:

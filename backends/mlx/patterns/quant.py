@@ -1,10 +1,13 @@
 """A dequantization, fused with the operator that uses its result.
 
 A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the matrix rows of the quantized weight
-and then dequantizes only these rows.
+and then dequantizes only these rows. Where PT2E rounds activations to integers by a range that it computes in the program,
+the nodes become arithmetic instructions together, because the scale between them is float64.
 """
 
 from __future__ import annotations
+
+import operator
 
 import torch
 from torch.fx import Node
@@ -86,11 +89,58 @@ def _int8_product(P, node: Node) -> Match:
     return m.finish(node, lambda P, last: _product(P, P.value(x), unscaled, None))
 
 
+_CHOICES = tuple(f"quantized_decomposed.choose_qparams{kind}.tensor" for kind in ("", "_symmetric"))
+
+
+def _dynamic_rounding(P, node: Node) -> Match:
+    """Matches a dequantization of a quantization with the scale and zero point that choose_qparams finds for its input."""
+    m = Matcher(P)
+    q, *parameters, out_dtype = m.call(node, "quantized_decomposed.dequantize_per_tensor.tensor").args[:3] + (
+        node.kwargs.get("out_dtype"),
+    )
+    q = m.call(q, "quantized_decomposed.quantize_per_tensor.tensor")
+    x, *same_parameters, low, high, _ = q.args
+    if parameters != same_parameters:
+        raise NoMatch
+    for index, parameter in enumerate(parameters):
+        if not isinstance(parameter, Node) or parameter.target is not operator.getitem or parameter.args[1] != index:
+            raise NoMatch
+        m.nodes.append(parameter)
+    choice = m.call(parameters[0].args[0], *_CHOICES)
+    if parameters[1].args[0] is not choice or choice.args[0] is not x:
+        raise NoMatch
+    *bounds, smallest_scale, dtype = choice.args[1:]
+    middle = None if aten_target(choice.target).name().endswith("choose_qparams.tensor") else 128 * (dtype == torch.uint8)
+
+    def lower(P, last):
+        limits = *bounds, smallest_scale, middle, low, high
+        return P.trace(_round_dynamically, P.value(x), *limits, out_dtype or torch.float32)[0]
+
+    return m.finish(node, lower, hidden=(torch.float64,))
+
+
+def _round_dynamically(x, lowest, highest, smallest_scale, middle, low, high, dtype):
+    """Rounds x to integers and back, with the scale of its range.
+
+    `middle` is the integer for zero, or None if it is chosen so that the integers from `lowest` to `highest` cover the
+    range.
+    """
+    negative, positive = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    if middle is None:
+        scale = (positive - negative) / (highest - lowest)
+    else:
+        scale = torch.maximum(-negative, positive) / ((highest - lowest) / 2)
+    scale = scale.float().clamp(min=smallest_scale)
+    zero = middle if middle is not None else (lowest - torch.round(negative / scale)).clamp(lowest, highest)
+    q = torch.clamp(torch.round(x.float() * (1.0 / scale)) + zero, low, high)
+    return ((q - zero) * scale).to(dtype)
+
+
 def _product(P, x, weight, bias):
     y = P.emit(ir.QuantizedMatmulNode, x=x, **weight.packed_fields(P, x.dtype), transpose=True)
     y = apply_factor(P, y, weight.factor, y.dtype)
     return y if bias is None else P.emit(ir.AddNode, a=y, b=bias)
 
 
-for _pattern in (_linear, _embedding, _int8_product):
+for _pattern in (_linear, _embedding, _int8_product, _dynamic_rounding):
     REGISTRY.pattern(attempt(_pattern))
