@@ -125,6 +125,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     checker.check_backends();
   }
   (draw_ ? draw_ : logits_)->load();
+  prompt_buffers_ = open_buffers(); // no other method is loaded yet
 }
 
 void LlmProgram::make_decode_methods() {
@@ -201,9 +202,13 @@ bool LlmProgram::has_only_mlx_state() const {
   return std::all_of(all.begin(), all.end(), [](const auto* m) { return m->is_one_mlx_call(); });
 }
 
-const void* LlmProgram::state_key() const {
+std::shared_ptr<executorch_mlx_buffers> LlmProgram::open_buffers() const {
   const auto map = module_->program()->get_named_data_map();
-  return map.ok() ? *map : nullptr;
+  executorch_mlx_buffers* buffers = nullptr;
+  if (!has_only_mlx_state() || !map.ok() || executorch_mlx_buffers_open(*map, &buffers) != 0) {
+    return nullptr;
+  }
+  return {buffers, executorch_mlx_buffers_close};
 }
 
 const char* LlmProgram::unsupported_parameter(const RequestOptions& options) const {
