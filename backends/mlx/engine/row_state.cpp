@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <span>
 #include <thread>
 
@@ -218,8 +219,10 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   for (size_t i = 0; i < buffers.count(); ++i) {
     header.num_bytes += buffers.range(i, row.index, length, row.written).bytes;
   }
-  // The file has a temporary name until it is complete.
-  const std::string temporary = str(path, ".", getpid(), ".tmp");
+  // The file has a temporary name until it is complete. The name is random, because other engines may save to the path
+  // at the same time.
+  std::random_device random;
+  const std::string temporary = str(path, ".", random(), random(), ".tmp");
   std::ofstream file(temporary, std::ios::binary);
   const auto write = [&](std::span<const char> bytes) {
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
