@@ -14,7 +14,9 @@ from typing import Any
 from . import binding
 from .metrics import Metrics
 from .program import Program, in_callback
-from .sampling_parameters import PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, shown
+from .sampling_parameters import (
+    PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, python_number, shown,
+)  # fmt: skip
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
@@ -85,7 +87,8 @@ class Options:
 
     def __post_init__(self):
         for name, lowest in (("max_new_tokens", 1), ("logprobs", 0), ("priority", -(2**31)), ("draft", -1)):
-            value = getattr(self, name)
+            value = python_number(getattr(self, name))
+            object.__setattr__(self, name, value)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (is_integer and lowest <= value < 2**31):
                 raise SettingError(name, f": got {shown(value)}, expected an integer of at least {lowest}")
