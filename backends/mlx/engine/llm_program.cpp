@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "check.h"
+#include "fork_check.h"
 #include "profile.h"
 #include "row_state.h"
 
@@ -79,6 +80,7 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 } // namespace
 
 LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
+  check_not_forked();
   executorch::runtime::runtime_init();
   const int registered = executorch_mlx_register();
   check(
@@ -403,6 +405,7 @@ bool LlmProgram::copy_row(int64_t from, int64_t to, int64_t length, int64_t writ
 }
 
 void LlmProgram::follow() {
+  check_not_forked();
   check_argument(group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
   group_->follow([this](std::span<const char> message) { return repeat(message); });
 }

@@ -144,6 +144,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
     def __next__(self) -> Token:
         while self.finish is None:
+            self._program.check_process()
             token = self._take(self._request.events.get())
             if token is not None:
                 return token
@@ -151,6 +152,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
     async def __anext__(self) -> Token:
         while self.finish is None:
+            self._program.check_process()
             try:
                 event = self._request.events.get_nowait()
             except Empty:

@@ -58,7 +58,8 @@ class LLM:
     The engine runs as many requests at once as the program has rows; others wait. It starts a request as soon as
     you make it. It has its own thread, so that Python code runs meanwhile. The tokens of an answer do not depend on
     other requests. If the KV cache already holds the first tokens of a prompt, these tokens are not computed again. A
-    turn of a chat therefore only computes the new messages. All methods may be called from any thread.
+    turn of a chat therefore only computes the new messages. All methods may be called from any thread. A process that
+    was forked after a model was loaded can neither use it nor load another one: both raise RuntimeError.
 
     Attributes: `program`; `tokenizer`, or None; `eos_ids`, the token ids that end an answer; `rows`, the number of
     requests that run at once.
