@@ -274,3 +274,9 @@ def test_unknown_and_invalid_arguments(llm):
         llm.generate(PROMPT, temprature=1.0)
     with pytest.raises(SettingError, match="max_new_tokens: got 0, expected an integer of at least 1"):
         llm.generate(PROMPT, max_new_tokens=0)
+    for prompt in (b"text", 7, None, ["a"], [1.5]):
+        with pytest.raises(TypeError, match="^prompt: got .*, expected text or token ids"):
+            llm.generate(prompt)
+    for messages in ("text", {"role": "user", "content": "text"}):
+        with pytest.raises(TypeError, match="^messages: got .*, expected a list"):
+            llm.chat(messages)

@@ -126,6 +126,18 @@ def test_classify_with_the_head_only(mask_program, single):
         llm.score([5], [[6]])
 
 
+def test_single_elements_in_place_of_lists(single):
+    for prompts in ("text", b"text", {"prompt": "text"}):
+        with pytest.raises(TypeError, match=r"^prompts: got .*text.*, expected a list"):
+            single.generate_batch(prompts)
+    with pytest.raises(TypeError, match="^prompt: got 7, expected text or token ids"):
+        single.generate_batch([7, 8])
+    with pytest.raises(TypeError, match="^prompts: got 'text', expected a list"):
+        single.classify("text", LABELS)
+    with pytest.raises(TypeError, match="^labels: got 'ab', expected a list"):
+        single.classify(["text"], "ab")
+
+
 def test_label_errors(single, batched):
     with pytest.raises(ValueError, match="expected at least two non-empty labels"):
         single.classify([LONG], [" value"])

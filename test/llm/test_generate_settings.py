@@ -1,5 +1,6 @@
 """Sampling parameters: the head and the host draw the same tokens. Unsupported parameters are errors."""
 
+import numpy as np
 import pytest
 import small_llm
 import torch
@@ -153,6 +154,10 @@ def test_unsupported_parameter_is_an_error(batch_program):
         ("allowed_tokens", 3, "allowed_tokens: got 3, expected a function"),
         ("stop_ids", ["a"], "stop_ids: got ['a'], expected token ids"),
         ("stop_ids", [1.5], "stop_ids: got [1.5], expected token ids"),
+        ("stop_ids", b"\n", "stop_ids: got b'\\n', expected token ids"),
+        ("stop_ids", 3, "stop_ids: got 3, expected token ids"),
+        ("temperature", np.float32("nan"), "temperature: got nan, expected a number"),
+        ("top_p", np.bool_(True), f"top_p: got {np.bool_(True)!r}, expected a number"),
         ("stop_ids", [-1], "stop_ids: got -1, expected a token id"),
         ("stop_ids", [2**64 + 5], f"stop_ids: got {2**64 + 5}, expected a token id"),
         ("stop", "\ud800", "stop: got ['\\ud800'], expected non-empty strings without zeros and lone surrogates"),
@@ -168,6 +173,16 @@ def test_values_are_checked(head, name, value, message):
         head.generate(PROMPT, **{name: value})
     assert str(caught.value) == message and caught.value.name == name
     assert set(generation._requests) <= known  # a refused request leaves nothing behind
+
+
+def test_numbers_of_numpy(head):
+    settings = {"temperature": np.float64(0.75), "top_p": np.float32(0.5), "top_k": np.int32(20), "seed": np.uint64(9)}
+    settings |= {"repetition_penalty": np.float32(0.5), "max_new_tokens": np.int64(9), "priority": np.int8(1)}
+    plain = {name: value.item() for name, value in settings.items()}
+    tokens = drawn(head, logit_bias={np.int64(300): np.float16(4)}, **settings)
+    assert tokens == drawn(head, logit_bias={300: 4.0}, **plain)
+    assert SamplingParameters(temperature=np.float32(0.5)) == SamplingParameters(temperature=0.5)
+    assert type(generation.Options(logprobs=np.int64(3)).logprobs) is int
 
 
 def test_request_that_cannot_be_passed_to_the_engine_leaves_nothing_behind(head):

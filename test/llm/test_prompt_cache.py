@@ -1,6 +1,7 @@
 """The KV cache of a prompt in a file: `LLM.save_prefix`, `LLM.load_prefix`, and `run --prompt-cache`."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import small_llm
@@ -59,6 +60,21 @@ def test_file_errors(llm, tmp_path):
         llm.save_prefix(PROMPT, tmp_path / "no" / "cache")
     with pytest.raises(ValueError, match="prompt: got 0 tokens"):
         llm.save_prefix([], tmp_path / "cache")
+
+
+def test_engines_may_save_to_the_same_path(chat_program, llm, tmp_path):
+    """The file is that of one of the engines. They write at the same time, because they have their own threads."""
+
+    def save(engine: LLM, prompt: list[int]) -> None:
+        for _ in range(150):
+            engine.save_prefix(prompt, tmp_path / "cache")
+
+    with LLM.load(chat_program) as other, ThreadPoolExecutor() as threads:
+        saves = [threads.submit(save, llm, PROMPT), threads.submit(save, other, PROMPT[:40])]
+        for saved in saves:
+            saved.result()
+    assert llm.load_prefix(tmp_path / "cache") in (len(PROMPT), 40)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 def test_run_with_a_prompt_cache(chat_program, llm, tmp_path, capfd):

@@ -72,5 +72,9 @@ def test_arguments_are_checked(llm):
         llm.score(PROMPT, [[small_llm.VOCABULARY]])
     with pytest.raises(ValueError, match="prompt: got 0 tokens"):
         llm.score([], [[5]])
+    with pytest.raises(TypeError, match="continuations: got ' value', expected a list"):
+        llm.score(PROMPT, " value")
+    with pytest.raises(TypeError, match="continuations: got 5, expected text or token ids"):
+        llm.score(PROMPT, [5, 6])
     with pytest.raises(ValueError, match="logprobs: got -1, expected an integer of at least 0"):
         llm.generate(PROMPT, logprobs=-1)

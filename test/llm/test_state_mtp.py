@@ -232,3 +232,25 @@ def test_cancelled_answers(good_head):
             generation.result()
             rest = llm.generate(PROMPT + first, max_new_tokens=30 - count, ignore_eos=True, draft=4).result()
             assert first + rest.tokens == whole
+
+
+def test_prompt_caches_do_not_depend_on_the_loaded_methods(good_head, tmp_path):
+    """Draft tokens load methods that have buffers of their own. The file has none of them."""
+    options = {"max_new_tokens": 20, "ignore_eos": True}
+    before, after = tmp_path / "before", tmp_path / "after"
+
+    def check(llm: LLM, path) -> None:
+        assert llm.load_prefix(path) == len(PROMPT)
+        answer = llm.generate(PROMPT + [8], draft=4, **options).result()
+        assert answer.tokens == expected and answer.metrics.cached_tokens == len(PROMPT)
+        assert answer.metrics.accepted_tokens > 0
+
+    with LLM.load(good_head, reuse_prompts=False) as llm:
+        expected = llm.generate(PROMPT + [8], draft=0, **options).result().tokens
+    with LLM.load(good_head) as llm:
+        llm.save_prefix(PROMPT, before)
+        assert llm.generate(PROMPT, draft=4, **options).result().metrics.drafted_tokens > 0
+        llm.save_prefix(PROMPT, after)
+        check(llm, before)
+    with LLM.load(good_head) as llm:
+        check(llm, after)

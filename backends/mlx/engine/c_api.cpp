@@ -2,6 +2,7 @@
 #pragma GCC visibility push(default) // the library exports only these functions
 #include <executorch_mlx/executorch_mlx.h>
 #pragma GCC visibility pop
+#include <executorch_mlx/delegate.h>
 
 #include <algorithm>
 #include <atomic>
@@ -162,10 +163,10 @@ executorch_mlx_status executorch_mlx_model_load(
 }
 
 void executorch_mlx_model_free(executorch_mlx_model* model) {
-  if (model != nullptr) {
+  if (model != nullptr && !executorch_mlx_is_forked()) {
     model->program->leave_group(); // requests that still exist keep the program
+    delete model;
   }
-  delete model;
 }
 
 executorch_mlx_status executorch_mlx_model_get_int(const executorch_mlx_model* model, const char* name, int64_t* value) {
@@ -254,7 +255,7 @@ executorch_mlx_status executorch_mlx_engine_create(
 }
 
 void executorch_mlx_engine_free(executorch_mlx_engine* engine) {
-  if (engine != nullptr) {
+  if (engine != nullptr && !executorch_mlx_is_forked()) {
     engine->scheduler.reset();
     engine->model->has_engine = false;
     delete engine;
@@ -376,7 +377,7 @@ void executorch_mlx_request_cancel(executorch_mlx_request* request) {
 }
 
 bool executorch_mlx_request_wait(executorch_mlx_request* request, double seconds) {
-  return request == nullptr || request->request->wait(seconds);
+  return request == nullptr || (!executorch_mlx_is_forked() && request->request->wait(seconds));
 }
 
 void executorch_mlx_request_get_info(const executorch_mlx_request* request, executorch_mlx_request_info* info) {
@@ -390,7 +391,7 @@ const char* executorch_mlx_request_error(const executorch_mlx_request* request) 
 }
 
 void executorch_mlx_request_free(executorch_mlx_request* request) {
-  if (request == nullptr) {
+  if (request == nullptr || executorch_mlx_is_forked()) {
     return;
   }
   request->request->cancel();

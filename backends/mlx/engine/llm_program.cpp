@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "check.h"
+#include "fork_check.h"
 #include "profile.h"
 #include "row_state.h"
 
@@ -79,6 +80,7 @@ std::vector<float> last_position(const Tensor& logits, int64_t i, int64_t vocab_
 } // namespace
 
 LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool profile) : path_(path) {
+  check_not_forked();
   executorch::runtime::runtime_init();
   const int registered = executorch_mlx_register();
   check(
@@ -125,6 +127,7 @@ LlmProgram::LlmProgram(const std::string& path, const std::string& device, bool 
     checker.check_backends();
   }
   (draw_ ? draw_ : logits_)->load();
+  prompt_buffers_ = open_buffers(); // no other method is loaded yet
 }
 
 void LlmProgram::make_decode_methods() {
@@ -201,9 +204,13 @@ bool LlmProgram::has_only_mlx_state() const {
   return std::all_of(all.begin(), all.end(), [](const auto* m) { return m->is_one_mlx_call(); });
 }
 
-const void* LlmProgram::state_key() const {
+std::shared_ptr<executorch_mlx_buffers> LlmProgram::open_buffers() const {
   const auto map = module_->program()->get_named_data_map();
-  return map.ok() ? *map : nullptr;
+  executorch_mlx_buffers* buffers = nullptr;
+  if (!has_only_mlx_state() || !map.ok() || executorch_mlx_buffers_open(*map, &buffers) != 0) {
+    return nullptr;
+  }
+  return {buffers, executorch_mlx_buffers_close};
 }
 
 const char* LlmProgram::unsupported_parameter(const RequestOptions& options) const {
@@ -398,6 +405,7 @@ bool LlmProgram::copy_row(int64_t from, int64_t to, int64_t length, int64_t writ
 }
 
 void LlmProgram::follow() {
+  check_not_forked();
   check_argument(group_ != nullptr && !leads_group(), path_, ": expected a process other than the first of a group");
   group_->follow([this](std::span<const char> message) { return repeat(message); });
 }

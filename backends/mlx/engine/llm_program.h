@@ -2,6 +2,7 @@
 #pragma once
 
 #include <executorch/extension/module/module.h>
+#include <executorch_mlx/buffers.h>
 
 #include <cstdint>
 #include <functional>
@@ -69,8 +70,14 @@ class LlmProgram {
   bool runs_on_cpu() const {
     return runs_on_cpu_;
   }
-  // Identifies the program for executorch_mlx/buffers.h.
-  const void* state_key() const;
+  // The mutable buffers of all methods that are loaded now. Null unless has_only_mlx_state(), or after an error, which
+  // the log describes.
+  std::shared_ptr<executorch_mlx_buffers> open_buffers() const;
+  // The mutable buffers of the method that reads prompts: what a prompt leaves in a row is in these. Methods that are
+  // loaded later may have others, which they fill themselves. Null if open_buffers() was.
+  const std::shared_ptr<executorch_mlx_buffers>& prompt_buffers() const {
+    return prompt_buffers_;
+  }
 
   // The largest number of tokens that verify() takes; 0 if the program has no such method.
   int64_t max_verify() const {
@@ -197,6 +204,7 @@ class LlmProgram {
   std::unique_ptr<Method> draw_, verify_, draft_, rewind_, logits_;
   // decode_2, decode_4, ... and decode, in this order. They return tokens if metadata_.has_head, else logits.
   std::vector<std::unique_ptr<Method>> decodes_;
+  std::shared_ptr<executorch_mlx_buffers> prompt_buffers_;
 };
 
 } // namespace executorch_mlx

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <span>
 #include <thread>
 
@@ -30,8 +31,9 @@ struct JoiningThread {
   }
 };
 
-// The header of a file. The file consists of this header, the token ids of the row, and the contents of the buffers in
-// the order of executorch_mlx/buffers.h. The sizes of these contents follow from the program and the header.
+// The header of a file. The file consists of this header, the token ids of the row, and the contents of
+// LlmProgram::prompt_buffers() in the order of executorch_mlx/buffers.h. The sizes of these contents follow from the
+// program and the header.
 struct Header {
   char magic[8] = {'E', 'X', 'M', 'L', 'X', 'P', 'F', 'X'};
   uint64_t version = 1;
@@ -111,15 +113,12 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// The buffers of a program, and the range of each that a row uses.
+// Buffers of a program, and the range of each that a row uses.
 class RowBuffers {
  public:
-  explicit RowBuffers(const LlmProgram& program) : program_(program) {
-    executorch_mlx_buffers* buffers = nullptr;
-    check(
-        program.has_only_mlx_state() && executorch_mlx_buffers_open(program.state_key(), &buffers) == 0,
-        EXECUTORCH_MLX_INVALID_ARGUMENT, "prefix: the program keeps its cache outside of MLX");
-    buffers_.reset(buffers);
+  RowBuffers(const LlmProgram& program, std::shared_ptr<executorch_mlx_buffers> buffers)
+      : program_(program), buffers_(std::move(buffers)) {
+    check_argument(buffers_ != nullptr, "prefix: the program keeps its cache outside of MLX");
   }
 
   size_t count() const {
@@ -163,13 +162,8 @@ class RowBuffers {
         executorch_mlx_buffers_describe(buffers_.get(), buffer), ": ");
   }
 
-  struct Close {
-    void operator()(executorch_mlx_buffers* buffers) const {
-      executorch_mlx_buffers_close(buffers);
-    }
-  };
   const LlmProgram& program_;
-  std::unique_ptr<executorch_mlx_buffers, Close> buffers_;
+  const std::shared_ptr<executorch_mlx_buffers> buffers_;
 };
 
 // Throws EngineError unless the model has one part: a file would hold only the part of the row that this process has.
@@ -187,7 +181,7 @@ uint64_t program_hash(const LlmProgram& program) {
 
 bool copy_buffers(const LlmProgram& program, int64_t from, int64_t to, int64_t length, int64_t written) {
   try {
-    RowBuffers buffers(program);
+    RowBuffers buffers(program, program.open_buffers());
     for (size_t i = 0; i < buffers.count(); ++i) {
       const auto source = buffers.range(i, from, length, written);
       const auto target = buffers.range(i, to, length, written);
@@ -216,7 +210,7 @@ bool copy_row(const LlmProgram& program, const Row& from, Row& to, int64_t lengt
 
 void save_row(const LlmProgram& program, const Row& row, const std::string& path) {
   check_one_part(program);
-  RowBuffers buffers(program);
+  RowBuffers buffers(program, program.prompt_buffers());
   const auto length = static_cast<int64_t>(row.ids.size());
   Header header;
   header.program = program_hash(program);
@@ -225,8 +219,10 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
   for (size_t i = 0; i < buffers.count(); ++i) {
     header.num_bytes += buffers.range(i, row.index, length, row.written).bytes;
   }
-  // The file has a temporary name until it is complete.
-  const std::string temporary = str(path, ".", getpid(), ".tmp");
+  // The file has a temporary name until it is complete. The name is random, because other engines may save to the path
+  // at the same time.
+  std::random_device random;
+  const std::string temporary = str(path, ".", random(), random(), ".tmp");
   std::ofstream file(temporary, std::ios::binary);
   const auto write = [&](std::span<const char> bytes) {
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -254,7 +250,7 @@ void save_row(const LlmProgram& program, const Row& row, const std::string& path
 
 void load_row(const LlmProgram& program, Row& row, const std::string& path) {
   check_one_part(program);
-  RowBuffers buffers(program);
+  RowBuffers buffers(program, program.prompt_buffers());
   const MappedFile file(path);
   auto rest = file.bytes();
   Header header;

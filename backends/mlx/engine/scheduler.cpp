@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "check.h"
+#include "fork_check.h"
 #include "host_sampler.h"
 
 namespace executorch_mlx {
@@ -28,6 +29,7 @@ Scheduler::Scheduler(LlmProgram& program, LlmProgram* draft, const executorch_ml
       options_(options),
       rows_(program, options.reuse_prompts),
       overlaps_((options.overlap < 0 ? !program.runs_on_cpu() : options.overlap > 0) && program.can_defer()) {
+  check_not_forked();
   if (draft != nullptr) {
     guesser_ = std::make_unique<DraftModel>(*draft, options.reuse_prompts);
   } else if (program.has_mtp_head()) {
@@ -46,6 +48,7 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::submit(std::shared_ptr<Request> request) {
+  check_not_forked();
   {
     std::lock_guard lock(mutex_);
     const int64_t free = program_.metadata().rows - stats_.running;
@@ -68,6 +71,7 @@ void Scheduler::run(std::vector<int64_t> prompt, std::function<bool(Row&)> work)
 }
 
 executorch_mlx_engine_stats Scheduler::stats() const {
+  check_not_forked(); // a thread may have held the mutex during the fork
   std::lock_guard lock(mutex_);
   auto stats = stats_;
   stats.rows = program_.metadata().rows;

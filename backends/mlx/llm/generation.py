@@ -14,7 +14,9 @@ from typing import Any
 from . import binding
 from .metrics import Metrics
 from .program import Program, in_callback
-from .sampling_parameters import PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, shown
+from .sampling_parameters import (
+    PENALTIES, SamplingParameters, SettingError, check_integer, mask_word_count, python_number, shown,
+)  # fmt: skip
 
 # The reasons for which an answer ends, in the order of executorch_mlx_finish.
 FINISH_REASONS = (None, "stop", "length", "context", "cancelled", "error")
@@ -85,7 +87,8 @@ class Options:
 
     def __post_init__(self):
         for name, lowest in (("max_new_tokens", 1), ("logprobs", 0), ("priority", -(2**31)), ("draft", -1)):
-            value = getattr(self, name)
+            value = python_number(getattr(self, name))
+            object.__setattr__(self, name, value)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (is_integer and lowest <= value < 2**31):
                 raise SettingError(name, f": got {shown(value)}, expected an integer of at least {lowest}")
@@ -141,6 +144,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
     def __next__(self) -> Token:
         while self.finish is None:
+            self._program.check_process()
             token = self._take(self._request.events.get())
             if token is not None:
                 return token
@@ -148,6 +152,7 @@ class Generation(Iterator[Token], AsyncIterator[Token]):
 
     async def __anext__(self) -> Token:
         while self.finish is None:
+            self._program.check_process()
             try:
                 event = self._request.events.get_nowait()
             except Empty:

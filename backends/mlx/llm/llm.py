@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import reprlib
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,7 +58,8 @@ class LLM:
     The engine runs as many requests at once as the program has rows; others wait. It starts a request as soon as
     you make it. It has its own thread, so that Python code runs meanwhile. The tokens of an answer do not depend on
     other requests. If the KV cache already holds the first tokens of a prompt, these tokens are not computed again. A
-    turn of a chat therefore only computes the new messages. All methods may be called from any thread.
+    turn of a chat therefore only computes the new messages. All methods may be called from any thread. A process that
+    was forked after a model was loaded can neither use it nor load another one: both raise RuntimeError.
 
     Attributes: `program`; `tokenizer`, or None; `eos_ids`, the token ids that end an answer; `rows`, the number of
     requests that run at once.
@@ -172,7 +174,8 @@ class LLM:
 
         Raises PromptLengthError for an empty prompt, or one longer than the context; SettingError for an argument that
         is invalid, or that the program does not support; ValueError if `prompt` is text and there is no tokenizer, or
-        if a token id is outside the vocabulary; TypeError for an unknown parameter; BusyError if the queue is full.
+        if a token id is outside the vocabulary; TypeError for an unknown parameter, or a prompt of another type; and
+        BusyError if the queue is full.
         """
         options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
         return Generation(self.program, self.prompt_ids(prompt), _sampling_parameters(parameters), options)
@@ -198,6 +201,7 @@ class LLM:
         Raises ValueError if there is no chat template or the template rejects the messages, and the
         errors of `generate`.
         """
+        _check_list("messages", messages)
         if self.tokenizer is None:
             raise ValueError(f"chat: {self._name} has no tokenizer; pass a folder with a tokenizer to LLM.load")
         text = self.tokenizer.chat_text(messages, template_options)
@@ -226,6 +230,7 @@ class LLM:
 
         Raises the errors of `generate`, except those about a prompt.
         """
+        _check_list("prompts", prompts)
         sampling = _sampling_parameters(parameters)
         options = self._options(max_new_tokens, stop, stop_ids, ignore_eos, logprobs, priority, draft)
         running: deque[Generation] = deque()
@@ -261,9 +266,11 @@ class LLM:
         label, and need a head with `allowed_tokens`.
 
         Raises ValueError if the labels cannot be distinguished, or if the program returns neither logits nor log
-        probabilities and does not take `allowed_tokens`.
+        probabilities and does not take `allowed_tokens`, and TypeError for arguments of another type.
         """
-        ids = {label: self.encode(label, special=False) for label in labels}
+        _check_list("prompts", prompts)
+        _check_list("labels", labels)
+        ids = {label: self._encode("labels", label, special=False) for label in labels}
         if len(ids) < len(labels):
             raise ValueError(f"labels: got {list(labels)}, expected different labels")
         classifier = Classifier(self.program, ids)
@@ -288,13 +295,14 @@ class LLM:
         Raises ValueError if a continuation is empty or does not fit into the context, or if the program returns neither
         logits nor log probabilities, and the errors of `generate` about prompts.
         """
+        _check_list("continuations", continuations)
         if not can_score(self.program):
             raise ValueError(
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
         prompt_ids = self.prompt_ids(prompt)
-        ids = [self.encode(continuation, special=False) for continuation in continuations]
+        ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
         for continuation in ids:
             if not 0 < len(continuation) <= room:
@@ -325,16 +333,22 @@ class LLM:
         """Return the token ids of `prompt`. If `prompt` holds token ids, return a list of the same ids.
 
         `special` adds the special tokens that the model expects around a text. Raises ValueError if
-        `prompt` is text and there is no tokenizer.
+        `prompt` is text and there is no tokenizer, and TypeError if it is neither text nor token ids.
         """
-        if not isinstance(prompt, str):
-            return [operator.index(token) for token in prompt]
+        return self._encode("prompt", prompt, special)
+
+    def _encode(self, argument: str, text: Prompt, special: bool) -> list[int]:
+        if not isinstance(text, str):
+            try:
+                return _token_ids(text)
+            except TypeError as error:
+                raise TypeError(f"{argument}: got {reprlib.repr(text)}, expected text or token ids") from error
         if self.tokenizer is None:
             raise ValueError(
-                f"prompt: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
+                f"{argument}: got text, but {self._name} has no tokenizer; pass token ids, or pass a folder with a "
                 "tokenizer to LLM.load"
             )
-        return self.tokenizer.encode(prompt, special)
+        return self.tokenizer.encode(text, special)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of `prompt`. Raises the errors of `generate` about prompts."""
@@ -388,13 +402,25 @@ class LLM:
         draft: int,
     ) -> Options:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        ids = list(stop_ids)
         try:
-            own = frozenset(map(operator.index, ids))
+            own = frozenset(_token_ids(stop_ids))
         except TypeError as error:
-            raise SettingError("stop_ids", f": got {ids!r}, expected token ids") from error
+            raise SettingError("stop_ids", f": got {reprlib.repr(stop_ids)}, expected token ids") from error
         stops = own if ignore_eos else own | self.eos_ids
         return Options(max_new_tokens, strings, stops, ignore_eos, logprobs, priority, draft)
+
+
+def _token_ids(values: Iterable[int]) -> list[int]:
+    """Return token ids as Python integers. Raises TypeError for other values; bytes are not token ids."""
+    if isinstance(values, (bytes, bytearray)):
+        raise TypeError("got bytes")
+    return [operator.index(token) for token in values]
+
+
+def _check_list(argument: str, values: Any) -> None:
+    """Raise TypeError for a single element: iteration over a text or a mapping would yield parts of the element."""
+    if isinstance(values, (str, bytes, bytearray, Mapping)):
+        raise TypeError(f"{argument}: got {reprlib.repr(values)}, expected a list")
 
 
 def _start_processes(path: Path, hosts: Sequence[str] | None, device: str | None) -> tuple[Path, Processes | None]:

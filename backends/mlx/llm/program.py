@@ -93,7 +93,8 @@ class Program:
         # process, before Python becomes unable to run the callbacks of the engine's thread.
         self._frees = [] if processes is None else [processes.close]
         self._frees.append(partial(self._library.model_free, self._model))
-        self._finalizer = weakref.finalize(self, _free_all, self._frees)
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _free_all, self._frees, self._process)
         self.chunk: int = self.get("get_max_seq_len", 1)
         self.max_context_len: int = self.get("get_max_context_len", self.chunk)
         self.rows: int = self.get("get_max_batch_size", 1)
@@ -117,9 +118,18 @@ class Program:
         """Cancel all requests and free the memory. Closing again has no effect."""
         self._finalizer()
 
+    def check_process(self) -> None:
+        """Raise RuntimeError if the process was forked after the program was loaded: it lacks the engine's thread."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{self.path.name}: this process was forked after the model was loaded, so it lacks the thread of the "
+                "engine; load the model in the child process, and start that with multiprocessing's method spawn"
+            )
+
     @property
     def engine(self) -> ctypes.c_void_p:
-        """The engine. Raises RuntimeError if the program is closed."""
+        """The engine. Raises RuntimeError if the program is closed, and the error of `check_process`."""
+        self.check_process()
         if not self._finalizer.alive:
             raise RuntimeError(f"{self.path.name} is closed")
         return self._engine
@@ -219,10 +229,12 @@ def in_callback() -> Iterator[None]:
         _this_thread.is_engine = False
 
 
-def _free_all(frees: list[Callable[[], None]]) -> None:
+def _free_all(frees: list[Callable[[], None]], process: int) -> None:
+    if os.getpid() != process:  # a fork has neither the threads to wait for nor processes of its own to end
+        return
     # The garbage collector may come here during a callback. The thread of an engine cannot wait for its own end.
     if getattr(_this_thread, "is_engine", False):
-        threading.Thread(target=_free_all, args=(frees,)).start()
+        threading.Thread(target=_free_all, args=(frees, process)).start()
         return
     while frees:
         frees.pop()()

@@ -11,6 +11,7 @@ This module does not import torch, so that `--help` stays fast.
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,8 @@ def _parameter_field(off: Any, help: str, **spec: Any) -> Any:
 class SamplingParameters:
     """The sampling parameters of one request, in the order of the inputs of a program.
 
-    By default, each parameter has its off value. None also stands for the off value.
+    By default, each parameter has its off value. None also stands for the off value. The numbers of numpy are accepted,
+    and become Python numbers.
 
     - `temperature`, `top_p`, `top_k`, `min_p`: see `mlx::sample`.
     - `seed`: the seed of the first draw. Step `i` draws with `seed + i`.
@@ -129,8 +131,8 @@ class SamplingParameters:
 
     def __post_init__(self):
         for name, spec in PARAMETERS.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, spec.off)
+            value = getattr(self, name)
+            object.__setattr__(self, name, spec.off if value is None else python_number(value))
         for name, spec in SCALARS.items():
             value = getattr(self, name)
             if spec.type is float:
@@ -141,7 +143,9 @@ class SamplingParameters:
             raise SettingError("repetition_penalty", f": got {self.repetition_penalty}, expected more than 0")
         if not isinstance(self.logit_bias, Mapping):
             raise SettingError("logit_bias", f": got {self.logit_bias!r}, expected a mapping from token ids to numbers")
-        for token, value in self.logit_bias.items():
+        bias = {python_number(token): python_number(value) for token, value in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", bias)
+        for token, value in bias.items():
             check_integer("logit_bias", token, 0, 2**63, "a token id")
             _check_number("logit_bias", value, infinite=True)
         if self.allowed_tokens is not None and not callable(self.allowed_tokens):
@@ -167,6 +171,15 @@ TOKENS_PER_MASK_WORD = 32  # the number of tokens for which one integer of a mas
 def mask_word_count(vocab_size: int) -> int:
     """Return the number of 32-bit integers in the mask of a sequence: ceil(vocab_size / 32)."""
     return -(-vocab_size // TOKENS_PER_MASK_WORD)
+
+
+def python_number(value: Any) -> Any:
+    """Return a number of another library, such as numpy, as an int or a float. Return any other value unchanged."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _check_number(name: str, value: Any, infinite: bool = False) -> None:

@@ -2,6 +2,7 @@
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/log.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -172,6 +173,17 @@ void execute_call(Handle& handle, Arguments args, et::EventTracer* tracer, const
   write_tensor_outputs(handle.program, args, outputs);
 }
 
+const pid_t loading_process = getpid();  // the process that loaded this library, and MLX with it
+
+bool is_forked() {
+  return getpid() != loading_process;
+}
+
+Error report_fork(const char* what) {
+  return report(
+      what, Error::InvalidState, "this process was forked after the delegate was loaded, so it lacks the threads of MLX");
+}
+
 class Backend final : public et::BackendInterface {
  public:
   bool is_available() const override {
@@ -182,6 +194,9 @@ class Backend final : public et::BackendInterface {
       et::BackendInitContext& context,
       et::FreeableBuffer* processed,
       et::ArrayRef<et::CompileSpec>) const override {
+    if (is_forked()) {
+      return report_fork("init");
+    }
     std::unique_ptr<Handle> handle;
     const Error error = guarded("init", [&] { handle = load(context, *processed); });
     if (error != Error::Ok) {
@@ -197,12 +212,17 @@ class Backend final : public et::BackendInterface {
     if (handle == nullptr) {
       return Error::DelegateInvalidHandle;
     }
+    if (is_forked()) {
+      return report_fork("execute");
+    }
     std::lock_guard lock(handle->session->mutex);
     return guarded("execute", [&] { execute_call(*handle, args, instruction_tracer(context), deferral); });
   }
 
   void destroy(et::DelegateHandle* handle) const override {
-    delete static_cast<Handle*>(handle);
+    if (!is_forked()) {  // else it would wait for threads
+      delete static_cast<Handle*>(handle);
+    }
   }
 
   // Returns `device`, or else the default load option.
@@ -284,6 +304,11 @@ __attribute__((visibility("default"))) int executorch_mlx_register() {
   }
   const Error error = et::register_backend({kBackendName, &the_backend()});
   return error == Error::Ok ? 0 : static_cast<int>(error);
+}
+
+// Returns 1 if this process was forked after the library was loaded, else 0.
+__attribute__((visibility("default"))) int executorch_mlx_is_forked() {
+  return is_forked();
 }
 
 // Sets a load option (see options.h) for the programs that are loaded from now on. Returns 0, or else logs the

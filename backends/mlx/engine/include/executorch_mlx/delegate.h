@@ -15,6 +15,10 @@ const char* executorch_mlx_version(void);
 // use, and otherwise the number of an ExecuTorch Error.
 int executorch_mlx_register(void);
 
+// Returns 1 if this process was forked after the library was loaded, else 0. Such a process lacks the threads of MLX,
+// for which a call would wait forever: loading or executing a program returns the Error InvalidState.
+int executorch_mlx_is_forked(void);
+
 // Sets a default load option for all programs loaded from now on. The options of a single load have the same names
 // and take precedence.
 //

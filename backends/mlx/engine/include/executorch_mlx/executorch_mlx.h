@@ -13,6 +13,9 @@
 // The engine runs the model on a thread of its own and serves many requests at once. All functions are thread-safe,
 // except that nothing may use an object while or after another thread frees it. No function throws.
 //
+// A process that is forked after this library was loaded lacks the threads of the engine and of MLX. There, functions
+// that need them return FAILED, and functions that free an object do nothing.
+//
 // ABI: fields are only appended to structs. Every struct begins with its size, which the initializer macros set; the
 // library reads no field beyond that size, so that a program built with an older header keeps working.
 #pragma once
