@@ -201,7 +201,6 @@ def test_invalid_request_returns_400(client, fields, param, message):
         ({"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "best_of: got 3, expected n, which is 1"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "got 65 prompts with n = 2, expected at most 128 answers"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo", "expected one of them"),
         ({"prompt": "a", "logprobs": 50}, "logprobs", "less than or equal to 20"),
     ],
 )
