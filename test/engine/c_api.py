@@ -89,6 +89,14 @@ class Engine:
         )  # fmt: skip
         return list(logprobs), list(greedy)
 
+    def score_top(self, prompt: Sequence[int], targets: Sequence[int], top: int) -> list[dict[int, float]]:
+        tokens, logprobs = (c.c_int64 * (len(targets) * top))(), (c.c_float * (len(targets) * top))()
+        call(
+            "engine_score_top", self.handle, array(c.c_int64, prompt), c.c_size_t(len(prompt)),
+            array(c.c_int64, targets), c.c_size_t(len(targets)), c.c_size_t(top), tokens, logprobs,
+        )  # fmt: skip
+        return [dict(zip(tokens[i : i + top], logprobs[i : i + top])) for i in range(0, len(tokens), top)]
+
     def free(self) -> None:
         library().engine_free(self.handle)
         if self.loaded_model:

@@ -308,6 +308,8 @@ def test_scores_are_the_log_probabilities_of_the_answer(path):
             assert len(top) == 2 and list(top)[0] == token and top[token] == logprob
         logprobs, greedy = engine.score(prompt, tokens)
         assert logprobs == pytest.approx([logprob for logprob, _ in events], abs=1e-4) and all(greedy)
+        for top, (_, expected) in zip(engine.score_top(prompt, tokens, 2), events, strict=True):
+            assert list(top) == list(expected) and top == pytest.approx(expected, abs=1e-4)
         wrong = [*tokens[:10], (tokens[10] + 1) % 1536]
         logprobs, greedy = engine.score(prompt, wrong)
         assert greedy == [True] * 10 + [False] and logprobs[10] < events[10][0]
@@ -368,6 +370,8 @@ def test_invalid_scores_are_refused(path):
             with pytest.raises(api.ApiError, match=message) as error:
                 engine.score(prompt, targets)
             assert error.value.status == api.INVALID_ARGUMENT
+        with pytest.raises(api.ApiError, match="top_count: got 4, expected at most 3"):
+            engine.score_top([1], [1], 4)
 
 
 def test_too_many_biased_tokens_are_refused(path):

@@ -48,12 +48,17 @@ def test_logprobs_do_not_change_the_tokens(llm):
 def test_scores_match_transformers(llm):
     greedy = llm.generate(LONG, max_new_tokens=3, ignore_eos=True).result().tokens
     continuations = [[300, 301, 5], [8], greedy, greedy[:1] + [9]]
-    scores = llm.score(LONG, continuations)
+    scores = llm.score(LONG, continuations, logprobs=3)
     for tokens, score in zip(continuations, scores):
-        expected = expected_logprobs(LONG, tokens)[range(len(tokens)), tokens]
-        assert score.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        expected = expected_logprobs(LONG, tokens)
+        assert score.logprobs == pytest.approx(expected[range(len(tokens)), tokens].tolist(), abs=1e-4)
+        values, ids = expected.topk(3)
+        for top, row_ids, row in zip(score.top_logprobs, ids.tolist(), values.tolist(), strict=True):
+            assert [id for id, _ in top] == row_ids
+            assert [value for _, value in top] == pytest.approx(row, abs=1e-4)
         assert score.logprob == pytest.approx(sum(score.logprobs)) and score.tokens == tokens
     assert [score.is_greedy for score in scores] == [False, False, True, False]
+    assert llm.score(LONG, [[8]])[0].top_logprobs == [()]
 
 
 def test_text_continuations(llm):

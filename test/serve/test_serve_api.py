@@ -5,6 +5,7 @@ import gzip
 import httpx
 import openai
 import pytest
+import served
 import small_llm
 from served import NAME
 
@@ -201,7 +202,6 @@ def test_invalid_request_returns_400(client, fields, param, message):
         ({"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "best_of: got 3, expected n, which is 1"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt", "got 65 prompts with n = 2, expected at most 128 answers"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo", "expected one of them"),
         ({"prompt": "a", "logprobs": 50}, "logprobs", "less than or equal to 20"),
     ],
 )
@@ -259,6 +259,29 @@ def test_host_header_must_be_local(server):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
     for host, status in (("elsewhere.example", 400), ("LocalHost:8000", 200), ("localhost.", 200)):
         assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == status
+
+
+def test_path_may_end_with_a_slash(server):
+    response = httpx.post(f"{server.url}/v1/completions/", json={"model": NAME, "prompt": [5], "max_tokens": 1})
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 1
+    assert httpx.get(f"{server.url}/v1/models/").json()["data"][0]["id"] == NAME
+    assert httpx.get(f"{server.url}/page/").status_code == 404
+
+
+def test_pages_of_allowed_origins(server, chat_program):
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    with served.serve(chat_program, allowed_origins=("https://a.example",), api_key="k") as other:
+        for url, origin, allowed in (
+            (other.url, "https://a.example", "https://a.example"),
+            (other.url, "https://b.example", None),
+            (server.url, "https://a.example", None),
+        ):
+            before = httpx.options(f"{url}/v1/completions", headers={"Origin": origin} | asked)
+            assert before.is_success == (allowed is not None)
+            assert before.headers.get("access-control-allow-origin") == allowed
+        # An error has the header too; otherwise, the page could not read it.
+        response = httpx.get(f"{other.url}/v1/models", headers={"Origin": "https://a.example"})
+        assert response.status_code == 401 and response.headers["access-control-allow-origin"] == "https://a.example"
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", f"/v1/models/{NAME}"])

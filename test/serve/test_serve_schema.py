@@ -167,6 +167,26 @@ def test_keywords_beside_others_have_an_effect(client, schema):
         jsonschema.validate(json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker())
 
 
+URI = {"type": "string", "format": "uri"}
+EMAIL = matching(r"^([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$")  # that of zod
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(page=URI, mail=EMAIL, other={"type": "string", "format": "email"}),
+        # Repetitions: of the symbols that end JSON, and ones that the end has to count.
+        matching(r"^[,\]}0-9]+x$"),
+        matching("^[a-z]*@[a-z]{12,}-(ab){3}$"),
+    ],
+    ids=["formats", "closing-symbols", "counted"],
+)
+def test_patterns_without_an_early_end_are_completed(client, schema):
+    for choice in ask(client, schema, n=6, seed=5, max_tokens=60).choices:
+        assert choice.finish_reason == "stop", choice.message.content
+        jsonschema.validate(json.loads(choice.message.content), schema, format_checker=jsonschema.FormatChecker())
+
+
 @pytest.mark.parametrize(
     "schema, message",
     [

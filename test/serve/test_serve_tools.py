@@ -503,6 +503,45 @@ def test_echo(client, server):
     assert choice.text.startswith("Return") and len(choice.text) > len("Return")
 
 
+@pytest.mark.parametrize("program", ["logprob_program", "chat_program"])  # scores in one call; token by token
+def test_echo_with_log_probabilities(program, request):
+    settings = {"model": NAME, "echo": True, "logprobs": 2, "temperature": 0}
+    text = "Return the value of\n"
+    with served.serve(request.getfixturevalue(program)) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            ids = server.llm.encode(text)
+            (whole,) = client.completions.create(prompt=text, max_tokens=3, **settings).choices
+            choices = client.completions.create(prompt=[ids, [5]], n=2, max_tokens=0, **settings)
+            stream = [*client.completions.create(prompt=ids, max_tokens=3, stream=True, **settings)]
+        (score,) = server.llm.score(ids[:1], [ids[1:]], logprobs=2)
+        names = [server.llm.text([id]) for id in ids[1:]]
+    given = whole.logprobs
+    assert given.tokens[1 : len(ids)] == names and whole.text.startswith(text) and given.top_logprobs[0] is None
+    assert given.token_logprobs[: len(ids)] == pytest.approx([None, *score.logprobs], abs=1e-4)
+    for top, pairs in zip(given.top_logprobs[1:], score.top_logprobs):
+        assert [*top.values()] == pytest.approx([value for _, value in pairs], abs=1e-4)
+    # The draws are greedy: each token of the answer is the first of the most likely ones.
+    answer = range(len(ids), len(ids) + 3)
+    assert [max(given.top_logprobs[i], key=given.top_logprobs[i].get) for i in answer] == given.tokens[len(ids) :]
+    for token, offset in zip(given.tokens[1:], given.text_offset[1:]):
+        assert token.startswith("bytes:") or whole.text.startswith(token, offset)
+    assert [choice.text for choice in choices.choices] == [text, text] + [server.llm.text([5])] * 2
+    assert [len(choice.logprobs.tokens) for choice in choices.choices] == [len(ids), len(ids), 1, 1]
+    assert (choices.usage.prompt_tokens, choices.usage.completion_tokens) == (len(ids) + 1, 0)
+    assert choices.choices[0].finish_reason == "length"
+    pieces = [chunk.choices[0] for chunk in stream]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    joined = [value for piece in pieces if piece.logprobs for value in piece.logprobs.token_logprobs]
+    assert joined == pytest.approx(given.token_logprobs, abs=1e-4)
+
+
+def test_echo_of_a_model_that_cannot_score_returns_400(mask_program):
+    with served.serve(mask_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        with pytest.raises(openai.BadRequestError, match="export it with --logprobs") as caught:
+            client.completions.create(model=NAME, prompt="Return", max_tokens=0, echo=True, logprobs=1)
+        assert caught.value.param == "echo"
+
+
 def test_text_of_tokens_without_bytes_returns_400(logits_program):
     with served.serve(logits_program) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         for field, value in (("echo", True), ("logprobs", 0)):

@@ -54,6 +54,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--no-auth", action="store_true", help="serve other machines without an API key")
     group.add_argument(
+        "--allowed-origins", metavar="ORIGINS", default="",
+        help="other origins whose web pages may use the server, separated by commas, such as https://chat.example, or "
+        "* for all",
+    )  # fmt: skip
+    group.add_argument(
         "--max-body", metavar="SIZE", type=parse_size, default=16 * 2**20,
         help="largest size of a request, such as 1MiB (default: 16MiB)",
     )  # fmt: skip
@@ -116,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = Settings(
         api_key=options.api_key or os.environ.get(KEY_VARIABLE) or None,
+        allowed_origins=tuple(origin for origin in options.allowed_origins.split(",") if origin),
         max_body_bytes=options.max_body,
         request_seconds=options.request_timeout,
         stall_seconds=options.stall_timeout,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -93,6 +94,41 @@ template <typename T>
 std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   check_argument(data != nullptr || count == 0, argument, ": got null, expected ", count, " values");
   return {data, data + count};
+}
+
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in calls of at most max_verify() tokens.
+// `call` makes a call: its arguments are the task, and the number of targets before it.
+void verify_targets(
+    executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets, const char* function,
+    const std::function<void(const RowTask&, size_t)>& call) {
+  const LlmProgram& program = *engine.model->program;
+  check_prompt(program.metadata(), prompt);
+  check_prompt(program.metadata(), targets, "targets");
+  check_argument(
+      program.max_verify() > 0 && program.metadata().logprobs > 0, function,
+      ": the program was exported without the method verify or without logprobs");
+  const size_t prompt_length = prompt.size();
+  // The last token of the prompt predicts the first target. Each target except the last predicts the target after it.
+  std::vector<int64_t> inputs = {prompt.back()};
+  inputs.insert(inputs.end(), targets.begin(), targets.end() - 1);
+  prompt.pop_back();
+  const auto total = static_cast<int64_t>(prompt.size() + inputs.size());
+  check_argument(
+      total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", targets.size(),
+      " targets, expected at most ", program.metadata().max_context_len + 1, " together");
+  size_t done = 0;
+  engine.scheduler->run(std::move(prompt), [&](Row& row) {
+    const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
+    const RowTask task = {
+        .tokens = std::span(inputs).subspan(done, count),
+        .position = static_cast<int64_t>(row.ids.size()),
+        .row = row.index,
+        .wants_logprobs = true};
+    call(task, done);
+    row.append(task.tokens);
+    done += count;
+    return done < inputs.size();
+  });
 }
 
 RequestOptions read_options(const executorch_mlx_request_options* given) {
@@ -311,39 +347,41 @@ executorch_mlx_status executorch_mlx_engine_score(
     LlmProgram& program = *engine->model->program;
     auto ids = read_array(prompt, prompt_length, "prompt");
     const auto expected = read_array(targets, target_count, "targets");
-    check_prompt(program.metadata(), ids);
-    check_prompt(program.metadata(), expected, "targets");
-    check_argument(
-        program.max_verify() > 0 && program.metadata().logprobs > 0,
-        "score: the program was exported without the method verify or without logprobs");
-    // The last token of the prompt predicts the first target. Each target except the last predicts the target after it.
-    std::vector<int64_t> inputs = {ids.back()};
-    inputs.insert(inputs.end(), expected.begin(), expected.end() - 1);
-    ids.pop_back();
-    const auto total = static_cast<int64_t>(ids.size() + inputs.size());
-    check_argument(
-        total <= program.metadata().max_context_len, "targets: got ", prompt_length, " tokens and ", target_count,
-        " targets, expected at most ", program.metadata().max_context_len + 1, " together");
-    size_t done = 0;
-    engine->scheduler->run(std::move(ids), [&](Row& row) {
-      const size_t count = std::min<size_t>(inputs.size() - done, program.max_verify());
-      const RowTask task = {
-          .tokens = std::span(inputs).subspan(done, count),
-          .position = static_cast<int64_t>(row.ids.size()),
-          .row = row.index,
-          .wants_logprobs = true,
-          .targets = std::span(expected).subspan(done, count)};
+    verify_targets(*engine, std::move(ids), expected, "score", [&](RowTask task, size_t done) {
+      task.targets = std::span(expected).subspan(done, task.tokens.size());
       std::vector<float> values;
       const auto drawn = program.verify(task, &values);
-      row.append(task.tokens);
-      for (size_t i = 0; i < count; ++i) {
+      for (size_t i = 0; i < drawn.size(); ++i) {
         logprobs[done + i] = values[i];
         if (is_greedy != nullptr) {
-          is_greedy[done + i] = drawn[i].token == expected[done + i];
+          is_greedy[done + i] = drawn[i].token == task.targets[i];
         }
       }
-      done += count;
-      return done < inputs.size();
+    });
+  });
+}
+
+executorch_mlx_status executorch_mlx_engine_score_top(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, size_t top_count, int64_t* top_tokens, float* top_logprobs) {
+  return guarded([&] {
+    check_not_null(engine, "engine");
+    check_not_null(top_tokens, "top_tokens");
+    check_not_null(top_logprobs, "top_logprobs");
+    LlmProgram& program = *engine->model->program;
+    check_argument(
+        program.metadata().logprobs == 0 || program.verifies_logprobs(), program.path(),
+        " is of an earlier version, which cannot return the most likely tokens of a prompt; export it again");
+    const auto most = static_cast<size_t>(program.metadata().logprobs);
+    check_argument(top_count <= most, "top_count: got ", top_count, ", expected at most ", most);
+    auto ids = read_array(prompt, prompt_length, "prompt");
+    const auto expected = read_array(targets, target_count, "targets");
+    verify_targets(*engine, std::move(ids), expected, "score_top", [&](const RowTask& task, size_t done) {
+      for (const Drawn& drawn : program.verify(task)) {
+        std::copy_n(drawn.top_tokens.begin(), top_count, top_tokens + done * top_count);
+        std::copy_n(drawn.top_logprobs.begin(), top_count, top_logprobs + done * top_count);
+        ++done;
+      }
     });
   });
 }

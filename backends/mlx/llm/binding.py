@@ -118,6 +118,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, POINTER(c_float), POINTER(c_bool)],
     ),
+    "engine_score_top": (
+        c_int32,
+        [_HANDLE, _IDS, c_size_t, _IDS, c_size_t, c_size_t, _IDS, POINTER(c_float)],
+    ),
     "engine_submit": (c_int32, [_HANDLE, POINTER(RequestOptions), POINTER(_HANDLE)]),
     "request_cancel": (None, [_HANDLE]),
     "request_wait": (c_bool, [_HANDLE, c_double]),

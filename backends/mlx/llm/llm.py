@@ -17,7 +17,7 @@ from .binding import BusyError
 from .generation import Generation, Options, Result
 from .processes import Processes, find_parts, part_path, rank_in_environment
 from .program import EngineStats, Program
-from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError
+from .sampling_parameters import PARAMETERS, SamplingParameters, SettingError, check_integer
 from .scoring import Classification, Classifier, Score, can_score, score
 from .tokenizer import Tokenizer
 from .tokens import TokenTable, token_bytes
@@ -286,14 +286,16 @@ class LLM:
 
         return [classify(prompt) for prompt in prompts]
 
-    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt], *, logprobs: int = 0) -> list[Score]:
         """Compute the log probability of each of `continuations` after `prompt`. Both are text or token ids.
 
         The text of a continuation directly follows the prompt, so it usually begins with a space. It is encoded by
-        itself, without special tokens.
+        itself, without special tokens. `logprobs` is the number of most likely tokens to return in the place of each
+        token.
 
         Raises ValueError if a continuation is empty or does not fit into the context, or if the program returns neither
-        logits nor log probabilities, and the errors of `generate` about prompts.
+        logits nor log probabilities; SettingError if it returns fewer than `logprobs` most likely tokens; and the
+        errors of `generate` about prompts.
         """
         _check_list("continuations", continuations)
         if not can_score(self.program):
@@ -301,6 +303,10 @@ class LLM:
                 f"score: {self._name} returns neither logits nor log probabilities; export it with "
                 'outputs="logits" or "both", or with logprobs in the head'
             )
+        check_integer("logprobs", logprobs, 0, 2**31, "an integer of at least 0")
+        if logprobs > self.program.logprobs and not self.program.has_logits:
+            message = f": got {logprobs}, expected at most {self.program.logprobs}, the number that the program was "
+            raise SettingError("logprobs", message + "exported with")
         prompt_ids = self.prompt_ids(prompt)
         ids = [self._encode("continuations", continuation, special=False) for continuation in continuations]
         room = self.program.max_context_len - len(prompt_ids) + 1
@@ -308,7 +314,7 @@ class LLM:
             if not 0 < len(continuation) <= room:
                 raise ValueError(f"continuations: got {len(continuation)} tokens, expected 1 to {room}")
             self._check_vocabulary("continuations", continuation)
-        return [score(self.program, prompt_ids, continuation) for continuation in ids]
+        return [score(self.program, prompt_ids, continuation, logprobs) for continuation in ids]
 
     # Prefixes ---------------------------------------------------------------------------
 

@@ -191,6 +191,20 @@ class Program:
         )
         return list(logprobs), list(is_greedy)
 
+    def score_top(
+        self, prompt: Sequence[int], targets: Sequence[int], top: int
+    ) -> list[tuple[tuple[int, float], ...]]:
+        """Return the `top` most likely tokens in the place of each of `targets`, with their log probabilities."""
+        count = len(targets)
+        tokens, logprobs = (ctypes.c_int64 * (count * top))(), (ctypes.c_float * (count * top))()
+        binding.check(
+            self._library.engine_score_top(
+                self.engine, binding.ids(prompt), len(prompt), binding.ids(targets), count, top, tokens, logprobs
+            )
+        )
+        pairs = list(zip(tokens, logprobs))
+        return [tuple(pairs[i * top : (i + 1) * top]) for i in range(count)]
+
     def save_prefix(self, prompt: Sequence[int], path: str | Path) -> None:
         binding.check(
             self._library.engine_save_prefix(self.engine, binding.ids(prompt), len(prompt), os.fsencode(path))

@@ -18,12 +18,15 @@ class Score:
     - `logprob`: the log probability of the whole continuation, the sum of `logprobs`.
     - `is_greedy`: whether greedy decoding would draw exactly these tokens.
     - `tokens`, `logprobs`: the token ids, and the log probability of each of them.
+    - `top_logprobs`: for each of `tokens`, the most likely tokens in its place and their log probabilities, in
+      descending order.
     """
 
     logprob: float
     is_greedy: bool
     tokens: list[int]
     logprobs: list[float]
+    top_logprobs: list[tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,22 @@ def can_score(program: Program) -> bool:
     )
 
 
-def score(program: Program, prompt: Sequence[int], continuation: Sequence[int]) -> Score:
-    """Score a continuation of a prompt, both given as token ids.
+def score(program: Program, prompt: Sequence[int], continuation: Sequence[int], top: int = 0) -> Score:
+    """Score a continuation of a prompt, both given as token ids. `top` is the number of most likely tokens to return.
 
     A program with log probabilities and the method `verify` scores many tokens in one call. Other programs need a call
     for each token.
     """
-    if program.has_verify and program.logprobs:
+    if program.has_verify and program.logprobs and (top <= program.logprobs or not program.has_logits):
         logprobs, is_greedy = program.score(prompt, continuation)
+        top_logprobs = program.score_top(prompt, continuation, top) if top else [()] * len(continuation)
     else:
-        steps = [_draw_only(program, [*prompt, *continuation[:i]], [t]) for i, t in enumerate(continuation)]
-        drawn = [next(step) for step in steps]
+        prompts = [[*prompt, *continuation[:i]] for i in range(len(continuation))]
+        drawn = [next(_draw_only(program, own, [token], max(top, 1))) for own, token in zip(prompts, continuation)]
         logprobs = [token.logprob for token in drawn]
         is_greedy = [token.top_logprobs[0][0] == token.id for token in drawn]
-    return Score(sum(logprobs), all(is_greedy), list(continuation), logprobs)
+        top_logprobs = [token.top_logprobs[:top] for token in drawn]
+    return Score(sum(logprobs), all(is_greedy), list(continuation), logprobs, top_logprobs)
 
 
 class Classifier:
@@ -113,14 +118,13 @@ class Classifier:
         return Classification(max(probabilities, key=probabilities.__getitem__), probabilities)
 
 
-def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+def _draw_only(program: Program, prompt: Sequence[int], tokens: Sequence[int], top: int | None = None) -> Generation:
     """Return the `Generation` of one token, the most likely of `tokens`.
 
-    If the program can score, the token comes with its log probability and with the most likely of all tokens.
+    With `top`, the token comes with its log probability and with the `top` most likely of all tokens.
     """
     mask = allow_only(program.vocab_size, tokens)
-    logprobs = 1 if can_score(program) else None
-    options = Options(max_new_tokens=1, ignore_eos=True, logprobs=logprobs)
+    options = Options(max_new_tokens=1, ignore_eos=True, logprobs=top)
     return Generation(program, prompt, SamplingParameters(allowed_tokens=lambda answer: mask), options)
 
 

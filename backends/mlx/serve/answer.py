@@ -27,11 +27,13 @@ RETRY_SECONDS = 0.05  # between two attempts to start a choice while the queue i
 class TokenLogprob:
     """A token, its bytes and log probability, and the most likely tokens in its place.
 
-    `offset`: the number of characters of the answer before the character to which the first byte of the token belongs.
+    - `logprob`: None for the first token of a prompt, which the model does not predict.
+    - `offset`: the number of characters of the text before the character to which the first byte of the token belongs.
+      The text is the answer, after the prompt if the prompt is repeated.
     """
 
     bytes: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
     offset: int = 0
 
@@ -134,10 +136,10 @@ class MarkedText:
 
 
 class Offsets:
-    """The places of tokens in the text of an answer, as in `TokenLogprob.offset`."""
+    """The places of tokens in a text, as in `TokenLogprob.offset`. The first token begins at the character `start`."""
 
-    def __init__(self):
-        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    def __init__(self, start: int = 0):
+        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), start
 
     def take(self, data: bytes) -> int:
         """Return the place of the next token, whose bytes are `data`. A special token, which has no text, has none."""
@@ -147,6 +149,37 @@ class Offsets:
         return offset
 
 
+def token_logprob(
+    model: ServedModel, id: int, logprob: float | None, top: Sequence[tuple[int, float]], offset: int
+) -> TokenLogprob:
+    """Return the `TokenLogprob` of a token. `top` has the most likely tokens, with their log probabilities."""
+
+    def entry(id: int, logprob: float | None, *rest: Any) -> TokenLogprob:
+        return TokenLogprob(model.token_bytes(id), logprob and max(logprob, LOWEST_LOGPROB), *rest)
+
+    return entry(id, logprob, tuple(entry(*other) for other in top), offset)
+
+
+class NoTokens:
+    """Stands for the `Generation` of an answer that has no tokens, because the request wants only its prompt."""
+
+    finish = LENGTH
+
+    def __init__(self, prompt: Sequence[int]):
+        self.tokens: list[int] = []
+        self.metrics = Metrics(prompt_tokens=len(prompt))
+
+    async def __aiter__(self) -> AsyncIterator[Token]:
+        return
+        yield
+
+    def cancel(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Choice:
     """One answer to a prompt, which OpenAI's API calls a choice.
 
@@ -154,7 +187,7 @@ class Choice:
     - `parser`: finds reasoning and tool calls in the text. None: all text is content.
     - `wants_logprobs`: the deltas have the log probabilities of the tokens.
     - `one_call`: end the answer after its first tool call.
-    - `echo`: the text of the prompt, which is repeated before the answer.
+    - `echo`: the prompt, which is repeated before the answer, or None.
 
     Attributes: `generation`, the tokens as they are generated, or None before the start; `total`, the sum of the deltas
     so far; `reasoning_tokens`, the number of tokens of reasoning so far; `first_token_at`, the time of the first token
@@ -165,19 +198,19 @@ class Choice:
         self,
         index: int,
         model: ServedModel,
-        start: Callable[[], Generation],
+        start: Callable[[], Generation | NoTokens],
         parser: Parser | None = None,
         *,
         wants_logprobs: bool = False,
         one_call: bool = False,
-        echo: str = "",
+        echo: Delta | None = None,
     ):
         self.index, self.total, self.wants_logprobs = index, Total(), wants_logprobs
         self.reasoning_tokens, self.first_token_at = 0, None
-        self.generation: Generation | None = None
+        self.generation: Generation | NoTokens | None = None
         self._start, self._is_cancelled = start, False
         self._model, self._parser, self._echo, self._one_call = model, parser, echo, one_call
-        self._offsets = Offsets()
+        self._offsets = Offsets(0 if echo is None else len(echo.text))
         self._call: Call | None = None  # the last one that began
 
     def start(self) -> None:
@@ -210,8 +243,8 @@ class Choice:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield the deltas of the answer. Raises ApiError or an error of the engine if the answer fails."""
-        if self._echo:
-            yield self._note(Delta(text=self._echo))
+        if self._echo is not None:
+            yield self._note(self._echo)
         async with aclosing(self._all_deltas()) as deltas:
             async for delta in deltas:
                 # A second call can begin without a CALL_END of the first, whose text then had another form.
@@ -269,11 +302,8 @@ class Choice:
         return token.finish == STOP and self.generation.tokens[-1:] != [token.id]
 
     def _logprob(self, token: Token) -> TokenLogprob:
-        def entry(id: int, logprob: float, *rest: Any) -> TokenLogprob:
-            return TokenLogprob(self._model.token_bytes(id), max(logprob, LOWEST_LOGPROB), *rest)
-
-        top = tuple(entry(*other) for other in token.top_logprobs)
-        return entry(token.id, token.logprob, top, self._offsets.take(self._model.llm.token_bytes(token.id)))
+        offset = self._offsets.take(self._model.llm.token_bytes(token.id))
+        return token_logprob(self._model, token.id, token.logprob, token.top_logprobs, offset)
 
     def _finish_reason(self) -> str:
         if self.generation.finish == STOP:

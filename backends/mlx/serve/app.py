@@ -56,6 +56,7 @@ def create_app(
         service.answers.close()
 
     app = FastAPI(title="executorch-mlx", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # the address of a redirect would be wrong behind a proxy with TLS
     app.state.service, app.state.answers = service, service.answers
     add_middleware(app, service.settings)
     add_error_handlers(app)

@@ -1,37 +1,45 @@
-"""Ends JSON before its budget of tokens is used up."""
+"""Ends answers that follow a grammar before their budget of tokens is used up."""
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-# The ranks of tokens. Tokens of a lower rank end JSON sooner. Stop ids have the rank 0.
-QUOTE, BRACKET, COMMA, DIGIT = 1, 2, 3, 4
-FORBIDDEN = 255  # the rank of tokens that are not in a mask; _rank() never returns it
+# The ranks of symbols. Symbols of a lower rank end JSON sooner. Stop ids have the rank 0.
+STOP, QUOTE, BRACKET, COMMA, DIGIT, OTHER = range(6)
+OPENING = frozenset(b"{[")
+CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model and compiler
+MAX_END = 4096  # an answer is not brought to its end while the end takes more symbols than this
+MAX_ROUNDS = 256  # a symbol of a low rank is not taken at the same places of the rules more often than this
+MAX_SEARCH = 4096  # the number of symbols that a search for an end tries
 
 
 class Closer:
-    """Narrows masks to the tokens that end JSON soonest.
+    """Finds an end of an answer: the stop id, or in a text of JSON quotes, closing brackets, commas and digits first.
 
-    These are tokens that end the answer, then quotes, closing brackets, commas and digits, in this order. If a mask has
-    none of these, the longest token is the best, because it gets through a fixed text or a long string in the fewest
-    steps. After an opening bracket, closing brackets come before quotes, because a quote would begin a new value.
+    It works on symbols, not on tokens: the 256 bytes, then the tokens without bytes that a grammar may have, which are
+    the stop ids and the `markers`. A grammar over few symbols makes a search fast, whatever the size of the vocabulary.
     """
 
-    def __init__(self, tokens: Sequence[bytes], stop_ids: Collection[int]):
+    def __init__(self, tokens: Sequence[bytes], stop_ids: Collection[int], markers: Collection[int] = ()):
         import numpy
 
+        special = [*sorted(stop_ids), *sorted({*markers} - {*stop_ids})]
+        self._special = dict(enumerate(special, 256))
+        self._symbol_of = {id: symbol for symbol, id in self._special.items()}
+        self._stops = range(256, 256 + len(stop_ids))
+        self._ranks = [_rank(symbol) for symbol in range(256)] + [
+            STOP if symbol in self._stops else OTHER for symbol in self._special
+        ]
+        self._tokens = tokens
         size = -(-len(tokens) // 32) * 32
-        self._rank = numpy.full(size, FORBIDDEN, dtype=numpy.uint8)
-        self._opens = numpy.zeros(size, dtype=bool)
         has_control = numpy.zeros(size, dtype=bool)
         for id, token in enumerate(tokens):
-            self._rank[id] = 0 if id in stop_ids else _rank(token)
-            self._opens[id] = token.endswith((b"{", b"["))
             has_control[id] = any(byte < 0x20 for byte in token)
-        self._rank_after_open = numpy.where(
-            self._rank == BRACKET, QUOTE, numpy.where(self._rank == QUOTE, BRACKET, self._rank)
-        )
         self._printable = numpy.packbits(~has_control, bitorder="little").view(numpy.int32)
 
     def remove_control(self, mask: Any) -> None:
@@ -43,49 +51,193 @@ class Closer:
         if printable.any():
             mask[:] = printable
 
-    def narrow(self, mask: Any, last_token: int | None) -> None:
-        """Keep only the tokens of `mask` with the lowest rank. `last_token` is the token before, or None."""
-        import numpy
+    @cached_property
+    def _compiler(self) -> Any:
+        import xgrammar
 
-        rank = self._rank_after_open if last_token is not None and self._opens[last_token] else self._rank
-        bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little").astype(bool)
-        ranks = numpy.where(bits, rank, FORBIDDEN)
-        lowest = ranks.min()
-        if lowest < FORBIDDEN:
-            mask[:] = numpy.packbits(ranks == lowest, bitorder="little").view(numpy.int32)
+        symbols = [bytes([byte]) for byte in range(256)] + [b""] * len(self._special)
+        info = xgrammar.TokenizerInfo(
+            symbols, xgrammar.VocabType.RAW, vocab_size=len(symbols), stop_token_ids=[*self._stops]
+        )
+        return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
-    def tokens_to_end(self, matcher: Any, limit: int, last_token: int | None = None) -> int | None:
-        """Return how many tokens end the answer if each is drawn from a narrowed mask, or None if more than `limit`.
+    def compile(self, structure: Any) -> Any:
+        """Return the compiled grammar over symbols for a structure, a structural tag of xgrammar."""
+        return self._compiler.compile_structural_tag({"type": "structural_tag", "format": self._with_symbols(structure)})
 
-        `matcher` accepts these tokens. Raises ValueError if its grammar admits no complete answer.
+    def _with_symbols(self, structure: Any) -> Any:
+        """Return a structure with symbols in place of tokens."""
+        if isinstance(structure, list):
+            return [self._with_symbols(part) for part in structure]
+        if not isinstance(structure, dict):
+            return structure
+        if structure.get("type") == "token":
+            return structure | {"token": self._symbol_of[structure["token"]]}
+        return {key: self._with_symbols(value) for key, value in structure.items()}
+
+    def symbols(self, token: int) -> list[int]:
+        """Return the symbols of a token."""
+        return [self._symbol_of[token]] if token in self._symbol_of else [*self._tokens[token]]
+
+    def end(self, matcher: Any, limit: int = MAX_END) -> list[int] | None:
+        """Return at most `limit` symbols that end the answer, or None if the search finds none.
+
+        `matcher` has a grammar over symbols and stays as it is. Raises ValueError if the grammar admits no complete
+        answer.
         """
-        import numpy
-
-        mask = numpy.empty((1, len(self._rank) // 32), dtype=numpy.int32)
-        token = last_token
-        for count in range(limit + 1):
-            if matcher.is_terminated():
-                return count
-            matcher.fill_next_token_bitmask(mask)
-            self.narrow(mask[0], token)
-            bits = numpy.unpackbits(mask[0].view(numpy.uint8), bitorder="little")
-            if not bits.any():
-                raise ValueError("the grammar admits no complete answer")
-            token = int(bits.argmax())
-            matcher.accept_token(token)
+        # If a pattern repeats brackets or commas, they lead to no end. A quote always ends a string.
+        for highest, opens in ((COMMA, False), (QUOTE, True)):
+            search = _Search(self._ranks, highest, opens)
+            state = search.start(matcher)
+            while state is not None and len(state.symbols) <= limit:
+                if state.matcher.is_terminated():
+                    return state.symbols
+                if not state.next:
+                    raise ValueError("the grammar admits no complete answer")
+                state = search.step(state, limit)
         return None
 
+    def tokens(self, symbols: Sequence[int]) -> list[int] | None:
+        """Return the tokens for symbols: at each place the longest. None if the vocabulary lacks one."""
+        tokens: list[int] = []
+        place = 0
+        while place < len(symbols):
+            if symbols[place] in self._special:
+                tokens.append(self._special[symbols[place]])
+                place += 1
+                continue
+            length = min(self._longest, len(symbols) - place)
+            end = next((i for i in range(place, place + length) if symbols[i] in self._special), place + length)
+            text = bytes(symbols[place:end])
+            while text and text not in self._ids:
+                text = text[:-1]
+            if not text:
+                return None
+            tokens.append(self._ids[text])
+            place += len(text)
+        return tokens
 
-def _rank(token: bytes) -> int:
-    """Return the rank of a token that is no stop id."""
-    if not token:
-        return FORBIDDEN - 1
-    if token[:1] == b'"' and not token.strip(b'}]"'):
-        return QUOTE
-    if not token.strip(b"}]"):
-        return BRACKET
-    if token == b",":
-        return COMMA
-    if token.isdigit() and len(token) == 1:
-        return DIGIT
-    return DIGIT + 1 + max(0, 200 - len(token))  # a longer token has a lower rank
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {token: id for id, token in enumerate(self._tokens) if token}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids))
+
+
+_POSITION = re.compile(r"rule_start_pos=\w+")
+
+
+@dataclass(frozen=True)
+class _State:
+    """A state of a search.
+
+    - `next`: the symbols that may come next, those of the lowest ranks first.
+    - `symbols`: the symbols from the start of the search.
+    - `before`: the state before the last of them, or None.
+    """
+
+    matcher: Any
+    next: tuple[int, ...]
+    symbols: list[int]
+    before: _State | None
+
+    @cached_property
+    def rules(self) -> str:
+        """The places in the rules of the grammar at which the parser is."""
+        text = self.matcher._debug_print_internal_state()  # xgrammar has no other access to the state
+        head, _, rules = text.partition("Last step")
+        count = int(re.search(r"\d+", head)[0])
+        return rules.replace(f"rule_start_pos={count - 1},", "rule_start_pos=last,")  # as in each round of a repetition
+
+    @cached_property
+    def key(self) -> tuple[str, int]:
+        """Equal for two states that admit the same texts. It counts rounds of repetitions, as the parser does."""
+        count, state = 0, self
+        while state is not None:
+            count += state.rules == self.rules
+            state = state.before
+        return self.rules, count
+
+
+class _Search:
+    """A search for an end that takes symbols with a rank of at most `highest` at once where they may come.
+
+    Elsewhere, it finds the fewest symbols after which they may come. `opens`: it also tries to open brackets where
+    other symbols may come.
+    """
+
+    def __init__(self, ranks: Sequence[int], highest: int, opens: bool):
+        import numpy
+
+        self._ranks, self._highest, self._opens, self._left = ranks, highest, opens, MAX_SEARCH
+        self._mask = numpy.zeros((1, -(-len(ranks) // 32)), dtype=numpy.int32)
+        self._nexts: dict[tuple[bytes, bool], tuple[int, ...]] = {}
+        self._useful: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+    def start(self, matcher: Any) -> _State:
+        return self._state(matcher.fork(), [], None)
+
+    def step(self, state: _State, limit: int) -> _State | None:
+        """Return a state that is nearer to the end, or None if there is none within the limits."""
+        if self._is_near(state):
+            if state.key[1] > MAX_ROUNDS:  # a pattern repeats these symbols
+                return None
+            return self._after(state, state.next[0])
+        found, queue = {state.key}, deque([state])
+        while queue and len(queue[0].symbols) < limit:
+            state = queue.popleft()
+            # Symbols that lead from one state to the same one do so from all states of the same rules.
+            rules = _POSITION.sub("", state.rules), state.next
+            leads_to: dict[tuple[str, int], int] = {}
+            for symbol in self._useful.get(rules) or self._candidates(state):
+                self._left -= 1
+                if self._left < 0:
+                    return None
+                after = self._after(state, symbol)
+                if after.matcher.is_terminated() or self._is_near(after):
+                    return after
+                leads_to.setdefault(after.key, symbol)
+                if after.next and after.key not in found:
+                    found.add(after.key)
+                    queue.append(after)
+            self._useful[rules] = [*leads_to.values()]
+        return None
+
+    def _is_near(self, state: _State) -> bool:
+        return bool(state.next) and self._ranks[state.next[0]] <= self._highest
+
+    def _candidates(self, state: _State) -> Sequence[int]:
+        closed = [symbol for symbol in state.next if symbol not in OPENING]
+        return state.next if self._opens or not closed else closed
+
+    def _after(self, state: _State, symbol: int) -> _State:
+        matcher = state.matcher.fork()
+        matcher.accept_token(symbol)
+        return self._state(matcher, [*state.symbols, symbol], state)
+
+    def _state(self, matcher: Any, symbols: list[int], before: _State | None) -> _State:
+        if matcher.is_terminated():
+            return _State(matcher, (), symbols, before)
+        matcher.fill_next_token_bitmask(self._mask)
+        mask = self._mask.tobytes(), bool(symbols) and symbols[-1] in OPENING
+        if mask not in self._nexts:
+            self._nexts[mask] = self._next(*mask)
+        return _State(matcher, self._nexts[mask], symbols, before)
+
+    def _next(self, mask: bytes, is_open: bool) -> tuple[int, ...]:
+        """Return the symbols of a mask, those of the lowest ranks first."""
+        allowed = [symbol for symbol in range(len(self._ranks)) if mask[symbol // 8] >> symbol % 8 & 1]
+        printable = [symbol for symbol in allowed if symbol >= 0x20]
+        # After an opening bracket, a quote would begin a new value.
+        order = {QUOTE: BRACKET, BRACKET: QUOTE} if is_open else {}
+        return tuple(sorted(printable or allowed, key=lambda symbol: order.get(self._ranks[symbol], self._ranks[symbol])))
+
+
+def _rank(byte: int) -> int:
+    """Return the rank of a byte."""
+    for rank, bytes_of_rank in ((QUOTE, b'"'), (BRACKET, b"}]"), (COMMA, b","), (DIGIT, b"0123456789")):
+        if byte in bytes_of_rank:
+            return rank
+    return OTHER

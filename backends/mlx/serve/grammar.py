@@ -13,7 +13,8 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .closing import Closer
+from ..llm.scoring import allow_only
+from .closing import CACHE_BYTES, Closer
 from .formats.harmony import MESSAGE, Harmony
 from .json_schema import MAX_SCHEMA_CHARACTERS, SchemaError, check_schema, reason
 from .pattern import with_rules
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from .chat_request import ChatRequest, Function
     from .model import ServedModel
 
-CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model
-MAX_TOKENS_TO_END = 1024  # an answer is not brought to its end while the end takes more tokens than this
-CHECKED_TOKENS = 16  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
+CHECKED_SYMBOLS = 32  # a grammar is accepted if it admits an answer of this length, or a shorter complete one
 
 
 class GrammarError(ValueError):
@@ -63,8 +62,8 @@ class Grammars:
             message = f"ignore_eos: got true with {param}, which decides where the answer ends; expected false"
             raise GrammarError(message, "ignore_eos")
         with self._lock:
-            compiled = self._compile(json.dumps(structure), param)
-        return Constraint(self._model, self.closer, compiled, self._reasoning(opening))
+            compiled = self._compile(structure, param)
+        return Constraint(self._model, self.closer, *compiled, self._reasoning(opening))
 
     @property
     def _can_constrain(self) -> bool:
@@ -161,19 +160,23 @@ class Grammars:
 
     @cached_property
     def closer(self) -> Closer:
-        return Closer(self.tokens, self._model.llm.eos_ids)
+        return Closer(self.tokens, self._model.llm.eos_ids, self._model.marker_tokens)
 
-    def _compile(self, structure: str, param: str) -> Any:
-        """Return the compiled grammar of a structure in JSON. Raises GrammarError if it admits no answer."""
+    def _compile(self, structure: dict[str, Any], param: str) -> tuple[Any, Any]:
+        """Return the compiled grammars of a structure over tokens, and over symbols for the closer.
+
+        Raises GrammarError if it admits no answer.
+        """
         import xgrammar
 
         try:
-            # The compiler has a cache.
-            compiled = self._compiler.compile_structural_tag(f'{{"type": "structural_tag", "format": {structure}}}')
-            self.closer.tokens_to_end(xgrammar.GrammarMatcher(compiled), CHECKED_TOKENS)
+            # The compilers have a cache.
+            compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": structure})
+            of_symbols = self.closer.compile(structure)
+            self.closer.end(xgrammar.GrammarMatcher(of_symbols), CHECKED_SYMBOLS)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(f"{param}: {reason(error)}", param, "invalid_json_schema") from error
-        return compiled
+        return compiled, of_symbols
 
     def _reasoning(self, opening: str) -> tuple[int | None, int | None, bool]:
         """Return the ids of the tokens that open and close reasoning, and whether the prompt opens it.
@@ -193,13 +196,20 @@ class Constraint:
 
     It does not constrain the reasoning before an answer. It brings an answer to its end before the limit of its length.
 
+    - `compiled`, `of_symbols`: see `Grammars._compile`.
     - `reasoning`: see `Grammars._reasoning`.
     """
 
     def __init__(
-        self, model: ServedModel, closer: Closer, compiled: Any, reasoning: tuple[int | None, int | None, bool]
+        self,
+        model: ServedModel,
+        closer: Closer,
+        compiled: Any,
+        of_symbols: Any,
+        reasoning: tuple[int | None, int | None, bool],
     ):
-        self._model, self._closer, self._compiled, self._reasoning = model, closer, compiled, reasoning
+        self._model, self._closer, self._reasoning = model, closer, reasoning
+        self._compiled, self._of_symbols = compiled, of_symbols
 
     def allowed_tokens(self, prompt_tokens: int, max_new_tokens: int | None) -> Callable[[Sequence[int]], Any]:
         """Return a function for one answer, for the argument `allowed_tokens` of `LLM.generate`.
@@ -213,15 +223,15 @@ class Constraint:
         program = self._model.llm.program
         room = program.max_context_len - prompt_tokens + 1
         budget = room if max_new_tokens is None else min(room, max_new_tokens)
-        next_look = 0  # the length of the answer at which to compute again how many tokens its end takes
-        is_closing = False
+        next_look = 0  # the length of the answer at which to find an end again
+        end: dict[int, int] = {}  # the tokens of the end by position, once the answer has to end
         open_id, close_id, is_reasoning = self._reasoning
-        matcher = xgrammar.GrammarMatcher(self._compiled)
+        matcher, of_symbols = map(xgrammar.GrammarMatcher, (self._compiled, self._of_symbols))
         mask = numpy.empty((1, -(-program.vocab_size // 32)), dtype=numpy.int32)
         seen = 0
 
         def allowed(answer: Sequence[int]) -> Any:
-            nonlocal seen, is_reasoning, next_look, is_closing
+            nonlocal seen, is_reasoning, next_look, end
             for index in range(seen, len(answer)):
                 token = answer[index]
                 if is_reasoning:
@@ -230,20 +240,23 @@ class Constraint:
                     is_reasoning = True
                 elif not matcher.accept_token(token):
                     raise RuntimeError(f"the grammar does not allow token {token} of the answer")
+                else:
+                    for symbol in self._closer.symbols(token):
+                        of_symbols.accept_token(symbol)
             seen = len(answer)
             if is_reasoning:
                 return None
             matcher.fill_next_token_bitmask(mask)
             self._closer.remove_control(mask[0])
-            last = answer[-1] if answer else None
-            if len(answer) >= next_look and not is_closing:
+            if len(answer) >= next_look and not end:
                 left = budget - len(answer)
-                needed = self._closer.tokens_to_end(matcher.fork(), min(left, MAX_TOKENS_TO_END), last)
+                found = self._closer.tokens(self._closer.end(of_symbols) or []) or []
                 # With a margin, because the end can take more tokens before the next look.
-                is_closing = needed is not None and left <= 1.25 * needed + 16
-                next_look = len(answer) + max(1, (left - (needed or 0)) // 8)
-            if is_closing:
-                self._closer.narrow(mask[0], last)
+                if len(found) <= left <= 1.25 * len(found) + 16:
+                    end = dict(enumerate(found, len(answer)))
+                next_look = len(answer) + max(1, (left - len(found)) // 8)
+            if len(answer) in end:
+                mask[0] = allow_only(program.vocab_size, [end[len(answer)]])
             elif not answer and open_id is not None:  # the answer may begin with reasoning
                 mask.view(numpy.uint32)[0, open_id // 32] |= numpy.uint32(1 << open_id % 32)
             return mask

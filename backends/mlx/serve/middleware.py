@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from .errors import ApiError
 from .settings import Settings
@@ -33,11 +34,17 @@ def is_loopback(host: str) -> bool:
 
 def add_middleware(app: FastAPI, settings: Settings) -> None:
     """Add the middleware to `app`. A request passes first the middleware that is added last."""
+    app.add_middleware(WithoutFinalSlash)
     app.add_middleware(BodyLimits, settings=settings)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
     if settings.host is not None and is_loopback(settings.host):
         app.add_middleware(LocalHost)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["X-Request-ID"],
+        )  # fmt: skip
     app.add_middleware(HeadAsGet)
     app.add_middleware(AccessLog)
 
@@ -82,6 +89,18 @@ class HeadAsGet:
     async def __call__(self, scope, receive, send) -> None:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         await self._app(scope | {"method": "GET"} if is_head else scope, receive, send)
+
+
+class WithoutFinalSlash:
+    """Gives a request whose path ends with a slash, such as `/v1/models/`, to the route without it."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith("/page/"):
+            scope = scope | {"path": scope["path"].rstrip("/") or "/"}
+        await self._app(scope, receive, send)
 
 
 class LocalHost:

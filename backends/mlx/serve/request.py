@@ -184,10 +184,6 @@ class CompletionRequest(GenerationRequest):
                 f"prompt: got {len(self.prompts)} prompts with n = {choices}, expected at most {MAX_CHOICES} answers"
             )
             raise ApiError(message, param="prompt")
-        if self.echo and self.logprobs is not None:
-            raise ApiError(
-                "echo: got true with logprobs, expected one of them", param="echo", code="unsupported_parameter"
-            )
 
 
 def _is_one_of(value: Any, accepted: tuple) -> bool:

@@ -5,6 +5,7 @@ A `Total` is the accumulated answer of one choice. The `formats` are those in wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .answer import Answer, Call, Choice, Delta, TokenLogprob
@@ -84,8 +85,7 @@ class CompletionFormat:
         return {
             "tokens": [token_name(entry.bytes) for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
-            # Of tokens with the same name, the most likely one, which comes first, must win.
-            "top_logprobs": [{token_name(top.bytes): top.logprob for top in reversed(entry.top)} for entry in entries],
+            "top_logprobs": [None if entry.logprob is None else top_by_name(entry.top) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
 
@@ -139,6 +139,14 @@ def token_name(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def top_by_name(top: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Return the log probabilities of tokens by name, in their order. The first of the tokens with a name counts."""
+    values: dict[str, float] = {}
+    for entry in top:
+        values.setdefault(token_name(entry.bytes), entry.logprob)
+    return values
 
 
 def call_object(call: Call, arguments: str) -> dict[str, Any]:

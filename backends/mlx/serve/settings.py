@@ -15,6 +15,7 @@ class Settings:
       a request whose Host header names another machine returns HTTP 400. This protects against DNS rebinding by web
       pages.
     - `api_key`: the key that requests must have, or None for no key.
+    - `allowed_origins`: the origins whose web pages may use the server, such as `https://chat.example`, or `*` for all.
     - `max_body_bytes`: the largest size of a request's body. A larger one returns HTTP 413.
     - `body_seconds`: the longest time until a request's body is complete.
     - `request_seconds`: the longest time from a request to the end of its answer, waiting included. 0: no limit.
@@ -25,6 +26,7 @@ class Settings:
 
     host: str | None = None
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * MEBIBYTE
     body_seconds: float = 30.0
     request_seconds: float = 0.0

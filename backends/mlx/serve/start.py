@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from ..llm import BusyError, Generation
-from .answer import Answer, Choice
+from ..llm.scoring import can_score
+from .answer import Answer, Choice, Delta, NoTokens, Offsets, token_logprob
 from .chat_request import ChatRequest, template_message
 from .errors import ApiError, request_error
 from .grammar import GrammarError
@@ -25,10 +26,14 @@ def start_completion(model: ServedModel, body: CompletionRequest) -> Answer:
     body.check_fields()
     count, wants_logprobs = body.n or 1, body.logprobs is not None
     ids = [_prompt_ids(model, prompt) for prompt in body.prompts]
-    echoes = [_text(model, prompt, "echo") if body.echo else "" for prompt in body.prompts]
     if wants_logprobs:
         _text(model, [], "logprobs")  # raises if the tokens have no text
-    starts = _starts(model, body, [own for own in ids for _ in range(count)], "prompt")
+    echoes = [_echo(model, body, *prompt) if body.echo else None for prompt in zip(body.prompts, ids)]
+    prompts = [own for own in ids for _ in range(count)]
+    if body.echo and body.max_new_tokens == 0:
+        starts = [partial(NoTokens, own) for own in prompts]
+    else:
+        starts = _starts(model, body, prompts, "prompt")
     choices = [
         Choice(index, model, start, wants_logprobs=wants_logprobs, echo=echoes[index // count])
         for index, start in enumerate(starts)
@@ -70,6 +75,33 @@ def _text(model: ServedModel, prompt: str | list[int], field: str) -> str:
         return prompt if isinstance(prompt, str) else model.llm.text(prompt)
     except ValueError as error:
         raise ApiError(str(error).replace("text", field, 1), param=field) from error
+
+
+def _echo(model: ServedModel, body: CompletionRequest, prompt: str | list[int], ids: list[int]) -> Delta:
+    """Return the delta that repeats a prompt, whose token ids are `ids`. Raises ApiError."""
+    text = _text(model, prompt, "echo")
+    if body.logprobs is None:
+        return Delta(text=text)
+    if not can_score(model.llm.program):
+        message = (
+            f"echo: got true with logprobs, but the model {model.name!r} cannot compute the log probabilities of a "
+            "prompt: export it with --logprobs and without --no-speculation, or with --outputs logits or both"
+        )
+        raise ApiError(message, param="echo", code="unsupported_parameter")
+    values: list[tuple[float | None, Sequence[tuple[int, float]]]] = [(None, ())]
+    if ids[1:]:
+        try:
+            (score,) = model.llm.score(ids[:1], [ids[1:]], logprobs=body.logprobs)
+        except (ValueError, RuntimeError) as error:
+            raise request_error(error, "prompt") from error
+        values += zip(score.logprobs, score.top_logprobs)
+    # The tokens may have a space before the text, which some tokenizers add.
+    excess = max(0, len(model.llm.text(ids)) - len(text))
+    offsets, entries = Offsets(-excess), []
+    for id, (logprob, top) in zip(ids, values, strict=True):
+        offset = max(0, offsets.take(model.llm.token_bytes(id)))
+        entries.append(token_logprob(model, id, logprob, top, offset))
+    return Delta(text=text, logprobs=entries)
 
 
 def _starts(

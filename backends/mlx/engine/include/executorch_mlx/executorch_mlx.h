@@ -144,6 +144,13 @@ executorch_mlx_status executorch_mlx_engine_score(
     executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
     size_t target_count, float* logprobs, bool* is_greedy);
 
+// Like score(), but writes the `top_count` most likely tokens in the place of each target and their log probabilities,
+// in descending order: `top_tokens` and `top_logprobs` [target_count, top_count]. `top_count` is at most the number of
+// most likely tokens that the program was exported with.
+executorch_mlx_status executorch_mlx_engine_score_top(
+    executorch_mlx_engine* engine, const int64_t* prompt, size_t prompt_length, const int64_t* targets,
+    size_t target_count, size_t top_count, int64_t* top_tokens, float* top_logprobs);
+
 // Requests ------------------------------------------------------------------------------------------------------
 
 typedef enum {
