@@ -55,7 +55,7 @@ SHORT_FORM: dict[str, list[str]] = {
     "llm/test_more_families.py::test_greedy_of_an_exported_model_equals_transformers": ["sinks"],
     "llm/test_mtp.py::test_right_guesses_are_accepted": [],
     "llm/test_refused_models.py::test_a_broken_checkpoint_is_refused": [
-        "change_a_shape", "set_a_gptq_config", "truncate"],
+        "change_a_shape", "set_an_unknown_quantization", "truncate"],
     "llm/test_repeated_layers.py::test_repeated_layers_have_the_graph_of_a_plain_trace": ["chunk-qwen3"],
     "llm/test_same_bytes.py::test_the_hash_seed_changes_no_byte": [],
     "llm/test_sampling_schema.py::test_the_example_prints_json": [],
