@@ -11,7 +11,7 @@ from executorch_mlx.llm import LLM
 
 PROMPTS = ["Return the", "007", 'a "quoted", text\nof two lines', "Return the" * 600, "Return the"]
 BODY = '{"max_tokens": 5, "temperature": 0}'
-ERROR = "prompt: got 1201 tokens, expected 1 to 1024"
+ERROR = "prompt: got 1201 tokens, expected 1 to 1024. This model's maximum context length is 1024 tokens"
 
 
 @pytest.fixture(scope="module")

@@ -79,10 +79,10 @@ class _Recorder(ProgramBuilder):
         self._seen = 0  # number of instructions that `_writers` covers
         self._start = 0  # number of instructions before the node being lowered
 
-    def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node]) -> None:
+    def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node], *hidden: Any) -> None:
         if not self._lowering:
             self._start = len(self.chains[0])
-        super()._lower_node(node, handler, covered)
+        super()._lower_node(node, handler, covered, *hidden)
 
     def set_value(self, node: Node, value: Any) -> None:
         super().set_value(node, value)
