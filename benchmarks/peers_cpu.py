@@ -19,8 +19,8 @@ bf16, both are bfloat16. w4a8 has the weights of int4 and 8-bit activations in p
 - llama.cpp always rounds activations to 8 bits if weights are quantized. Its Q4_0 is therefore in w4a8. Its int8, and
   that of ONNX Runtime, have a mark `*`, because activations of int8 are float32 here.
 - KV caches of w4a8 are float16 here and in llama.cpp and OpenVINO, and float32 in XNNPACK and ONNX Runtime. In bf16,
-  llama.cpp has float16, which is its default in all formats. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor can, which is its
-  default.
+  llama.cpp has float16 caches, its default. Apart from products, OpenVINO computes w4a8 in bfloat16 if the processor
+  can, which is its default.
 
 Each measurement runs in its own process. The engines take turns in each round. The table has the medians over the
 rounds, the largest resident memory of a process, and the load of the machine. For each format, `ours / best` is this

@@ -1,7 +1,5 @@
 """Models with states and a head for multi-token prediction: draft tokens change no answer, and are often accepted."""
 
-import json
-
 import pytest
 import qwen_mtp_checkpoints as checkpoints
 import torch

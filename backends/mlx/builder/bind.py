@@ -11,9 +11,9 @@ from torch.fx import Node
 from .dtypes import SCALAR_TYPES
 from .registry import Unsupported, aten_target
 
-# Arguments for the device and the memory layout. Handlers do not get these arguments: the runtime chooses the device and
-# the order in memory, and a `memory_format` or `dim_order` changes no value. Only the inputs and outputs of a program have
-# the order in memory that torch.export recorded.
+# Arguments for the device and the memory layout. Handlers do not get these arguments: the runtime chooses the device
+# and the order in memory, and a `memory_format` or `dim_order` changes no value. Only the inputs and outputs of a
+# program have the order in memory that torch.export recorded.
 PLACEMENT = {"device", "pin_memory", "non_blocking", "layout", "memory_format", "dim_order"}
 
 
@@ -21,8 +21,8 @@ def bind_arguments(node: Node, slot_of: Callable[[Node], Any]) -> dict[str, Any]
     """Returns the arguments of a call by name. Missing arguments have their defaults.
 
     An argument is a slot, a list of slots or a Python value; `slot_of` returns the slot of an FX node. The arguments in
-    `PLACEMENT` are left out. If the target has no schema, such as `operator.add`, the names are `a`, `b` and so on. If
-    the target is a higher-order operator, such as `cond`, its positional arguments are a list under the name `arguments`.
+    `PLACEMENT` are left out. If the target has no schema, such as `operator.add`, the names are `a`, `b` and so on.
+    If the target is a higher-order operator, such as `cond`, its positional arguments are a list named `arguments`.
 
     Raises `Unsupported` if `layout` is sparse, or if the default of a missing argument is a dtype that some MLX devices
     do not support.

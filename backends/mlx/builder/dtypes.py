@@ -49,7 +49,7 @@ _COMPLEX_ERROR = (
 
 
 def check_node(node: Node, allowed: Collection[torch.dtype] = ()) -> None:
-    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks and that is not `allowed`."""
+    """Raises `Unsupported` if an operand or the result of `node` has a dtype that MLX lacks, except those `allowed`."""
     operands = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     for leaf in tree_leaves(operands):
         if isinstance(leaf, torch.Tensor):

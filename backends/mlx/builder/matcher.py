@@ -23,8 +23,8 @@ class Match:
     """The result of a pattern.
 
     `nodes` are the FX nodes that the pattern lowers together. `lower(P, last)` is the handler of the fusion: `P` is the
-    builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node. `hidden`
-    are dtypes that MLX lacks, of values that only nodes of the match use and that the handler does not compute.
+    builder (`ProgramBuilder`), `last` is the last of these nodes, and the handler returns the value of that node.
+    `hidden` are dtypes that MLX lacks but values between the nodes may have, because the handler does not compute them.
     """
 
     nodes: tuple[Node, ...]

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class ProgramBuilder(Emitter):
         for operand in node.all_input_nodes:
             self._values[operand] = _undelegated_slots(operand.meta.get("val"))
         self._dry_run = True
-        self._lower_node(node, _call_handler, [node])
+        self._lower_node(node, Match((node,), _call_handler))
         return self._reasons[node] is None
 
     def build(self) -> ProgramBuilder:
@@ -105,10 +105,9 @@ class ProgramBuilder(Emitter):
             if node.op == "get_attr":
                 self.set_value(node, self._attribute(module, node))
             elif node.op == "call_function" and node in matches:
-                match = matches[node]
-                self._lower_node(node, match.lower, match.nodes, match.hidden)
+                self._lower_node(node, matches[node])
             elif node.op == "call_function" and node not in matched:
-                self._lower_node(node, _call_handler, [node])
+                self._lower_node(node, Match((node,), _call_handler))
             elif node.op == "call_module":
                 raise Unsupported(f"call of module {node.target}")
 
@@ -130,21 +129,17 @@ class ProgramBuilder(Emitter):
                     break
         return matches
 
-    def _lower_node(
-        self, node: Node, handler: Callable, covered: Sequence[Node], hidden: Collection[torch.dtype] = ()
-    ) -> None:
-        """Lower `node` with `handler`, and record the value of `node` and the decision about it.
+    def _lower_node(self, node: Node, match: Match) -> None:
+        """Lower the nodes of `match`, of which `node` is the last, and record its value and the decision about them.
 
-        `covered` are the nodes that `handler` lowers: `node`, and the other nodes of a match. They may have the dtypes
-        `hidden`, although MLX lacks them. In a dry run, an unsupported node is recorded with the reason. Otherwise
-        `Unsupported` is raised.
+        In a dry run, unsupported nodes are recorded with the reason. Otherwise `Unsupported` is raised.
         """
         self._lowering.append(node)
         depth = len(self._lowering)
         try:
-            for n in covered:
-                dtypes.check_node(n, dtypes.BYTE_FLOATS if is_call(n, *DEQUANTIZE) else hidden)
-            self.set_value(node, fold(node, handler(self, node), self._values.get))
+            for n in match.nodes:
+                dtypes.check_node(n, dtypes.BYTE_FLOATS if is_call(n, *DEQUANTIZE) else match.hidden)
+            self.set_value(node, fold(node, match.lower(self, node), self._values.get))
             reason = None
         except Unsupported as unsupported:
             if not self._dry_run or depth > 1:
@@ -154,7 +149,7 @@ class ProgramBuilder(Emitter):
         finally:
             self._lowering.pop()
         if depth == 1:
-            self._reasons |= {n: reason for n in covered}
+            self._reasons |= {n: reason for n in match.nodes}
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
         """Returns the value of a `get_attr` node: the slot of a constant, or a graph module."""

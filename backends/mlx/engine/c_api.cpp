@@ -96,11 +96,12 @@ std::vector<T> read_array(const T* data, size_t count, const char* argument) {
   return {data, data + count};
 }
 
-// Runs the method verify over the tokens that predict `targets` after `prompt`, in calls of at most max_verify() tokens.
-// `call` makes a call: its arguments are the task, and the number of targets before it.
+// Runs the method verify over the tokens that predict `targets` after `prompt`, in calls of at most max_verify()
+// tokens. `call` makes a call: its arguments are the task, and the number of targets before it. `function` is the name
+// for errors.
 void verify_targets(
-    executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets, const char* function,
-    const std::function<void(const RowTask&, size_t)>& call) {
+    executorch_mlx_engine& engine, std::vector<int64_t> prompt, const std::vector<int64_t>& targets,
+    const char* function, const std::function<void(const RowTask&, size_t)>& call) {
   const LlmProgram& program = *engine.model->program;
   check_prompt(program.metadata(), prompt);
   check_prompt(program.metadata(), targets, "targets");

@@ -443,9 +443,10 @@ Draft Scheduler::propose(const std::shared_ptr<Request>& given, size_t running) 
       const int64_t chunk = chunk_size(position, static_cast<int64_t>(request.ids.size()));
       Draft of_model = {.tokens = guesser_->propose(given, length, chunk), .is_of_model = true};
       count_steps(0, 0, 0, seconds_since(begin));
-      // The vocabulary of the draft model may be longer.
+      // The vocabulary of the draft model may be longer. The draft ends before the first token that the program lacks.
+      auto& tokens = of_model.tokens;
       const auto is_unknown = [&](int64_t token) { return token >= meta.vocab_size; };
-      of_model.tokens.erase(std::find_if(of_model.tokens.begin(), of_model.tokens.end(), is_unknown), of_model.tokens.end());
+      tokens.erase(std::find_if(tokens.begin(), tokens.end(), is_unknown), tokens.end());
       if (!of_model.tokens.empty()) {
         return of_model;
       }

@@ -1,8 +1,10 @@
 """A dequantization, fused with the operator that uses its result.
 
 A linear layer or `mm` becomes a `QuantizedMatmulNode`. An embedding looks up the matrix rows of the quantized weight
-and then dequantizes only these rows. Where PT2E rounds activations to integers by a range that it computes in the program,
-the nodes become arithmetic instructions together, because the scale between them is float64.
+and then dequantizes only these rows.
+
+PT2E can round activations to integers and back with a scale that the program computes from them. These nodes become
+arithmetic instructions together, because the scale is float64, which MLX lacks on a GPU.
 """
 
 from __future__ import annotations
@@ -93,24 +95,24 @@ _CHOICES = tuple(f"quantized_decomposed.choose_qparams{kind}.tensor" for kind in
 
 
 def _dynamic_rounding(P, node: Node) -> Match:
-    """Matches a dequantization of a quantization with the scale and zero point that choose_qparams finds for its input."""
+    """Matches how PT2E rounds x to integers and back, with the scale and zero point that choose_qparams finds for x."""
     m = Matcher(P)
-    q, *parameters, out_dtype = m.call(node, "quantized_decomposed.dequantize_per_tensor.tensor").args[:3] + (
-        node.kwargs.get("out_dtype"),
+    names = "input", "scale", "zero_point", "quant_min", "quant_max", "dtype"
+    q, scale, zero_point, _, _, _, out_dtype = m.arguments(
+        node, ["quantized_decomposed.dequantize_per_tensor.tensor"], *names, "out_dtype"
     )
-    q = m.call(q, "quantized_decomposed.quantize_per_tensor.tensor")
-    x, *same_parameters, low, high, _ = q.args
-    if parameters != same_parameters:
+    x, *parameters, low, high, _ = m.arguments(q, ["quantized_decomposed.quantize_per_tensor.tensor"], *names)
+    if parameters != [scale, zero_point]:
         raise NoMatch
     for index, parameter in enumerate(parameters):
         if not isinstance(parameter, Node) or parameter.target is not operator.getitem or parameter.args[1] != index:
             raise NoMatch
         m.nodes.append(parameter)
-    choice = m.call(parameters[0].args[0], *_CHOICES)
-    if parameters[1].args[0] is not choice or choice.args[0] is not x:
+    choice = m.call(scale.args[0], *_CHOICES)
+    if zero_point.args[0] is not choice or choice.args[0] is not x:
         raise NoMatch
     *bounds, smallest_scale, dtype = choice.args[1:]
-    middle = None if aten_target(choice.target).name().endswith("choose_qparams.tensor") else 128 * (dtype == torch.uint8)
+    middle = None if is_call(choice, _CHOICES[0]) else 128 if dtype == torch.uint8 else 0
 
     def lower(P, last):
         limits = *bounds, smallest_scale, middle, low, high

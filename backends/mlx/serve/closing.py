@@ -14,7 +14,7 @@ STOP, QUOTE, BRACKET, COMMA, DIGIT, OTHER = range(6)
 OPENING = frozenset(b"{[")
 CACHE_BYTES = 64 * 2**20  # of compiled grammars, for each model and compiler
 MAX_END = 4096  # an answer is not brought to its end while the end takes more symbols than this
-MAX_ROUNDS = 256  # a symbol of a low rank is not taken at the same places of the rules more often than this
+MAX_ROUNDS = 256  # how often a search takes a symbol of a low rank at the same place of the grammar's rules
 MAX_SEARCH = 4096  # the number of symbols that a search for an end tries
 
 
@@ -63,7 +63,8 @@ class Closer:
 
     def compile(self, structure: Any) -> Any:
         """Return the compiled grammar over symbols for a structure, a structural tag of xgrammar."""
-        return self._compiler.compile_structural_tag({"type": "structural_tag", "format": self._with_symbols(structure)})
+        format = self._with_symbols(structure)
+        return self._compiler.compile_structural_tag({"type": "structural_tag", "format": format})
 
     def _with_symbols(self, structure: Any) -> Any:
         """Return a structure with symbols in place of tokens."""
@@ -231,8 +232,12 @@ class _Search:
         allowed = [symbol for symbol in range(len(self._ranks)) if mask[symbol // 8] >> symbol % 8 & 1]
         printable = [symbol for symbol in allowed if symbol >= 0x20]
         # After an opening bracket, a quote would begin a new value.
-        order = {QUOTE: BRACKET, BRACKET: QUOTE} if is_open else {}
-        return tuple(sorted(printable or allowed, key=lambda symbol: order.get(self._ranks[symbol], self._ranks[symbol])))
+        swapped = {QUOTE: BRACKET, BRACKET: QUOTE} if is_open else {}
+
+        def order(symbol: int) -> int:
+            return swapped.get(self._ranks[symbol], self._ranks[symbol])
+
+        return tuple(sorted(printable or allowed, key=order))
 
 
 def _rank(byte: int) -> int:

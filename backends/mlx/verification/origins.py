@@ -7,7 +7,6 @@ records which instructions lower each FX node, and checks that the result has th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.fx import Node
 
 from ..builder.emitter import Emitted
 from ..builder.liveness import drop_dead, results
+from ..builder.matcher import Match
 from ..builder.program import ProgramBuilder
 from ..builder.slots import Slot, TensorSlot
 from ..inspect.listing import unwrap_operand
@@ -79,10 +79,10 @@ class _Recorder(ProgramBuilder):
         self._seen = 0  # number of instructions that `_writers` covers
         self._start = 0  # number of instructions before the node being lowered
 
-    def _lower_node(self, node: Node, handler: Callable, covered: Sequence[Node], *hidden: Any) -> None:
+    def _lower_node(self, node: Node, match: Match) -> None:
         if not self._lowering:
             self._start = len(self.chains[0])
-        super()._lower_node(node, handler, covered, *hidden)
+        super()._lower_node(node, match)
 
     def set_value(self, node: Node, value: Any) -> None:
         super().set_value(node, value)

@@ -1,7 +1,7 @@
-"""Loads checkpoints of GPTQ, AWQ and compressed-tensors. MLX's packed format keeps their integers.
+"""Loads checkpoints of GPTQ, AWQ and compressed-tensors. Their integers are kept, in MLX's packed format.
 
-All three store a weight as scale * (q - zero), with a scale and a zero for each group of columns. MLX's value is
-q * scale + bias. The floats in 8 bits of compressed-tensors become floats of 32 bits.
+All three store a weight as scale * (q - zero), with a scale and a zero for each group of columns. In MLX, a weight is
+scale * q + bias. Weights of compressed-tensors in FP8 become float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads the checkpoints of mlx-lm: packed weights stay packed, and tensors get the names and layouts of transformers."""
+"""Loads the checkpoints of mlx-lm. Packed weights stay packed. Tensors get the names and layouts of transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def load_mlx(folder: Path) -> PreTrainedModel:
     is_part = any(name.startswith(_LANGUAGE_MODEL) for name in tensors)
     model, config = empty_model(folder, text_only=is_part)
     if (kind := config.model_type) in _REFUSED:
-        raise ValueError(f"load_causal_lm: {folder}: got weights of kind {kind} from mlx-lm, expected a Hugging Face checkpoint")
+        raise ValueError(
+            f"load_causal_lm: {folder}: got weights of kind {kind} from mlx-lm, expected a Hugging Face checkpoint"
+        )
     if is_part:
         tensors = {n.removeprefix(_LANGUAGE_MODEL): t for n, t in tensors.items() if n.startswith(_LANGUAGE_MODEL)}
     tensors = renamed(tensors, model)

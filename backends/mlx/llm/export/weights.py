@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from ...custom_ops.packing import FLOAT_MODES, dequantize
+from ...custom_ops.packing import FLOAT_MODES
 from .packed import MLXEmbedding, Packed, install, packable_weights
 
 OPERANDS = ("weight", "scales", "biases")
