@@ -212,16 +212,35 @@ constexpr int quantized_columns(int rows) {
 #if defined(__AVX512F__)
   return rows <= 4 ? 4 : 3;
 #else
-  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+  return rows == 1 ? 3 : rows <= 4 ? 2 : 1;
 #endif
 }
+
+#if defined(__AVX512F__)
+constexpr int kSmallTileRows = kMaxQuantizedRows;
+#else
+// With more rows of x, the registers hold sums for one row of the matrix only, and the tile loads x again for the next
+// row. This takes longer than to unpack the matrix again if x is larger than the first-level cache.
+constexpr int kSmallTileRows = 4;
+#endif
+constexpr int64_t kCachedElements = 10 << 10;
 
 void quantized_rows(
     const QuantizedMatrix& q, const float* arranged, ptrdiff_t ldx, int m, int first, int last, float* y,
     ptrdiff_t ldy) {
   call_with_bits(q.bits, [&](auto bits) {
+    constexpr int Bits = decltype(bits)::value;
+    if constexpr (kSmallTileRows < kMaxQuantizedRows) {
+      if (m > kSmallTileRows && m * int64_t{q.k} > kCachedElements) {
+        return for_bands<quantized_columns(kSmallTileRows)>(first, last, [&](auto bands, int row, int between) {
+          for_row_tiles<kSmallTileRows>(m, [&](auto rows, int x_row) {
+            quantized_tile<Bits, decltype(rows)::value, decltype(bands)::value>(
+                q, arranged + x_row * ldx, ldx, row, between, y + x_row * ldy, ldy);
+          });
+        });
+      }
+    }
     call_with_constant<kMaxQuantizedRows>(m, [&](auto rows) {
-      constexpr int Bits = decltype(bits)::value;
       constexpr int M = decltype(rows)::value;
       for_bands<quantized_columns(M)>(first, last, [&](auto bands, int row, int between) {
         quantized_tile<Bits, M, decltype(bands)::value>(q, arranged, ldx, row, between, y, ldy);
