@@ -119,6 +119,11 @@ void dot_rows_for_type(
   if (m == 1) {
     return dot_bands<Type, 1, kBandsForOneRow>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
   }
+#if defined(__AVX512F__)
+  if (m == 7 || m == 8) {  // one tile, which reads the matrix once
+    return dot_bands<Type, 8, 3>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
+  }
+#endif
   dot_bands<Type, kDotTileRows, kDotTileColumns>(x, ldx, m, elements, ldw, n, k, alpha, beta, y, ldy);
 }
 
