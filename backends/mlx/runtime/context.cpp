@@ -184,7 +184,7 @@ void Context::set_updated(
   if (allows_host_updates() && state_.update_in_place(tid->idx(), x, update, start, stop, steps)) {
     return set(tid, std::move(x));
   }
-  if (gpu::is_cuda(stream) && state_.has_sole_reference(tid->idx(), x)) {
+  if (gpu::is_cuda(stream) && state_.can_update_in_place(tid->idx(), x)) {
     if (auto updated = gpu::update_position(x, update, start, stop, stream)) {
       return set(tid, std::move(*updated));
     }

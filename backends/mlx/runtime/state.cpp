@@ -120,13 +120,13 @@ bool State::update_positions_in_place(
   });
 }
 
-bool State::has_sole_reference(uint32_t slot, const mx::array& x) {
+bool State::can_update_in_place(uint32_t slot, const mx::array& x) {
   const bool is_buffer = slot >= layout_.buffers_begin() && slot < layout_.temps_begin();
   if (keeps_backup_ || has_memory_limit() || !is_buffer || buffers_backup_.empty()) {
     return false;
   }
   auto& backup = buffers_backup_[slot - layout_.buffers_begin()];
-  return holds(backup, x) && is_sole_reference(x, &backup);
+  return holds(backup, x) && executorch_mlx::can_update_in_place(x, &backup);
 }
 
 // Where earlier evaluations of the call have overwritten slices of the backup, writes the old contents back.

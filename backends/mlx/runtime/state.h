@@ -83,9 +83,10 @@ class State {
   bool update_positions_in_place(
       uint32_t slot, mx::array& x, const mx::array& update, const mx::Shape& positions);
 
-  // Whether only x and its backup, which the next evaluation drops, refer to x and its memory. x is the contents of the
-  // buffer in `slot`, and the slot itself is empty. Returns false with `keep_backup` or a memory limit.
-  bool has_sole_reference(uint32_t slot, const mx::array& x);
+  // Whether x can be updated in place: only x and its backup, which the next evaluation drops, refer to x and its memory,
+  // and no elements share memory. x is the contents of the buffer in `slot`, and the slot itself is empty. Returns false
+  // with `keep_backup` or a memory limit.
+  bool can_update_in_place(uint32_t slot, const mx::array& x);
 
   // Evaluates arrays in the middle of a call or, with `ends_call`, at its end. If the evaluation computes buffers that
   // have no backup, and it fails after it has started, all buffers are lost: see is_lost().
