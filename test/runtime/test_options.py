@@ -77,7 +77,7 @@ def buffers() -> Graph:
 @pytest.mark.parametrize(
     "limit, make_graph, size_that_fits, message",
     [
-        (("max_instructions", "21"), loop, 10, "more than 21 instructions in one call"),
+        (("max_instructions", "32"), loop, 10, "more than 32 instructions in one call"),
         (("max_operations", "5000"), loop, 10, "more than 5000 operations in one call"),
         (("max_operations", "5000"), product, 30, "more than 5000 operations in one call"),
     ],

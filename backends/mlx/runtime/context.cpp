@@ -26,6 +26,7 @@ constexpr uint32_t kShownElements = 8;
 } // namespace
 
 void Context::run(uint32_t index) {
+  count_instruction();  // so that a loop whose body is empty ends, too
   const Chain& chain = program_.chains[index];
   size_t i = 0;
   ++depth_;
@@ -53,11 +54,15 @@ void Context::run(uint32_t index) {
   }
 }
 
-void Context::run_instruction(uint32_t index, size_t i) {
-  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+void Context::count_instruction() {
   if (++executed_ > limits_.instructions) [[unlikely]] {
     fail(Error::OutOfResources, "more than ", limits_.instructions, " instructions in one call");
   }
+}
+
+void Context::run_instruction(uint32_t index, size_t i) {
+  const DecodedInstruction& instruction = program_.chains[index].instructions[i];
+  count_instruction();
   operations_ += instruction.list_elements;
   if (instruction.product_group != 0 && profiler_ == nullptr) {
     auto computed = compute_products(program_.chains[index].product_groups[instruction.product_group - 1], *this);
@@ -158,7 +163,7 @@ void Context::count_loop(const fb::ScanParams& n, int iterations, uint64_t opera
 }
 
 int64_t Context::loop_instructions(const fb::ScanParams& n) const {
-  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size());
+  return static_cast<int64_t>(program_.chains[n.body_chain_idx()].instructions.size()) + 1;  // see run()
 }
 
 const mx::array* Context::packed(const fb::Tid* matrix, int64_t rows) {

@@ -257,6 +257,7 @@ class Context {
   std::string describe_operands(const fb::Instruction& instruction) const;
 
  private:
+  void count_instruction();
   void run_instruction(uint32_t chain, size_t i);
   // Computes the instructions of a group together. Returns false, and does nothing, if that is not possible.
   bool run_group(const ElementwiseGroup& group);
@@ -282,7 +283,7 @@ class Context {
   std::map<uint32_t, LoopMatrix> loop_matrices_;  // of the loops that are running, by slot
   int depth_ = 0;  // the number of nested chains that are running: 1 in the main chain, 2 in a loop body that it runs
   bool has_lazy_buffers_ = false;  // whether an update of a buffer or a cache has been left to MLX
-  int64_t executed_ = 0;  // the number of instructions that have run so far
+  int64_t executed_ = 0;  // the number of instructions that have run so far, plus one for each run of a chain
   int64_t evaluated_at_ = 0;  // `executed_` at the last evaluation of all slots
   uint64_t operations_ = 0;  // elements read and written so far, and products summed up; see max_operations
 };
