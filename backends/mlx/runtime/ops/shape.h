@@ -146,7 +146,7 @@ inline void roll(const fb::RollParams& n, Context& c) {
 }
 
 inline void split(const fb::SplitParams& n, Context& c) {
-  const auto& x = c.in(n.x());
+  const auto x = c.in(n.x());  // no reference, because one of the outs may have the slot of x
   const int axis = checked_axis(n.axis(), static_cast<int>(x.ndim()));
   auto sizes = c.sizes("sizes", *n.sizes());
   // If there is only one size for several parts, all parts have this size, but the last one may be smaller.
